@@ -12,7 +12,8 @@ from executor.commands.arguments import add_json, add_run, add_store
 from executor.explain.explanation import accepted_text
 from executor.records.graph_file import written_nodes
 from executor.records.run_list import running_runs
-from executor.records.run_record import NodeState, Record, find_record, mlflow_ids
+from executor.records.run_record import NodeState, Record, find_record
+from executor.records.sent_run import sent_of
 from executor.results.live_metrics import LiveFigures, live_figures
 from executor.results.run_table import print_results
 from executor.store.artifact_store import Store, store_path
@@ -78,9 +79,9 @@ def _path(store: Store, node: NodeState) -> str | None:
 def _to_json(store: Store, record: Record, live: Mapping[str, LiveFigures]) -> dict[str, Any]:
     """A running node has its current metrics and progress."""
     state = record.state
-    mlflow = mlflow_ids(store.records, record)
+    sent = sent_of(record)
     ops = record.op_names()
-    nodes = [
+    nodes: list[dict[str, Any]] = [
         {
             "id": node_id,
             "op": ops.get(node_id),
@@ -92,7 +93,7 @@ def _to_json(store: Store, record: Record, live: Mapping[str, LiveFigures]) -> d
             "acceptance": node.acceptance,
             "reason": node.error or node.reason,
             "seconds": node.seconds,
-            "mlflow_run_id": mlflow["nodes"].get(node_id),
+            "mlflow_run_id": sent.run_id(node_id),
             "metrics": node.metrics,
         }
         for node_id, node in state.nodes.items()
@@ -105,6 +106,6 @@ def _to_json(store: Store, record: Record, live: Mapping[str, LiveFigures]) -> d
         "run": state.run,
         "pipeline": state.pipeline,
         "status": state.status,
-        "mlflow_run_id": mlflow["parent"],
+        "mlflow_run_id": sent.parent or None,
         "nodes": nodes,
     }

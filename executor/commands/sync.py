@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 
 from dsl.errors import PipelineError, StoreError
 from executor.commands.arguments import add_store
-from executor.records.run_record import Record, find_record, mlflow_ids, newest_records
+from executor.records.run_record import Record, find_record, newest_records
+from executor.records.sent_run import sent_of
 from executor.store.artifact_store import Store, store_path
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
@@ -91,12 +91,8 @@ def _send(store: Store, record: Record) -> int:
     if warning is not None:
         print_lines(f"dflow: {warning}", error=True)
         return FAILED
-    print_lines(f"run {record.run}: {_sent_text(counts)}MLflow holds all of it (run {_parent(store.records, record)})")
+    print_lines(f"run {record.run}: {_sent_text(counts)}MLflow holds all of it (run {sent_of(record).parent})")
     return OK
-
-
-def _parent(records: Path, record: Record) -> str:
-    return str(mlflow_ids(records, record)["parent"])
 
 
 def _sent_text(counts: Mapping[str, int]) -> str:

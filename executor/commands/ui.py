@@ -14,9 +14,9 @@ from urllib.parse import quote
 from dsl.errors import StoreError
 from executor.commands.arguments import add_address, add_store
 from executor.records.run_record import newest_records
+from executor.records.sent_run import SentRun
 from executor.store.artifact_store import Store, store_path
 from executor.system.exits import OK
-from executor.system.jsonlines import read_object
 from executor.system.output import print_lines
 from executor.system.server import Server, require_free_port, wait_until_ready
 
@@ -40,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def links(records: Path, url: str) -> Iterator[str]:
     """Lines with the addresses of the newest run's experiment, and of the newest sweep's comparison, in this MLflow."""
     here = (record for record in islice(newest_records(records), NEWEST) if record.state.tracking_uri is None)
-    sent = [found for record in here if (found := read_object(record.folder / "mlflow.json")) and found.get("parent")]
+    sent = [found for record in here if (found := SentRun.read(record.folder)) and found.parent]
     if sent:
-        yield f"runs: {url}/#/experiments/{sent[0]['experiment']}/runs?{TRAINING}"
-    swept = next((found for found in sent if found.get("combinations")), None)
+        yield f"runs: {url}/#/experiments/{sent[0].experiment}/runs?{TRAINING}"
+    swept = next((found for found in sent if found.combinations), None)
     if swept is not None:
-        runs = json.dumps([each["run_id"] for each in swept["combinations"].values()], separators=(",", ":"))
-        experiments = json.dumps([str(swept["experiment"])])
+        runs = json.dumps([each.run_id for each in swept.combinations.values()], separators=(",", ":"))
+        experiments = json.dumps([swept.experiment])
         yield f"the last sweep, compared: {url}/#/compare-runs?runs={quote(runs)}&experiments={quote(experiments)}"
 
 

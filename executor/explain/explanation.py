@@ -15,7 +15,8 @@ from executor.keys.code_archive import kept_text, texts_now
 from executor.keys.code_diff import CodeChange, code_changes, code_text
 from executor.keys.differences import Difference, difference_text, differences
 from executor.planning.planner import Cache, Decision, Planner, Previous
-from executor.records.run_record import Record, load_begun, mlflow_ids
+from executor.records.run_record import Record, load_begun
+from executor.records.sent_run import sent_of
 from executor.store.artifact_store import Store
 from executor.store.index_line import IndexLine
 from executor.system.output import moment, shown_digest
@@ -109,7 +110,7 @@ def made_by(store: Store, line: IndexLine, key: str) -> Made:
     if record is not None:
         maker = maker_of(record, line, key)
         if maker is not None:
-            mlflow = mlflow_ids(store.records, record)["nodes"].get(maker)
+            mlflow = sent_of(record).run_id(maker)
             cause = record.state.nodes[maker].reason
     return Made(
         line.run, line.time, line.acceptance, line.reason, line.user, line.accepted_key, mlflow, cause, line.source

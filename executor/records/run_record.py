@@ -4,7 +4,7 @@
                          plan.json      per node: decision, reason and key parts
                          state.jsonl    {"run": ...} and {"node": id, ...}, append-only: the newest of each counts
                          events.jsonl   what ops and the executor reported, see events.py
-                         mlflow.json    what was sent to MLflow, see tracking/run_publisher.py
+                         mlflow.json    what was sent to MLflow, see sent_run.py
                          mlflow.lock    flock by the process that sends it
                          <node>.log     stdout and stderr of the node's stages
                          figures/<node>/<name>.png
@@ -366,14 +366,3 @@ def find_folder(records: Path, run: str) -> Path:
 
 def _with_tags(folder: Path) -> str:
     return " ".join([folder.name, *(f"({tag})" for tag in tags_of(folder))])
-
-
-def mlflow_ids(records: Path, record: Record) -> dict[str, Any]:
-    """{"parent", "nodes"}: ids of MLflow runs by node id; of a fully cached run, those of the run with its results."""
-    sent = read_object(record.folder / "mlflow.json") or {}
-    if not sent and record.state.results_run not in (None, record.run):
-        sent = read_object(records / str(record.state.results_run) / "mlflow.json") or {}
-    return {
-        "parent": sent.get("parent"),
-        "nodes": {name: node["run_id"] for name, node in sent.get("nodes", {}).items()},
-    }

@@ -9,7 +9,7 @@ import time
 
 from executor.planning.session import Session
 from executor.records.results_run import results_run
-from executor.records.run_record import mlflow_ids
+from executor.records.sent_run import sent_of
 from executor.results.run_table import print_figures, print_results
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
@@ -71,5 +71,5 @@ def _report_complete(session: Session) -> None:
 
 
 def _where(session: Session) -> str:
-    parent = mlflow_ids(session.store.records, session.record)["parent"]
+    parent = sent_of(session.record).parent
     return f"; results in MLflow run {parent}" if parent else ""

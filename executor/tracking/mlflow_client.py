@@ -63,17 +63,17 @@ UNREACHABLE = (
     OSError,
 )
 # Codes of errors that may not recur at another try or another server.
-PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "ENDPOINT_NOT_FOUND")
+TRANSIENT = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "ENDPOINT_NOT_FOUND")
 
 
 class Tracker:
-    """The tracking server or database of a store's runs. sent: numbers of runs, points and files sent to it."""
+    """The tracking server or database of a store's runs. sent: counts the runs, points and files sent to it."""
 
-    def __init__(self, store: Path, uri: str) -> None:
+    def __init__(self, store: Path, uri: str, sent: Counter[str]) -> None:
         self._store = store
         self._uri = uri
         self.client = open_client(store, uri)
-        self.sent: Counter[str] = Counter()
+        self.sent = sent
         self._places: dict[str, str] = {}  # places of files, of the runs created by this tracker
 
     def experiment(self, name: str) -> str:
@@ -143,12 +143,15 @@ class Tracker:
         for start in range(0, len(listed), PARAMS_IN_A_BATCH):
             self.client.log_batch(run_id, params=listed[start : start + PARAMS_IN_A_BATCH])
 
-    def log_points(self, run_id: str, points: Sequence[Point], *, some_are_there: bool) -> None:
-        """some_are_there: an earlier call may have sent some of them, so MLflow's points are read first."""
+    def log_points(self, run_id: str, points: Sequence[Point], *, some_exist: bool) -> None:
+        """some_exist: an earlier call may have sent some of them, so MLflow's points are read first."""
         metrics = [metric for point in points for metric in _metrics(point)]
-        if some_are_there:
-            there = {name: self._history(run_id, name) for name in {metric.key for metric in metrics}}
-            metrics = [metric for metric in metrics if _identity(metric) not in there[metric.key]]
+        if some_exist:
+            known = {name: self._history(run_id, name) for name in {metric.key for metric in metrics}}
+            metrics = [metric for metric in metrics if _identity(metric) not in known[metric.key]]
+        self._log_metrics(run_id, metrics)
+
+    def _log_metrics(self, run_id: str, metrics: Sequence[Metric]) -> None:
         for start in range(0, len(metrics), METRICS_IN_A_BATCH):
             self.client.log_batch(run_id, metrics=metrics[start : start + METRICS_IN_A_BATCH])
         self.sent["points"] += len(metrics)
@@ -160,26 +163,21 @@ class Tracker:
         """Send (time, values) without a history, at step 0, except for values that MLflow already has as the latest."""
         metrics = [metric for when, values in results for metric in _metrics(Point(when, 0, values))]
         latest = self.client.get_run(run_id).data.metrics if metrics else {}
-        fresh = [metric for metric in metrics if not _is_latest(metric, latest)]
-        for start in range(0, len(fresh), METRICS_IN_A_BATCH):
-            self.client.log_batch(run_id, metrics=fresh[start : start + METRICS_IN_A_BATCH])
-        self.sent["points"] += len(fresh)
+        self._log_metrics(run_id, [metric for metric in metrics if not _is_latest(metric, latest)])
 
     def log_model_results(
         self, run_id: str, model_id: str, results: Sequence[tuple[float, Mapping[str, float]]]
     ) -> None:
         """As log_results, linked to a model, except for values that the model already has from this run."""
-        there = self.client.get_logged_model(model_id).metrics or []
-        has = {metric.key: metric.value for metric in there if metric.run_id == run_id}
-        for when, values in results:
-            metrics = [
-                Metric(metric.key, metric.value, metric.timestamp, 0, model_id=model_id)
-                for metric in _metrics(Point(when, 0, values))
-                if not _is_latest(metric, has)
-            ]
-            for start in range(0, len(metrics), METRICS_IN_A_BATCH):
-                self.client.log_batch(run_id, metrics=metrics[start : start + METRICS_IN_A_BATCH])
-            self.sent["points"] += len(metrics)
+        known = self.client.get_logged_model(model_id).metrics or []
+        latest = {metric.key: metric.value for metric in known if metric.run_id == run_id}
+        metrics = [
+            Metric(metric.key, metric.value, metric.timestamp, 0, model_id=model_id)
+            for when, values in results
+            for metric in _metrics(Point(when, 0, values))
+            if not _is_latest(metric, latest)
+        ]
+        self._log_metrics(run_id, metrics)
 
     def logged_model(self, experiment: str, name: str, digest: str, model: LoggedModel, files: ModelFiles) -> str:
         """The id of the model with that digest, created where the experiment has none.
@@ -196,13 +194,10 @@ class Tracker:
                     experiment, model_name(name), files.maker, tags, params, model.kind
                 )
         if str(entry.status) != "READY":
-            with tempfile.TemporaryDirectory() as temporary:
-                for file, path in files.small.items():
-                    (Path(temporary) / file).parent.mkdir(parents=True, exist_ok=True)
-                    (Path(temporary) / file).symlink_to(path.absolute())
-                write_json(Path(temporary) / "MLmodel", mlmodel(entry.model_id, model))
-                write_json(Path(temporary) / "references.json", files.large)
-                self.client.log_model_artifacts(entry.model_id, temporary)
+            with _linked(files.small) as folder:
+                write_json(folder / "MLmodel", mlmodel(entry.model_id, model))
+                write_json(folder / "references.json", files.large)
+                self.client.log_model_artifacts(entry.model_id, str(folder))
             self.client.finalize_logged_model(entry.model_id, "READY")
         return str(entry.model_id)
 
@@ -213,8 +208,8 @@ class Tracker:
     def log_output(self, run_id: str, model_id: str) -> None:
         """Link a model to a run, as its output or as one that it evaluates."""
         outputs = self.client.get_run(run_id).outputs
-        there = {output.model_id for output in outputs.model_outputs} if outputs is not None else set()
-        if model_id not in there:
+        linked = {output.model_id for output in outputs.model_outputs} if outputs is not None else set()
+        if model_id not in linked:
             self.client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
 
     def log_note(self, run_id: str, note: str, known: Sequence[str]) -> None:
@@ -233,22 +228,29 @@ class Tracker:
 
     def log_files(self, run_id: str, files: Mapping[str, Path], references: Mapping[str, Any]) -> None:
         """Send all files in one call, by their names in MLflow; missing files are skipped."""
-        there = {name: path.absolute() for name, path in files.items() if path.is_file()}
-        if not (there or references):
+        existing = {name: path for name, path in files.items() if path.is_file()}
+        if not (existing or references):
             return
-        with tempfile.TemporaryDirectory() as temporary:
-            top = Path(temporary)
-            for name, path in there.items():
-                (top / name).parent.mkdir(parents=True, exist_ok=True)
-                (top / name).symlink_to(path)
+        with _linked(existing) as folder:
             if references:
-                write_json(top / "references.json", references)
+                write_json(folder / "references.json", references)
             place = self._places.get(run_id)
             if place is None:
-                self.client.log_artifacts(run_id, temporary)
+                self.client.log_artifacts(run_id, str(folder))
             else:  # the client would first fetch the run to find its place
-                get_artifact_repository(place, tracking_uri=self._uri).log_artifacts(temporary)
-        self.sent["files"] += len(there)
+                get_artifact_repository(place, tracking_uri=self._uri).log_artifacts(str(folder))
+        self.sent["files"] += len(existing)
+
+
+@contextmanager
+def _linked(files: Mapping[str, Path]) -> Iterator[Path]:
+    """A temporary folder with links of these names to these files."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path in files.items():
+            link = Path(folder, name)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path.absolute())
+        yield Path(folder)
 
 
 def _place(tags: Mapping[str, str]) -> Place:
@@ -313,9 +315,9 @@ def _locked(store: Path, uri: str) -> Iterator[None]:
         yield
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether only the connection or the server failed; else MLflow refused the data."""
-    return getattr(error, "error_code", PASSING[0]) in PASSING
+    return getattr(error, "error_code", TRANSIENT[0]) in TRANSIENT
 
 
 def _metrics(point: Point) -> list[Metric]:
@@ -333,8 +335,8 @@ def _identity(metric: Metric) -> tuple[int, int, str]:
 def _is_latest(metric: Metric, latest: Mapping[str, float]) -> bool:
     if metric.key not in latest:
         return False
-    there = Metric(metric.key, latest[metric.key], metric.timestamp, metric.step)
-    return _identity(there) == _identity(metric)
+    sent = Metric(metric.key, latest[metric.key], metric.timestamp, metric.step)
+    return _identity(sent) == _identity(metric)
 
 
 def _name(name: str) -> str:

@@ -9,46 +9,45 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from executor.records.run_record import Record
+from executor.records.sent_run import FAILED, SentCombination, SentRun
 from executor.results.metric_order import is_judged
 from executor.results.sweep import Combination, differing_params, final_metrics
 from executor.system.supervisor import run_module
-from executor.tracking.ask_model import described
+from executor.tracking.logged_model_process import described
 from executor.tracking.mlflow_client import Place, Tracker
 from executor.tracking.node_files import ModelFiles, artifact_files
 from executor.tracking.run_description import REPORT, combination_note
 
 REPORT_WITHIN_S = 45.0
-FAILED = "failed"
 ARTIFACT = "artifact/"
 
-MakeRun = Callable[[Tracker, Place, float, Mapping[str, str]], str]
+MakeRun = Callable[[Place, float, Mapping[str, str]], str]
 
 
-def send_model(tracker: Tracker, store: Path, sent: dict[str, Any], graph: Graph, node: GraphNode, digest: str) -> None:
-    """Send the artifact of a finished node as a logged model, where it is one. sent: that of the whole run.
+def send_model(tracker: Tracker, store: Path, sent: SentRun, graph: Graph, node: GraphNode, digest: str) -> None:
+    """Send the artifact of a finished node as a logged model, where it is one.
 
     Raises StageError where the op does not describe it.
     """
     folder = store / "objects" / digest
-    child = sent["nodes"][node.id]
+    child = sent.nodes[node.id]
     if hook(node.op, "logged_model") is None or not folder.is_dir():
         return
     model = described(graph, node, folder)
     small, large = artifact_files(folder, {})  # a model is one for all runs, whatever they measured
-    files = ModelFiles(child["run_id"], {name.removeprefix(ARTIFACT): path for name, path in small.items()}, large)
-    child["model"] = tracker.logged_model(sent["experiment"], node.id, digest, model, files)
-    tracker.log_output(child["run_id"], child["model"])
+    files = ModelFiles(child.run_id, {name.removeprefix(ARTIFACT): path for name, path in small.items()}, large)
+    child.model = tracker.logged_model(sent.experiment, node.id, digest, model, files)
+    tracker.log_output(child.run_id, child.model)
 
 
 def send_metrics(
-    tracker: Tracker, run_id: str, sent: Mapping[str, Any], record: Record, graph: Graph, nodes: Iterable[GraphNode]
+    tracker: Tracker, run_id: str, sent: SentRun, record: Record, graph: Graph, nodes: Iterable[GraphNode]
 ) -> None:
     """Send the final metrics of these nodes to a run; those of nodes downstream of a model also to the model.
 
@@ -56,15 +55,15 @@ def send_metrics(
     """
     states = record.state.nodes
     by_node: dict[str, dict[str, float]] = {}
-    found, telling = final_metrics(nodes, states), graph.judged_by
-    for name, (node_id, value) in sorted(found.items(), key=lambda each: not is_judged(each[0], telling)):
+    found = final_metrics(nodes, states)
+    for name, (node_id, value) in sorted(found.items(), key=lambda each: not is_judged(each[0], graph.judged_by)):
         by_node.setdefault(node_id, {})[name] = value
     results = {node_id: (states[node_id].ended or record.state.started, values) for node_id, values in by_node.items()}
-    models = {node_id: child.get("model") for node_id, child in sent["nodes"].items()}
-    for model_node in [node_id for node_id in graph.nodes if models.get(node_id) not in (None, FAILED)]:
+    models = {node_id: child.model for node_id, child in sent.nodes.items() if child.model != FAILED}
+    for model_node in graph.nodes:
+        model_id = models.get(model_node)
         judged = [result for node_id, result in results.items() if node_id in graph.below(model_node)]
-        model_id = models[model_node]
-        if judged:
+        if model_id is not None and judged:
             tracker.log_model_results(run_id, model_id, judged)
             tracker.tag_model(model_id, _judgement(graph, judged))
             tracker.log_output(run_id, model_id)
@@ -76,22 +75,23 @@ def _judgement(graph: Graph, judged: Iterable[tuple[float, Mapping[str, float]]]
 
     Where several nodes have one, the first also gets the plain name, so that models can be compared by it.
     """
-    telling = graph.judged_by
-    found = {name: value for _, values in judged for name, value in values.items() if is_judged(name, telling)}
-    own = {each: next((found[name] for name in found if is_judged(name, (each,))), None) for each in sorted(telling)}
-    known = {**{name: value for name, value in own.items() if value is not None}, **found}
+    names = graph.judged_by
+    found = {name: value for _, values in judged for name, value in values.items() if is_judged(name, names)}
+    first = {each: next((found[name] for name in found if is_judged(name, (each,))), None) for each in sorted(names)}
+    known = {**{name: value for name, value in first.items() if value is not None}, **found}
     return {name: f"{value:.4g}" for name, value in known.items()}
 
 
-def send_note(tracker: Tracker, run_id: str, sent: dict[str, Any], note: str, save: Callable[[], None]) -> None:
-    """Set the description of a run. sent: its entry in mlflow.json, with the descriptions that MLflow may have."""
-    last = sent.get("notes", [""])
-    sent["notes"] = [*last[-1:], note]
+def send_note(
+    tracker: Tracker, run_id: str, sent: SentRun | SentCombination, note: str, save: Callable[[], None]
+) -> None:
+    """Set the description of a run."""
+    sent.notes = (*sent.notes[-1:], note)
     save()
-    tracker.log_note(run_id, note, sent["notes"])
+    tracker.log_note(run_id, note, sent.notes)
 
 
-def send_report(tracker: Tracker, store: Path, record: Record, sent: dict[str, Any]) -> str | None:
+def send_report(tracker: Tracker, store: Path, record: Record, sent: SentRun) -> str | None:
     """Send the report of the run as an artifact; returns a warning where it could not be written.
 
     A separate process writes it, so that a failing section of an op does not affect the rest.
@@ -100,57 +100,57 @@ def send_report(tracker: Tracker, store: Path, record: Record, sent: dict[str, A
     arguments = ("report", record.run, "--store", str(store), "-o", str(file))
     done = run_module("executor.cli", *arguments, within_s=REPORT_WITHIN_S)
     if done.code != 0:
-        sent["report"] = FAILED
+        sent.report = FAILED
         return f"the report of the run could not be written ({done.reason}); try it: dflow report {record.run}"
-    tracker.log_files(sent["parent"], {REPORT: file}, {})
-    sent["report"] = time.time()
+    tracker.log_files(sent.parent, {REPORT: file}, {})
+    sent.report = time.time()
     return None
 
 
 @frozen
 class CombinationSender:
-    """Sends a sweep's combinations as MLflow runs below the whole run. sent: the content of mlflow.json."""
+    """Sends a sweep's combinations as MLflow runs below the whole run."""
 
     tracker: Tracker
     record: Record
     graph: Graph
-    sent: dict[str, Any]
+    sent: SentRun
     save: Callable[[], None]
 
     def begin(self, found: Sequence[Combination], make_run: MakeRun) -> None:
         """Create the runs, with the swept values and all parameters that differ between combinations."""
         for combination, differing in zip(found, differing_params(found), strict=True):
-            sent = self.sent["combinations"].get(combination.name)
+            sent = self.sent.combinations.get(combination.name)
             if sent is None:
                 place = ("combination", combination.name)
-                run_id = make_run(self.tracker, place, self.record.state.started, self._tags(combination))
-                sent = self.sent["combinations"][combination.name] = {"run_id": run_id, "status": "RUNNING"}
+                sent = SentCombination(make_run(place, self.record.state.started, self._tags(combination)))
+                self.sent.combinations[combination.name] = sent
                 self.save()
-            if not sent.get("params_sent"):
-                self.tracker.log_params(sent["run_id"], {**differing, **combination.values})
-                sent["params_sent"] = True
+            if not sent.params_sent:
+                self.tracker.log_params(sent.run_id, {**differing, **combination.values})
+                sent.params_sent = True
                 self.save()
 
     def end(self, combination: Combination, *, is_running: bool) -> None:
         """Close a combination's run when its last node has ended; reopen it after a resume."""
-        sent, state = self.sent["combinations"][combination.name], self.record.state
+        sent, state = self.sent.combinations[combination.name], self.record.state
         status = _status(combination, self.record, is_running=is_running)
-        if status == sent["status"]:
+        if status == sent.status:
             return
         if status == "RUNNING":
-            self.tracker.run_again(sent["run_id"])
+            self.tracker.run_again(sent.run_id)
         else:
-            send_metrics(self.tracker, sent["run_id"], self.sent, self.record, self.graph, combination.nodes)
-            note = combination_note(combination, state, self.graph, self.sent["experiment"], self.sent["parent"])
-            send_note(self.tracker, sent["run_id"], sent, note, self.save)
+            send_metrics(self.tracker, sent.run_id, self.sent, self.record, self.graph, combination.nodes)
+            note = combination_note(combination, state, self.graph, self.sent.experiment, self.sent.parent)
+            send_note(self.tracker, sent.run_id, sent, note, self.save)
             ended = max((state.nodes[node.id].ended or 0.0 for node in combination.nodes), default=0.0)
-            self.tracker.close(sent["run_id"], status, ended or state.started)
-        sent["status"] = status
+            self.tracker.close(sent.run_id, status, ended or state.started)
+        sent.status = status
         self.save()
 
     def _tags(self, combination: Combination) -> dict[str, str]:
         return {
-            "mlflow.parentRunId": self.sent["parent"],
+            "mlflow.parentRunId": self.sent.parent,
             "mlflow.runName": combination.name,
             "dflow.kind": "combination",
             "dflow.pipeline": self.record.state.pipeline,

@@ -1,4 +1,4 @@
-"""The executor's side of the process that sends a run to MLflow beside it: starts it, ends it, and tells the user."""
+"""The executor's side of the process that sends a run to MLflow: starts it, ends it, and reports to the user."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from dsl.convert import structure
 from executor.system.supervisor import child_environment, exit_text, module_command
+from executor.tracking.publisher_process import Report
 
-# How long the end of a run waits for MLflow, and for that of a stopped run, which somebody wants to be over.
+# How long the end of a run waits for MLflow, and how long that of a stopped run, whose user wants to leave.
 END_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 15.0
 SILENT_S = 3.0
@@ -26,7 +28,7 @@ FOR_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Display(Protocol):
-    """Where the user is told."""
+    """What shows the user messages."""
 
     def note(self, text: str) -> None: ...
     def warn(self, text: str) -> None: ...
@@ -36,8 +38,8 @@ class Display(Protocol):
 class Follower:
     """Starts a process that sends what the record holds every few seconds, until `finish`; see publisher_process.py.
 
-    The user is warned once, when something is wrong for the first time, and told when it is over. Where the process is
-    killed, or breaks, another one goes on, once. None of them is alive when `finish` returns.
+    The user is warned once, when something fails for the first time, and notified when it works again. A process that
+    is killed or breaks is replaced, once. None of them is alive when `finish` returns.
     """
 
     def __init__(self, store: Path, folder: Path, display: Display) -> None:
@@ -53,16 +55,16 @@ class Follower:
         self._thread.start()
 
     def finish(self, give_up: Callable[[], bool], *, stopped: bool = False) -> None:
-        """Send the rest, within a bounded time; what MLflow has not got by then, or by give_up, stays in the record."""
+        """Send the rest, within a bounded time; what MLflow lacks by then, or by give_up, stays in the record."""
         within = STOPPED_WITHIN_S if stopped else END_WITHIN_S
         started = time.monotonic()
-        is_told = False
-        self._ask_to_finish()
+        is_noted = False
+        self._finish_soon()
         while self._thread.is_alive() and not give_up() and time.monotonic() - started < within:
             self._thread.join(POLL_S)
-            if not is_told and self._thread.is_alive() and time.monotonic() - started > SILENT_S:
+            if not is_noted and self._thread.is_alive() and time.monotonic() - started > SILENT_S:
                 self._display.note(f"sending the rest to MLflow, for {within:.0f} s at most (Ctrl-C: leave it)")
-                is_told = True
+                is_noted = True
         self._kill()
         self._thread.join()
         if not self._is_all_sent:
@@ -84,13 +86,13 @@ class Follower:
             with process:
                 assert process.stdout is not None
                 for line in process.stdout:
-                    self._hear(line)
+                    self._receive(line)
             if process.returncode == 0 or self._is_all_sent or self._is_given_up:
                 return
             self._warn(self._kept(exit_text(process.returncode)))
 
     def _started(self) -> subprocess.Popen[bytes] | None:
-        """In a process group of its own, which Ctrl-C does not reach; None where nobody waits for it any more."""
+        """In a process group of its own, which Ctrl-C does not reach; None once it was given up."""
         with self._lock:
             if self._is_given_up:
                 return None
@@ -102,36 +104,36 @@ class Follower:
                 process_group=0,
             )
             if self._is_finishing:
-                self._tell_to_finish()
+                self._request_end()
             return self._process
 
-    def _ask_to_finish(self) -> None:
+    def _finish_soon(self) -> None:
         with self._lock:
             self._is_finishing = True
-            self._tell_to_finish()
+            self._request_end()
 
-    def _tell_to_finish(self) -> None:
+    def _request_end(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError, ValueError):  # it has ended
                 os.write(self._process.stdin.fileno(), b"\n")
 
     def _kill(self) -> None:
-        """Whatever it is doing; and no other one is started."""
+        """Kill the process; no other one is started."""
         with self._lock:
             self._is_given_up = True
             if self._process is not None:
                 self._process.kill()
 
-    def _hear(self, line: bytes) -> None:
-        if not line.endswith(b"\n"):  # it was killed while it said this
+    def _receive(self, line: bytes) -> None:
+        if not line.endswith(b"\n"):  # it was killed while it wrote this
             return
-        said = json.loads(line)
-        self._warning = said["warning"]
-        self._is_all_sent = said["is_last"] and self._warning is None
+        report = structure(Report, json.loads(line))
+        self._warning = report.warning
+        self._is_all_sent = report.is_last and self._warning is None
         if self._warning is not None:
             self._warn(self._warning)
         elif self._is_warned:
-            self._display.note("MLflow is there again and has all of the run until now")
+            self._display.note("MLflow can be reached again and has all of the run so far")
             self._is_warned = False
 
     def _warn(self, text: str) -> None:

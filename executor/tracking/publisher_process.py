@@ -2,11 +2,9 @@
 
     python -m executor.tracking.publisher_process STORE RECORD PID
 
-PID is the executor's. A line on standard input says that the run has ended: the rest is sent, and that was it. When the
-executor is gone, this process ends at once.
-
-Standard output gets a JSON value a line, {"warning": what MLflow lacks and why, or null, "is_last"}: whenever the
-warning is another one than before, and at the end.
+PID is the executor's. A line on standard input reports that the run has ended: the rest is sent, and this process ends.
+When the executor is gone, it ends at once. Standard output gets a Report a line, in JSON, whenever the warning changes,
+and at the end.
 """
 
 from __future__ import annotations
@@ -18,8 +16,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
+from attrs import frozen
+
+from dsl.convert import unstructure
 from executor.system.jsonlines import compact
 from executor.system.supervisor import GONE, end_with_parent
 from executor.tracking.sync_state import new_sender, only_sender
@@ -31,10 +31,12 @@ NICE = 5
 FOR_EXECUTOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Sends(Protocol):
-    """See `executor.tracking.run_publisher.Sender`."""
+@frozen
+class Report:
+    """warning: what MLflow lacks and why, None where it has everything so far. is_last: nothing more will be sent."""
 
-    def send(self) -> str | None: ...
+    warning: str | None
+    is_last: bool
 
 
 def main() -> int:
@@ -44,37 +46,35 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     end_with_parent(executor)
     os.nice(NICE)
-    answers = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    reports = os.dup(1)
+    os.dup2(2, 1)  # libraries may print to standard output
     finished = threading.Event()
     threading.Thread(target=_listen, args=(finished,), daemon=True).start()
 
-    def tell(warning: str | None, is_last: bool) -> None:
-        os.write(answers, compact({"warning": warning, "is_last": is_last}))
-
     with only_sender(folder):
-        follow(new_sender(store, folder, is_live=True), finished, tell)
+        sender = new_sender(store, folder, is_live=True)
+        follow(sender.send, finished, lambda report: os.write(reports, compact(unstructure(report))))
     return 0
 
 
-def follow(sender: Sends, finished: threading.Event, tell: Callable[[str | None, bool], None]) -> None:
-    """Send what the record holds every few seconds, more seldom while that fails, and once more when all is there."""
-    told: str | None = None
+def follow(send: Callable[[], str | None], finished: threading.Event, report: Callable[[Report], object]) -> None:
+    """Send what the record holds every few seconds, less often while that fails, and once more when it is complete."""
+    reported: str | None = None
     is_last = False
     while not is_last:
         is_last = finished.is_set()
         started = time.monotonic()
-        warning = sender.send()
-        if is_last or warning != told:
-            tell(warning, is_last)
-            told = warning
+        warning = send()
+        if is_last or warning != reported:
+            report(Report(warning, is_last))
+            reported = warning
         if not is_last:
-            late = time.monotonic() - started  # after much was sent, there soon is more
+            late = time.monotonic() - started  # sending took long, so there soon is more to send
             finished.wait(max(EVERY_S / 10, EVERY_S - late) if warning is None else RETRY_S)
 
 
 def _listen(finished: threading.Event) -> None:
-    """Not by sys.stdin: a read that goes on while Python ends would hold its lock."""
+    """Not by sys.stdin: a read in progress while Python ends would hold its lock."""
     while os.read(0, 1024):
         finished.set()
     os._exit(GONE)

@@ -1,4 +1,4 @@
-"""What stands above a run in MLflow: how it ended, its main figures, and where its report is. Markdown."""
+"""The description of a run in MLflow: how it ended, its main figures, and where its report is. Markdown."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MOST_METRICS = 6
 
 
 def run_note(record: Record, graph: Graph, experiment: str, parent: str) -> str:
-    """Of a run as a whole, in which nothing runs any more: the user's notes first."""
+    """The description of a run that has ended: the user's notes first."""
     state, worked = record.state, worked_seconds(read_events(record.events_path))
     parts = [graph.notes, f"{_ending(state, worked)}. {_link(experiment, parent)}"]
-    alone = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
-    parts.append(_figures(final_metrics(alone, state.nodes), graph))
+    unswept = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
+    parts.append(_figures(final_metrics(unswept, state.nodes), graph))
     parts.append(_combinations(graph, state.nodes))
     return "\n\n".join(part for part in parts if part)
 
 
 def combination_note(combination: Combination, state: RunState, graph: Graph, experiment: str, parent: str) -> str:
-    """Of one whose nodes have ended, or that nothing works on any more."""
+    """The description of a combination that has ended."""
     figures = final_metrics(combination.result_nodes(graph), state.nodes)
     shown = _figures(figures, graph)
     ending = f"One combination of run {state.run}{_open(combination, state)}"
@@ -34,19 +34,19 @@ def combination_note(combination: Combination, state: RunState, graph: Graph, ex
 
 
 def _open(combination: Combination, state: RunState) -> str:
-    """What of it is not done, and why."""
+    """Which of its nodes are not done, and why."""
     nodes = {node.id: state.nodes[node.id] for node in combination.nodes}
     failed = [node_id for node_id, node in nodes.items() if node.state == "failed"]
     blocked = {node_id: node.reason for node_id, node in nodes.items() if node.is_blocked}
-    left = [node_id for node_id, node in nodes.items() if node.state != "done" and node_id not in {*failed, *blocked}]
+    rest = [node_id for node_id, node in nodes.items() if node.state != "done" and node_id not in {*failed, *blocked}]
     parts = [f"failed: {', '.join(failed)}"] if failed else []
     parts += [f"{node_id} {reason}" for node_id, reason in blocked.items()]
-    parts += [f"not done in a {_ended_status(state)} run: {', '.join(left)}"] if left else []
+    parts += [f"not done in a {_ended_status(state)} run: {', '.join(rest)}"] if rest else []
     return f"; {'; '.join(parts)}" if parts else ""
 
 
 def _ended_status(state: RunState) -> str:
-    """Of a run in which nothing runs any more: one that says that it does was killed."""
+    """The status of a run that has ended: one recorded as running was killed."""
     return "killed" if state.status == "running" else state.status
 
 
@@ -66,7 +66,7 @@ def _link(experiment: str, parent: str) -> str:
 
 
 def _figures(found: Mapping[str, tuple[str, float]], graph: Graph) -> str:
-    """The main ones alone. found: as `final_metrics` gives them."""
+    """Only the main ones. found: as `final_metrics` returns them."""
     main = main_metrics(graph, found)
     return _table(("metric", "value", "interval"), result_rows(main, graph.judged_by)) if main else ""
 

@@ -9,12 +9,15 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dsl.errors import StoreError
 from executor.records.run_record import Record
-from executor.system.jsonlines import read_object
+from executor.records.sent_run import FILE, SentRun
 from executor.system.symlinks import open_own
+
+if TYPE_CHECKING:
+    from executor.tracking.run_publisher import Sender
 
 # MLflow's names for the states of runs and nodes; one recorded as running that no longer runs was killed.
 STATUS = {"done": "FINISHED", "failed": "FAILED"}
@@ -38,8 +41,7 @@ def send_rest(store: Path, folder: Path) -> tuple[str | None, Mapping[str, int]]
     """
     with only_sender(folder):
         sender = new_sender(store, folder, is_live=False)
-        warning: str | None = sender.send()
-        return warning, sender.counts
+        return sender.send(), sender.counts
 
 
 @contextmanager
@@ -53,10 +55,8 @@ def only_sender(folder: Path) -> Iterator[None]:
         yield
 
 
-def new_sender(store: Path, folder: Path, *, is_live: bool) -> Any:
-    """See `executor.tracking.run_publisher.Sender`. The caller is the only sender of this run. Raises StoreError
-    without MLflow.
-    """
+def new_sender(store: Path, folder: Path, *, is_live: bool) -> Sender:
+    """The caller is the only sender of this run. Raises StoreError without MLflow."""
     if importlib.util.find_spec("mlflow") is None:
         raise StoreError("mlflow is not installed here, so nothing can be sent to it: install it (pip install mlflow)")
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
@@ -72,19 +72,18 @@ def status_of(state: str) -> str:
 
 def is_tracked(record: Record) -> bool:
     """Whether a run is sent automatically: tracking is on, or it was sent by `dflow sync` before."""
-    return record.state.tracking or (record.folder / "mlflow.json").exists()
+    return record.state.tracking or (record.folder / FILE).exists()
 
 
 def lacks(record: Record) -> bool:
     """Whether MLflow is missing something of a run that should be there and is not in progress."""
-    sent = read_object(record.folder / "mlflow.json") or {}
+    sent = SentRun.read(record.folder)
     size = record.events_path.stat().st_size if record.events_path.exists() else 0
-    is_wanted = (record.state.is_for_mlflow and record.state.tracking) or bool(sent)
-    return is_wanted and not is_sent(sent, record, size)
+    if sent is None:
+        return record.state.is_for_mlflow and record.state.tracking
+    return not is_sent(sent, record, size)
 
 
-def is_sent(sent: Mapping[str, Any], record: Record, size: int) -> bool:
-    """Whether mlflow.json lists everything: all events, the run's end, its report and its models."""
-    is_closed = sent.get("parent_status") == status_of(record.state.status)
-    made = [sent.get("report"), *(child.get("model") for child in sent.get("nodes", {}).values())]
-    return is_closed and sent.get("events") == size and "failed" not in made
+def is_sent(sent: SentRun, record: Record, size: int) -> bool:
+    """Whether MLflow has everything: all events, the run's end, its report and its models."""
+    return sent.parent_status == status_of(record.state.status) and sent.events == size and not sent.has_failed

@@ -18,6 +18,7 @@ from executor.records.run_record import Record
 from executor.system.jsonlines import read_json, read_lines
 from executor.tracking import publisher, publisher_process, sync_state
 from executor.tracking.publisher import Follower
+from executor.tracking.publisher_process import Report
 from executor.tracking.sync_state import lacks
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -52,7 +53,7 @@ def followed(sender, sends):
     """What the process tells of a run that ends after so many sends."""
     finished = threading.Event()
     told = []
-    thread = threading.Thread(target=publisher_process.follow, args=(sender, finished, lambda *said: told.append(said)))
+    thread = threading.Thread(target=publisher_process.follow, args=(sender.send, finished, told.append))
     thread.start()
     wait_for(lambda: sender.sends > sends)
     finished.set()
@@ -64,14 +65,14 @@ def test_a_warning_is_told_when_it_is_another_one_and_at_the_end(monkeypatch):
     monkeypatch.setattr(publisher_process, "EVERY_S", 0.01)
     monkeypatch.setattr(publisher_process, "RETRY_S", 0.01)
     assert followed(FakeSender("away", "away", "full", None), 5) == [
-        ("away", False), ("full", False), (None, False), (None, True)
+        Report("away", False), Report("full", False), Report(None, False), Report(None, True)
     ]  # fmt: skip
-    assert followed(FakeSender(None), 3) == [(None, True)]
+    assert followed(FakeSender(None), 3) == [Report(None, True)]
 
 
 def test_the_end_of_a_run_does_not_wait_for_the_next_try(monkeypatch):
     monkeypatch.setattr(publisher_process, "RETRY_S", 3600)
-    assert followed(FakeSender("away"), 0) == [("away", False), ("away", True)]
+    assert followed(FakeSender("away"), 0) == [Report("away", False), Report("away", True)]
 
 
 # A process in the place of the one that sends. argv: store, record, the executor's process id.
@@ -115,7 +116,7 @@ def test_the_user_is_warned_once_and_told_when_the_server_is_there_again(started
     program = "say('away'); say('still away'); say(None); say('gone'); is_told_to_finish(); say(None, True)"
     running, told, _ = started(program)
     running.finish(lambda: False)
-    again = "MLflow is there again and has all of the run until now"
+    again = "MLflow can be reached again and has all of the run so far"
     assert (told.warnings, told.notes, told.last) == (["away", "gone"], [again, again], [])
 
 
@@ -162,7 +163,7 @@ say(None, True)
     running.finish(lambda: False)
     assert len(pids_in(folder)) == 2
     assert (told.warnings, told.last) == ([KILLED], [])
-    assert told.notes == ["MLflow is there again and has all of the run until now"]
+    assert told.notes == ["MLflow can be reached again and has all of the run so far"]
 
 
 def test_a_process_that_breaks_twice_costs_one_warning_and_is_left(started):
@@ -258,7 +259,7 @@ def test_a_run_goes_on_when_the_process_is_killed_and_the_next_one_sends_all_onc
     out, errors = process.communicate(timeout=300)
     run = newest_record(toy).name
     assert (process.returncode, errors) == (0, f"warning: {KILLED}\n".replace(RUN, run))
-    assert "MLflow is there again and has all of the run until now" in out
+    assert "MLflow can be reached again and has all of the run so far" in out
     is_whole(toy)
 
 

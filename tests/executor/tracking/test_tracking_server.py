@@ -148,7 +148,7 @@ def test_a_run_goes_on_without_its_server_which_gets_all_once_it_is_there_again(
     for warning in warnings:
         assert warning.startswith("warning: MLflow cannot be reached (127.0.0.1:")
         assert warning.endswith(f"nothing is lost: send it later with `dflow sync {run}`")
-    assert out.count("MLflow is there again and has all of the run until now") == len(warnings) - 1
+    assert out.count("MLflow can be reached again and has all of the run so far") == len(warnings) - 1
     assert f"MLflow lacks a part of this run; send it with: dflow sync {run}\n" in out
     assert lacks(record_of(toy))
     server.start()
