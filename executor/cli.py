@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from dsl.errors import DflowError, Mistake, PipelineError, did_you_mean, on_one_line, shortened
-from executor.system.exits import FAILED, INTERRUPTED, USAGE
 from executor.system.os_errors import USER_ERRNOS, clear_error
-from executor.system.output import output_errors_text, prepare_streams, print_lines
+from executor.system.output import FAILED, INTERRUPTED, USAGE, output_errors_text, prepare_streams, print_lines
 
 PROJECT = Path(__file__).resolve().parent.parent
 COMMANDS = {

@@ -17,7 +17,7 @@ from gpu_selection import is_of_a_device
 from hypothesis import HealthCheck, settings
 from kinds import kind_of
 
-from executor.launchers.compile_cache import compile_cache
+from executor.system.user_cache import compile_cache
 
 os.environ.update(compile_cache())  # what earlier tests compiled is used again, nothing else of the user's cache
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="dflow-tests-")

@@ -16,8 +16,7 @@ from executor.keys.node_key import code_roots
 from executor.planning.session import make_planner
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import FAILED, OK, USAGE
-from executor.system.output import print_lines, shown_digest
+from executor.system.output import FAILED, OK, USAGE, print_lines, shown_digest
 from executor.tracking.sync_state import is_tracked, send_rest
 
 

@@ -13,8 +13,7 @@ from executor.launchers.joining import Offers, join_stage
 from executor.records.run_record import Record
 from executor.scheduler.stop_signal import StopSignal
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import FAILED, OK
-from executor.system.output import print_lines
+from executor.system.output import FAILED, OK, print_lines
 
 POLL_S = 0.5
 

@@ -8,8 +8,7 @@ from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store
 from executor.model_tools.compare_backends import compare
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import FAILED, OK
-from executor.system.output import print_json, print_lines
+from executor.system.output import FAILED, OK, print_json, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,7 @@ from executor.model_tools.computation import Result
 from executor.model_tools.diagnose import diagnose, keep
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import FAILED, OK
-from executor.system.output import print_lines
+from executor.system.output import FAILED, OK, print_lines
 from executor.system.progress import Activity
 from ops.tools.diagnose.chain import SPLITS
 from ops.tools.diagnose.text import diagnosis_text

@@ -11,8 +11,7 @@ from executor.explain.run_diff import compare_runs
 from executor.explain.run_diff_text import runs_text
 from executor.records.run_record import Record, find_record, newest_records
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import OK
-from executor.system.output import print_json, print_lines
+from executor.system.output import OK, print_json, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,8 +18,7 @@ from executor.doctor.libraries import loaded_findings, start_probes, version_fin
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
 from executor.store.artifact_store import store_path
-from executor.system.exits import FAILED, OK, USAGE
-from executor.system.output import print_json, print_lines
+from executor.system.output import FAILED, OK, USAGE, print_json, print_lines
 from executor.system.progress import Activity
 
 PIPELINE = "pipeline"  # the name of a finding of the file

@@ -9,8 +9,7 @@ from executor.commands.arguments import add_json, add_store
 from executor.commands.gc import KEEP
 from executor.maintenance.disk_use import disk_use, shown_size
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import OK
-from executor.system.output import print_json, print_lines
+from executor.system.output import OK, print_json, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,8 +12,7 @@ from executor.explain.explanation import explain, explanation_text
 from executor.keys.node_key import code_roots
 from executor.planning.session import make_planner
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import OK
-from executor.system.output import print_json, print_lines
+from executor.system.output import OK, print_json, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,7 @@ from executor.commands.arguments import add_json, add_store, count
 from executor.maintenance.disk_use import shown_size
 from executor.maintenance.gc import Item, Survey, collect, survey
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import OK
-from executor.system.output import print_json, print_lines, shown_digest
+from executor.system.output import OK, print_json, print_lines, shown_digest
 
 KEEP = 10
 

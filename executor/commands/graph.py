@@ -18,8 +18,7 @@ from executor.planning.plan_text import WORDS
 from executor.planning.session import make_planner
 from executor.report.graph_text import dot, drawn_graph, levels
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import OK
-from executor.system.output import print_json, print_lines, write_on
+from executor.system.output import OK, print_json, print_lines, write_on
 
 PICTURES = (".png", ".svg", ".pdf")
 COLOURS = {"cached": "32", "runs": "33", "may be cut off": "36"}

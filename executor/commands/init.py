@@ -12,11 +12,10 @@ from dsl.errors import DataError
 from dsl.op_table import all_ops
 from dsl.schema import pipeline_schema
 from executor.commands.arguments import add_store
-from executor.planning.estimates import free_bytes
 from executor.store.artifact_store import store_path
-from executor.system.exits import OK
+from executor.system.disk_space import free_bytes
 from executor.system.os_errors import clear_errors
-from executor.system.output import print_lines
+from executor.system.output import OK, print_lines
 from ops.tools.init.advice import advise
 from ops.tools.init.lengths import Counter
 from ops.tools.init.survey import survey

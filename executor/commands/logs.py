@@ -13,8 +13,7 @@ from executor.commands.arguments import add_store, count
 from executor.records.run_list import running_runs
 from executor.records.run_record import Record, find_record, is_begun
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import OK
-from executor.system.output import print_lines, write_on
+from executor.system.output import OK, print_lines, write_on
 
 POLL_S = 0.2
 CHUNK = 65536

@@ -14,8 +14,7 @@ from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op
 from executor.commands.arguments import add_json
 from executor.commands.reference import reference
-from executor.system.exits import OK
-from executor.system.output import print_json, print_lines
+from executor.system.output import OK, print_json, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,16 +9,16 @@ from dsl.edge_checks import Absent
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_selection, add_store, add_sweeps
-from executor.planning.estimates import estimate_row, free_bytes, graph_estimates, too_large
+from executor.planning.estimates import estimate_row, graph_estimates, too_large
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
 from executor.planning.preflight import unmet
 from executor.planning.selection import require_others, selected
 from executor.planning.session import make_planner
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import OK, USAGE
+from executor.system.disk_space import free_bytes
 from executor.system.hardware import gpu_memory, machine_memory
-from executor.system.output import print_json, print_lines
+from executor.system.output import OK, USAGE, print_json, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,8 +14,7 @@ from executor.maintenance.remote import Remote
 from executor.planning.session import make_planner
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import FAILED, OK
-from executor.system.output import counted, print_lines
+from executor.system.output import FAILED, OK, counted, print_lines
 from executor.system.progress import BytesDone
 
 

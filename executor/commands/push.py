@@ -9,9 +9,8 @@ from executor.maintenance.push_pull import accepted, push, push_key, recorded, r
 from executor.maintenance.remote import Remote
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import OK
-from executor.system.folder_size import folder_size
-from executor.system.output import counted, print_lines
+from executor.system.disk_space import folder_size
+from executor.system.output import OK, counted, print_lines
 from executor.system.progress import BytesDone
 
 

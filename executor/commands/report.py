@@ -12,8 +12,7 @@ from executor.records.run_record import Record
 from executor.report.page import write_report
 from executor.report.run_data import find_records
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import OK
-from executor.system.output import print_lines
+from executor.system.output import OK, print_lines
 
 REPORT = "report.html"
 

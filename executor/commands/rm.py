@@ -9,8 +9,7 @@ from executor.commands.arguments import add_store
 from executor.maintenance.remove_run import remove_run, require_untagged
 from executor.records.run_record import find_folder
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import FAILED, OK
-from executor.system.output import print_lines
+from executor.system.output import FAILED, OK, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,7 @@ import argparse
 from executor.commands.arguments import add_json, add_store, count
 from executor.records.run_list import run_rows, runs_text
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import OK
-from executor.system.output import print_json, print_lines
+from executor.system.output import OK, print_json, print_lines
 
 SHOWN = 20
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from dsl.op_table import all_ops
 from dsl.read_toml import op_files_of
 from dsl.schema import pipeline_schema
-from executor.system.exits import OK
-from executor.system.output import print_json
+from executor.system.output import OK, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,8 +8,7 @@ import signal
 from executor.commands.arguments import add_address, add_run, add_store
 from executor.model_tools.serve import Asked, serve_run
 from executor.store.artifact_store import store_path
-from executor.system.exits import FAILED, OK
-from executor.system.output import print_lines
+from executor.system.output import FAILED, OK, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

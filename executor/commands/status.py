@@ -17,8 +17,7 @@ from executor.records.sent_run import sent_of
 from executor.results.live_metrics import LiveFigures, live_figures
 from executor.results.run_table import print_results
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import OK
-from executor.system.output import columns, print_json, print_lines
+from executor.system.output import OK, columns, print_json, print_lines
 
 UNFINISHED = ("killed", "stopped")
 

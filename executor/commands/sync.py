@@ -10,8 +10,7 @@ from executor.commands.arguments import add_store
 from executor.records.run_record import Record, find_record, newest_records
 from executor.records.sent_run import sent_of
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import FAILED, OK
-from executor.system.output import print_lines
+from executor.system.output import FAILED, OK, print_lines
 from executor.tracking.sync_state import lacks, send_rest
 
 

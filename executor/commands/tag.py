@@ -9,8 +9,7 @@ from executor.records.run_record import find_folder
 from executor.records.run_tags import add_tag, remove_tag
 from executor.store.artifact_store import Store, store_path
 from executor.store.gc_lock import nothing_taken
-from executor.system.exits import OK
-from executor.system.output import print_lines
+from executor.system.output import OK, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

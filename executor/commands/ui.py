@@ -16,8 +16,7 @@ from executor.commands.arguments import add_address, add_store
 from executor.records.run_record import newest_records
 from executor.records.sent_run import SentRun
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import OK
-from executor.system.output import print_lines
+from executor.system.output import OK, print_lines
 from executor.system.server import Server, require_free_port, wait_until_ready
 
 # MLflow's job runner is for its own evaluations: a dozen processes that dflow never uses.

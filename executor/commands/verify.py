@@ -10,9 +10,8 @@ from executor.commands.arguments import add_store
 from executor.records.run_record import Record, find_record, newest_records
 from executor.store.artifact_store import Store, store_path
 from executor.store.integrity import Damage, check, committed, set_aside
-from executor.system.exits import FAILED, OK
-from executor.system.folder_size import folder_size
-from executor.system.output import counted, print_lines, shown_digest
+from executor.system.disk_space import folder_size
+from executor.system.output import FAILED, OK, counted, print_lines, shown_digest
 from executor.system.progress import BytesDone
 
 

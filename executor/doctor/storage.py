@@ -11,10 +11,10 @@ from pathlib import Path
 from dsl.errors import StoreError
 from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
-from executor.planning.estimates import free_bytes
 from executor.store.artifact_store import Store
 from executor.store.integrity import check, committed
 from executor.store.lease import lock_holders
+from executor.system.disk_space import free_bytes
 from executor.system.file_locks import is_exclusive
 from executor.system.jsonlines import read_object
 from executor.system.output import shown_digest

@@ -17,7 +17,6 @@ from attrs import frozen
 
 from dsl.errors import DiskFull, StageError
 from dsl.launch import Launch
-from executor.launchers.compile_cache import compile_cache
 from executor.launchers.failure import (
     DISK_FULL,
     HOST_LOST,
@@ -40,6 +39,7 @@ from executor.system.resource_pool import VISIBLE, Share, device_order
 from executor.system.stage_mark import STAGE, stage_mark
 from executor.system.supervisor import child_environment
 from executor.system.symlinks import appended
+from executor.system.user_cache import compile_cache
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # How long a thread of an OpenMP runtime spins for its next work before it sleeps: libgomp's in iterations of the

@@ -13,7 +13,7 @@ from executor.records.run_record import Record
 from executor.records.run_tags import tags_of
 from executor.store.artifact_store import Store
 from executor.store.integrity import committed
-from executor.system.folder_size import folder_size
+from executor.system.disk_space import folder_size
 
 SMALL = 100_000
 SMOKE = "smoke"  # the store of `dflow run --smoke`

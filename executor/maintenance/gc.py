@@ -24,7 +24,7 @@ from executor.store.lease import held_now, put_away
 from executor.store.manifest import Manifest
 from executor.store.names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
-from executor.system.folder_size import folder_size
+from executor.system.disk_space import folder_size
 from executor.system.jsonlines import compact, read_lines, read_object, sync_folder
 from executor.system.os_errors import clear_errors
 from executor.system.output import shown_digest

@@ -9,13 +9,13 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import ServerError
-from executor.launchers.compile_cache import compile_cache
 from executor.model_tools.served import ServedRun, find_served
 from executor.records.run_record import Record, find_record
 from executor.records.serving_lock import serving
 from executor.store.artifact_store import Store
 from executor.system.output import print_lines
 from executor.system.server import Server, require_free_port, wait_until_ready
+from executor.system.user_cache import compile_cache
 from ops.lib.sglang.serve_command import Address, launch_command, shell_line
 from ops.lib.sglang.version import SGLANG_VERSION, require_sglang
 from ops.tools.serve.chat import accepted_lengths, ask

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,9 +82,3 @@ def too_large(
             each = shown_bytes(size) if ranks == 1 else f"{ranks} ranks of {shown_bytes(size)} each"
             lines.append(f"{node_id}: memory: DOES NOT FIT: needs {each}, and this machine has {shown_bytes(memory)}")
     return lines
-
-
-def free_bytes(folder: Path) -> int:
-    """Free disk at a folder, or at its nearest parent that exists."""
-    here = folder.absolute()
-    return shutil.disk_usage(next(place for place in (here, *here.parents) if place.exists())).free

@@ -12,8 +12,7 @@ from types import TracebackType
 from executor.records.events import Event, Metric, Progress
 from executor.records.run_record import RunState
 from executor.results.run_table import shown_metrics, shown_seconds
-from executor.system.output import print_lines, shown_digest
-from executor.system.unrepeated import Unrepeated
+from executor.system.output import Unrepeated, print_lines, shown_digest
 
 PLAIN_PROGRESS_S = 10.0
 CACHED_SHOWN = 20

@@ -11,8 +11,7 @@ from executor.planning.session import Session
 from executor.records.results_run import results_run
 from executor.records.sent_run import sent_of
 from executor.results.run_table import print_figures, print_results
-from executor.system.exits import FAILED, OK
-from executor.system.output import print_lines
+from executor.system.output import FAILED, OK, print_lines
 from executor.tracking.sync_state import lacks
 
 

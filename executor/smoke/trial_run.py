@@ -18,7 +18,7 @@ from dsl.estimate import Amount, Estimate, Growth, Trial
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.op_table import user_ops
-from executor.planning.estimates import free_bytes, graph_estimates
+from executor.planning.estimates import graph_estimates
 from executor.planning.session import Session, make_planner, new_run
 from executor.records.events import read_events
 from executor.records.run_record import NodeState, Record
@@ -28,8 +28,8 @@ from executor.scheduler.run_loop import run_session
 from executor.smoke.estimate import NodeEstimate, Report, full_time, reports, series_of
 from executor.smoke.smoke_table import print_estimates
 from executor.store.artifact_store import Store
-from executor.system.exits import FAILED, OK
-from executor.system.output import print_lines
+from executor.system.disk_space import free_bytes
+from executor.system.output import FAILED, OK, print_lines
 
 FOLDER = "smoke"
 FEWEST = 3  # one sample for each of train, val and test

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dsl.errors import DflowError, DiskFull, StoreError
+from dsl.sizes import shown_bytes
+from executor.system.disk_space import free_bytes
 
 NO_SPACE = 74  # the exit code of a stage that could not write why it failed
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -23,7 +25,6 @@ REFUSED = {
 }
 # Errors that a user can fix, wherever they occur.
 USER_ERRNOS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM}
-UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def clear_error(error: OSError, path: Path) -> StoreError:
 def full_at(path: Path) -> str:
     """The message for a full disk."""
     return (
-        f"disk full at {path} ({_free_text(path)} left): free space there, for example by `dflow gc`, "
+        f"disk full at {path} ({shown_bytes(free_bytes(path))} left): free space there, for example by `dflow gc`, "
         "or choose another --store; then `dflow resume`"
     )
 
@@ -74,20 +75,3 @@ def is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _free_text(path: Path) -> str:
-    for place in (path, *path.parents):
-        try:
-            status = os.statvfs(place)
-        except OSError:
-            continue
-        return _size(status.f_bavail * status.f_frsize)
-    return "nothing"
-
-
-def _size(count: float) -> str:
-    unit = 0
-    while count >= 1024 and unit < len(UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.0f} {UNITS[unit]}"

@@ -1,4 +1,4 @@
-"""Plain output of the commands."""
+"""Plain output of the commands, and their exit codes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import time
 from collections.abc import Container, Sequence
 from typing import IO, Any, AnyStr, TextIO
 
+OK, FAILED, USAGE = 0, 1, 2  # USAGE: a mistake in usage or in a pipeline
+INTERRUPTED = 130  # Ctrl-C while nothing ran
+UNCHANGED_S = 60.0  # until an unchanged progress line is repeated
 GAP = "  "
 NARROWEST = 16  # minimum width of the last column on a small terminal
 # The reader is gone, as behind `| head` or in a closed terminal: not worth reporting.
@@ -156,3 +159,20 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: Contain
         lines.append(GAP.join([*cells[:-1], last[0]]).rstrip())
         lines += [" " * margin + more for more in last[1:]]
     return "\n".join(lines)
+
+
+class Unrepeated:
+    """Filters the progress lines of one task for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._shown_at = 0.0
+
+    def line(self, text: str) -> str:
+        """The text where it differs from the last one; once a minute with the time where it does not; else empty."""
+        now = time.monotonic()
+        is_same = text == self._last
+        if is_same and now - self._shown_at < UNCHANGED_S:
+            return ""
+        self._last, self._shown_at = text, now
+        return f"{text} (unchanged at {time.strftime('%H:%M:%S')})" if is_same else text

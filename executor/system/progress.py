@@ -18,8 +18,7 @@ from rich.progress import (
 )
 
 from dsl.sizes import shown_bytes
-from executor.system.output import print_lines, printable
-from executor.system.unrepeated import Unrepeated
+from executor.system.output import Unrepeated, print_lines, printable
 
 PLAIN_S = 10.0
 

@@ -1,17 +1,21 @@
-"""The user's cache folder: `$XDG_CACHE_HOME/dflow`, else `~/.cache/dflow`.
+"""The user's cache folder: `$XDG_CACHE_HOME/dflow`, else `~/.cache/dflow`; and torch's compiled code in it.
 
 Only the user can write to it. Files in a store can be forged by anyone who may write to the store, and files in the
-temporary folder by any user of the machine.
+temporary folder by any user of the machine. torch unpickles what it finds in its cache: its default,
+<temporary folder>/torchinductor_<user>, can be created in advance by any user, who could then run code in every stage
+that compiles.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 from pathlib import Path
 
 MODE = 0o700
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # Triton's cache lies below, where TRITON_CACHE_DIR is not set
 
 
 def user_cache(*names: str) -> Path | None:
@@ -26,6 +30,19 @@ def user_cache(*names: str) -> Path | None:
     except (OSError, RuntimeError):  # no home, or none that can be written to
         return None
     return folders[-1] if is_own and os.access(folders[-1], os.W_OK | os.X_OK) else None
+
+
+def compile_cache() -> dict[str, str]:
+    """The variable that names the folder of torch's compiled code; the user's own value takes precedence."""
+    return {COMPILED: os.environ.get(COMPILED) or str(_compiled_folder())}
+
+
+@functools.cache
+def _compiled_folder() -> Path:
+    """In the user's cache folder, else a temporary one of mode 0700."""
+    import tempfile
+
+    return user_cache("compiled") or Path(tempfile.mkdtemp(prefix="dflow-compiled-"))
 
 
 def _is_own(folder: Path) -> bool:

@@ -11,47 +11,47 @@ import pytest
 from side_ops import side
 
 from dsl.errors import ServerError
-from executor.launchers import compile_cache
-from executor.launchers.compile_cache import VARIABLE
 from executor.launchers.stage_process import stage_environment
 from executor.model_tools.serve import SGLangServer
+from executor.system import user_cache
+from executor.system.user_cache import COMPILED
 
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch, tmp_path):
     """No folder is known yet, and the user has chosen none."""
-    compile_cache._own_folder.cache_clear()
-    for name in (VARIABLE, "XDG_CACHE_HOME"):
+    user_cache._compiled_folder.cache_clear()
+    for name in (COMPILED, "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     yield
-    compile_cache._own_folder.cache_clear()
+    user_cache._compiled_folder.cache_clear()
 
 
 def test_it_is_in_the_users_cache_folder_and_closed_to_others(tmp_path, monkeypatch):
-    folder = Path(stage_environment(1)[VARIABLE])
+    folder = Path(stage_environment(1)[COMPILED])
     assert tmp_path / "home" / ".cache" / "dflow" / "compiled" == folder
     assert 0o700 == stat.S_IMODE(folder.stat().st_mode)
     assert 0 == folder.parent.stat().st_mode & stat.S_IWOTH
-    compile_cache._own_folder.cache_clear()
+    user_cache._compiled_folder.cache_clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    assert str(tmp_path / "caches" / "dflow" / "compiled") == stage_environment(1)[VARIABLE]
+    assert str(tmp_path / "caches" / "dflow" / "compiled") == stage_environment(1)[COMPILED]
 
 
 def test_the_users_own_choice_counts(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "/fast/disk")
-    assert "/fast/disk" == stage_environment(1)[VARIABLE]
+    monkeypatch.setenv(COMPILED, "/fast/disk")
+    assert "/fast/disk" == stage_environment(1)[COMPILED]
 
 
 def test_without_a_home_it_is_a_new_folder_of_no_name_that_others_could_foresee(tmp_path):
     (tmp_path / "home").write_text("no folder")
-    folder = Path(stage_environment(1)[VARIABLE])
+    folder = Path(stage_environment(1)[COMPILED])
     assert tmp_path == folder.parent
     assert (0o700, os.getuid()) == (stat.S_IMODE(folder.stat().st_mode), folder.stat().st_uid)
-    assert str(folder) == stage_environment(1)[VARIABLE]
-    compile_cache._own_folder.cache_clear()
-    assert str(folder) != stage_environment(1)[VARIABLE]
+    assert str(folder) == stage_environment(1)[COMPILED]
+    user_cache._compiled_folder.cache_clear()
+    assert str(folder) != stage_environment(1)[COMPILED]
 
 
 def test_a_stage_and_a_server_find_it(tmp_path):
@@ -60,6 +60,6 @@ def test_a_stage_and_a_server_find_it(tmp_path):
     assert 0 == result.returncode, result.stderr
     expected = str(tmp_path / "home" / ".cache" / "dflow" / "compiled")
     assert expected == json.loads(toy.text("a"))["compiled"]
-    with SGLangServer(["printenv", VARIABLE], {}, tmp_path / "log") as server, pytest.raises(ServerError):
+    with SGLangServer(["printenv", COMPILED], {}, tmp_path / "log") as server, pytest.raises(ServerError):
         server.wait()
     assert [expected] == (tmp_path / "log").read_text().split()

@@ -20,7 +20,7 @@ from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.planning.session import make_planner
 from executor.store.artifact_store import Store
-from executor.system.exits import FAILED, OK
+from executor.system.output import FAILED, OK
 from ops.capture_targets import compare
 from ops.capture_targets.agreement import ALONE_TOLERANCE
 

@@ -16,7 +16,7 @@ from executor.explain.run_diff_text import runs_text
 from executor.keys.differences import Difference
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
-from executor.system.exits import FAILED
+from executor.system.output import FAILED
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from dsl.errors import DataError, DflowError
 from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.model_tools.computation import computed
-from executor.system.exits import FAILED, OK, USAGE
+from executor.system.output import FAILED, OK, USAGE
 from ops.lib.sglang import version
 from ops.tools.compare_backends.text import Comparison
 

@@ -16,7 +16,7 @@ from executor.model_tools.diagnose import loss_curve
 from executor.records.events import Metric
 from executor.records.run_record import Record
 from executor.store.index_line import IndexLine
-from executor.system.exits import FAILED, OK, USAGE
+from executor.system.output import FAILED, OK, USAGE
 from ops.tools.diagnose.text import diagnosis_text
 
 FINE = {

@@ -18,7 +18,7 @@ from toy_ops import PROJECT, is_alive, wait_for
 from executor.cli import main
 from executor.model_tools import diagnose
 from executor.system import progress
-from executor.system.exits import FAILED, INTERRUPTED, OK
+from executor.system.output import FAILED, INTERRUPTED, OK
 
 SAYS = """
 import json, sys

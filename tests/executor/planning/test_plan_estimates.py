@@ -7,7 +7,7 @@ from pathlib import Path
 
 from toy_ops import Toy
 
-from executor.planning.estimates import free_bytes
+from executor.system.disk_space import free_bytes
 
 TELLING = '''
 from pathlib import Path

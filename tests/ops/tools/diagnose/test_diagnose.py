@@ -34,7 +34,7 @@ from dsl.errors import DataError
 from executor.cli import main
 from executor.model_tools import computation
 from executor.store.artifact_store import Store
-from executor.system.exits import FAILED, OK
+from executor.system.output import FAILED, OK
 from ops.artifacts import DraftCheckpoint, TargetFeatures, TargetModel
 from ops.lib.data.files import read_json, write_json
 from ops.lib.data.token_shards import TokenReader
