@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from dsl.encoding import encode
@@ -32,12 +33,8 @@ def encode_tree(tree: ast.AST) -> bytes:
     while pending:
         item = pending.pop()
         if isinstance(item, ast.AST):
-            header = type(item).__name__
-            values = []
-            for name, value in _written_fields(item):
-                header += f" {name}"
-                values.append(value)
-            parts.append(f"({header})".encode())
+            names, values = _written_fields(item)
+            parts.append(_header(type(item), names))
             pending += reversed(values)
         elif isinstance(item, list):
             parts.append(b"[%d" % len(item))
@@ -163,30 +160,45 @@ def _named_module(call: ast.Call) -> str:
     return "" if name.value.startswith(".") else name.value
 
 
-def _written_fields(node: ast.AST) -> list[tuple[str, Any]]:
-    """The fields that count, with their values; not those that are empty."""
-    fields: list[tuple[str, Any]] = [(name, getattr(node, name, None)) for name in _field_names(node)]
-    if isinstance(node, _DOCUMENTED) and is_docstring(node.body[0]):
-        fields = [(name, value[1:] if name == "body" else value) for name, value in fields]
-    elif isinstance(node, ast.JoinedStr):  # Python 3.12.0 ends some f-strings with an empty string
-        fields = [("values", [part for part in node.values if not _is_empty_string(part)])]
-    return [(name, value) for name, value in fields if value is not None and value != []]
+def _written_fields(node: ast.AST) -> tuple[tuple[str, ...], list[Any]]:
+    """The names of the fields that count, and their values; not those that are empty."""
+    names, values = [], []
+    for name in _field_names(type(node)):
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            if name == "body" and isinstance(node, _DOCUMENTED) and is_docstring(value[0]):
+                value = value[1:]
+            elif isinstance(node, ast.JoinedStr):  # Python 3.12.0 ends some f-strings with an empty string
+                value = [part for part in value if not _is_empty_string(part)]
+            if not value:
+                continue
+        elif value is None:
+            continue
+        names.append(name)
+        values.append(value)
+    return tuple(names), values
+
+
+@cache
+def _header(kind: type[ast.AST], names: tuple[str, ...]) -> bytes:
+    return f"({' '.join([kind.__name__, *names])})".encode()
 
 
 def _children(node: ast.AST) -> list[ast.AST]:
     """What `ast.iter_child_nodes` yields, without contexts, faster."""
     children: list[ast.AST] = []
-    for name in _field_names(node):
+    for name in _field_names(type(node)):
         value = getattr(node, name, None)
-        if isinstance(value, list):
-            children += [member for member in value if isinstance(member, ast.AST)]
-        elif isinstance(value, ast.AST):
+        if isinstance(value, ast.AST):
             children.append(value)
+        elif isinstance(value, list):
+            children += [member for member in value if isinstance(member, ast.AST)]
     return children
 
 
-def _field_names(node: ast.AST) -> list[str]:
-    return [name for name in node._fields if name not in _SKIPPED]
+@cache
+def _field_names(kind: type[ast.AST]) -> tuple[str, ...]:
+    return tuple(name for name in kind._fields if name not in _SKIPPED)
 
 
 def _is_empty_string(node: ast.expr) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import importlib.util
 import sys
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     130 after Ctrl-C.
     """
+    if arguments is None:
+        gc.disable()  # the process ends with the command: a last search for cycles would be a third of a `plan`
     given = list(sys.argv[1:] if arguments is None else arguments)
     own, extra = _for_sglang(given)
     prepare_streams()

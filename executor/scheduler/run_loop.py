@@ -6,6 +6,7 @@ by calls in a queue; only other processes are polled: the leases of other runs, 
 
 from __future__ import annotations
 
+import gc
 import queue
 import time
 from bisect import insort
@@ -53,6 +54,7 @@ def run_session(session: Session, display: Display, *, adopt: bool = False, keep
 
     keep_going: after a failure, nodes that do not depend on the failed one still run.
     """
+    gc.enable()  # off so far (executor/cli.py); from here on the process may live for days
     loop = RunLoop(session, display, adopt=adopt, keep_going=keep_going)
     with loop.stop.caught(), display:
         status = loop.run()
