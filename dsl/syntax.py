@@ -20,6 +20,11 @@ Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 _DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SKIPPED = frozenset({"ctx", "type_comment", "type_ignores", "kind"})
+_FIELDS: dict[type, list[str]] = {
+    kind: [name for name in kind._fields if name not in _SKIPPED]
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+}
 _IMPORTERS = frozenset({"import_module", "__import__"})
 
 
@@ -34,7 +39,7 @@ def encode_tree(tree: ast.AST) -> bytes:
         item = pending.pop()
         if isinstance(item, ast.AST):
             names, values = _written_fields(item)
-            parts.append(_header(type(item), names))
+            parts.append(_header(type(item).__name__, names))
             pending += reversed(values)
         elif isinstance(item, list):
             parts.append(b"[%d" % len(item))
@@ -163,7 +168,7 @@ def _named_module(call: ast.Call) -> str:
 def _written_fields(node: ast.AST) -> tuple[tuple[str, ...], list[Any]]:
     """The names of the fields that count, and their values; not those that are empty."""
     names, values = [], []
-    for name in _field_names(type(node)):
+    for name in _FIELDS[type(node)]:
         value = getattr(node, name, None)
         if isinstance(value, list):
             if name == "body" and isinstance(node, _DOCUMENTED) and is_docstring(value[0]):
@@ -180,25 +185,20 @@ def _written_fields(node: ast.AST) -> tuple[tuple[str, ...], list[Any]]:
 
 
 @cache
-def _header(kind: type[ast.AST], names: tuple[str, ...]) -> bytes:
-    return f"({' '.join([kind.__name__, *names])})".encode()
+def _header(kind: str, names: tuple[str, ...]) -> bytes:
+    return f"({' '.join([kind, *names])})".encode()
 
 
 def _children(node: ast.AST) -> list[ast.AST]:
     """What `ast.iter_child_nodes` yields, without contexts, faster."""
     children: list[ast.AST] = []
-    for name in _field_names(type(node)):
+    for name in _FIELDS[type(node)]:
         value = getattr(node, name, None)
         if isinstance(value, ast.AST):
             children.append(value)
         elif isinstance(value, list):
             children += [member for member in value if isinstance(member, ast.AST)]
     return children
-
-
-@cache
-def _field_names(kind: type[ast.AST]) -> tuple[str, ...]:
-    return tuple(name for name in kind._fields if name not in _SKIPPED)
 
 
 def _is_empty_string(node: ast.expr) -> bool:
