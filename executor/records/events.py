@@ -174,8 +174,11 @@ def final_metrics(events_path: Path, node: str, start: int = 0) -> dict[str, flo
     return {name: value for point in points for name, value in point.metrics.items()}
 
 
-def worked_seconds(events: Iterable[Event]) -> float:
-    """How long a run was worked on: not between its end and its resumption. A killed run ended with its last event."""
+def worked_seconds(events: Iterable[Event], until: float | None = None) -> float:
+    """How long a run was worked on: not between its end and its resumption.
+
+    until: now, of a run in progress; any other ended with its last event at the latest, also one that was killed.
+    """
     worked = 0.0
     last: float | None = None  # time of the event before, while the run continues
     for event in events:
@@ -184,7 +187,7 @@ def worked_seconds(events: Iterable[Event]) -> float:
         elif last is not None and not isinstance(event.body, Accepted):  # which may come long after
             worked += max(0.0, event.time - last)
             last = None if isinstance(event.body, RunChange) else event.time
-    return worked
+    return worked if last is None or until is None else worked + max(0.0, until - last)
 
 
 def valid_points(events: Iterable[Event]) -> list[Metric]:

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from executor.records.events import read_events, worked_seconds
 from executor.records.run_record import Record, newest_records
 from executor.records.run_tags import tags_of
 from executor.system.output import columns
@@ -18,7 +19,7 @@ LATEST = 20  # records that are searched for unfinished runs
 
 
 def run_rows(records: Path, limit: int | None) -> list[dict[str, Any]]:
-    """The newest runs as JSON values. seconds: from start to end, or until now."""
+    """The newest runs as JSON values. seconds: from start to end, or until now; not between an end and a resumption."""
     return [_row(record) for record in islice(newest_records(records), limit)]
 
 
@@ -64,14 +65,16 @@ def runs_text(rows: Sequence[dict[str, Any]]) -> str:
 def _row(record: Record) -> dict[str, Any]:
     state = record.state
     status = record.status()
-    end = time.time() if status == "running" else state.ended
+    now = time.time() if status == "running" else None
+    worked = worked_seconds(read_events(record.events_path), now)  # 0 where everything was cached
+    end = state.ended or now
     nodes = state.nodes.values()
     return {
         "run": state.run,
         "pipeline": state.pipeline,
         "status": status,
         "started": state.started,
-        "seconds": max(0.0, end - state.started) if end is not None else None,
+        "seconds": worked or (max(0.0, end - state.started) if end is not None else None),
         "nodes": len(nodes),
         "ran": sum(node.state == "done" and node.cache in RAN for node in nodes),
         "cached": sum(node.state == "done" and node.cache == "hit" for node in nodes),

@@ -118,3 +118,15 @@ def test_runs_are_listed_the_newest_first(store, capsys):
     assert shown[2].split()[:3] == [first.run, "toy", "done"]
     assert shown[2].split()[-5:] == ["90", "2", "1", "1", "best"]
     assert len(dflow(store, capsys, "runs", "-n", "1").splitlines()) == 2
+
+
+def test_the_seconds_of_a_run_leave_out_the_time_between_its_stop_and_its_resumption(store, capsys):
+    record = a_run(store, a=NodeState(state="done", cache="miss"))
+    record.state.status, record.state.ended = "done", record.state.started + 9000
+    record.save()
+    times = [(1000, "started"), (1060, "stopped"), (9970, "started"), (10000, "done")]
+    lines = [
+        json.dumps({"time": time, "node": "", "attempt": 0, "kind": "run", "state": state}) for time, state in times
+    ]
+    record.events_path.write_text("\n".join(lines) + "\n")
+    assert 90.0 == json.loads(dflow(store, capsys, "runs", "--json"))["runs"][0]["seconds"]

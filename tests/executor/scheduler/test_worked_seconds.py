@@ -30,3 +30,9 @@ def test_what_was_killed_was_worked_on_until_its_last_event() -> None:
 def test_a_clock_that_goes_back_takes_nothing_off() -> None:
     assert 2.0 == worked_seconds([run(10.0, "started"), metric(12.0), run(3.0, "done")])
     assert 0.0 == worked_seconds([])
+
+
+def test_a_run_in_progress_is_worked_on_until_now() -> None:
+    resumed = [run(10.0, "started"), run(15.0, "stopped"), run(100.0, "started"), metric(103.0)]
+    assert 5.0 + 7.0 == worked_seconds(resumed, until=107.0)
+    assert 5.0 == worked_seconds(resumed[:2], until=107.0)
