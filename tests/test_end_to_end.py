@@ -85,7 +85,7 @@ def test_the_chain_ends_with_a_checked_draft_whose_card_holds_tau(store, undistu
 def test_a_smoke_run_passes_through_the_chain_and_foretells_the_full_one(store, undisturbed, tmp_path):
     out = dflow(tmp_path / "runs", "run", str(TINY), "--smoke", "8")
     assert [] == list((tmp_path / "runs" / "objects").iterdir())
-    told = [re.split(r"\s{2,}", line.strip()) for line in out[out.index("the full run, told by") :].splitlines()]
+    told = [re.split(r"\s{2,}", line.strip()) for line in out[out.index("the full run, estimated from") :].splitlines()]
     by_node = {cells[0]: cells[1:] for cells in told if len(cells) > 3}
     assert NODES == [node_id for node_id in by_node if node_id in NODES]
     captured = json.loads((store / "objects" / undisturbed["capture"] / "manifest.json").read_text())["files"]

@@ -7,7 +7,7 @@ import sys
 
 from dsl.errors import StoreError
 from dsl.read_toml import read_graph
-from executor.commands.arguments import add_file, add_overrides, add_store
+from executor.commands.arguments import add_file, add_overrides, add_store, open_store
 from executor.commands.explain import no_such_node
 from executor.explain.accept import accept, acceptable
 from executor.explain.explanation import module_file
@@ -15,7 +15,7 @@ from executor.keys.code_diff import code_text
 from executor.keys.node_key import code_roots
 from executor.planning.session import make_planner
 from executor.records.run_record import Record
-from executor.store.artifact_store import Store, store_path
+from executor.store.artifact_store import Store
 from executor.system.output import FAILED, OK, USAGE, print_lines, shown_digest
 from executor.tracking.sync_state import is_tracked, send_rest
 
@@ -36,7 +36,7 @@ def main(options: argparse.Namespace) -> int:
     if not options.yes and not sys.stdin.isatty():
         print_lines("dflow: no terminal to ask on; check `dflow explain`, then pass --yes", error=True)
         return USAGE
-    store = Store.open(store_path(options.store, options.file), write=True)
+    store = open_store(options, write=True)
     planner = make_planner(store, graph)
     offer = acceptable(store, planner, options.node)
     roots = code_roots(graph)

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 from dsl.errors import StageError
-from executor.commands.arguments import add_store
+from executor.commands.arguments import add_store, open_store
 from executor.launchers.host_folder import HostFolder
 from executor.launchers.joining import Offers, join_stage
 from executor.records.run_record import Record
 from executor.scheduler.stop_signal import StopSignal
-from executor.store.artifact_store import Store, store_path
+from executor.store.artifact_store import Store
 from executor.system.output import FAILED, OK, print_lines
 
 POLL_S = 0.5
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    store = Store.open(store_path(options.store, None), write=False)
+    store = open_store(options)
     stop = StopSignal(lambda: None)
     with stop.caught():
         agent = Agent(store, stop)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from executor.store.artifact_store import Store, store_path
+
 
 def add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="a pipeline: *.toml, or *.py with pipeline()")
@@ -77,8 +79,17 @@ def add_store(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", metavar="DIR", help="the store; default: DFLOW_STORE, or runs/ in the project")
 
 
-def count(text: str) -> int:
-    """The type of an argument that is a count: 0 or more."""
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f'expected a whole number, 0 or more, got "{text}"')
+def store_of(options: argparse.Namespace) -> Path:
+    """The folder of the store by --store, or by the place of the pipeline file where the command has one."""
+    return store_path(options.store, getattr(options, "file", None))
+
+
+def open_store(options: argparse.Namespace, *, write: bool = False) -> Store:
+    return Store.open(store_of(options), write=write)
+
+
+def count(text: str, least: int = 0) -> int:
+    """The type of an argument that is a count."""
+    if not (text.isascii() and text.isdecimal() and int(text) >= least):
+        raise argparse.ArgumentTypeError(f'expected a whole number, {least} or more, got "{text}"')
     return int(text)

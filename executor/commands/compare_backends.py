@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from dsl.read_toml import read_graph
-from executor.commands.arguments import add_file, add_json, add_overrides, add_store
+from executor.commands.arguments import add_file, add_json, add_overrides, add_store, open_store
 from executor.model_tools.compare_backends import compare
-from executor.store.artifact_store import Store, store_path
 from executor.system.output import FAILED, OK, print_json, print_lines
 
 
@@ -23,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Exit code 1 where the backends disagree."""
     graph = read_graph(options.file, options.set)
-    store = Store.open(store_path(options.store, options.file), write=False)
+    store = open_store(options)
     compared = compare(store, graph, options.node, options.samples)
     if options.json:
         print_json({"nodes": [each.result for each in compared]})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 
-from executor.commands.arguments import add_json, add_run, add_store
+from executor.commands.arguments import add_json, add_run, add_store, count, open_store
 from executor.model_tools.computation import Result
 from executor.model_tools.diagnose import diagnose, keep
 from executor.records.run_record import find_record
-from executor.store.artifact_store import Store, store_path
 from executor.system.output import FAILED, OK, print_lines
 from executor.system.progress import Activity
 from ops.tools.diagnose.chain import SPLITS
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NODE", help="the node that trains the draft; default: all of them")
     parser.add_argument(
         "--prompts",
-        type=_prompt_count,
+        type=partial(count, least=LEAST_PROMPTS),
         default=PROMPTS,
         metavar="N",
         help=f"number of held-out prompts to decode, and of training prompts; default: {PROMPTS}",
@@ -38,15 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
 
 
-def _prompt_count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) >= LEAST_PROMPTS):
-        raise argparse.ArgumentTypeError(f'expected a whole number, {LEAST_PROMPTS} or more, got "{text}"')
-    return int(text)
-
-
 def main(options: argparse.Namespace) -> int:
     """Exit code 1 where a cause was found. Results of drafts before one that cannot be measured are kept and shown."""
-    store = Store.open(store_path(options.store, None), write=False)
+    store = open_store(options)
     record = find_record(store.records, options.run)
     results: list[Result] = []
     try:

@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 
 from dsl.errors import StoreError
-from executor.commands.arguments import add_json, add_store
+from executor.commands.arguments import add_json, add_store, open_store
 from executor.explain.run_diff import compare_runs
 from executor.explain.run_diff_text import runs_text
 from executor.records.run_record import Record, find_record, newest_records
-from executor.store.artifact_store import Store, store_path
 from executor.system.output import OK, print_json, print_lines
 
 
@@ -24,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    store = Store.open(store_path(options.store, None), write=False)
+    store = open_store(options)
     first, second = _two_records(store.records, options.first, options.second)
     found = compare_runs(store, first, second)
     if options.json:

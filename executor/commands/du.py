@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from executor.commands.arguments import add_json, add_store
+from executor.commands.arguments import add_json, add_store, open_store
 from executor.commands.gc import KEEP
 from executor.maintenance.disk_use import disk_use, shown_size
-from executor.store.artifact_store import Store, store_path
 from executor.system.output import OK, print_json, print_lines
 
 
@@ -18,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    use = disk_use(Store.open(store_path(options.store, None), write=False), KEEP)
+    use = disk_use(open_store(options), KEEP)
     if options.json:
         print_json(use)
     else:

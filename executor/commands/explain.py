@@ -7,11 +7,10 @@ import argparse
 from dsl.errors import Mistake, PipelineError, known_nodes
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
+from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps, open_store
 from executor.explain.explanation import explain, explanation_text
 from executor.keys.node_key import code_roots
 from executor.planning.session import make_planner
-from executor.store.artifact_store import Store, store_path
 from executor.system.output import OK, print_json, print_lines
 
 
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     graph = read_graph(options.file, options.set, options.sweep)
-    store = Store.open(store_path(options.store, options.file), write=False)
+    store = open_store(options)
     if options.node not in graph.nodes:
         raise no_such_node(graph, options.node)
     explanations = explain(store, make_planner(store, graph), options.node)

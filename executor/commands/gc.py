@@ -6,10 +6,10 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from executor.commands.arguments import add_json, add_store, count
+from executor.commands.arguments import add_json, add_store, count, store_of
 from executor.maintenance.disk_use import shown_size
 from executor.maintenance.gc import Item, Survey, collect, survey
-from executor.store.artifact_store import Store, store_path
+from executor.store.artifact_store import Store
 from executor.system.output import OK, print_json, print_lines, shown_digest
 
 KEEP = 10
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    path = store_path(options.store, None)
+    path = store_of(options)
     if options.delete:
         found = collect(Store.open(path, write=True), keep=options.keep, pulled=not options.pulled)
     else:

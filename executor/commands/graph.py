@@ -13,11 +13,10 @@ from dsl.edge_checks import Absent
 from dsl.errors import DflowError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
-from executor.planning.plan_text import WORDS
+from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps, open_store
+from executor.planning.planner import WORDS
 from executor.planning.session import make_planner
 from executor.report.graph_text import dot, drawn_graph, levels
-from executor.store.artifact_store import Store, store_path
 from executor.system.output import OK, print_json, print_lines, write_on
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -39,7 +38,7 @@ def main(options: argparse.Namespace) -> int:
         raise DflowError(f"{options.picture}: the name of a picture must end in {', '.join(PICTURES)}")
     absent: Absent = {}
     graph = read_graph(options.file, options.set, options.sweep, absent)
-    store = Store.open(store_path(options.store, options.file), write=False)
+    store = open_store(options)
     decisions = make_planner(store, graph, absent=absent).plan()
     states = {node_id: WORDS[decision.cache] for node_id, decision in decisions.items()}
     if options.picture is not None:

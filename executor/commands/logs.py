@@ -9,10 +9,10 @@ from collections import deque
 from pathlib import Path
 
 from dsl.errors import DflowError, did_you_mean
-from executor.commands.arguments import add_store, count
+from executor.commands.arguments import add_run, add_store, count, open_store
 from executor.records.run_list import running_runs
 from executor.records.run_record import Record, find_record, is_begun
-from executor.store.artifact_store import Store, store_path
+from executor.store.artifact_store import Store
 from executor.system.output import OK, print_lines, write_on
 
 POLL_S = 0.2
@@ -21,9 +21,7 @@ OVER = ("done", "failed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="a run's id, a part of it, or its tag; default: the latest"
-    )
+    add_run(parser)
     parser.add_argument("node", metavar="NODE")
     parser.add_argument("-f", dest="follow", action="store_true", help="follow the output until the node has ended")
     parser.add_argument("-n", dest="lines", type=count, metavar="LINES", help="only the last LINES lines; default: all")
@@ -31,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    store = Store.open(store_path(options.store, None), write=False)
+    store = open_store(options)
     record = find_record(store.records, options.run)
     if options.node not in record.state.nodes:
         nodes = ", ".join(record.state.nodes)

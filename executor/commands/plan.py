@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
 from dsl.edge_checks import Absent
-from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from executor.commands.arguments import add_file, add_json, add_overrides, add_selection, add_store, add_sweeps
-from executor.planning.estimates import estimate_row, graph_estimates, too_large
+from executor.commands.arguments import (
+    add_file,
+    add_json,
+    add_overrides,
+    add_selection,
+    add_store,
+    add_sweeps,
+    open_store,
+)
+from executor.planning.estimates import cached_artifacts, estimate_row, graph_estimates, too_large
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
 from executor.planning.preflight import unmet
 from executor.planning.selection import require_others, selected
 from executor.planning.session import make_planner
-from executor.store.artifact_store import Store, store_path
 from executor.system.disk_space import free_bytes
 from executor.system.hardware import gpu_memory, machine_memory
 from executor.system.output import OK, USAGE, print_json, print_lines
@@ -33,33 +38,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     absent: Absent = {}
     graph = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
-    store = Store.open(store_path(options.store, options.file), write=False)
+    store = open_store(options)
     decisions = make_planner(store, graph, absent=absent).plan()
     absent_inputs = [mistake for mistakes in absent.values() for mistake in mistakes]
     missing = list(dict.fromkeys(str(each) for each in [*absent_inputs, *unmet(graph, decisions)]))
     require_others(decisions, options.only)
-    rows = [
-        row
-        for row in plan_rows(graph, decisions, _seconds(store, graph, options.json))
-        if not options.only or row["id"] in options.only
-    ]
-    artifacts = {row["id"]: store.object_path(row["digest"]) for row in rows if row["cache"] == "hit"}
+    decisions = {node_id: each for node_id, each in decisions.items() if not options.only or node_id in options.only}
     free_disk = free_bytes(store.path)
-    estimates = graph_estimates(graph, artifacts, free_disk)
+    estimates = graph_estimates(graph, cached_artifacts(store, decisions), free_disk)
     needs = {node_id: need for node_id, need in estimates.items() if node_id not in absent}
     does_not_fit = too_large(graph, needs, gpu_memory, graph.machine.memory_bytes or machine_memory())
     if options.json:
         sizes = {node_id: estimate_row(need) for node_id, need in needs.items()}
+        rows = plan_rows(graph, decisions, PreviousNodes(store, graph.name).seconds)
         plan = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk}
         print_json({**plan, "unmet": missing, "does_not_fit": does_not_fit})
     else:
-        print_plan(rows, missing)
+        print_plan(graph, decisions, missing)
         print_estimates(graph, needs, free_disk, store.path)
         for line in does_not_fit:
             print_lines(line)
     return USAGE if missing else OK
-
-
-def _seconds(store: Store, graph: Graph, is_shown: bool) -> Callable[[str], float | None]:
-    """Seconds of earlier runs by node; records are read only where `is_shown`."""
-    return PreviousNodes(store, graph.name).seconds if is_shown else lambda _node_id: None

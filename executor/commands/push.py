@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from executor.commands.arguments import add_run, add_store
+from executor.commands.arguments import add_run, add_store, open_store
 from executor.maintenance.push_pull import accepted, push, push_key, recorded, require_node
 from executor.maintenance.remote import Remote
 from executor.records.run_record import find_record
-from executor.store.artifact_store import Store, store_path
 from executor.system.disk_space import folder_size
 from executor.system.output import OK, counted, print_lines
 from executor.system.progress import BytesDone
@@ -22,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    store = Store.open(store_path(options.store, None), write=False)
+    store = open_store(options)
     record = find_record(store.records, options.run)
     require_node(record.state.nodes, options.node)
     wanted = recorded(store, record, options.node)

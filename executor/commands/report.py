@@ -7,11 +7,10 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from executor.commands.arguments import add_store
+from executor.commands.arguments import add_store, open_store
 from executor.records.run_record import Record
 from executor.report.page import write_report
 from executor.report.run_data import find_records
-from executor.store.artifact_store import Store, store_path
 from executor.system.output import OK, print_lines
 
 REPORT = "report.html"
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    store = Store.open(store_path(options.store, None), write=False)
+    store = open_store(options)
     records = find_records(store.records, options.runs)
     path = (options.output or default_path(records)).absolute()
     write_report(store.path, [record.run for record in records], path)

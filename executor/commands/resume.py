@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from dsl.errors import Mistake, PipelineError
-from executor.commands.arguments import add_keep_going, add_overrides, add_run, add_store
+from executor.commands.arguments import add_keep_going, add_overrides, add_run, add_store, open_store
 from executor.planning.resume_check import check_inputs
 from executor.planning.session import resumed_run, run_from
 from executor.records.run_list import UNFINISHED, unfinished_runs
 from executor.records.run_record import Record, find_record
 from executor.scheduler.run_and_report import run_and_report
-from executor.store.artifact_store import Store, store_path
 from executor.system.output import print_lines
 
 
@@ -29,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    record = find_record(Store.open(store_path(options.store, None), write=False).records, options.run)
-    store = Store.open(store_path(options.store, None), write=True)
+    record = find_record(open_store(options).records, options.run)
+    store = open_store(options, write=True)
     say = partial(print_lines, error=True)
     if options.start is not None:
         if options.adopt:

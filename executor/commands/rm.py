@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from executor.commands.arguments import add_store
+from executor.commands.arguments import add_store, open_store
 from executor.maintenance.remove_run import remove_run, require_untagged
 from executor.records.run_record import find_folder
-from executor.store.artifact_store import Store, store_path
 from executor.system.output import FAILED, OK, print_lines
 
 
@@ -19,11 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    folder = find_folder(Store.open(store_path(options.store, None), write=False).records, options.run)
+    folder = find_folder(open_store(options).records, options.run)
     require_untagged(folder)
     if not options.yes and not _confirm(folder.name):
         return FAILED
-    store = Store.open(store_path(options.store, None), write=True)
+    store = open_store(options, write=True)
     remove_run(store, folder)
     print_lines(
         f"run {folder.name} is removed: its record, logs and figures; "

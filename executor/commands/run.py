@@ -17,11 +17,12 @@ from executor.commands.arguments import (
     add_sort,
     add_store,
     add_sweeps,
+    store_of,
 )
 from executor.planning.selection import selected
 from executor.planning.session import new_run
 from executor.scheduler.run_and_report import run_and_report
-from executor.store.artifact_store import Store, store_path
+from executor.store.artifact_store import Store
 from executor.system.output import print_lines
 
 
@@ -46,11 +47,11 @@ def main(options: argparse.Namespace) -> int:
     if options.sort is not None:
         graph = _sorted_by(graph, options.sort)
     if graph.sort_by:
-        from executor.results.sweep import doubt
+        from executor.results.sweep import sort_warning
 
-        if doubtful := doubt(graph):
-            print_lines(f"warning: {doubtful}", error=True)
-    path = store_path(options.store, options.file)
+        if warning := sort_warning(graph):
+            print_lines(f"warning: {warning}", error=True)
+    path = store_of(options)
     if options.smoke is not None:
         from executor.smoke.trial_run import smoke_run
 

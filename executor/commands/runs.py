@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from executor.commands.arguments import add_json, add_store, count
+from executor.commands.arguments import add_json, add_store, count, open_store
 from executor.records.run_list import run_rows, runs_text
-from executor.store.artifact_store import Store, store_path
 from executor.system.output import OK, print_json, print_lines
 
 SHOWN = 20
@@ -21,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    store = Store.open(store_path(options.store, None), write=False)
+    store = open_store(options)
     rows = run_rows(store.records, options.n or None)
     if options.json:
         print_json({"runs": rows})

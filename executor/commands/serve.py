@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import signal
 
-from executor.commands.arguments import add_address, add_run, add_store
+from executor.commands.arguments import add_address, add_run, add_store, store_of
 from executor.model_tools.serve import Asked, serve_run
-from executor.store.artifact_store import store_path
 from executor.system.output import FAILED, OK, print_lines
 
 
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Exit code 0 where the prompt was answered with the draft's help, 1 otherwise."""
     asked = Asked(
-        store=store_path(options.store, None),
+        store=store_of(options),
         run=options.run,
         node=options.node,
         host=options.host,

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsl.errors import DflowError
 from dsl.graph import Graph
-from executor.commands.arguments import add_json, add_run, add_store
+from executor.commands.arguments import add_json, add_run, add_store, open_store
 from executor.explain.explanation import accepted_text
 from executor.records.graph_file import written_nodes
 from executor.records.run_list import running_runs
@@ -16,7 +16,7 @@ from executor.records.run_record import NodeState, Record, find_record
 from executor.records.sent_run import sent_of
 from executor.results.live_metrics import LiveFigures, live_figures
 from executor.results.run_table import print_results
-from executor.store.artifact_store import Store, store_path
+from executor.store.artifact_store import Store
 from executor.system.output import OK, columns, print_json, print_lines
 
 UNFINISHED = ("killed", "stopped")
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    store = Store.open(store_path(options.store, None), write=False)
+    store = open_store(options)
     record = find_record(store.records, options.run)
     state = record.state
     state.status = record.status()

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Mapping
 
 from dsl.errors import PipelineError, StoreError
-from executor.commands.arguments import add_store
+from executor.commands.arguments import add_store, open_store
 from executor.records.run_record import Record, find_record, newest_records
 from executor.records.sent_run import sent_of
-from executor.store.artifact_store import Store, store_path
+from executor.store.artifact_store import Store
 from executor.system.output import FAILED, OK, print_lines
 from executor.tracking.sync_state import lacks, send_rest
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 1 where MLflow did not receive everything."""
-    store = Store.open(store_path(options.store, None), write=True)
+    store = open_store(options, write=True)
     if options.run is not None:
         record = find_record(store.records, options.run)
         record.lock(to_send=True)

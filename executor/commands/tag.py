@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from executor.commands.arguments import add_store
+from executor.commands.arguments import add_store, store_of
 from executor.records.run_record import find_folder
 from executor.records.run_tags import add_tag, remove_tag
-from executor.store.artifact_store import Store, store_path
-from executor.store.gc_lock import nothing_taken
+from executor.store.artifact_store import Store
+from executor.store.gc_lock import exclusive_gc_lock
 from executor.system.output import OK, print_lines
 
 
@@ -20,10 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    path = store_path(options.store, None)
+    path = store_of(options)
     find_folder(Store.open(path, write=False).records, options.run)
     store = Store.open(path, write=True)
-    with nothing_taken(store.path):  # two concurrent commands cannot give one tag to two runs
+    with exclusive_gc_lock(store.path):  # two concurrent commands cannot give one tag to two runs
         folder = find_folder(store.records, options.run)
         if options.remove:
             remove_tag(folder, options.name)

@@ -12,10 +12,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dsl.errors import StoreError
-from executor.commands.arguments import add_address, add_store
+from executor.commands.arguments import add_address, add_store, open_store
 from executor.records.run_record import newest_records
 from executor.records.sent_run import SentRun
-from executor.store.artifact_store import Store, store_path
 from executor.system.output import OK, print_lines
 from executor.system.server import Server, require_free_port, wait_until_ready
 
@@ -51,7 +50,7 @@ def links(records: Path, url: str) -> Iterator[str]:
 
 def main(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C. MLflow's output goes to a log in the store."""
-    store = Store.open(store_path(options.store, None), write=False).path
+    store = open_store(options).path
     if not (store / "mlflow.db").exists():
         raise StoreError(f"{store} has no mlflow.db: no run was tracked there yet")
     require_free_port(options.host, options.port)

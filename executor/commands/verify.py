@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 
 from dsl.errors import StoreError
-from executor.commands.arguments import add_store
+from executor.commands.arguments import add_store, open_store
 from executor.records.run_record import Record, find_record, newest_records
-from executor.store.artifact_store import Store, store_path
+from executor.store.artifact_store import Store
 from executor.store.integrity import Damage, check, committed, set_aside
 from executor.system.disk_space import folder_size
 from executor.system.output import FAILED, OK, counted, print_lines, shown_digest
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 1 where something is damaged."""
-    store = Store.open(store_path(options.store, None), write=False)
+    store = open_store(options)
     records = [find_record(store.records, run) for run in options.runs]
     digests = _used(records) if records else committed(store)
     total = 0 if options.quick else sum(folder_size(store.object_path(digest)) for digest in digests)

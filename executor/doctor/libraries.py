@@ -16,8 +16,7 @@ from packaging.specifiers import SpecifierSet
 
 from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
-from executor.keys.library_versions import NOT_INSTALLED, LibraryVersions
-from executor.keys.node_key import PROJECT
+from executor.keys.node_key import NOT_INSTALLED, PROJECT, LibraryVersions
 from executor.system.resource_pool import devices
 from executor.system.supervisor import child_environment, module_command
 

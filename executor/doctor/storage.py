@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,9 @@ from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
 from executor.store.artifact_store import Store
 from executor.store.integrity import check, committed
-from executor.store.lease import lock_holders
+from executor.store.lease import Holder, lock_holders
 from executor.system.disk_space import free_bytes
 from executor.system.file_locks import is_exclusive
-from executor.system.jsonlines import read_object
 from executor.system.output import shown_digest
 
 LITTLE_DISK = 20_000_000_000  # bytes; the checkpoint of a target with 8 billion parameters
@@ -88,10 +86,10 @@ def _faults(folder: Path) -> Iterator[str]:
 def _leases(path: Path) -> Iterator[Finding]:
     """Which runs work here, and leases that another host holds or never released; locks nothing."""
     for lease in sorted((path / "work").glob("*/lease")):
-        holder = read_object(lease) or {}
-        run, host = holder.get("run"), holder.get("host")
+        holder = Holder.read(lease.parent)
+        key = shown_digest(lease.parent.name)
         if pids := lock_holders(lease):
-            yield Finding("lease", "ok", f"run {run} works on {shown_digest(lease.parent.name)} (process {pids[0]})")
-        elif host and host != socket.gethostname() and not holder.get("released"):
+            yield Finding("lease", "ok", f"run {holder.run} works on {key} (process {pids[0]})")
+        elif holder.is_elsewhere:
             remedy = f"if nothing runs there any more, remove {lease}"
-            yield Finding("lease", "warning", f"{host} (run {run}) holds {shown_digest(lease.parent.name)}", remedy)
+            yield Finding("lease", "warning", f"{holder.host} (run {holder.run}) holds {key}", remedy)

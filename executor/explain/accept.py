@@ -30,7 +30,7 @@ RECORDS_SEARCHED = 200
 
 @frozen
 class Acceptable:
-    """A finished artifact that differs from what a node would make by code alone. line: that of old_key."""
+    """A finished artifact that differs from what a node would make by code only. line: that of old_key."""
 
     node: str
     key: str
@@ -80,7 +80,7 @@ def accept(store: Store, planner: Planner, offer: Acceptable, reason: str) -> tu
     """
     now = node_parts(planner.graph, offer.node, Sources.now(store.external_memo))
     if now != planner.parts[offer.node]:
-        raise ConfigError(f'the code or the data of node "{offer.node}" changed just now: look at it, and accept again')
+        raise ConfigError(f'the code or the data of node "{offer.node}" changed just now; check it, and accept again')
     user, at = _user(), time.time()
     line = IndexLine(
         digest=offer.line.digest,
@@ -133,7 +133,7 @@ def _newest_finished(store: Store, op: str, without_code: str) -> tuple[str, Ind
 
 
 def _without_code(manifest: Manifest, key: str) -> str:
-    """Of an artifact from before the index told it; empty where the manifest is that of another key."""
+    """Of an artifact from before the index had it; empty where the manifest is that of another key."""
     if manifest.key != key:
         return ""
     return manifest.key_parts.key_without_code(manifest.inputs)
@@ -145,10 +145,8 @@ def _code(store: Store, key: str, manifest: Manifest) -> Mapping[str, str]:
     line = store.newest(key)
     if manifest.key == key or line is None:
         return code
-    for row in plan_of(store.records / line.run).values():
-        if row.get("key") == key and "parts" in row:
-            return dict(row["parts"]["code"])
-    return code
+    rows = plan_of(store.records / line.run).values()
+    return next((row.parts.code for row in rows if row.key == key and row.parts is not None), code)
 
 
 def _why_nothing(planner: Planner, node_id: str, inputs: Inputs) -> str:
@@ -163,8 +161,8 @@ def _why_nothing(planner: Planner, node_id: str, inputs: Inputs) -> str:
         if digest not in _digests(inputs)
     ]
     if not others:
-        return f'no finished artifact of node "{node_id}" differs by code alone: it was removed, or its inputs differ'
-    return f'node "{node_id}" differs by more than its code, which alone can be accepted: {"; ".join(others)}'
+        return f'no finished artifact of node "{node_id}" differs by code only: it was removed, or its inputs differ'
+    return f'node "{node_id}" differs by more than its code, so it cannot be accepted: {"; ".join(others)}'
 
 
 def _digests(inputs: Inputs) -> set[str]:

@@ -14,14 +14,13 @@ from dsl.graph import Graph, GraphNode
 from executor.keys.code_archive import kept_text, texts_now
 from executor.keys.code_diff import CodeChange, code_changes, code_text
 from executor.keys.differences import Difference, difference_text, differences
-from executor.planning.planner import Cache, Decision, Planner, Previous
+from executor.planning.planner import WORDS, Cache, Decision, Planner, Previous
 from executor.records.run_record import Record, load_begun
 from executor.records.sent_run import sent_of
 from executor.store.artifact_store import Store
 from executor.store.index_line import IndexLine
 from executor.system.output import moment, shown_digest
 
-HEADS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
 InputState = Literal["runs", "may change", "changed", "added", "removed"]
 
 
@@ -165,7 +164,7 @@ def _with_path(difference: Difference, node: GraphNode) -> Difference:
 
 
 def _waits(node: GraphNode, decisions: Mapping[str, Decision]) -> list[InputChange]:
-    """The inputs of a new node that are not there yet."""
+    """The missing inputs of a new node."""
     waited = [parent for parent in node.parents if decisions[parent].cache != "hit"]
     return [_awaited(parent, decisions[parent], None) for parent in waited]
 
@@ -226,7 +225,7 @@ def _explanation_lines(each: Explanation, roots: Sequence[Path]) -> list[str]:
     if each.reason.startswith(("artifact gone", "new", "forced")):
         lines.insert(0, each.reason)
     against = f", compared with run {each.against}" if each.against else ""
-    return [f"{each.node} {HEADS[each.cache]}{against}:", *(f"  {line}" for line in dict.fromkeys(lines))]
+    return [f"{each.node} {WORDS[each.cache]}{against}:", *(f"  {line}" for line in dict.fromkeys(lines))]
 
 
 def _input_text(change: InputChange) -> str:
@@ -250,7 +249,7 @@ def _origin(made: Made) -> list[str]:
     computed = f"made by run {made.run}{mlflow}"
     lines = [f"  {computed}" if made.acceptance == "accepted" else f"  {computed}, on {moment(made.time)}"]
     if made.acceptance == "forced":
-        lines.append("  it was told to run anew (--from)")
+        lines.append("  its rerun was requested (--from)")
     elif made.cause:
         lines.append(f"  it ran because: {made.cause}")
     if made.source:

@@ -45,7 +45,7 @@ class NodeDiff:
     """One node. inputs: the producers whose artifacts are not the same. digests: those of the first and the second.
 
     values: of a node that only one run has, all of its config. unknown: the runs whose code and libraries are not
-    compared, since the records and artifacts that tell of them are gone. copy_of: what it is a copy of, where it is
+    compared, since the records and artifacts that had them are gone. copy_of: what it is a copy of, where it is
     compared under its own id.
     """
 
@@ -78,7 +78,7 @@ class NodeDiff:
         return "the same" if self.is_same else "the same artifact"
 
     def to_json(self) -> dict[str, Any]:
-        """null for what is not finite, since JSON has no such number; "same" tells whether a metric is."""
+        """null for what is not finite, since JSON has no such number; "same": whether a metric is."""
         metrics = [{**attrs.asdict(pair), "difference": pair.difference, "same": pair.is_same} for pair in self.metrics]
         found = {
             "node": self.node,
@@ -135,7 +135,7 @@ def compare_runs(store: Store, first: Record, second: Record) -> RunsDiff:
 
 
 def compare_parts(store: Store, first: Part, second: Part) -> list[NodeDiff]:
-    """All nodes of both, in the order of the second; those that only the first has stand last."""
+    """All nodes of both, in the order of the second; those that only the first has come last."""
     sides = (_Side(store, first), _Side(store, second))
     names = dict.fromkeys([*second.nodes, *first.nodes])
     return [_node(store, node_id, *sides) for node_id in names]
@@ -165,7 +165,7 @@ def whole(record: Record) -> Part:
 
 
 def templates_of(record: Record) -> dict[str, str]:
-    """By its id, what each copy of a sweep or of for_each is a copy of. The ops are not asked."""
+    """By its id, what each copy of a sweep or of for_each is a copy of. The ops are not loaded."""
     written = written_nodes(record.folder)
     return {
         node_id: written[node_id]["copy"]["template"]
@@ -190,7 +190,7 @@ def combination_parts(record: Record) -> list[Part]:
 
 
 class _Side:
-    """What one record tells of its nodes, by the names under which they are compared. The ops may be gone."""
+    """The nodes of one record, by the names under which they are compared. The ops may be gone."""
 
     def __init__(self, store: Store, part: Part) -> None:
         self._store = store
@@ -208,7 +208,8 @@ class _Side:
 
     def inputs(self, name: str) -> dict[str, str]:
         """The digests that are known of the nodes that it reads."""
-        parents = self._earlier.rows.get(self._ids[name], {}).get("parents", ())
+        row = self._earlier.rows.get(self._ids[name])
+        parents = row.parents if row is not None else ()
         known = ((self._shown.get(parent, parent), self._earlier.nodes.get(parent)) for parent in parents)
         return {parent: node.digest for parent, node in known if node is not None and node.digest is not None}
 
@@ -222,7 +223,7 @@ class _Side:
         return {name: _reference(value, self._shown) for name, value in config.items()}
 
     def settings(self, node_id: str, keyed: Container[str]) -> dict[str, Any]:
-        """The values outside the key, and which nodes stand on the edges."""
+        """The values outside the key, and which nodes are on the edges."""
         config = {name: value for name, value in self.config(node_id).items() if name not in keyed}
         launch = self.written.get(node_id, {}).get("launch", {})
         return config | {f"launch.{name}": value for name, value in launch.items()}

@@ -10,7 +10,7 @@ from executor.explain.run_diff import MetricPair, NodeDiff, RunsDiff
 from executor.keys.code_diff import code_text
 from executor.keys.differences import difference_text
 from executor.records.run_record import Record
-from executor.system.output import counted, moment, shown_digest
+from executor.system.output import columns, counted, moment, shown_digest
 
 WIDTH = 100
 MOST_COMBINATIONS = 16
@@ -26,7 +26,7 @@ def runs_text(first: Record, second: Record, found: RunsDiff) -> str:
         (word, record.run, record.state.pipeline, moment(record.state.started), record.status())
         for word, record in runs
     ]
-    blocks = [_table(heads)]
+    blocks = [columns(heads[0], heads[1:])]
     if not found.combinations:
         return "\n\n".join([*blocks, *_compared(found.nodes, "Every node")])
     blocks.append(_swept(found))
@@ -57,11 +57,11 @@ def _compared(nodes: Sequence[NodeDiff], every: str) -> list[str]:
     if all(node.is_same for node in nodes):
         blocks.append(f"{every} has the same key parts, settings and artifact in both.")
     else:
-        blocks.append(_table([("node", "first", "second", ""), *map(_row, nodes)]))
+        blocks.append(columns(("node", "first", "second", ""), list(map(_row, nodes))))
         blocks += ["\n".join(lines) for node in nodes if len(lines := _details(node)) > 1]
     rows = [_metric(node.node, pair) for node in nodes for pair in node.metrics if not pair.is_same]
     if rows:
-        blocks.append(_table([("node", "metric", "first", "second", "difference"), *rows]))
+        blocks.append(columns(("node", "metric", "first", "second", "difference"), rows))
     same = sum(pair.is_same for node in nodes for pair in node.metrics)
     if same:
         blocks.append(f"{same} final metrics are the same in both.")
@@ -106,9 +106,3 @@ def _difference(pair: MetricPair) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)

@@ -1,10 +1,10 @@
-"""Fingerprints of code, remembered while no file that they were read from, or might be read from, has changed.
+"""A cache of code fingerprints, valid while no file that they were read from, or might be read from, has changed.
 
-Following the code of all built-in ops takes about a second, checking the stamps of their files a few milliseconds.
+Tracing the code of all built-in ops takes about a second, checking the stamps of their files a few milliseconds.
 
-<store>/code.jsonl    for each run function with its classes: the hashes of all code it reaches; the SHA-256 of the
-                      files that were read, their stamps and those of the fingerprinting code itself; and what stood
-                      at the places where a module was looked for
+<memos>/code.jsonl    for each run function with its classes: the hashes of all code it reaches; the SHA-256 of the
+                      files that were read, their stamps and those of the fingerprinting code itself; and the state of
+                      the paths where a module was searched
 """
 
 from __future__ import annotations
@@ -47,23 +47,24 @@ class CodeMemo:
     def __init__(self, memo: Path | None, now: Callable[[], float] = time.time) -> None:
         self._memo = Memo(memo, "code", SPARE_LINES)
         self._asked_at = now()
-        self._lines: dict[str, dict[str, Any]] | None = None
         self._stamps: dict[str, Stamp | None] = {}
         self._kinds: dict[str, Kind] = {}
-        self.contents: dict[str, str] = {}  # the SHA-256 of each file that was read for what was asked
+        self.contents: dict[str, str] = {}  # the SHA-256 of each file that was read
         self._hashes: dict[tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...]], CodeHashes] = {}
+
+    @cached_property
+    def _lines(self) -> dict[str, dict[str, Any]]:
+        return self._memo.newest()
 
     def of(self, functions: Sequence[str], roots: Sequence[Path], classes: Sequence[str] = ()) -> CodeHashes:
         """The hashes of `read_code`. Raises ConfigError as it does."""
-        asked = (tuple(functions), tuple(roots), tuple(classes))
-        if asked not in self._hashes:
-            self._hashes[asked] = CodeHashes(self._remembered(functions, roots, classes))
-        return self._hashes[asked]
+        request = (tuple(functions), tuple(roots), tuple(classes))
+        if request not in self._hashes:
+            self._hashes[request] = CodeHashes(self._remembered(functions, roots, classes))
+        return self._hashes[request]
 
     def _remembered(self, functions: Sequence[str], roots: Sequence[Path], classes: Sequence[str]) -> dict[str, str]:
         label = json.dumps([*functions, [str(root) for root in roots], *classes, sys.implementation.cache_tag])
-        if self._lines is None:
-            self._lines = self._memo.newest()
         line = self._lines.get(label)
         if line is not None and self._holds(line):
             self.contents.update(line["contents"])

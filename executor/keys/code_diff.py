@@ -130,5 +130,5 @@ def _shown_diff(change: CodeChange) -> list[str]:
     if change.diff is None:
         return [f"    {change.place}: its earlier text was not kept"]
     if not change.diff:
-        return [f"    {change.place}: its text is the same; a name that it imports means something else"]
+        return [f"    {change.place}: its text is the same; something that it imports changed"]
     return [f"    {line}" for line in change.diff]

@@ -47,7 +47,7 @@ class Difference:
         return shown_digest(str(value)) if is_digest else json.dumps(value, ensure_ascii=False, default=str)
 
     def label(self, node: str) -> str:
-        """`node.field`, or the name by itself where it is not one of the node's own."""
+        """`node.field`, or only the name where it is not one of the node's own."""
         return self.name if self.kind in ("library", "op") else f"{node}.{self.name}"
 
     def to_json(self) -> dict[str, Any]:

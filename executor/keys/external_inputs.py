@@ -1,9 +1,9 @@
 """Digests of the files and folders outside the store that configs name, hashed once while they stay as they are.
 
-Two memos lie in the store, both append-only and only ever a help:
+Two memos in the user's cache, both append-only; losing them costs only time:
 
-    external_listings.jsonl    for each path that was asked for: a hash over the names and stamps below it, and its
-                               digest. A run in which nothing changed reads this one alone, a line for each path.
+    external_listings.jsonl    for each requested path: a hash over the names and stamps below it, and its digest. A
+                               run in which nothing changed reads only this one, a line for each path.
     external.jsonl             the digest of each file by its stamp: what did not change in a folder that did.
 
 What changed within the clock's grain of now, or in the future, is not remembered (see system/stamps.py).
@@ -16,6 +16,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from stat import S_ISREG
 
@@ -24,6 +25,7 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from executor.system.jsonl_cache import Memo
+from executor.system.jsonlines import known_fields
 from executor.system.stamps import Stamp, is_settled
 
 MISSING = "missing"  # in the place of a digest
@@ -42,9 +44,9 @@ Tree = File | None | Mapping[str, "Tree"]  # a folder is its files by relative n
 
 @frozen
 class Look:
-    """How a path lies there: a hash over names, sizes, times of change and inodes, and the file touched last.
+    """The state of a path: a hash over names, sizes, times of change and inodes, and the file that changed last.
 
-    Other rights or another link to a file are no change of it: ctime does not count.
+    ctime does not count: new permissions or another link to a file are no change of it.
     """
 
     listing: str
@@ -73,7 +75,7 @@ class ListedOnce:
 
 
 class ExternalDigests:
-    """Digests by content; without a memo (a store that is not there yet) everything is hashed anew."""
+    """Digests by content; without a memo everything is hashed again."""
 
     def __init__(
         self, memo: Path | None, now: Callable[[], float] = time.time, list_path: Callable[[Path], Tree] | None = None
@@ -82,8 +84,6 @@ class ExternalDigests:
         self._list = list_path or tree_of
         self._files_memo = Memo(memo, "path")
         self._listings_memo = Memo(memo.with_name("external_listings.jsonl") if memo is not None else None, "path")
-        self._files: dict[tuple[str, Stamp], str] | None = None
-        self._listings: dict[str, tuple[str, str]] | None = None
 
     def of(self, path: Path) -> str:
         """The digest of a file's content, or of a folder's files by relative name. Raises DataError if it is gone."""
@@ -102,7 +102,7 @@ class ExternalDigests:
         """The digest of a tree that was listed after `asked_at`."""
         label = label.encode("utf-8", "backslashreplace").decode()
         listing, settled = _listing(tree, asked_at)
-        known = self._known_listings()
+        known = self._listings
         if label in known and known[label][0] == listing:
             return known[label][1]
         digest = self._digest(tree, asked_at)
@@ -121,7 +121,7 @@ class ExternalDigests:
     def _content(self, file: File, asked_at: float) -> str:
         name = file.path.encode("utf-8", "backslashreplace").decode()
         identity = (name, file.stamp)
-        known = self._known_files()
+        known = self._files
         if identity in known:
             return known[identity]
         try:
@@ -134,17 +134,14 @@ class ExternalDigests:
             self._files_memo.add({"path": name, **attrs.asdict(file.stamp), "sha256": sha256})
         return sha256
 
-    def _known_listings(self) -> dict[str, tuple[str, str]]:
-        if self._listings is None:
-            lines = self._listings_memo.newest().values()
-            self._listings = {line["path"]: (line["listing"], line["sha256"]) for line in lines}
-        return self._listings
+    @cached_property
+    def _listings(self) -> dict[str, tuple[str, str]]:
+        return {line["path"]: (line["listing"], line["sha256"]) for line in self._listings_memo.newest().values()}
 
-    def _known_files(self) -> dict[tuple[str, Stamp], str]:
-        if self._files is None:
-            lines = [line for line in self._files_memo.newest().values() if "ctime_ns" in line]  # older dflow: none
-            self._files = {(line["path"], _stamp_of(line)): line["sha256"] for line in lines}
-        return self._files
+    @cached_property
+    def _files(self) -> dict[tuple[str, Stamp], str]:
+        lines = [line for line in self._files_memo.newest().values() if "ctime_ns" in line]
+        return {(line["path"], Stamp(**known_fields(Stamp, line))): line["sha256"] for line in lines}
 
 
 def folder_digest(files: Mapping[str, str]) -> str:
@@ -190,34 +187,20 @@ def _members(folder: str) -> dict[str, Tree]:
 
 def _listing(tree: Tree, asked_at: float) -> tuple[str, bool]:
     """A hash over all names and stamps, and whether all stamps can be relied on."""
-    lines: list[str] = []
-    settled = True
-    for name, member in _flat(tree):
-        if isinstance(member, File):
-            stamp = member.stamp
-            lines.append(f"{name}\0{stamp.size} {stamp.mtime_ns} {stamp.ctime_ns} {stamp.inode}")
-            settled = settled and is_settled(stamp, asked_at)
-        else:
-            lines.append(f"{name}\0{member}")
-    return _hash_of(lines), settled
+    members = list(_flat(tree))
+    listing = _hash_of(members, lambda stamp: f"{stamp.size} {stamp.mtime_ns} {stamp.ctime_ns} {stamp.inode}")
+    return listing, all(is_settled(member.stamp, asked_at) for _, member in members if isinstance(member, File))
 
 
 def _look(tree: Tree) -> Look:
-    lines: list[str] = []
-    newest, touched = "", -1
-    for name, member in _flat(tree):
-        if isinstance(member, File):
-            stamp = member.stamp
-            lines.append(f"{name}\0{stamp.size} {stamp.mtime_ns} {stamp.inode}")
-            if stamp.ctime_ns > touched:
-                newest, touched = member.path, stamp.ctime_ns
-        else:
-            lines.append(f"{name}\0{member}")
-    return Look(_hash_of(lines), newest)
+    members = list(_flat(tree))
+    files = [member for _, member in members if isinstance(member, File)]
+    newest = max(files, key=lambda file: file.stamp.ctime_ns).path if files else ""
+    return Look(_hash_of(members, lambda stamp: f"{stamp.size} {stamp.mtime_ns} {stamp.inode}"), newest)
 
 
 def _flat(tree: Tree) -> Iterator[tuple[str, File | str]]:
-    """Every file with its names from above; for a folder, or a name without a file, what is to be said of it."""
+    """Every file, folder and name without a file, by its names from above; a folder as the number of its members."""
     pending: list[tuple[str, Tree]] = [("", tree)]
     while pending:
         name, member = pending.pop()
@@ -230,14 +213,11 @@ def _flat(tree: Tree) -> Iterator[tuple[str, File | str]]:
             pending += [(f"{name}\0{inner}", each) for inner, each in member.items()]
 
 
-def _hash_of(lines: Iterable[str]) -> str:
-    text = "\0\0".join(sorted(lines))
+def _hash_of(members: Iterable[tuple[str, File | str]], text_of: Callable[[Stamp], str]) -> str:
+    texts = ((name, text_of(member.stamp) if isinstance(member, File) else member) for name, member in members)
+    text = "\0\0".join(sorted(f"{name}\0{each}" for name, each in texts))
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _unreadable(path: str, error: OSError) -> DataError:
     return DataError(f"{path}: cannot be read ({error.strerror}); it is an input of the pipeline")
-
-
-def _stamp_of(line: Mapping[str, int]) -> Stamp:
-    return Stamp(line["size"], line["mtime_ns"], line["ctime_ns"], line["inode"])

@@ -19,7 +19,6 @@ from dsl.graph import Graph, GraphNode
 from dsl.imports import PROJECT, search_path
 from executor.keys.code_cache import CodeHashes, CodeMemo
 from executor.keys.external_inputs import ExternalDigests
-from executor.keys.library_versions import LibraryVersions
 
 __all__ = [
     "PROJECT",
@@ -36,6 +35,7 @@ __all__ = [
 ]
 
 FORMAT = 1
+NOT_INSTALLED = "not installed"
 T = TypeVar("T")
 
 Inputs = Mapping[str, str | tuple[str, ...] | None]  # digests by edge
@@ -85,9 +85,22 @@ class KeyParts:
         return parts
 
 
+class LibraryVersions(dict[str, str]):
+    """Distribution -> version at one moment, looked up on first use."""
+
+    def __missing__(self, name: str) -> str:
+        from importlib import metadata  # slow
+
+        try:
+            self[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            self[name] = NOT_INSTALLED
+        return self[name]
+
+
 @frozen
 class Sources:
-    """What keys are made of beside the graph, each file as it is when it is first asked for."""
+    """What keys are made of beside the graph, each file in its state at the first use."""
 
     externals: ExternalDigests
     code: CodeMemo
@@ -100,7 +113,7 @@ class Sources:
 
     @classmethod
     def with_externals(cls, externals: ExternalDigests, external_memo: Path | None) -> Sources:
-        """The same, with digests of external inputs that are at hand."""
+        """The same, with given digests of external inputs."""
         code_memo = external_memo.with_name("code.jsonl") if external_memo is not None else None
         return cls(externals, CodeMemo(code_memo))
 
@@ -142,7 +155,7 @@ def class_symbols(node: GraphNode) -> tuple[str, ...]:
 
 
 def code_roots(graph: Graph) -> list[Path]:
-    """The folders in which stages look for modules; what is not in those of the interpreter is the project's."""
+    """The folders in which stages look for modules; modules outside the interpreter's folders belong to the project."""
     return [Path(folder) for folder in search_path(graph.op_files)]
 
 
@@ -161,7 +174,7 @@ def node_inputs(node: GraphNode, of: Callable[[str], T]) -> dict[str, T | tuple[
 def of_externals(
     node: GraphNode, of: Callable[[Path], T], of_all: Callable[[Mapping[str, Path | None]], T]
 ) -> dict[str, T]:
-    """What `of` says of each path that the config names, by field or its member, and `of_all` of its external files."""
+    """`of` each path that the config names, by field or its member, and `of_all` its external files."""
     found: dict[str, T] = {}
     for name, spec in node.op.fields.items():
         value = getattr(node.config, name)

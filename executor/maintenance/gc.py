@@ -18,9 +18,9 @@ from attrs import frozen
 
 from executor.maintenance.retention import InUse, Kept, all_records, in_use, kept_runs, read_index
 from executor.store.artifact_store import Store
-from executor.store.gc_lock import nothing_taken
+from executor.store.gc_lock import exclusive_gc_lock
 from executor.store.integrity import MEMO
-from executor.store.lease import held_now, put_away
+from executor.store.lease import Holder, held_now, put_away
 from executor.store.manifest import Manifest
 from executor.store.names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
@@ -82,7 +82,7 @@ def survey(store: Store, *, keep: int, pulled: bool = True) -> Survey:
 
 def collect(store: Store, *, keep: int, pulled: bool = True) -> Survey:
     """Remove what `survey` finds, and return it. Raises StoreError where something cannot be removed."""
-    with nothing_taken(store.path):
+    with exclusive_gc_lock(store.path):
         found = survey(store, keep=keep, pulled=pulled)
         for key, digests in found.dropped.items():
             _shorten(store.path / "index" / key, set(digests))
@@ -121,11 +121,11 @@ def _work(store: Store, use: InUse) -> Iterator[Item]:
         if REMOVED_FROM_WORK.fullmatch(folder.name):
             yield Item(folder, "leftover", folder_size(folder), "the rest of a work folder that was removed")
             continue
-        run = str((read_object(folder / "lease") or {}).get("run") or "?")
+        run = Holder.read(folder).run or "?"
         node = (read_object(folder / "work.json") or {}).get("node") or shown_digest(folder.name)
         why = held_now(folder)
         if not why and (folder.name in use.unfinished_keys or run in use.unfinished_runs):
-            why = f"unfinished work that `dflow resume {run}` goes on with"
+            why = f"unfinished work that `dflow resume {run}` continues"
         yield Item(folder, "work", folder_size(folder), f"unfinished work of {node}, run {run}", why)
 
 

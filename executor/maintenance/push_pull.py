@@ -158,7 +158,7 @@ def missing_bytes(remote: Remote, wanted: Iterable[Wanted]) -> int:
 def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, tell: Callable[[str], None]) -> bool:
     """Fetch one artifact; False where the store has it. Raises StoreError where it is damaged or incomplete there."""
     with store.lease(wanted.key, f"dflow pull {remote.url}") as lease:
-        lease.acquire(lambda holder: tell(f"{wanted.node}: waiting, {holder}"), lambda: False)
+        lease.acquire(lambda holder: tell(f"{wanted.node}: waiting, {holder}"))
         lease.wait_for_ranks()
         store.finish_commit(lease, wanted.key)
         entry = _entry(wanted.line, remote)

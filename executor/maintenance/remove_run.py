@@ -9,7 +9,7 @@ from executor.records.run_record import Record, RunState
 from executor.records.run_tags import tags_of
 from executor.records.serving_lock import is_served
 from executor.store.artifact_store import Store
-from executor.store.gc_lock import nothing_taken
+from executor.store.gc_lock import exclusive_gc_lock
 from executor.store.names import RUN_ID
 from executor.system.crash_points import fail_point
 from executor.system.os_errors import clear_errors
@@ -24,7 +24,7 @@ def remove_run(store: Store, folder: Path) -> None:
     Raises StoreError where the run is in progress, being served, or tagged.
     """
     record = Record(folder, RunState(run=folder.name, pipeline="", experiment=""))  # its content does not matter
-    with nothing_taken(store.path), clear_errors(folder):
+    with exclusive_gc_lock(store.path), clear_errors(folder):
         if RUN_ID.fullmatch(folder.name) is None:
             raise StoreError(f"{folder}: this is no record of a run, so it is not removed")
         if folder.is_symlink():

@@ -50,7 +50,7 @@ class SourceRuns:
         other = Manifest.of(folder)
         if other is None or not other.metrics:
             return {}, []
-        return {}, [f"the figures of run {run}, which made this, are not kept here; run {other.run} made the same"]
+        return {}, [f"the metrics of run {run}, which made this artifact, are missing; run {other.run} made the same"]
 
     def made(self, run: str | None, key: str | None) -> NodeState | None:
         """The node of a run that computed a key's artifact, maybe for another key; None without its record."""

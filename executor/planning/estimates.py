@@ -11,6 +11,8 @@ from dsl.estimate import Estimate, Outlook, Trial
 from dsl.graph import Graph
 from dsl.hooks import hook
 from dsl.sizes import shown_bytes
+from executor.planning.planner import Decision
+from executor.store.artifact_store import Store
 from executor.system.resource_pool import computes_on_gpu, devices
 
 NO_TRIALS: Mapping[str, Trial] = {}
@@ -82,3 +84,9 @@ def too_large(
             each = shown_bytes(size) if ranks == 1 else f"{ranks} ranks of {shown_bytes(size)} each"
             lines.append(f"{node_id}: memory: DOES NOT FIT: needs {each}, and this machine has {shown_bytes(memory)}")
     return lines
+
+
+def cached_artifacts(store: Store, decisions: Mapping[str, Decision]) -> dict[str, Path]:
+    """The folder of each cached node's artifact."""
+    digests = {node_id: each.digest for node_id, each in decisions.items() if each.cache == "hit"}
+    return {node_id: store.object_path(digest) for node_id, digest in digests.items() if digest is not None}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any
 
 from attrs import frozen
 
 from executor.keys.node_key import KeyParts
 from executor.planning.cache_hits import SourceRuns
 from executor.planning.planner import Previous
-from executor.records.run_record import NodeState, newest_records, plan_of
+from executor.records.run_record import NodeState, PlanRow, newest_records, plan_of
 from executor.store.artifact_store import Store
 
 RECORDS_SEARCHED = 50
@@ -23,7 +22,7 @@ class Earlier:
     """An earlier record of the pipeline: its nodes, and the rows of its plan."""
 
     nodes: Mapping[str, NodeState]
-    rows: Mapping[str, Any]
+    rows: Mapping[str, PlanRow]
     run: str = ""
 
 
@@ -96,10 +95,10 @@ def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None
     if node_id not in earlier.rows or node_id not in earlier.nodes:
         return None
     row, state = earlier.rows[node_id], earlier.nodes[node_id]
-    parts = KeyParts(**row["parts"]) if "parts" in row else _parts(store, state)
+    parts = row.parts or _parts(store, state)
     if parts is None:
         return None
-    parents = [parent for parent in row["parents"] if parent in earlier.nodes]
+    parents = [parent for parent in row.parents if parent in earlier.nodes]
     inputs = {parent: digest for parent in parents if (digest := earlier.nodes[parent].digest) is not None}
     return Previous(parts, inputs, state.digest, earlier.run)
 
@@ -114,4 +113,4 @@ def _parts(store: Store, state: NodeState) -> KeyParts | None:
     if manifest is not None and manifest.key == key:
         return manifest.key_parts
     rows = plan_of(store.records / (state.source_run or "-")).values()
-    return next((KeyParts(**row["parts"]) for row in rows if row["key"] == key and "parts" in row), None)
+    return next((row.parts for row in rows if row.key == key and row.parts is not None), None)

@@ -15,14 +15,13 @@ from attrs import frozen
 
 from dsl.graph import Graph, GraphNode
 from executor.keys.external_inputs import ExternalDigests, ListedOnce, Look
-from executor.keys.library_versions import LibraryVersions
-from executor.keys.node_key import KeyParts, Sources, library_versions, node_parts, of_externals
+from executor.keys.node_key import KeyParts, LibraryVersions, Sources, library_versions, node_parts, of_externals
 from executor.store.artifact_store import Store
 from executor.system.jsonlines import write_json
 
 
 @frozen
-class Meanwhile:
+class CurrentInputs:
     """parts: the current ones, with the code of the snapshot; written: files that were written since the snapshot."""
 
     parts: KeyParts
@@ -56,8 +55,8 @@ class Snapshot:
         """For the ranks of the stage: JSON, a character for each byte."""
         write_json(path, {file: source.decode("latin-1") for file, source in self.sources.items()}, in_one_line=True)
 
-    def since(self, store: Store) -> Meanwhile:
-        """What of the data was written since then; only written files are read. Raises DataError."""
+    def since(self, store: Store) -> CurrentInputs:
+        """The current data, of which only files written since then are read. Raises DataError."""
         listed = ListedOnce()
         looks = of_externals(self.node, listed.look, listed.look_at_all)
         written = [look.newest for name, look in looks.items() if look.listing != self.looks[name].listing]
@@ -66,7 +65,7 @@ class Snapshot:
             externals = ExternalDigests(store.external_memo, list_path=listed.tree_of)
             external = of_externals(self.node, externals.of, externals.of_all)
         now = attrs.evolve(self.parts, external=external, libraries=library_versions(self.node, LibraryVersions()))
-        return Meanwhile(now, tuple(dict.fromkeys(written)))
+        return CurrentInputs(now, tuple(dict.fromkeys(written)))
 
     def unseen(self, loaded: Sequence[str]) -> list[str]:
         """The files that a stage loaded and that are not part of the key."""

@@ -9,19 +9,18 @@ from typing import Any
 from dsl.estimate import Estimate
 from dsl.graph import Graph
 from dsl.sizes import shown_bytes
-from executor.planning.planner import Decision
+from executor.planning.planner import WORDS, Decision
 from executor.system.output import columns, print_lines, shown_digest
 
-WORDS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
 
-
-def print_plan(rows: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> None:
+def print_plan(graph: Graph, decisions: Mapping[str, Decision], missing: Sequence[str]) -> None:
     """Print a table of what is cached, what runs and why, and what may be cut off; then what is missing."""
-    shown = [
-        (row["id"], row["op"], WORDS[row["cache"]], shown_digest(row["digest"]), row["reason"] or "") for row in rows
+    rows = [
+        (node_id, graph.nodes[node_id].op.name, WORDS[each.cache], shown_digest(each.digest), each.reason)
+        for node_id, each in decisions.items()
     ]
-    print_lines(columns(("node", "op", "plan", "digest", "why"), shown))
-    if any(row["cache"] == "maybe" for row in rows):
+    print_lines(columns(("node", "op", "plan", "digest", "why"), rows))
+    if any(decision.cache == "maybe" for decision in decisions.values()):
         print_lines(f"\n{WORDS['maybe']}: runs unless its inputs come out the same")
     if missing:
         print_lines("\n".join(["", "missing or wrong, so `dflow run` would refuse to start:", *missing]))
@@ -52,7 +51,7 @@ def print_estimates(graph: Graph, needs: Mapping[str, Estimate], free_disk: int,
 def plan_rows(
     graph: Graph, decisions: Mapping[str, Decision], seconds: Callable[[str], float | None]
 ) -> list[dict[str, Any]]:
-    """seconds: how long a node took the last time."""
+    """The rows of `dflow plan --json`. seconds: how long a node took the last time."""
     return [
         {
             "id": node_id,

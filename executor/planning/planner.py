@@ -20,17 +20,18 @@ from executor.store.index_line import IndexLine
 from executor.system.output import shown_digest
 
 Cache = Literal["hit", "miss", "maybe"]
+WORDS: Mapping[Cache, str] = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
 
 
 class StoreView(Protocol):
-    """What planning asks of a store."""
+    """The part of a store that planning uses."""
 
     def newest(self, key: str) -> IndexLine | None: ...
     def has(self, digest: str) -> bool: ...
 
 
 class PreviousView(Protocol):
-    """What planning asks of earlier records, only to explain why a node is not cached."""
+    """The part of earlier records that planning uses, only to explain why a node is not cached."""
 
     def get(self, node_id: str, /) -> Previous | None: ...
     def nearest(self, node_id: str, differences: Callable[[Previous], int], /) -> Previous | None: ...
@@ -102,7 +103,7 @@ class Planner:
         if node_id in self.pinned:
             return self._pinned(node_id)
         if node_id in self.absent:
-            return Decision("miss", "its data is not there")
+            return Decision("miss", "its data is missing")
         unknown = [parent for parent in node.parents if parent not in digests]
         if unknown:
             return self._below(node, digests, unknown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from dsl.errors import Mistake, PipelineError, did_you_mean
+from dsl.errors import Mistake, PipelineError, known_nodes
 from dsl.graph import Graph
 from executor.planning.planner import Decision
 
@@ -38,4 +38,4 @@ def _near(graph: Graph, node_id: str) -> str:
     copies = [other for other in graph.nodes if other.startswith(f"{node_id}-")]
     if copies:
         return f"its copies: {', '.join(copies)}"
-    return did_you_mean(node_id, list(graph.nodes)) or f"nodes: {', '.join(graph.nodes)}"
+    return known_nodes(node_id, graph.nodes)

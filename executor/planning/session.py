@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
+from dsl.errors import Mistake, PipelineError, StoreError, known_nodes
 from dsl.graph import Graph
 from dsl.overrides import overridden_nodes, override_graph
 from executor.keys.node_key import Sources, graph_parts
@@ -17,9 +17,9 @@ from executor.planning.history import PreviousNodes
 from executor.planning.planner import Decision, Planner
 from executor.planning.preflight import require_met
 from executor.planning.selection import require_others
-from executor.records.run_record import NodeState, Record, find_record
+from executor.records.run_record import NodeState, PlanRow, Record, find_record
 from executor.store.artifact_store import Store
-from executor.store.gc_lock import while_nothing_goes
+from executor.store.gc_lock import shared_gc_lock
 
 
 @frozen
@@ -69,27 +69,29 @@ def make_planner(
     )
 
 
-@while_nothing_goes
 def new_run(store: Store, graph: Graph, only: Collection[str] = ()) -> Session:
     """A new record for a graph. only: the nodes that may run (default: all).
 
     Raises PipelineError if another node would have to run, or this machine lacks something that a node needs.
     """
-    planner = make_planner(store, graph)
-    if only:
-        require_others(planner.plan(), only)
-    return _new(store, planner, {})
+    with shared_gc_lock(store.path):
+        planner = make_planner(store, graph)
+        if only:
+            require_others(planner.plan(), only)
+        return _new(store, planner, {})
 
 
-@while_nothing_goes
 def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Session:
     """Continue a record: done nodes stay done, forced nodes stay forced, the graph is the recorded one.
 
     With overrides a new record is made instead; only nodes at or below an override are decided again.
     """
     record = find_record(store.records, run)
-    if overrides:
-        return _resumed_with(store, record, overrides)
+    with shared_gc_lock(store.path):
+        return _resumed_with(store, record, overrides) if overrides else _resumed(store, record)
+
+
+def _resumed(store: Store, record: Record) -> Session:
     record.lock()
     record.reload()
     graph = record.graph()
@@ -107,52 +109,46 @@ def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Sess
 
 def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Session:
     graph = override_graph(source.graph(), overrides)
-    anew = {node_id for owner in overridden_nodes(overrides).values() for node_id in graph.below(owner)}
-    done = {node_id: digest for node_id, digest in _done(store, source).items() if node_id not in anew}
-    pinned = {node_id: digest for node_id, digest in source.state.pinned.items() if node_id not in anew}
+    rerun = {node_id for owner in overridden_nodes(overrides).values() for node_id in graph.below(owner)}
+    done = {node_id: digest for node_id, digest in _done(store, source).items() if node_id not in rerun}
+    pinned = {node_id: digest for node_id, digest in source.state.pinned.items() if node_id not in rerun}
     forced = [node_id for node_id in source.state.forced if node_id not in done]
     planner = make_planner(store, graph, {**pinned, **done}, forced, source=source.run)
     nodes = {node_id: _pinned_state(source, node_id) for node_id in done}
     return _new(store, planner, nodes, source, pinned=pinned, forced=forced, goes_on_from=source.run)
 
 
-@while_nothing_goes
 def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[str]) -> Session:
     """A new record in which `node_id` and all below it run again; the artifacts of other nodes are those of the source.
 
     Other nodes that the source did not finish run as well.
-    Raises PipelineError for an unknown node or an override above it, StoreError if an artifact is gone.
+    Raises PipelineError for an unknown node or an override above it, StoreError if an artifact is missing.
     """
     source = find_record(store.records, run)
     recorded = source.graph()
     if node_id not in recorded.nodes:
-        hint = did_you_mean(node_id, list(recorded.nodes)) or f"nodes: {', '.join(recorded.nodes)}"
+        hint = known_nodes(node_id, recorded.nodes)
         raise PipelineError([Mistake(f'--from: run {source.run} has no node "{node_id}"', hint=hint)])
     graph = override_graph(recorded, overrides)
-    anew = graph.below(node_id)
-    outside = [override for override, owner in overridden_nodes(overrides).items() if owner not in anew]
+    rerun = graph.below(node_id)
+    outside = [override for override, owner in overridden_nodes(overrides).items() if owner not in rerun]
     if outside:
-        hint = (
-            f"a node that is not below --from is taken as it is; start from it, or use `dflow run` with -s {outside[0]}"
-        )
+        hint = f"other nodes keep their artifacts; start from that node, or use `dflow run` with -s {outside[0]}"
         raise PipelineError([Mistake(f"-s {override}: not at or below {node_id}", hint=hint) for override in outside])
+    above = graph.up_to(list(rerun)).nodes
     pinned = {}
-    states = {}
-    above = graph.up_to(list(anew)).nodes
     for other, state in source.state.nodes.items():
-        if other in anew:
-            continue
-        if state.digest is None and other not in above:
-            continue  # it runs too
-        if state.digest is None:
+        if other not in rerun and state.digest is not None:
+            pinned[other] = state.digest
+        elif other not in rerun and other in above:
             raise StoreError(
                 f'node "{other}" was not finished in run {source.run}, so nothing can start below it; '
                 f"finish it with `dflow resume {source.run}`"
             )
-        pinned[other] = state.digest
-        states[other] = _pinned_state(source, other)
-    planner = make_planner(store, graph, pinned, anew, source=source.run)
-    return _new(store, planner, states, source, pinned=pinned, forced=sorted(anew))
+    states = {other: _pinned_state(source, other) for other in pinned}
+    with shared_gc_lock(store.path):
+        planner = make_planner(store, graph, pinned, rerun, source=source.run)
+        return _new(store, planner, states, source, pinned=pinned, forced=sorted(rerun))
 
 
 def _done(store: Store, record: Record) -> dict[str, str]:
@@ -170,7 +166,7 @@ def _pinned_state(source: Record, node_id: str) -> NodeState:
         cache="hit",
         key=state.key,
         digest=state.digest,
-        reason=f"taken from run {source.run} as it is",
+        reason=f"kept from run {source.run}",
         metrics=state.metrics,
         warnings=state.warnings,
         source_run=state.source_run or source.run,
@@ -189,7 +185,7 @@ def _new(
 
 
 def _session(
-    store: Store, record: Record, planner: Planner, decisions: Mapping[str, Decision], earlier: Mapping[str, Any]
+    store: Store, record: Record, planner: Planner, decisions: Mapping[str, Decision], earlier: Mapping[str, PlanRow]
 ) -> Session:
     """Lock the record, write the plan and its hits. Pinned nodes keep their rows of the earlier plan."""
     record.lock()
@@ -216,9 +212,9 @@ def _checked_plan(planner: Planner) -> dict[str, Decision]:
     return decisions
 
 
-def plan_row(planner: Planner, node_id: str, decision: Decision) -> dict[str, Any]:
-    """A node's row of plan.json. The key parts of a cached node are in the manifest of its artifact."""
-    row = {"cache": decision.cache, "key": decision.key, "parents": list(planner.graph.nodes[node_id].parents)}
+def plan_row(planner: Planner, node_id: str, decision: Decision) -> PlanRow:
+    parents = planner.graph.nodes[node_id].parents
     if decision.cache == "hit":
-        return row
-    return {**row, "reason": decision.reason, "parts": planner.parts[node_id].to_json()}
+        return PlanRow(cache="hit", key=decision.key, parents=parents)
+    parts = planner.parts[node_id]
+    return PlanRow(cache=decision.cache, key=decision.key, parents=parents, reason=decision.reason, parts=parts)

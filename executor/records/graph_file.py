@@ -56,7 +56,7 @@ def recorded_table(folder: Path, name: str) -> dict[str, Any]:
 
 def damaged(folder: Path, name: str) -> StoreError:
     return StoreError(
-        f"the record of run {folder.name} is damaged ({folder / name}); start anew with `dflow run FILE`, "
+        f"the record of run {folder.name} is damaged ({folder / name}); start a new run with `dflow run FILE`, "
         f"or remove the record: dflow rm {folder.name}"
     )
 

@@ -23,15 +23,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-from attrs import define
+from attrs import define, frozen
 
 from dsl.errors import StoreError
 from dsl.graph import Graph
+from executor.keys.node_key import KeyParts
 from executor.records.graph_file import damaged, load_graph, recorded_table, save_graph, written_nodes
 from executor.records.run_tags import tagged_folder, tags_of
 from executor.store.names import RUN_ID
 from executor.system.file_locks import is_held, take
-from executor.system.jsonlines import append_line, append_lines, read_lines, read_object, write_json
+from executor.system.jsonlines import append_line, append_lines, known_fields, read_lines, write_json
 from executor.system.symlinks import links_in, open_own, refuse_links
 
 if TYPE_CHECKING:
@@ -112,6 +113,35 @@ class RunState:
         return self.has_run or self.results_run == self.run
 
 
+@frozen(kw_only=True)
+class PlanRow:
+    """What plan.json holds of a node. parents: ids. reason, parts: only of a node that was not cached, since the key
+    parts of a cached node are in the manifest of its artifact.
+    """
+
+    cache: str
+    key: str | None
+    parents: tuple[str, ...]
+    reason: str = ""
+    parts: KeyParts | None = None
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> PlanRow:
+        """Raises KeyError or TypeError where it is not a row."""
+        parts = KeyParts(**row["parts"]) if "parts" in row else None
+        return cls(
+            cache=row["cache"],
+            key=row["key"],
+            parents=tuple(row["parents"]),
+            reason=row.get("reason", ""),
+            parts=parts,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        row = {"cache": self.cache, "key": self.key, "parents": list(self.parents)}
+        return row if self.parts is None else {**row, "reason": self.reason, "parts": self.parts.to_json()}
+
+
 class Record:
     """One run's folder under records/."""
 
@@ -121,17 +151,10 @@ class Record:
         self._lock: int | None = None
 
     @classmethod
-    def create(cls, records: Path, graph: Graph, **state: Any) -> Record:
-        """A new record with an id that sorts after all others, e.g. 20261121-183012-ab12."""
-        record = cls.prepare(records, graph, **state)
-        record.save_all()
-        return record
-
-    @classmethod
     def prepare(
         cls, records: Path, graph: Graph, *, nodes: Mapping[str, NodeState] | None = None, **state: Any
     ) -> Record:
-        """The same, but not visible until its state is saved."""
+        """A new record with an id that sorts after all others, e.g. 20261121-183012-ab12; visible once it is saved."""
         folder = _new_folder(records)
         save_graph(folder, graph)
         run_state = RunState(
@@ -163,10 +186,29 @@ class Record:
         for line in read_lines(folder / STATE):
             run = line.get("run", run)
             if "node" in line:
-                nodes[line["node"]] = NodeState(**_known(NodeState, line))
+                nodes[line["node"]] = NodeState(**known_fields(NodeState, line))
         if run is None:
-            raise StoreError(f"{folder}: the record of this run was not written to its end (it has no {STATE})")
-        return cls(folder, RunState(**_known(RunState, run), nodes=nodes))
+            raise StoreError(f"{folder}: the record of this run is incomplete (it has no {STATE})")
+        return cls(folder, RunState(**known_fields(RunState, run), nodes=nodes))
+
+    def find_results_run(self, graph: Graph) -> str | None:
+        """The run that MLflow gets the results of: this one if a stage ran in it, else the one that made the last
+        node's artifact.
+
+        The combinations of a sweep belong to another run if that made them all and has the same nodes. A sweep that
+        combines artifacts of several runs is a comparison of its own.
+        """
+        nodes = self.state.nodes
+        if self.state.has_run:
+            return self.run
+        copies = [node_id for node_id, node in graph.nodes.items() if node.copy is not None]
+        if not copies:
+            return next((node.source_run for node in reversed(nodes.values()) if node.source_run), None)
+        results = set(graph.result_nodes)
+        makers = {nodes[node_id].source_run for node_id in copies if node_id in results}
+        maker = makers.pop() if len(makers) == 1 else None
+        other = load_begun(self.folder.parent / maker) if maker is not None else None
+        return self.run if other is None or other.state.nodes.keys() != nodes.keys() else maker
 
     def reload(self) -> None:
         """Read the state again: another process may have written it before this one got the lock."""
@@ -187,9 +229,9 @@ class Record:
         """The name of each node's op; the ops themselves need not exist any more."""
         return {node_id: node.get("op", "") for node_id, node in written_nodes(self.folder).items()}
 
-    def plan(self) -> dict[str, Any]:
-        """Per node: the decision, the key and its inputs; for a node that was not cached, the reason and key parts."""
-        return recorded_table(self.folder, PLAN)
+    def plan(self) -> dict[str, PlanRow]:
+        """By node; empty where there is no plan. Raises StoreError where it is damaged."""
+        return _read_plan(self.folder)
 
     def save(self) -> None:
         """Save the state of the run, without its nodes."""
@@ -214,8 +256,8 @@ class Record:
     def _node_line(self, node: str) -> dict[str, Any]:
         return {"node": node, **_changed(self.state.nodes[node])}
 
-    def save_plan(self, rows: Mapping[str, Any]) -> None:
-        write_json(self.folder / PLAN, rows, in_one_line=True)
+    def save_plan(self, rows: Mapping[str, PlanRow]) -> None:
+        write_json(self.folder / PLAN, {node: row.to_json() for node, row in rows.items()}, in_one_line=True)
 
     def log_path(self, node: str) -> Path:
         return self.folder / f"{node}.log"
@@ -275,11 +317,6 @@ def _changed(state: NodeState | RunState) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != _DEFAULTS[type(state)][name]}
 
 
-def _known(kind: type, line: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a line that this version of dflow knows; a newer one may have written others."""
-    return {name: value for name, value in line.items() if name in _DEFAULTS[kind]}
-
-
 _DEFAULTS = {
     type(state): {name: getattr(state, name) for name in attrs.fields_dict(type(state))}
     for state in (NodeState(), RunState(run="", pipeline="", experiment=""))
@@ -308,9 +345,19 @@ def _next_id(run: str) -> str:
     return f"{moment}-{int(fraction, 16) + 1:0{len(fraction)}x}"
 
 
-def plan_of(folder: Path) -> dict[str, Any]:
-    """The rows of plan.json in a record's folder; empty where it is missing or damaged."""
-    return read_object(folder / PLAN) or {}
+def plan_of(folder: Path) -> dict[str, PlanRow]:
+    """The plan in a record's folder by node; empty where it is missing or damaged."""
+    try:
+        return _read_plan(folder)
+    except StoreError:
+        return {}
+
+
+def _read_plan(folder: Path) -> dict[str, PlanRow]:
+    try:
+        return {node: PlanRow.from_json(row) for node, row in recorded_table(folder, PLAN).items()}
+    except (KeyError, TypeError) as error:
+        raise damaged(folder, PLAN) from error
 
 
 def is_begun(folder: Path) -> bool:

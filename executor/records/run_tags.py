@@ -31,13 +31,13 @@ def tagged_folder(records: Path, name: str) -> Path | None:
 
 
 def add_tag(folder: Path, name: str) -> None:
-    """Call it under the store's lock. Raises StoreError where the name is in use, or could be taken for a run's id."""
+    """Call it under the store's lock. Raises StoreError where the name is in use, or looks like a run's id."""
     if not _NAME.fullmatch(name):
         raise StoreError(f'"{name}" cannot be a tag: a letter first, then letters, digits and . _ + -')
     holder = tagged_folder(folder.parent, name)
     if holder is not None and holder != folder:
         raise StoreError(
-            f'run {holder.name} has the tag "{name}"; take it away first: dflow tag {holder.name} {name} --remove'
+            f'run {holder.name} has the tag "{name}"; remove it first: dflow tag {holder.name} {name} --remove'
         )
     refuse_links(links_in(folder))
     alike = [other.name for other in folder.parent.iterdir() if other.name.endswith(name)]

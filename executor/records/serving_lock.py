@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from executor.store.gc_lock import artifacts_taken
+from executor.store.gc_lock import shared_gc_lock
 from executor.system.file_locks import is_held
 from executor.system.os_errors import clear_errors
 from executor.system.symlinks import links_in, open_own, refuse_links
@@ -24,7 +24,7 @@ def serving(store: Path, record: Path) -> Iterator[None]:
     Raises StoreError where a link is in the record.
     """
     lock = record / f"serving-{os.getpid()}"
-    with artifacts_taken(store), clear_errors(lock):
+    with shared_gc_lock(store), clear_errors(lock):
         refuse_links(links_in(record))
         descriptor = open_own(lock, os.O_RDWR | os.O_CREAT)
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -13,7 +13,7 @@ from dsl.errors import DflowError, StoreError, did_you_mean
 from executor.records.events import read_events, worked_seconds
 from executor.records.graph_file import recorded_table, written_nodes
 from executor.records.metric_points import NodeEvents
-from executor.records.run_record import NodeState, Record, find_record, load_begun, plan_of
+from executor.records.run_record import NodeState, PlanRow, Record, find_record, load_begun, plan_of
 from executor.records.run_tags import tags_of
 from executor.results.sweep import Row, combinations, sorted_rows
 from executor.store.artifact_store import Store
@@ -138,7 +138,7 @@ class _Reader:
         plan = plan_of(record.folder)
         self._sources[record.run] = record.state.nodes
         nodes = {
-            node_id: self._node(record, node_id, written.get(node_id, {}), plan.get(node_id, {}), status)
+            node_id: self._node(record, node_id, written.get(node_id, {}), plan.get(node_id), status)
             for node_id in record.state.nodes
         }
         return RunFacts(
@@ -164,7 +164,7 @@ class _Reader:
         return [(record.folder.parent.parent / file).resolve() for file in table.get("op_files", ())]
 
     def _node(
-        self, record: Record, node_id: str, written: Mapping[str, Any], row: Mapping[str, Any], status: str
+        self, record: Record, node_id: str, written: Mapping[str, Any], row: PlanRow | None, status: str
     ) -> NodeFacts:
         state = record.state.nodes[node_id]
         manifest = self._store.manifest(state.digest) if state.digest is not None else None
@@ -183,7 +183,7 @@ class _Reader:
             seconds=state.seconds if state.seconds is not None else made.seconds,
             memory=state.memory if state.memory is not None else made.memory,
             gpu_memory=state.gpu_memory if state.gpu_memory is not None else made.gpu_memory,
-            parents=tuple(parent for parent in row.get("parents", ()) if parent in record.state.nodes),
+            parents=tuple(parent for parent in (row.parents if row else ()) if parent in record.state.nodes),
             config=written.get("config", {}),
             launch=written.get("launch", {}),
             manifest=Manifest.read(own[MANIFEST]) if MANIFEST in own else None,

@@ -1,4 +1,4 @@
-"""How far the nodes of a run are that are running now, from the events that they reported."""
+"""Progress and current metrics of the nodes that run now, from their events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from executor.results.run_table import shown_metrics
 
 @define
 class LiveFigures:
-    """done of total, None where the op tells no progress; metrics: those of the newest event."""
+    """done of total, None where the op reports no progress; metrics: those of the newest event."""
 
     done: int | None = None
     total: int | None = None

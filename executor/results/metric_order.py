@@ -1,4 +1,4 @@
-"""The order in which the figures of a run are told, everywhere: first those by which its result is judged."""
+"""The order in which the metrics of a run are shown, everywhere: first those by which its result is judged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def figures_in_order(
     """What is judged by (`eval/tau`), its parts (`eval/tau_image`), all others; of each those with an interval come
     first, of them the differing ones, and then it goes by name.
 
-    names: the ends of intervals, `x_low` and `x_high`, included. Each may stand behind a node: `eval_long/eval/tau`.
+    names: the ends of intervals, `x_low` and `x_high`, included. Each may have a node as prefix: `eval_long/eval/tau`.
     """
     known = set(names)
 

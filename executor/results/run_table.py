@@ -22,7 +22,7 @@ def print_results(state: RunState, result_nodes: Sequence[str], graph: Graph | N
 
 
 def nodes_text(state: RunState) -> str:
-    """One row per node: state, where its artifact came from, seconds, digest, and its error, why it ran or whose it is.
+    """One row per node: state, origin of its artifact, seconds, digest, and its error, why it ran, or its source run.
 
     Of a long pipeline, what was cached is counted only.
     """
@@ -45,30 +45,30 @@ def _row(node_id: str, node: NodeState) -> tuple[str, ...]:
 
 
 def first_line(text: str) -> str:
-    """With a sign where there is more."""
+    """With an ellipsis if there are more."""
     first, *more = text.splitlines() or [""]
     return f"{first} ..." if more else first
 
 
 def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
     """The final metrics of those of these nodes that are done, copies of a node in one table; then the warnings of all
-    nodes that are done, each text once behind the names of all that say it.
+    nodes that are done, each text once with the names of its nodes.
 
-    What the result is judged by stands in the last table, which is what a terminal still shows.
-    graph: where it is given, copies are told as the combinations that they belong to.
+    The metrics by which the result is judged are in the last table, which a terminal still shows.
+    graph: if given, copies are shown as the combinations that they belong to.
     """
-    copies_told = frozenset({node.id for node in graph.nodes.values() if node.copy} if graph is not None else ())
+    copies_in_sweep = frozenset({node.id for node in graph.nodes.values() if node.copy} if graph is not None else ())
     judged = frozenset(state.judged_by) or JUDGED
     done = {node_id: state.nodes[node_id] for node_id in result_nodes if state.nodes[node_id].state == "done"}
     tables: dict[tuple[str, ...], dict[str, list[tuple[str, str, str]]]] = {}
     for node_id, node in done.items():
-        if node.metrics and node_id not in copies_told:
+        if node.metrics and node_id not in copies_in_sweep:
             rows = result_rows(node.metrics, judged)
             alike = (_without_variant(node_id), *(name for name, _, _ in rows))
             tables.setdefault(alike, {})[node_id] = rows
     for copies in sorted(tables.values(), key=lambda copies: _is_judged(copies, judged)):
         print_lines(figures_text(copies))
-    if graph is not None and copies_told:
+    if graph is not None and copies_in_sweep:
         from executor.results.sweep import sweep_table
 
         print_lines(sweep_table(graph, state.nodes))

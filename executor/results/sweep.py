@@ -45,7 +45,7 @@ class Combination:
 def combinations(graph: Graph) -> list[Combination]:
     """In the order of the variants; none where nothing was copied.
 
-    Where nodes were copied by some of the groups alone, they belong to every combination with their variants.
+    Nodes that were copied by only some of the groups belong to every combination with their variants.
     """
     chosen = {node.id: frozenset(node.copy.values.items()) for node in graph.nodes.values() if node.copy is not None}
     owners = whole_choices(chosen.values())
@@ -60,7 +60,7 @@ def combinations(graph: Graph) -> list[Combination]:
 
 
 def whole_choices(chosen: Iterable[Choice]) -> dict[Choice, list[Choice]]:
-    """For each choice of variants those of whole combinations that it is a part of: of one that is whole, itself."""
+    """For each choice of variants, the whole combinations that contain it; for a whole one, itself."""
     distinct = list(dict.fromkeys(chosen))
     largest = max(map(len, distinct), default=0)
     whole = [one for one in distinct if len(one) == largest or not any(one < other for other in distinct)]
@@ -76,9 +76,9 @@ def _name(found: Iterable[Combination]) -> None:
     for combination, each in zip(found, chosen, strict=True):
         combination.values = each | _given(combination.nodes, each)
         combination.name = _joined(labels, combination.values)
-    taken = Counter(combination.name for combination in found)
+    uses = Counter(combination.name for combination in found)
     for combination, each in zip(found, chosen, strict=True):
-        if taken[combination.name] > 1:
+        if uses[combination.name] > 1:
             combination.name += f" (was {_joined(labels, each)})"
 
 
@@ -124,7 +124,7 @@ def differing_params(found: Iterable[Combination]) -> list[dict[str, str]]:
 def final_metrics(nodes: Iterable[GraphNode], states: Mapping[str, NodeState]) -> dict[str, tuple[str, float]]:
     """By the name under which it is shown, the node that has a final metric, and its value.
 
-    Where several of the nodes have a metric of one name, or have one op, each stands behind its node:
+    Where several of the nodes have a metric of one name, or have one op, each gets its node as prefix:
     `eval_long/eval/tau`. So it has that name also where the other node is not done.
     """
     listed = list(nodes)
@@ -185,7 +185,7 @@ def sweep_table(graph: Graph, states: Mapping[str, NodeState]) -> str:
     lines = [f"results of {counted(len(rows), 'combination')}{order}", columns(header, table)]
     if len(metrics) > MOST_METRICS:
         lines.append(f"and {len(metrics) - MOST_METRICS} more metrics: dflow ui, dflow status --json")
-    return "\n".join([*lines, *filter(None, [not_sorted(graph, names)])])
+    return "\n".join([*lines, *filter(None, [sort_note(graph, names)])])
 
 
 def ordered_metrics(rows: Iterable[Row], names: Iterable[str], sort_by: str) -> list[str]:
@@ -202,7 +202,7 @@ def ordered_metrics(rows: Iterable[Row], names: Iterable[str], sort_by: str) -> 
 def sorted_rows(graph: Graph, states: Mapping[str, NodeState], found: Sequence[Combination]) -> tuple[list[Row], str]:
     """The rows, the best first, those without the metric last; and the metric that they are sorted by, if any.
 
-    Where no combination has the one that was asked for, see `sorting`.
+    If no combination has the requested one, see `sorting`.
     """
     rows = [_row(each, graph, states) for each in found]
     sort_by, is_least_first = sorting(graph, (name for row in rows for name in row.metrics))
@@ -232,12 +232,11 @@ def _state(combination: Combination, states: Mapping[str, NodeState]) -> str:
     failed = [node.id for node in combination.nodes if states[node.id].state == "failed"]
     if failed:
         return f"failed ({', '.join(failed)})"
-    left = [node.id for node in combination.nodes if states[node.id].state != "done"]
-    return "not done" if left else ""
+    return "" if all(states[node.id].state == "done" for node in combination.nodes) else "not done"
 
 
-def doubt(graph: Graph) -> str:
-    """What should be said before anything runs; empty where nothing speaks against the metric asked for.
+def sort_warning(graph: Graph) -> str:
+    """A warning, before anything runs, that the requested metric is probably misspelt; empty otherwise.
 
     What an op logs is not declared, except for the metric that it is judged by.
     """
@@ -258,7 +257,7 @@ def doubt(graph: Graph) -> str:
 def sorting(graph: Graph, names: Iterable[str]) -> tuple[str, bool]:
     """(metric, whether the least comes first). names: of the metrics that the combinations have.
 
-    Where none of them has the one asked for, it is the one that an op is judged by; empty for none.
+    If none of them has the requested one, it is the one that an op is judged by; empty for none.
     """
     found = set(names)
     wanted = [*filter(None, [graph.sort_by]), *_judged_by(graph)]
@@ -270,20 +269,20 @@ def sorting(graph: Graph, names: Iterable[str]) -> tuple[str, bool]:
     return chosen.removeprefix("-"), chosen.startswith("-")
 
 
-def not_sorted(graph: Graph, names: Iterable[str]) -> str:
-    """Why the table is not sorted by the metric asked for, with those that there are; empty where it is."""
-    asked, known = graph.sort_by.removeprefix("-"), sorted(names)
-    if not asked or _found(graph, asked, known):
+def sort_note(graph: Graph, names: Iterable[str]) -> str:
+    """Why the table is not sorted by the requested metric, with the metrics that exist; empty where it is."""
+    wanted, known = graph.sort_by.removeprefix("-"), sorted(names)
+    if not wanted or _found(graph, wanted, known):
         return ""
     if not known:
-        return f"not sorted by {asked}: no combination has any metric yet"
-    near = did_you_mean(asked, known)
+        return f"not sorted by {wanted}: no combination has any metric yet"
+    near = did_you_mean(wanted, known)
     there_are = shortened(f"there are: {', '.join(known)}", MOST_NAMES)
-    return f"not sorted by {asked}: no combination has this metric{f'; {near}' if near else ''}; {there_are}"
+    return f"not sorted by {wanted}: no combination has this metric{f'; {near}' if near else ''}; {there_are}"
 
 
 def _found(graph: Graph, metric: str, names: Collection[str]) -> str:
-    """The metric as it is named here; where it stands behind nodes, that of the first in the graph. Empty for none."""
+    """The metric by its name in the table; if nodes prefix it, that of the first in the graph. Empty for none."""
     behind = (f"{shown_id(node)}/{metric}" for node in graph.nodes.values())
     return next((name for name in (metric, *behind) if name in names), "")
 

@@ -53,7 +53,7 @@ class Display:
         self._shown_at = time.monotonic()
         if node.state == "running":
             again = f" (attempt {node.attempt})" if node.attempt > 1 else ""
-            resumed = ", goes on with earlier work" if node.cache == "resumed" else ""
+            resumed = ", continues earlier work" if node.cache == "resumed" else ""
             self.note(f"{node_id}: started{again}{resumed}: {node.reason}")
         elif node_id in self._shown_together:
             return

@@ -21,7 +21,7 @@ from executor.scheduler.plain_display import Display, failure_text
 from executor.system.output import Enduring, printable, shown_digest
 
 STYLES = {"done": "green", "failed": "bold red", "running": "bold yellow", "pending": "dim"}
-LINES_BESIDE = 4  # the title, the header, what is left out, and the line of the cursor
+LINES_BESIDE = 4  # the title, the header, the caption, and the line of the cursor
 
 
 class LiveDisplay(Display):
@@ -74,7 +74,7 @@ class LiveDisplay(Display):
             row = (node_id, state, node.cache or "", shown_seconds(node), shown_digest(node.digest))
             table.add_row(*row, self._bar(node_id, node))
         if len(shown) < len(self._state.nodes):
-            table.caption = _left_out(self._state, shown)
+            table.caption = _caption(self._state, shown)
             table.caption_justify = "left"
         return table
 
@@ -104,6 +104,6 @@ def shown_nodes(state: RunState, limit: int) -> list[str]:
     return [node_id for node_id in state.nodes if node_id in first]
 
 
-def _left_out(state: RunState, shown: Sequence[str]) -> str:
+def _caption(state: RunState, shown: Sequence[str]) -> str:
     hidden = Counter(node.state for node_id, node in state.nodes.items() if node_id not in set(shown))
     return "and " + ", ".join(f"{number} {name}" for name, number in sorted(hidden.items()))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 
 from executor.planning.session import Session
-from executor.records.results_run import results_run
 from executor.records.sent_run import sent_of
 from executor.results.run_table import print_figures, print_results
 from executor.system.output import FAILED, OK, print_lines
@@ -47,7 +46,7 @@ def _close(session: Session) -> bool:
     record = session.record
     state = record.state
     before = state.status
-    state.status, state.ended, state.results_run = "done", time.time(), results_run(record, session.graph)
+    state.status, state.ended, state.results_run = "done", time.time(), record.find_results_run(session.graph)
     if lacks(record):
         state.status, state.ended = before, None
         return False

@@ -23,12 +23,11 @@ from executor.launchers.failure import Failure
 from executor.planning.cache_hits import SourceRuns
 from executor.planning.session import Session, plan_row
 from executor.records.events import Differs, EventReader, Info, NodeChange, RunChange, Warned
-from executor.records.results_run import results_run
 from executor.records.run_record import NOT_RUN, NodeState, State, Status
 from executor.scheduler.plain_display import Display
 from executor.scheduler.ready_queue import ReadyQueue
 from executor.scheduler.stop_signal import StopSignal
-from executor.store.gc_lock import artifacts_taken
+from executor.store.gc_lock import shared_gc_lock
 from executor.store.lease import Lease
 from executor.system.crash_points import fail_point
 from executor.system.jsonlines import append_lines
@@ -37,8 +36,8 @@ from executor.tracking.publisher import Follower
 from executor.tracking.sync_state import is_tracked, lacks
 
 if TYPE_CHECKING:
-    from executor.scheduler.attempt import AttemptResult, AttemptStart
     from executor.scheduler.stage_pool import StagePool
+    from executor.scheduler.task import AttemptResult, AttemptStart
 
 TICK_S = 0.25
 LEASE_POLL_S = 0.1
@@ -128,26 +127,26 @@ class RunLoop:
     def _status(self) -> Status:
         """Nodes below a failed one get that as their reason."""
         blocked = {below: node_id for node_id in reversed(self._failed) for below in self._graph.below(node_id)}
-        left = [node_id for node_id in self._graph.nodes if self._state(node_id).state == "pending"]
-        for node_id in blocked.keys() & left:
+        pending = [node_id for node_id in self._graph.nodes if self._state(node_id).state == "pending"]
+        for node_id in blocked.keys() & set(pending):
             self._state(node_id).reason = f"{NOT_RUN}{blocked[node_id]} failed"
-        self._record.save_nodes(node_id for node_id in left if node_id in blocked)
-        was_stopped = self.stop.is_set() and any(node_id not in blocked for node_id in left)
+        self._record.save_nodes(node_id for node_id in pending if node_id in blocked)
+        was_stopped = self.stop.is_set() and any(node_id not in blocked for node_id in pending)
         if self._failed and not was_stopped:
             return "failed"
-        return "stopped" if left else "done"
+        return "stopped" if pending else "done"
 
     def _finish(self, status: Status) -> None:
         self._record.state.status = status
         self._record.state.ended = time.time()
-        self._record.state.results_run = results_run(self._record, self._graph)
+        self._record.state.results_run = self._record.find_results_run(self._graph)
         self._record.event("", RunChange(status))
         self._record.save()
         if self._follower is None and lacks(self._record):  # the executor died before everything was sent
             self._follower = Follower(self._store.path, self._record.folder, self._display)
         if self._follower is not None:
-            asked = self.stop.count
-            self._follower.finish(lambda: self.stop.count > asked, stopped=status == "stopped")
+            before = self.stop.count
+            self._follower.finish(lambda: self.stop.count > before, stopped=status == "stopped")
         self._record.unlock()
 
     def _state(self, node_id: str) -> NodeState:
@@ -158,7 +157,7 @@ class RunLoop:
     def _take_ready(self) -> None:
         """Take the artifacts of cached nodes; the others wait. The record has the plan's hits as done."""
         hits, fresh = [], []
-        with artifacts_taken(self._store.path):
+        with shared_gc_lock(self._store.path):
             while not self._is_ending and (node_id := self._ready.next()) is not None:
                 if self._decisions[node_id].cache != "hit":
                     self._decisions[node_id] = self._planner.decide(node_id, self._digests)
@@ -200,8 +199,8 @@ class RunLoop:
 
     def _start(self, waiting: Waiting) -> bool:
         """Start an attempt at the node; False if it still waits for room or for the lease of its key."""
-        from executor.scheduler.attempt import Task
         from executor.scheduler.stage_pool import StagePool
+        from executor.scheduler.task import Task
 
         node_id = waiting.node_id
         node, decision = self._graph.nodes[node_id], self._decisions[node_id]
@@ -301,14 +300,14 @@ class RunLoop:
             changed = f"its code or data changed while it ran ({'; '.join(result.changes)})"
             if self._changes[node_id] >= MOST_CHANGES:
                 where = f"; what it made is kept in {result.kept}" if result.kept else ""
-                text = f"{changed}, {MOST_CHANGES} times in a row; leave them as they are, and resume{where}"
+                text = f"{changed}, {MOST_CHANGES} times in a row; stop editing them, and resume{where}"
                 self._fail(node_id, Failure.of(StageError(text)), ())
                 return
             if result.stage is None:
-                self._display.note(f"{node_id}: its code or data changed since the run began; the newest is taken")
+                self._display.note(f"{node_id}: its code or data changed since planning; the current version is used")
             else:
                 made = f"what it made is kept in {result.kept}, and " if result.kept else ""
-                self._display.note(f"{node_id}: {changed}; {made}it runs again with the newest")
+                self._display.note(f"{node_id}: {changed}; {made}it runs again with the current version")
             state.state = "pending"
             self._record.save_node(node_id)
             self._record.event(node_id, NodeChange(state="outdated", changes=result.changes))

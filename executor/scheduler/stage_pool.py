@@ -11,8 +11,9 @@ from executor.launchers.forkserver_client import Children
 from executor.launchers.stage_process import stage_environment
 from executor.records.events import System
 from executor.records.run_record import Record
-from executor.scheduler.attempt import Attempt, AttemptResult, AttemptStart, Task
+from executor.scheduler.attempt import Attempt
 from executor.scheduler.plain_display import Display
+from executor.scheduler.task import AttemptResult, AttemptStart, Task
 from executor.store.artifact_store import Store
 from executor.system.resource_pool import Capacity, Free, threads_of
 from executor.system.system_metrics import Usage
@@ -90,7 +91,7 @@ class StagePool:
             attempt.look_after()
 
     def ask_to_stop(self, why: str) -> None:
-        """Every stage that runs may save its progress and end; each is asked once, and killed after its grace."""
+        """Request each running stage once to save its progress and end; it is killed after its grace period."""
         for node_id, attempt in self.running.items():
             if attempt.ask_to_stop():
                 self._display.note(f"{node_id}: stopping{why}, the stage may save its progress (Ctrl-C: stop at once)")

@@ -1,4 +1,4 @@
-"""How long a node takes in full, told by the times at which its trial on a few samples reported progress.
+"""How long a node takes in full, from the times at which its trial on a few samples reported progress.
 
 A node's time is a + b * amount: a, what comes before the first progress, between two series and after the last, stays
 as it is; b comes from the progress itself.
@@ -27,16 +27,16 @@ class Spread:
 
 
 NOTHING = Spread(0.0, 0.0)
-ENOUGH = 4  # reports that tell the first step from the others
+ENOUGH = 4  # reports that distinguish the first step from the others
 
 
 @frozen(kw_only=True)
 class NodeEstimate:
     """What the full run of a node will take.
 
-    cached: the store holds it already, so that the rest is nothing. tried: seconds of the trial. disk: bytes in the
+    cached: the store holds it already, so the other values are zero. tried: seconds of the trial. disk: bytes in the
     store at the end, those of checkpoints with it. memory, gpu_memory: peak bytes of the trial, its ranks together,
-    None where they were not measured; needed: bytes that a rank of the full run needs by its op's word.
+    None where they were not measured; needed: bytes that a rank of the full run needs, as its op estimates.
     """
 
     cached: bool
@@ -61,7 +61,7 @@ class Report:
 
 
 def reports(events: Iterable[Event], node: str, attempt: int) -> list[Report]:
-    """The progress that one attempt of a node told, from the events of its run."""
+    """The progress that one attempt of a node reported, from the events of its run."""
     return [
         Report(event.time, event.body.done, event.body.total)
         for event in events
@@ -69,46 +69,47 @@ def reports(events: Iterable[Event], node: str, attempt: int) -> list[Report]:
     ]
 
 
-def series_of(told: Sequence[Report]) -> list[list[Report]]:
+def series_of(reported: Sequence[Report]) -> list[list[Report]]:
     """The reports cut where counting began again."""
     series: list[list[Report]] = []
-    for report in told:
+    for report in reported:
         if not series or report.done < series[-1][-1].done:
             series.append([])
         series[-1].append(report)
     return series
 
 
-def full_time(started: float, ended: float, told: Sequence[Report], growth: Growth) -> Spread:
+def full_time(started: float, ended: float, reported: Sequence[Report], growth: Growth) -> Spread:
     """The time of the full run. Series without an amount of their own stay as they are.
 
-    An amount without a series, of a stage that told no progress, may be all of the time or nothing of it.
+    An amount without a series, of a stage that reported no progress, may be all of the time or nothing of it.
     """
-    series = series_of(told)
+    series = series_of(reported)
     stays = max(0.0, ended - started)
     grown = NOTHING
     begun = started
-    for reported, amount in zip(series, growth.series, strict=False):
-        taken, full = _grown(begun, reported, amount)
-        stays, grown = max(0.0, stays - taken), grown + full
-        begun = reported[-1].time
-    left = [amount.growth for amount in growth.series[len(series) :]]
-    tail = max(0.0, ended - told[-1].time) if told else 0.0
-    most = stays * max([1.0, *left]) + tail * (growth.tail - 1)
-    return grown + Spread(stays * min([1.0, *left]), most)
+    for reports_of_one, amount in zip(series, growth.series, strict=False):
+        spent, full = _grown(begun, reports_of_one, amount)
+        stays, grown = max(0.0, stays - spent), grown + full
+        begun = reports_of_one[-1].time
+    unreported = [amount.growth for amount in growth.series[len(series) :]]
+    tail = max(0.0, ended - reported[-1].time) if reported else 0.0
+    most = stays * max([1.0, *unreported]) + tail * (growth.tail - 1)
+    return grown + Spread(stays * min([1.0, *unreported]), most)
 
 
 def _grown(begun: float, reported: Sequence[Report], amount: Amount) -> tuple[float, Spread]:
     """(seconds of the trial that belong to the series, its time in the full run).
 
-    At least by the usual pace, at most by the mean one: a checkpoint waits for the disk, once in the trial, and who
-    knows how often in the full run. What the first step takes longer, it takes once: it compiles, and fills caches.
+    The lower bound is by the usual pace, the upper one by the mean: a checkpoint waits for the disk once in the trial,
+    and an unknown number of times in the full run. The extra time of the first step counts once: it compiles, and fills
+    caches.
     """
     first, last = reported[0], reported[-1]
     counted = last.done - first.done
-    if counted <= 0 or last.total <= 0:  # told at its end alone: all since the last sign of life, or nothing of it
-        taken = max(0.0, last.time - begun)
-        return taken, Spread(taken * min(1.0, amount.least_growth), taken * max(1.0, amount.growth))
+    if counted <= 0 or last.total <= 0:  # reported only at its end: all since the last report, or nothing of it
+        spent = max(0.0, last.time - begun)
+        return spent, Spread(spent * min(1.0, amount.least_growth), spent * max(1.0, amount.growth))
     pace = _usual_pace(reported)
     once = 0.0
     if len(reported) >= ENOUGH:

@@ -1,4 +1,4 @@
-"""What a user sees behind a smoke run: what each node of the full run will take, and whether there is room for it."""
+"""The output after a smoke run: what each node of the full run will need, and whether this machine has it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from executor.system.hardware import gpu_memory, machine_memory
 from executor.system.output import print_lines
 
 ALIKE = 1.25  # a spread of no more than this is one figure
-UNITS = ((86400.0, 3.0, "days"), (3600.0, 1.5, "h"), (60.0, 1.5, "min"))  # from so many of them on
+UNITS = ((86400.0, 3.0, "days"), (3600.0, 1.5, "h"), (60.0, 1.5, "min"))  # (seconds, smallest number shown, name)
 
 
-def print_estimates(told: Mapping[str, NodeEstimate], samples: int, free_disk: int, store: Path) -> None:
+def print_estimates(nodes: Mapping[str, NodeEstimate], samples: int, free_disk: int, store: Path) -> None:
     """The table, notes, sums, what does not fit, and what to type next."""
     table = Table(box=None, header_style="bold")
     table.add_column("node", no_wrap=True)
-    for name in ("smoke", "full run", "disk", "memory\nmeasured", "memory\nforeseen"):
+    for name in ("smoke", "full run", "disk", "memory\nmeasured", "memory\nestimated"):
         table.add_column(name, justify="right", no_wrap=True)
-    for node_id, node in told.items():
+    for node_id, node in nodes.items():
         table.add_row(node_id, *_cells(node))
-    whole = sum((node.time for node in told.values()), NOTHING)
-    disk = sum(node.disk for node in told.values())
+    whole = sum((node.time for node in nodes.values()), NOTHING)
+    disk = sum(node.disk for node in nodes.values())
     table.add_row("together", "", shown_time(whole), shown_bytes(disk), "", "", style="bold")
-    print_lines(f"\nthe full run, told by {samples} samples of each kind (with images, without):")
+    print_lines(f"\nthe full run, estimated from {samples} samples of each kind (with images, without):")
     Console().print(table)
-    for node_id, node in told.items():
+    for node_id, node in nodes.items():
         for note in node.notes:
             print_lines(f"{node_id}: {note}")
-    for line in verdicts(told, disk, free_disk, store, machine_memory(), gpu_memory):
+    for line in verdicts(nodes, disk, free_disk, store, machine_memory(), gpu_memory):
         print_lines(line)
-    print_lines("the small chain went through; the full one: the same command without --smoke")
+    print_lines("the smoke run succeeded; for the full run: the same command without --smoke")
 
 
 def _cells(node: NodeEstimate) -> tuple[str, str, str, str, str]:
@@ -55,18 +55,18 @@ def _cells(node: NodeEstimate) -> tuple[str, str, str, str, str]:
 
 
 def verdicts(
-    told: Mapping[str, NodeEstimate],
+    nodes: Mapping[str, NodeEstimate],
     disk: float,
     free_disk: int,
     store: Path,
     machine: int,
     gpu: Callable[[], int | None],
 ) -> list[str]:
-    """Whether disk and memory suffice; a node's memory is the larger of what was measured and what is foreseen."""
+    """Whether disk and memory suffice; a node's memory is the larger of what was measured and what is estimated."""
     fits = "fits" if disk <= free_disk else "DOES NOT FIT"
     lines = [f"disk: {shown_bytes(disk)}, and {shown_bytes(free_disk)} are free at {store}: {fits}"]
-    on_gpu = {node_id: node for node_id, node in told.items() if node.device == "cuda"}
-    here = {node_id: max(node.memory or 0, _foreseen_here(node)) for node_id, node in told.items()}
+    on_gpu = {node_id: node for node_id, node in nodes.items() if node.device == "cuda"}
+    here = {node_id: max(node.memory or 0, _estimated_here(node)) for node_id, node in nodes.items()}
     lines += _memory("memory", here, machine, "this machine has")
     size = gpu() if on_gpu else None
     if size is not None:
@@ -75,7 +75,7 @@ def verdicts(
     return lines
 
 
-def _foreseen_here(node: NodeEstimate) -> int:
+def _estimated_here(node: NodeEstimate) -> int:
     return 0 if node.device == "cuda" else node.needed * node.ranks
 
 

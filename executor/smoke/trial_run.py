@@ -1,7 +1,7 @@
-"""`dflow run FILE --smoke N`: the chain on N samples in a store of its own, then what the full run will take.
+"""`dflow run FILE --smoke N`: the chain on N samples in a store of its own, then an estimate of the full run.
 
 The small run is a run like any other, in <store>/smoke: what has not changed since the last one is not run again, and
-`dflow resume --store <store>/smoke` knows it. Nothing of it is ever taken for the full run, whose store is another.
+`dflow resume --store <store>/smoke` continues it. The full run, in its own store, uses nothing of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dsl.estimate import Amount, Estimate, Growth, Trial
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.op_table import user_ops
-from executor.planning.estimates import graph_estimates
+from executor.planning.estimates import cached_artifacts, graph_estimates
 from executor.planning.session import Session, make_planner, new_run
 from executor.records.events import read_events
 from executor.records.run_record import NodeState, Record
@@ -37,17 +37,17 @@ FEWEST = 3  # one sample for each of train, val and test
 
 @frozen
 class Measured:
-    """A node of the trial: its state in the run that computed it, the progress it told, its artifact and its launch."""
+    """A node of the trial: its state in the run that computed it, its reports of progress, its artifact, its device."""
 
     state: NodeState
-    told: list[Report]
+    reports: list[Report]
     artifact: Path
     size: int
     device: str
 
 
 def smoke_run(path: Path, graph: Graph, samples: int) -> int:
-    """The exit code: 0 where the small chain went through, 1 where a node of it failed, 128 + a signal's number.
+    """The exit code: 0 where the small run succeeded, 1 where a node of it failed, 128 + a signal's number.
 
     Raises PipelineError for too few samples.
     """
@@ -56,11 +56,10 @@ def smoke_run(path: Path, graph: Graph, samples: int) -> int:
         raise PipelineError([Mistake(f"--smoke {samples}: too few samples", hint=hint)])
     store = Store.open(path, write=True)
     session = new_run(Store.open(path / FOLDER, write=True), small_graph(graph, samples))
-    as_they_are = _without_smoke(session)
-    if as_they_are:
+    unreduced = _without_smoke(session)
+    if unreduced:
         print_lines(
-            f"as in the full run, since their ops have no smoke(): {', '.join(as_they_are)}; "
-            "only what they read is smaller"
+            f"not reduced, since their ops have no smoke(): {', '.join(unreduced)}; only their inputs are smaller"
         )
     record = session.record
     code = run_session(session, make_display(record.state))
@@ -69,12 +68,12 @@ def smoke_run(path: Path, graph: Graph, samples: int) -> int:
         print_estimates(estimates(store, graph, session), samples, free_bytes(path), path)
     elif code == FAILED:
         print_lines(
-            f"the smoke run on {samples} samples failed, as the full run would have: mend it and give the same command "
-            f"again. A node that is left without samples may need more of them: --smoke {4 * samples}",
+            f"the smoke run on {samples} samples failed, as the full run would have; fix the cause and repeat the "
+            f"command. A node without samples may need more of them: --smoke {4 * samples}",
             error=True,
         )
     else:
-        print_lines("the smoke run was stopped; give the same command again to go on", error=True)
+        print_lines("the smoke run was stopped; repeat the command to continue", error=True)
     return code
 
 
@@ -101,12 +100,7 @@ def _small(node: GraphNode, samples: int) -> Any:
 
 def estimates(store: Store, graph: Graph, session: Session) -> dict[str, NodeEstimate]:
     """By node, in the order of the data; session: the small run, which is done."""
-    decisions = make_planner(store, graph).plan()
-    made = {
-        node_id: store.object_path(decision.digest)
-        for node_id, decision in decisions.items()
-        if decision.cache == "hit" and decision.digest is not None
-    }
+    made = cached_artifacts(store, make_planner(store, graph).plan())
     measured = {node_id: _measured(session, node_id) for node_id in graph.nodes}
     artifacts = {node_id: one.artifact for node_id, one in measured.items()}
     trials = {
@@ -127,7 +121,7 @@ def estimates(store: Store, graph: Graph, session: Session) -> dict[str, NodeEst
 
 
 def _measured(session: Session, node_id: str) -> Measured:
-    """Where the small run found a node in its store, the run that computed it is asked."""
+    """Where the small run found a node in its store, the run that computed it is read."""
     store, record = session.store, session.record
     state = record.state.nodes[node_id]
     name, digest = node_id, state.digest
@@ -149,10 +143,10 @@ def _measured(session: Session, node_id: str) -> Measured:
 
 
 def _growth_of_inputs(node: GraphNode, measured: Measured, growths: Mapping[str, Growth]) -> Growth:
-    """All of a node's work is taken to grow as its largest input does."""
+    """All of a node's work is assumed to grow as its largest input does."""
     growth = max([1.0, *(growths[parent].output for parent in node.parents)])
-    notes = (f"its op does not say what grows: all of it is taken to, {growth:,.3g} times",) if growth > 1 else ()
-    series = (Amount(1, growth, ""),) * max(1, len(series_of(measured.told)))
+    notes = (f"its op does not declare what grows: all of it is scaled, {growth:,.3g} times",) if growth > 1 else ()
+    series = (Amount(1, growth, ""),) * max(1, len(series_of(measured.reports)))
     return Growth(series=series, output=growth, notes=notes)
 
 
@@ -160,12 +154,12 @@ def _estimate(node: GraphNode, measured: Measured, need: Estimate, growth: Growt
     state = measured.state
     started, seconds = state.started or 0.0, state.seconds or 0.0
     is_counted = growth.output > 1 and need.growth is not None  # which is better than what a plan expects
-    foretold = 0 if is_counted or need.disk_per else sum(need.disk.values())
+    estimated = 0 if is_counted or need.disk_per else sum(need.disk.values())
     return NodeEstimate(
         cached=False,
         tried=seconds,
-        time=full_time(started, started + seconds, measured.told, growth),
-        disk=max(measured.size * growth.output, foretold),
+        time=full_time(started, started + seconds, measured.reports, growth),
+        disk=max(measured.size * growth.output, estimated),
         memory=state.memory,
         gpu_memory=state.gpu_memory,
         needed=sum(need.memory.values()),

@@ -24,7 +24,7 @@ import attrs
 from dsl.errors import StageError, StoreError
 from executor.store.commit_journal import NOTE, Ended
 from executor.store.digests import MANIFEST, FileEntry, altered_files, artifact_digest, seal_artifact_files
-from executor.store.gc_lock import LOCK, artifacts_taken
+from executor.store.gc_lock import LOCK, shared_gc_lock
 from executor.store.index_line import LINE_NEEDS, IndexLine
 from executor.store.lease import Lease, remove_leftovers
 from executor.store.manifest import Manifest, committed_files
@@ -71,7 +71,7 @@ class Store:
     @classmethod
     def open(cls, path: Path, *, write: bool) -> Store:
         """Raises StoreError if the store is newer than this program, cannot be written, or has no working locks; also
-        where one of its folders is a link, since what is behind that is not the store's to remove.
+        where one of its folders is a link, since its target does not belong to the store.
         """
         refuse_links(
             (path / name for name in NO_LINKS),
@@ -150,7 +150,7 @@ class Store:
 
     def accept(self, key: str, line: IndexLine) -> None:
         """Enter an artifact that was computed for another key into the index of this one."""
-        with artifacts_taken(self.path):
+        with shared_gc_lock(self.path):
             self._append(key, line)
 
     def lease(self, key: str, run_id: str) -> Lease:
@@ -188,7 +188,7 @@ class Store:
     def place(self, sealed: Path, key: str, entry: IndexLine) -> None:
         """Make a folder, whose files and manifest are on disk, the artifact of a key: a rename, then the index line."""
         fail_point("commit:placing")
-        with artifacts_taken(self.path):
+        with shared_gc_lock(self.path):
             self._place(sealed, entry.digest)
             self._append(key, entry)
 
@@ -211,7 +211,7 @@ class Store:
         is_whole = (
             sealed is not None and sealed.digest == entry.digest and not altered_files(out, sealed.files, lease.go_on)
         )
-        with artifacts_taken(self.path):
+        with shared_gc_lock(self.path):
             if is_whole:
                 self._place(out, entry.digest)
             if not self._is_whole(entry.digest):
@@ -254,16 +254,14 @@ class Store:
     def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError as error:  # a link that leads nowhere
-            raise StoreError(
-                f"{self.path}: this link, or one above, leads nowhere; make the folder it leads to"
-            ) from error
-        except FileNotFoundError as error:  # where no folder can be made at all, below /proc say
-            raise StoreError(f"{self.path}: no folder can be made there; choose another --store") from error
+        except FileExistsError as error:  # a broken link
+            raise StoreError(f"{self.path}: this link, or one above it, is broken; create its target folder") from error
+        except FileNotFoundError as error:  # where no folder can be created at all, as below /proc
+            raise StoreError(f"{self.path}: the folder cannot be created; choose another --store") from error
         except OSError as error:
             raise clear_error(error, self.path) from error
         with clear_errors(self.path):
-            # First of all: a folder without it is taken for something else, and an older dflow keeps away by it.
+            # First: a folder without it is not recognised as a store, and an older dflow refuses it by its number.
             if read_json(self.path / "format") != FORMAT:
                 write_json(self.path / "format", FORMAT, durable=True)
             if not all((self.path / name).is_dir() for name in FOLDERS):
@@ -294,7 +292,7 @@ def _seal(out: Path, manifest: Manifest, go_on: Callable[[], None]) -> str:
 
 def _check_format(path: Path) -> None:
     if path.exists() and not path.is_dir():
-        raise StoreError(f"{path} is no folder; a store is a folder, which dflow makes itself")
+        raise StoreError(f"{path} is not a folder; a store is a folder that dflow creates")
     version = _version(path)
     if version is None and (mistake := _other_than_a_store(path)):
         version = _version(path)  # the first file of a store that another process has made meanwhile
@@ -325,7 +323,7 @@ def _other_than_a_store(path: Path) -> str:
         return f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow"
     others = path.iterdir() if path.is_dir() else ()
     if any(not file.name.startswith((".", "format")) and not _may_be_there(file) for file in others):
-        return f"{path} holds other files and is no store of dflow; choose another --store"
+        return f"{path} holds other files and is not a dflow store; choose another --store"
     return ""
 
 

@@ -1,10 +1,10 @@
-"""A stage that succeeded is noted before its output is hashed, so that after a kill the next holder can commit it.
+"""A note of a stage that succeeded, written before its output is hashed: after a kill the next holder commits it.
 
 <work folder>/ended.json    {"out": its out_dir's name, "boot", "files", "manifest", "line"}
 
-A new holder removes the note with all the rest before it starts a stage, so that a note that is there speaks of the
-last one. It counts as long as the machine has not been started anew, since only then are the files as the stage left
-them without having been brought to disk; and only where each file still has the size, time and inode of then.
+A new holder removes the note with all other files before it starts a stage, so a note is always about the last one. It
+is valid until the machine restarts, since the files may not be on disk yet, and only while each file has the size, time
+and inode of the note.
 """
 
 from __future__ import annotations

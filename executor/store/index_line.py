@@ -8,6 +8,8 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from executor.system.jsonlines import known_fields
+
 
 @frozen
 class IndexLine:
@@ -32,12 +34,11 @@ class IndexLine:
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> IndexLine:
         """What this version of dflow knows of a line: a newer one may have written more, an older one less."""
-        return cls(**{name: line[name] for name in _LINE_FIELDS if name in line})
+        return cls(**known_fields(cls, line))
 
     def to_json(self) -> dict[str, Any]:
         """The line, without texts that are empty."""
         return {name: value for name, value in attrs.asdict(self).items() if value != ""}
 
 
-_LINE_FIELDS = tuple(field.name for field in attrs.fields(IndexLine))
 LINE_NEEDS = {"digest", "run", "time"}

@@ -1,11 +1,11 @@
 """Whether artifacts are as they were committed, by their sizes and by reading them.
 
 verified.jsonl     among the store's memos, append-only: digest, name, size, mtime_ns, ctime_ns, inode of files that
-                   were read and found right. A file that still has this stamp need not be read again. Losing lines
+                   were read and found intact. A file that still has this stamp need not be read again. Losing lines
                    costs time only. A commit adds none: right after it the stamps cannot be relied on yet, see
                    system/stamps.py.
 
-A damaged artifact is set aside as objects/<digest>.damaged, so that no run takes it: its node runs again.
+A damaged artifact is set aside as objects/<digest>.damaged, so that no run uses it: its node runs again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MEMO = "verified.jsonl"
 CHUNK = 1 << 24  # bytes read between two calls of progress
 
 What = Literal["missing", "size", "content", "extra", "unreadable", "link"]
-Progress = Callable[[int], None]  # takes the bytes that were checked since the last call
+Progress = Callable[[int], None]  # called with the bytes checked since the last call
 
 
 @frozen
@@ -96,12 +96,12 @@ def set_aside(store: Store, digests: Iterable[str]) -> None:
         except FileNotFoundError:  # another check was faster
             pass
         except OSError as error:
-            raise StoreError(f"{target}: cannot be set aside ({error.strerror}); runs would still take it") from error
+            raise StoreError(f"{target}: cannot be set aside ({error.strerror}); runs would still use it") from error
         store.forget(digest)
 
 
 class _Artifact:
-    """One check of one artifact. verified: stamps of the files that were read and found right."""
+    """One check of one artifact. verified: stamps of the files that were read and found intact."""
 
     def __init__(self, store: Store, digest: str, known: Mapping[tuple[str, str], Stamp], progress: Progress) -> None:
         self.verified: dict[str, Stamp] = {}
@@ -189,7 +189,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _refused(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"{path}: cannot be read ({error.strerror}); the store belongs to somebody else")
+    return StoreError(f"{path}: cannot be read ({error.strerror}); the store belongs to another user")
 
 
 def _known_stamps(store: Store) -> dict[tuple[str, str], Stamp]:

@@ -4,7 +4,7 @@
     work/<key>/ranks        flock, shared, by every process of the stage for its life
     work/<key>/out-<attempt>    what becomes the artifact; no other attempt writes there
     work/<key>/state        what the op keeps between attempts
-    work/<key>/ended.json, commit.json      what is to be (commit_journal.py), is being committed (artifact_store.py)
+    work/<key>/ended.json, commit.json      see commit_journal.py, artifact_store.py
     work/<key>/job-<attempt>.json, alive-<attempt>, results-<attempt>/      see launchers/stage_contract.py
     work/<key>/rendezvous-<attempt>/        mode 0700: where ranks on one host meet, see launchers/ranks.py
     work/<key>/code-<attempt>.json          the source files that the stage runs, see planning/input_snapshot.py
@@ -12,9 +12,9 @@
     work/<key>.<id>/            work that data changed under, see scheduler/attempt.py
 
 A new holder ends what stages left running, see system/stage_mark.py, and waits until nobody holds `ranks`, so no late
-writer of a killed run can be alive beside it. A process that comes to `ranks` later still finds another token in
-`lease`, and ends. Tokens count the holders of one work folder, and start anew with it; the id is of this holder alone,
-whatever became of the folder. No clock is asked who comes first.
+writer of a killed run can be alive beside it. A process that comes to `ranks` later finds another token in `lease`, and
+ends. Tokens count the holders of one work folder, and restart with it; the id is unique to a holder. No clock decides
+who comes first.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+
+import attrs
+from attrs import frozen
 
 from dsl.errors import LeaseLost, StopRequested, StoreError
 from executor.store.names import KEY, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
-from executor.system.jsonlines import read_object
+from executor.system.jsonlines import known_fields, read_object
 from executor.system.os_errors import clear_errors
 from executor.system.stage_mark import end_marked
 from executor.system.symlinks import is_folder, open_own, remove, remove_link, remove_links_out_of
@@ -42,6 +44,42 @@ from executor.system.symlinks import is_folder, open_own, remove, remove_link, r
 KEPT = ("lease", "ranks")
 LATE_WRITERS_S = 60.0
 POLL_S = 0.1
+
+
+@frozen(kw_only=True)
+class Holder:
+    """The content of a lease file; of an empty or half written one, the defaults."""
+
+    token: int = 0
+    id: str = ""
+    host: str = ""
+    pid: int = 0
+    run: str = ""
+    released: bool = False
+
+    @classmethod
+    def of(cls, text: bytes) -> Holder:
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return cls()
+        return cls(**known_fields(cls, found)) if isinstance(found, dict) else cls()
+
+    @classmethod
+    def read(cls, folder: Path) -> Holder:
+        """The last holder of a work folder."""
+        try:
+            return cls.of((folder / "lease").read_bytes())
+        except FileNotFoundError:
+            return cls()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether a process of another host had the lease and did not release it."""
+        return self.host not in ("", os.uname().nodename) and not self.released
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} (run {self.run})"
 
 
 class Lease:
@@ -82,20 +120,17 @@ class Lease:
 
     def held_by(self) -> str:
         """The holder by the lease file; empty if the file names none."""
-        holder = self._holder()
-        return f"process {holder['pid']} on {holder['host']} (run {holder['run']}) works on it" if holder else ""
+        holder = Holder.read(self.folder)
+        return f"{holder} works on it" if holder.host else ""
 
-    def acquire(self, on_wait: Callable[[str], None], should_stop: Callable[[], bool]) -> bool:
-        """Wait for the lease; False if `should_stop` returned true first. `on_wait` gets one line about the holder."""
+    def acquire(self, on_wait: Callable[[str], None]) -> None:
+        """Wait for the lease. `on_wait` gets one line about the holder."""
         is_reported = False
-        while not should_stop():
-            if self.try_acquire():
-                return True
+        while not self.try_acquire():
             if not is_reported and (holder := self.held_by()):
                 on_wait(holder)
                 is_reported = True
             time.sleep(POLL_S)
-        return False
 
     def wait_for_ranks(self) -> None:
         """Return when no process of a stage in this folder is alive. Raises LeaseLost after a minute.
@@ -155,9 +190,9 @@ class Lease:
         """Raises LeaseLost unless the folder is still the leased one, with this holder's token and id."""
         if self._descriptor is None or not _same_file(self._descriptor, self.folder / "lease"):
             raise LeaseLost(f"{self.folder}: the work folder was removed or replaced while the stage ran")
-        holder = self._holder() or {}
-        if (holder.get("token"), holder.get("id")) != (self.token, self.id):
-            raise LeaseLost(f"{self.folder}: another process took the lease over")
+        holder = self._holder()
+        if (holder.token, holder.id) != (self.token, self.id):
+            raise LeaseLost(f"{self.folder}: another process has the lease")
 
     def empty(self, *, keep_state: bool) -> None:
         """Remove the files of earlier attempts, and the op's own state unless keep_state.
@@ -198,7 +233,7 @@ class Lease:
         if self._descriptor is None:
             return
         with suppress(StoreError):
-            self._write({**(self._holder() or {}), "released": True})
+            self._write(attrs.evolve(self._holder(), released=True))
         self._drop()
 
     def __enter__(self) -> Lease:
@@ -244,42 +279,29 @@ class Lease:
         return None
 
     def _take_over(self) -> None:
-        holder = self._holder() or {}
-        host = holder.get("host", os.uname().nodename)
-        if host != os.uname().nodename and not holder.get("released"):
+        last = self._holder()
+        if last.is_elsewhere:
             raise LeaseLost(
-                f"{self.folder}: leased by process {holder.get('pid')} on {host} (run {holder.get('run')}), which "
-                f"did not give it back; when nothing runs there any more, remove {self.folder / 'lease'}"
+                f"{self.folder}: leased by {last}, which did not release it; when nothing runs there any more, remove "
+                f"{self.folder / 'lease'}"
             )
-        self.token, self.id = int(holder.get("token", 0)) + 1, os.urandom(16).hex()
-        self.last_run = holder.get("run")
-        host = os.uname().nodename
-        holder = {"token": self.token, "id": self.id, "host": host, "pid": os.getpid(), "run": self._run_id}
-        self._write({**holder, "released": False})
+        self.token, self.id, self.last_run = last.token + 1, os.urandom(16).hex(), last.run or None
+        host, pid = os.uname().nodename, os.getpid()
+        self._write(Holder(token=self.token, id=self.id, host=host, pid=pid, run=self._run_id))
 
     def _drop(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _holder(self) -> dict[str, Any] | None:
-        """The content of the lease file; None if it is empty or half written."""
-        if self._descriptor is not None:
-            text = os.pread(self._descriptor, 65536, 0)
-        else:
-            try:
-                text = (self.folder / "lease").read_bytes()
-            except FileNotFoundError:
-                return None
-        try:
-            holder = json.loads(text)
-        except ValueError:
-            return None
-        return holder if isinstance(holder, dict) else None
-
-    def _write(self, holder: dict[str, Any]) -> None:
+    def _holder(self) -> Holder:
+        """Of the locked file."""
         assert self._descriptor is not None
-        text = json.dumps(holder).encode() + b"\n"
+        return Holder.of(os.pread(self._descriptor, 65536, 0))
+
+    def _write(self, holder: Holder) -> None:
+        assert self._descriptor is not None
+        text = json.dumps(attrs.asdict(holder)).encode() + b"\n"
         with clear_errors(self.folder / "lease"):
             if os.pwrite(self._descriptor, text, 0) < len(text):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -311,9 +333,7 @@ def held_now(folder: Path) -> str:
     lease = Lease(folder, "")
     if any(_is_locked(folder / name) for name in KEPT):
         return lease.held_by() or "a process works on it"
-    holder = lease._holder() or {}
-    elsewhere = holder.get("host", os.uname().nodename) != os.uname().nodename and not holder.get("released")
-    return lease.held_by() if elsewhere else ""
+    return lease.held_by() if Holder.read(folder).is_elsewhere else ""
 
 
 def share_ranks(folder: Path, token: int, lease_id: str) -> int:
@@ -323,8 +343,8 @@ def share_ranks(folder: Path, token: int, lease_id: str) -> int:
     """
     descriptor = open_own(folder / "ranks", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    holder = read_object(folder / "lease") or {}
-    if (holder.get("token"), holder.get("id")) != (token, lease_id):
+    holder = Holder.read(folder)
+    if (holder.token, holder.id) != (token, lease_id):
         os.close(descriptor)
         raise LeaseLost(f"{folder}: the lease passed to another attempt")
     return descriptor

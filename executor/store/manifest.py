@@ -16,7 +16,7 @@ from dsl.convert import structure, unstructure
 from dsl.errors import StructureError
 from executor.keys.node_key import Inputs, KeyParts
 from executor.store.digests import MANIFEST, FileEntry
-from executor.system.jsonlines import read_object, write_json
+from executor.system.jsonlines import known_fields, read_object, write_json
 from executor.system.symlinks import is_folder
 
 
@@ -65,9 +65,11 @@ class Manifest:
     @classmethod
     def checked(cls, data: Any) -> Manifest:
         """Keys that only a newer dflow knows are ignored. Raises StructureError if it is not a manifest."""
-        known = _known(cls, data)
-        if "key_parts" in known:
-            known["key_parts"] = _known(KeyParts, known["key_parts"])
+        if not isinstance(data, dict):
+            return structure(cls, data)
+        known = known_fields(cls, data)
+        if isinstance(known.get("key_parts"), dict):
+            known["key_parts"] = known_fields(KeyParts, known["key_parts"])
         return structure(cls, known)
 
     def write(self, folder: Path) -> None:
@@ -86,10 +88,6 @@ def committed_files(folder: Path) -> dict[str, FileEntry] | None:
     Read without a converter, since a run in which nothing runs reads it for every node.
     """
     return file_entries(read_object(folder / MANIFEST)) if _is_plain(folder) else None
-
-
-def _known(cls: type[attrs.AttrsInstance], data: Any) -> Any:
-    return {name: data[name] for name in attrs.fields_dict(cls) if name in data} if isinstance(data, dict) else data
 
 
 def file_entries(data: Any) -> dict[str, FileEntry] | None:

@@ -12,8 +12,11 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import attrs
 
 from executor.system.os_errors import clear_errors
 from executor.system.symlinks import new_file, open_own
@@ -46,6 +49,17 @@ def append_lines(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bo
 def compact(value: Any) -> bytes:
     """A value as one line of JSON with its line end; a lone surrogate, which UTF-8 cannot encode, is escaped."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace") + b"\n"
+
+
+def known_fields(cls: type[attrs.AttrsInstance], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of a JSON object that are fields of the class; a newer version of dflow may have written others."""
+    names = _field_names(cls)
+    return {name: value for name, value in data.items() if name in names}
+
+
+@cache
+def _field_names(cls: type[attrs.AttrsInstance]) -> frozenset[str]:
+    return frozenset(attrs.fields_dict(cls))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -55,7 +55,7 @@ def execute(session: Session, fail_at: str | None = None, contents: str = "") ->
         if decision.digest is None:
             assert decision.key is not None
             with store.lease(decision.key, record.run) as lease:
-                assert lease.acquire(print, lambda: False)
+                lease.acquire(print)
                 lease.empty(keep_state=False)
                 if node_id == fail_at:
                     (lease.work_dir / "half").write_text("half")

@@ -5,10 +5,11 @@ import math
 from pathlib import Path
 
 import pytest
+from manifests import new_record
 
 from dsl.graph import Graph
 from executor import cli
-from executor.records.run_record import NodeState, Record
+from executor.records.run_record import NodeState
 from executor.store.artifact_store import Store
 from executor.system.jsonlines import append_line, write_json
 
@@ -19,7 +20,7 @@ def store(tmp_path):
 
 
 def a_run(store, pipeline="toy", **nodes):
-    record = Record.create(store.records, Graph(pipeline, 0, pipeline, None, Path("/"), (), {}), nodes=nodes)
+    record = new_record(store.records, Graph(pipeline, 0, pipeline, None, Path("/"), (), {}), nodes=nodes)
     write_json(record.folder / "graph.json", {"nodes": [{"id": node_id, "op": "make"} for node_id in nodes]})
     return record
 

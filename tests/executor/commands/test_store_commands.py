@@ -15,7 +15,7 @@ from toy_ops import PROJECT
 from executor.cli import main
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
-from executor.store.gc_lock import artifacts_taken
+from executor.store.gc_lock import shared_gc_lock
 
 CHANGING = [["gc", "--delete"], ["rm", "RUN", "--yes"], ["tag", "RUN", "best"], ["pull", "SHARED", "RUN"]]
 READING = [["gc"], ["du"], ["verify"], ["verify", "--quick"], ["status"], ["push", "SHARED"]]
@@ -56,7 +56,7 @@ def test_gc_says_it_to_programs_too(toy, capsys):
 def test_gc_waits_while_a_run_takes_artifacts_into_use(toy):
     run(toy)
     program = "import sys, executor.cli; sys.exit(executor.cli.main())"
-    with artifacts_taken(toy.store):
+    with shared_gc_lock(toy.store):
         waiting = subprocess.Popen(
             [sys.executable, "-c", program, "gc", "--delete", "--keep", "0", "--store", str(toy.store)],
             env={**os.environ, "PYTHONPATH": str(PROJECT)},
@@ -126,7 +126,7 @@ def test_a_tag_stands_for_its_run_everywhere(toy, capsys):
     assert dflow(toy, "status", "bestes-Modell_ü.1", "--json") == 0
     assert json.loads(capsys.readouterr().out)["run"] == first.run
     assert dflow(toy, "tag", second.run, "bestes-Modell_ü.1") == 1
-    assert f'run {first.run} has the tag "bestes-Modell_ü.1"; take it away first' in capsys.readouterr().err
+    assert f'run {first.run} has the tag "bestes-Modell_ü.1"; remove it first' in capsys.readouterr().err
     assert dflow(toy, "tag", first.run, "bestes-Modell_ü.1", "--remove") == 0
     assert dflow(toy, "tag", second.run, "bestes-Modell_ü.1") == 0
     assert find_record(toy.store / "records", "bestes-Modell_ü.1").run == second.run
@@ -177,7 +177,7 @@ def test_a_store_that_is_a_file_is_one_clear_line(toy, capsys, command):
     words = [{"RUN": "20260101"}.get(word, word) for word in command]
     assert dflow(toy, *words) == 1
     error = capsys.readouterr().err
-    assert (len(error.splitlines()), "is no folder" in error) == (1, True)
+    assert (len(error.splitlines()), "is not a folder" in error) == (1, True)
 
 
 @pytest.fixture
@@ -251,4 +251,4 @@ def test_a_store_that_is_not_there_is_not_made_by_looking(toy, capsys):
 
 def test_a_store_that_can_be_nowhere_is_said_in_one_line(toy, capsys):
     assert 1 == main(["run", str(toy.file), "--store", "/proc/dflow"])
-    assert "dflow: /proc/dflow: no folder can be made there; choose another --store\n" == capsys.readouterr().err
+    assert "dflow: /proc/dflow: the folder cannot be created; choose another --store\n" == capsys.readouterr().err

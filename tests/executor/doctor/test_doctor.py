@@ -31,7 +31,7 @@ from executor.doctor.libraries import declared, loaded_findings, version_finding
 from executor.doctor.probe import compile_fault_on
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
-from executor.keys.library_versions import NOT_INSTALLED, LibraryVersions
+from executor.keys.node_key import NOT_INSTALLED, LibraryVersions
 from executor.store.artifact_store import Store
 from executor.store.lease import Lease
 from executor.system.progress import Activity

@@ -177,9 +177,7 @@ def test_what_differs_by_more_than_code_or_is_cached_or_damaged_is_refused(toy: 
     edit(toy, GLUE, HARMLESS)
     code, text = accept(toy, "c", "-s", "c.weight=3.0")
     assert 1 == code
-    assert (
-        "differs by more than its code, which alone can be accepted: config changed: c.weight from 1.0 to 3.0" in text
-    )
+    assert "differs by more than its code, so it cannot be accepted: config changed: c.weight from 1.0 to 3.0" in text
     digest = toy.state()["nodes"]["c"]["digest"]
     path = toy.store / "objects" / digest / "text.txt"
     path.chmod(0o644)
@@ -233,7 +231,7 @@ def test_code_that_is_edited_while_the_user_is_asked_is_not_accepted(toy: Toy) -
     _out, errors = process.communicate(timeout=300)
     os.close(ours)
     assert 1 == process.returncode
-    assert 'the code or the data of node "c" changed just now: look at it, and accept again' in errors
+    assert 'the code or the data of node "c" changed just now; check it, and accept again' in errors
     assert "c runs:" in told(toy, "c")
     edit(toy, "return joined + '!'", "return joined")
     assert "c runs:" in told(toy, "c")  # and what was shown neither

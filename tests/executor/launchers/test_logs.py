@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from manifests import new_record
 from side_ops import side
 from toy_ops import Toy, wait_for
 
@@ -37,7 +38,7 @@ def test_of_a_node_that_did_not_run_in_the_latest_run_the_run_that_works_on_it_i
     running = toy.start("run", str(toy.file))
     wait_for(lambda: (tmp_path / "b.here").exists())
     first = toy.state()["run"]
-    later = Record.create(toy.store / "records", Record.load(toy.store / "records" / first).graph())
+    later = new_record(toy.store / "records", Record.load(toy.store / "records" / first).graph())
     result = toy.dflow("logs", "b")
     (tmp_path / "go.here").touch()
     running.communicate(timeout=300)

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from imitated_runs import artifacts, begin, edit, ended, execute, planned, run, run_again, toy_pipeline
-from manifests import made
+from manifests import made, new_record
 from toy_ops import PROJECT, Toy
 
 from dsl.errors import StoreError
 from executor.maintenance.gc import collect, survey
-from executor.records.run_record import Record, find_record
+from executor.records.run_record import find_record
 from executor.records.run_tags import add_tag
 from executor.store.artifact_store import Store
 from executor.store.integrity import check, set_aside
@@ -129,7 +129,7 @@ def test_what_a_running_run_has_just_committed_stays_before_its_record_says_so(t
     session = begin(toy)
     store = session.store
     with store.lease(UNKNOWN_KEY, session.record.run) as lease:
-        lease.acquire(print, lambda: False)
+        lease.acquire(print)
         lease.empty(keep_state=False)
         (lease.out_dir / "text.txt").write_text("fresh")
         digest = store.commit(lease, *made(UNKNOWN_KEY, session.record.run))
@@ -146,7 +146,7 @@ def test_what_was_committed_by_a_run_that_died_before_its_record_said_so_is_ther
     session = begin(toy)
     store, key = session.store, session.planner.decide("a", {}).key
     with store.lease(key, session.record.run) as lease:
-        lease.acquire(print, lambda: False)
+        lease.acquire(print)
         lease.empty(keep_state=False)
         (lease.out_dir / "text.txt").write_text("fresh")
         digest = store.commit(lease, *made(key, session.record.run))
@@ -154,7 +154,7 @@ def test_what_was_committed_by_a_run_that_died_before_its_record_said_so_is_ther
     gc(toy, 1)
     assert (artifacts(toy), work_folders(toy)) == ({digest}, {key})
     with store.lease(key, session.record.run) as lease:
-        lease.acquire(print, lambda: False)
+        lease.acquire(print)
         lease.remove()
     gc(toy, 1)
     assert artifacts(toy) == {digest}
@@ -165,7 +165,7 @@ def test_what_was_committed_by_a_run_that_died_before_its_record_said_so_is_ther
 def test_what_a_run_was_to_take_as_it_is_stays_though_it_died_before_it_began(toy):
     first = run(toy, contents="first")
     taken = first.state.nodes["a"].digest
-    Record.create(toy.store / "records", first.graph(), pinned={"a": taken})
+    new_record(toy.store / "records", first.graph(), pinned={"a": taken})
     shutil.rmtree(first.folder)
     gc(toy, 1)
     assert artifacts(toy) == {taken}
@@ -177,7 +177,7 @@ def test_a_commit_that_was_cut_off_can_be_completed(toy, monkeypatch):
     store = session.store
     monkeypatch.setattr(store, "_append", lambda key, entry: None)
     with store.lease(UNKNOWN_KEY, session.record.run) as lease:
-        lease.acquire(print, lambda: False)
+        lease.acquire(print)
         lease.empty(keep_state=False)
         (lease.out_dir / "text.txt").write_text("fresh")
         digest = store.commit(lease, *made(UNKNOWN_KEY, session.record.run))
@@ -186,7 +186,7 @@ def test_a_commit_that_was_cut_off_can_be_completed(toy, monkeypatch):
     assert artifacts(toy) == {digest}
     fresh = Store.open(toy.store, write=True)
     with fresh.lease(UNKNOWN_KEY, session.record.run) as lease:
-        lease.acquire(print, lambda: False)
+        lease.acquire(print)
         assert (fresh.finish_commit(lease, UNKNOWN_KEY), fresh.newest(UNKNOWN_KEY).digest) == (digest, digest)
 
 
@@ -203,7 +203,7 @@ def test_unfinished_work_stays_while_its_run_is_kept(toy):
 def test_work_that_somebody_holds_stays(toy):
     store = Store.open(toy.store, write=True)
     with store.lease(UNKNOWN_KEY, "r") as lease:
-        lease.acquire(print, lambda: False)
+        lease.acquire(print)
         found = gc(toy, 0)
         assert [(item.kind, item.why) for item in found.stays] == [
             ("work", f"process {os.getpid()} on {os.uname().nodename} (run r) works on it")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from manifests import new_record
 from serve_cases import CHECK, SECOND, record_run
 
 from executor.cli import main
@@ -168,7 +169,7 @@ def test_the_loss_comes_from_the_run_that_trained_the_draft_also_once_it_was_acc
     for step in (1, 2):
         trained.event("train", Metric(step, {"train/loss": 3.0 - step, "train/lr": 0.1}))
     trained.event("eval", Metric(3, {"train/loss": 9.0}))
-    again = Record.create(store.records, trained.graph())
+    again = new_record(store.records, trained.graph())
     state = again.state.nodes["train"]
     state.key, state.cache, state.source_run = "key-train", "hit", run
     assert [(1, 2.0), (2, 1.0)] == loss_curve(store, trained, "train") == loss_curve(store, again, "train")

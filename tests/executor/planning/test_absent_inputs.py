@@ -69,7 +69,7 @@ def test_the_keys_that_hang_on_them_are_unknown_and_the_others_stand(toy):
     rows = {row["id"]: row for row in plan["nodes"]}
     assert {"a": None, "b": None, "d": None} == {node_id: rows[node_id]["key"] for node_id in "abd"}
     assert rows["c"]["key"] is not None
-    absent = "its data is not there"
+    absent = "its data is missing"
     assert {"a": absent, "b": absent, "c": "new", "d": "new"} == {name: row["reason"] for name, row in rows.items()}
     assert [told(toy, "a", 8, "first.txt"), told(toy, "b", 12, "second.txt")] == plan["unmet"]
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from manifests import new_record
 from toy_ops import Toy
 
 from dsl.errors import StoreError
@@ -86,12 +87,12 @@ def test_a_line_that_is_no_event_is_passed_over(tmp_path, line):
 
 
 def test_ids_sort_by_time_and_never_meet(tmp_path):
-    runs = [Record.create(tmp_path, a_graph()).run for _ in range(20)]
+    runs = [new_record(tmp_path, a_graph()).run for _ in range(20)]
     assert runs == sorted(set(runs))
 
 
 def test_a_record_is_read_back_as_it_was_written(tmp_path):
-    record = Record.create(tmp_path, a_graph(), pinned={"a": "d1"}, forced=["b"])
+    record = new_record(tmp_path, a_graph(), pinned={"a": "d1"}, forced=["b"])
     record.state.nodes["b"] = NodeState(state="failed", error="DataError: x", attempt=2, metrics={"x": 1.0})
     record.save_node("b")
     assert Record.load(record.folder).state == record.state
@@ -99,7 +100,7 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path):
 
 
 def test_a_run_is_found_by_a_part_of_its_id(tmp_path):
-    first, second = Record.create(tmp_path, a_graph("p")), Record.create(tmp_path, a_graph("q"))
+    first, second = new_record(tmp_path, a_graph("p")), new_record(tmp_path, a_graph("q"))
     assert find_record(tmp_path, None).run == second.run
     assert find_record(tmp_path, first.run[-4:]).run == first.run
     assert [record.run for record in newest_records(tmp_path, "p")] == [first.run]
@@ -111,7 +112,7 @@ def test_a_run_is_found_by_a_part_of_its_id(tmp_path):
 
 def test_the_middle_of_an_id_will_do_where_no_id_begins_or_ends_so(tmp_path):
     for run in ("20261121-183012-ab12", "20261122-101530-2018"):
-        record = Record.create(tmp_path, a_graph())
+        record = new_record(tmp_path, a_graph())
         record.state.run = run
         record.save()
         record.folder.rename(tmp_path / run)
@@ -122,7 +123,7 @@ def test_the_middle_of_an_id_will_do_where_no_id_begins_or_ends_so(tmp_path):
 
 
 def test_the_newest_line_of_a_node_counts_and_a_torn_one_does_not(tmp_path):
-    record = Record.create(tmp_path, a_graph())
+    record = new_record(tmp_path, a_graph())
     for attempt in (1, 2):
         record.state.nodes["a"] = NodeState(state="running", attempt=attempt)
         record.save_node("a")
@@ -135,7 +136,7 @@ def test_the_newest_line_of_a_node_counts_and_a_torn_one_does_not(tmp_path):
 
 
 def test_what_a_newer_dflow_writes_beside_is_not_read(tmp_path):
-    record = Record.create(tmp_path, a_graph())
+    record = new_record(tmp_path, a_graph())
     append_line(record.folder / STATE, {"node": "a", "state": "done", "colour": "red"})
     append_line(record.folder / STATE, {"run": {"run": "r", "pipeline": "p", "experiment": "e", "mood": 1}, "x": 2})
     append_line(record.folder / STATE, {"weather": "rain"})
@@ -146,7 +147,7 @@ def test_what_a_newer_dflow_writes_beside_is_not_read(tmp_path):
 def test_ids_sort_after_all_that_are_there_though_the_clock_went_back(tmp_path):
     for there in ("20991231-235959-00ff", "20991231-235959-ffff", "99991231-235959-ffff0f", "no-run"):
         (tmp_path / there).mkdir()
-        run = Record.create(tmp_path, a_graph()).run
+        run = new_record(tmp_path, a_graph()).run
         assert run == max(path.name for path in tmp_path.iterdir() if path.name != "no-run")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name > "2099") == [
         "20991231-235959-00ff",
@@ -161,7 +162,7 @@ def test_ids_sort_after_all_that_are_there_though_the_clock_went_back(tmp_path):
 
 
 def test_a_record_whose_folder_is_gone_says_so(tmp_path):
-    record = Record.create(tmp_path, a_graph())
+    record = new_record(tmp_path, a_graph())
     record.lock()
     shutil.rmtree(record.folder)
     for write in (record.save, record.save_all, lambda: record.event("", RunChange("done"))):
@@ -192,7 +193,7 @@ def test_an_empty_store_has_no_run(tmp_path):
 
 
 def test_two_processes_never_work_on_one_run(tmp_path):
-    record = Record.create(tmp_path, a_graph())
+    record = new_record(tmp_path, a_graph())
     assert record.is_alive() is False
     record.lock()
     assert record.is_alive() is True
@@ -203,7 +204,7 @@ def test_two_processes_never_work_on_one_run(tmp_path):
 
 
 def test_who_only_asks_whether_a_run_is_alive_keeps_nobody_out(tmp_path, monkeypatch):
-    record = Record.create(tmp_path, a_graph())
+    record = new_record(tmp_path, a_graph())
     asking = os.open(record.folder / "lock", os.O_RDONLY | os.O_CREAT)
     fcntl.flock(asking, fcntl.LOCK_SH)
     monkeypatch.setattr(file_locks.time, "sleep", lambda seconds: os.close(asking))
@@ -213,8 +214,8 @@ def test_who_only_asks_whether_a_run_is_alive_keeps_nobody_out(tmp_path, monkeyp
 
 
 def test_a_half_written_record_is_passed_over(tmp_path):
-    record = Record.create(tmp_path, a_graph())
+    record = new_record(tmp_path, a_graph())
     (tmp_path / "99999999-000000-0000").mkdir()
-    with pytest.raises(StoreError, match=r"99999999-000000-0000: the record of this run was not written to its end"):
+    with pytest.raises(StoreError, match=r"99999999-000000-0000: the record of this run is incomplete"):
         find_record(tmp_path, "99999999")
     assert find_record(tmp_path, None).run == record.run

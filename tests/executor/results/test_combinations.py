@@ -14,7 +14,7 @@ from dsl.overrides import override_graph
 from dsl.read_toml import read_graph
 from dsl.shown import toml_text
 from executor.records.run_record import NodeState
-from executor.results.sweep import combinations, differing_params, doubt, sweep_table
+from executor.results.sweep import combinations, differing_params, sort_warning, sweep_table
 
 OPS = """
 from attrs import frozen
@@ -147,7 +147,7 @@ def test_a_metric_that_looks_misspelt_is_told_before_anything_runs(
 ) -> None:
     name = sort_by.removeprefix("-")
     graph = evolve(swept(tmp_path, "b.size=[1,2]"), sort_by=sort_by)
-    assert ("" if told is None else f"the table of the sweep is to be sorted by {name}: {told}") == doubt(graph)
+    assert ("" if told is None else f"the table of the sweep is to be sorted by {name}: {told}") == sort_warning(graph)
 
 
 TWICE = """
@@ -216,7 +216,7 @@ def test_a_metric_stands_behind_its_node_also_where_the_other_node_that_has_it_f
 
 
 def test_a_metric_behind_a_node_is_not_misspelt(tmp_path: Path) -> None:
-    assert "" == doubt(evolve(swept(tmp_path, "b.size=[1,2]"), sort_by="b/eval/tau"))
+    assert "" == sort_warning(evolve(swept(tmp_path, "b.size=[1,2]"), sort_by="b/eval/tau"))
 
 
 VALUES = st.recursive(

@@ -288,5 +288,5 @@ def test_data_that_changes_all_the_time_fails_the_node(tmp_path: Path) -> None:
     assert (1, 3) == (result.returncode, late.begun()), result.stderr
     error = late.state()["nodes"]["a"]["error"]
     assert error.startswith("StageError: its code or data changed while it ran (content changed: a.source)")
-    assert error.endswith("3 times in a row; leave them as they are, and resume")
+    assert error.endswith("3 times in a row; stop editing them, and resume")
     assert list(late.store.glob("objects/*")) == []

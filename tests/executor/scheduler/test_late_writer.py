@@ -92,7 +92,7 @@ def test_while_a_late_writer_lives_the_next_holder_waits_and_then_says_which_pro
     """A process that is stopped cannot be told from one at work: nothing of the folder may be used while it lives."""
     store = Store.open(tmp_path / "runs", write=True)
     with store.lease("key", "r1") as lease:
-        lease.acquire(print, lambda: False)
+        lease.acquire(print)
         lease.empty(keep_state=False)
         told = [str(lease.folder), str(lease.token), lease.id]
         late = subprocess.Popen([sys.executable, "-c", LATE, *told], cwd=PROJECT)
@@ -100,7 +100,7 @@ def test_while_a_late_writer_lives_the_next_holder_waits_and_then_says_which_pro
         late.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(lease_module, "LATE_WRITERS_S", 0.3)
     with store.lease("key", "r2") as lease:
-        assert lease.acquire(print, lambda: False)
+        lease.acquire(print)
         with pytest.raises(lease_module.LeaseLost, match=rf"still run there \(process ids {late.pid}\)"):
             lease.wait_for_ranks()
         with pytest.raises(lease_module.LeaseLost, match="still run there"):

@@ -57,7 +57,7 @@ def test_with_other_values_what_was_pinned_and_forced_stays_so(tmp_path):
     assert (result.returncode, toy.calls()) == (0, ["steps"])  # c is done; d is still forced, and goes on at step 2
     assert (tmp_path / "done.txt").read_text().split() == ["0", "1", "2", "2", "3", "4"]
     assert toy.text("c") == "hello-HELLO"
-    assert toy.state()["nodes"]["b"]["reason"].startswith("taken from run ")
+    assert toy.state()["nodes"]["b"]["reason"].startswith("kept from run ")
     result = toy.dflow("resume", "-s", "c.between=+")
     assert (result.returncode, toy.calls(), toy.text("c")) == (0, ["join", "steps"], "hello+HELLO")
 

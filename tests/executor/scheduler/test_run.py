@@ -250,7 +250,7 @@ def test_code_that_changes_while_the_run_goes_on_gets_the_key_of_what_really_ran
     (tmp_path / "go.here").touch()
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0
-    assert "c: its code or data changed since the run began; the newest is taken" in out
+    assert "c: its code or data changed since planning; the current version is used" in out
     assert toy.text("c") == "HELLO-hello"
     toy.calls()
     toy.dflow("run", str(toy.file))

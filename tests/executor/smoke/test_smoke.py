@@ -139,7 +139,7 @@ def smoke(toy: Toy, *arguments: str, code: int = 0) -> str:
 
 def table(printed: str) -> dict[str, list[str]]:
     """The cells of the table of the full run, by node; cells are two blanks apart at least."""
-    lines = printed[printed.index("the full run, told by") :].splitlines()
+    lines = printed[printed.index("the full run, estimated from") :].splitlines()
     rows = [re.split(r"\s{2,}", line.strip()) for line in lines if line.startswith(" ")]
     return {row[0]: row[1:] for row in rows}
 
@@ -156,9 +156,9 @@ def test_the_chain_runs_on_few_samples_in_a_store_of_its_own(toy: Toy) -> None:
     assert ["10"] == (
         (toy.store / "smoke" / "objects" / str(record.state.nodes["count"].digest) / "lines.txt").read_text().split()
     )
-    assert "the full run, told by 10 samples" in printed
+    assert "the full run, estimated from 10 samples" in printed
     assert ["take", "copy", "count", "together"] == [name for name in table(printed) if name not in ("node", "memory")]
-    assert printed.rstrip().endswith("the full one: the same command without --smoke")
+    assert printed.rstrip().endswith("for the full run: the same command without --smoke")
 
 
 def test_the_artifacts_of_the_full_run_are_foretold_in_proportion(toy: Toy) -> None:
@@ -168,7 +168,7 @@ def test_the_artifacts_of_the_full_run_are_foretold_in_proportion(toy: Toy) -> N
     assert "7.0 GB" == table(printed)["count"][2], "what the op knows of its disk counts where it is more"
     assert "7.0 GB" == table(printed)["together"][1]
     assert "take: reads all" in printed
-    assert "count: its op does not say what grows: all of it is taken to, 1e+05 times" in printed
+    assert "count: its op does not declare what grows: all of it is scaled, 1e+05 times" in printed
     assert "memory: at most 3.0 GB (count)" in printed
 
 
@@ -177,7 +177,7 @@ def test_own_ops_that_run_as_they_are_are_named_before_they_run(toy: Toy) -> Non
     graph = read_graph(toy.file)
     without = [node_id for node_id, node in graph.nodes.items() if hook(node.op, "smoke") is None]
     assert 0 < len(without) < len(graph.nodes)
-    told = f"as in the full run, since their ops have no smoke(): {', '.join(without)}; only what they read is smaller"
+    told = f"not reduced, since their ops have no smoke(): {', '.join(without)}; only their inputs are smaller"
     assert told == first
     assert "no smoke()" not in toy.dflow("run", str(toy.file), "--smoke", "4").stdout
 
@@ -217,7 +217,7 @@ def test_a_node_that_fails_is_shown_and_nothing_is_foretold(toy: Toy) -> None:
     assert "copy failed: DataError: 10 lines are too few" in printed
     assert "copy.log" in printed
     assert "may need more of them: --smoke 40" in printed
-    assert "the full run, told" not in printed
+    assert "the full run, estimated" not in printed
     assert ["take", "copy"] == toy.calls()
 
 

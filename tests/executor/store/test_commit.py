@@ -29,7 +29,7 @@ def store(tmp_path):
 def started(store, key="k1", run="r1", text="hello"):
     """A lease on a work folder in which a stage has written its output."""
     lease = store.lease(key, run)
-    assert lease.acquire(print, lambda: False)
+    lease.acquire(print)
     lease.empty(keep_state=False)
     (lease.out_dir / "sub" / "subsub").mkdir(parents=True)
     (lease.out_dir / "sub" / "subsub" / "text.txt").write_text(text)
@@ -82,7 +82,7 @@ def test_a_commit_takes_few_system_calls_that_wait_for_the_disk(store, monkeypat
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(descriptor), real(descriptor)))
     with store.lease("k1", "r1") as lease:
-        lease.acquire(print, lambda: False)
+        lease.acquire(print)
         lease.empty(keep_state=False)
         (lease.out_dir / "text.txt").write_text("hello")
         commit(store, lease)
@@ -101,7 +101,7 @@ def test_a_commit_that_found_no_room_for_its_line_is_finished_by_the_next_holder
     assert store.index("k1") == []
     later = Store(store.path)
     with later.lease("k1", "r2") as lease:
-        lease.acquire(print, lambda: False)
+        lease.acquire(print)
         digest = later.finish_commit(lease, "k1")
         assert digest == later.finish_commit(lease, "k1")
     assert [("r1", digest, {"batch": 4})] == [(line.run, line.digest, line.neutral) for line in later.index("k1")]
@@ -120,7 +120,7 @@ def test_a_commit_that_was_cut_off_before_the_rename_is_finished_unless_its_file
             path.chmod(0o644)
             path.write_text("OTHER")
         with store.lease(key, "r2") as lease:
-            lease.acquire(print, lambda: False)
+            lease.acquire(print)
             finished = store.finish_commit(lease, key)
         assert (not alter) == (finished is not None)
         assert (not alter) == bool(store.index(key))
@@ -199,7 +199,7 @@ def test_what_an_older_dflow_left_out_of_lines_and_leases_is_taken_as_usual(stor
     old = {"token": 3, "host": os.uname().nodename, "pid": 1, "run": "r0", "released": False}
     (store.path / "work" / "k2" / "lease").write_text(json.dumps(old))
     with store.lease("k2", "r2") as lease:
-        assert lease.acquire(print, lambda: False)
+        lease.acquire(print)
         assert (4, "r0") == (lease.token, lease.last_run)
 
 
@@ -217,7 +217,7 @@ def test_a_store_of_another_layout_is_refused_and_left_alone(store, layout):
 def test_a_work_folder_without_permission_is_one_line(store):
     (store.path / "work").chmod(0o555)
     with pytest.raises(StoreError, match=r"work.*this user has no permission"):
-        store.lease("k", "r").acquire(print, lambda: False)
+        store.lease("k", "r").acquire(print)
 
 
 def cut_off_after_the_end(store, monkeypatch):
@@ -232,7 +232,7 @@ def cut_off_after_the_end(store, monkeypatch):
 
 def finished(store):
     with store.lease("k1", "r2") as lease:
-        assert lease.acquire(print, lambda: False)
+        lease.acquire(print)
         return store.finish_commit(lease, "k1")
 
 

@@ -20,7 +20,7 @@ HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
 
 def commit(store, key="k1", run="r1", text="hello", acceptance="computed"):
     with store.lease(key, run) as lease:
-        assert lease.acquire(print, lambda: False)
+        lease.acquire(print)
         lease.empty(keep_state=False)
         (lease.out_dir / "sub").mkdir()
         (lease.out_dir / "sub" / "text.txt").write_text(text)
@@ -133,7 +133,7 @@ def test_what_a_killed_commit_put_aside_is_in_nobodys_way(store):
     digest = commit(store)
     (store.object_path(digest) / "sub/text.txt").unlink()
     with store.lease("k1", "r2") as lease:
-        lease.acquire(print, lambda: False)
+        lease.acquire(print)
         lease.empty(keep_state=False)
         (lease.out_dir / "sub").mkdir()
         (lease.out_dir / "sub" / "text.txt").write_text("hello")
@@ -145,7 +145,7 @@ def test_what_a_killed_commit_put_aside_is_in_nobodys_way(store):
 
 def test_an_op_that_wrote_nothing_has_no_artifact(store):
     with store.lease("k", "r") as lease:
-        lease.acquire(print, lambda: False)
+        lease.acquire(print)
         lease.empty(keep_state=False)
         with pytest.raises(StageError, match=r"the op wrote nothing to stage\.out_dir"):
             store.commit(lease, *made("k", "r"))
@@ -153,7 +153,7 @@ def test_an_op_that_wrote_nothing_has_no_artifact(store):
 
 def test_a_stage_whose_work_folder_was_replaced_cannot_commit(store):
     with store.lease("k", "r") as lease:
-        lease.acquire(print, lambda: False)
+        lease.acquire(print)
         lease.empty(keep_state=False)
         (lease.out_dir / "a").write_text("a")
         (lease.folder / "lease").unlink()
@@ -166,9 +166,9 @@ def test_a_stage_whose_work_folder_was_replaced_cannot_commit(store):
 @pytest.mark.parametrize("write", [False, True])
 def test_a_file_or_a_folder_of_other_things_is_no_store(tmp_path, write):
     (tmp_path / "cat.png").write_text("")
-    with pytest.raises(StoreError, match=r"cat\.png is no folder"):
+    with pytest.raises(StoreError, match=r"cat\.png is not a folder"):
         Store.open(tmp_path / "cat.png", write=write)
-    with pytest.raises(StoreError, match="holds other files and is no store of dflow"):
+    with pytest.raises(StoreError, match="holds other files and is not a dflow store"):
         Store.open(tmp_path, write=write)
 
 

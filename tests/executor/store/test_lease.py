@@ -16,22 +16,18 @@ from executor.store import lease as lease_module
 from executor.store.lease import Lease, remove_leftovers, share_ranks
 
 
-def never():
-    return False
-
-
 def test_every_holder_gets_the_next_token(tmp_path):
     tokens = []
     for run in ("r1", "r2", "r3"):
         with Lease(tmp_path / "k", run) as lease:
-            assert lease.acquire(print, never)
+            lease.acquire(print)
             tokens.append((lease.token, lease.last_run))
     assert tokens == [(1, None), (2, "r1"), (3, "r2")]
 
 
 def test_the_lease_file_says_who_holds_it(tmp_path):
     with Lease(tmp_path / "k", "r1") as lease:
-        lease.acquire(print, never)
+        lease.acquire(print)
         holder = json.loads((tmp_path / "k" / "lease").read_text())
         assert holder == {
             "token": 1, "id": lease.id, "host": os.uname().nodename, "pid": os.getpid(), "run": "r1", "released": False
@@ -42,8 +38,8 @@ def test_the_lease_file_says_who_holds_it(tmp_path):
 def test_a_second_one_waits_and_says_for_whom(tmp_path):
     said = []
     first, second = Lease(tmp_path / "k", "r1"), Lease(tmp_path / "k", "r2")
-    assert first.acquire(print, never)
-    waiting = threading.Thread(target=second.acquire, args=(said.append, never))
+    first.acquire(print)
+    waiting = threading.Thread(target=second.acquire, args=(said.append,))
     waiting.start()
     wait_for(lambda: said)
     assert second.token == 0
@@ -56,10 +52,10 @@ def test_a_second_one_waits_and_says_for_whom(tmp_path):
 def test_who_waits_is_not_fooled_by_the_folder_being_removed(tmp_path):
     said = []
     first, second = Lease(tmp_path / "k", "r1"), Lease(tmp_path / "k", "r2")
-    first.acquire(print, never)
+    first.acquire(print)
     first.empty(keep_state=False)
     (first.work_dir / "shard").write_text("")
-    waiting = threading.Thread(target=second.acquire, args=(said.append, never))
+    waiting = threading.Thread(target=second.acquire, args=(said.append,))
     waiting.start()
     wait_for(lambda: said)
     first.remove()
@@ -72,7 +68,7 @@ def test_who_waits_is_not_fooled_by_the_folder_being_removed(tmp_path):
 
 def test_who_asks_is_not_fooled_by_the_folder_being_removed_at_that_moment(tmp_path, monkeypatch):
     first, second = Lease(tmp_path / "k", "r1"), Lease(tmp_path / "k", "r2")
-    first.acquire(print, never)
+    first.acquire(print)
     mkdir = os.mkdir
 
     def slow(path, *mode):
@@ -89,30 +85,23 @@ def test_who_asks_is_not_fooled_by_the_folder_being_removed_at_that_moment(tmp_p
     second.release()
 
 
-def test_waiting_ends_when_the_run_is_stopped(tmp_path):
-    with Lease(tmp_path / "k", "r1") as first:
-        first.acquire(print, never)
-        asked = iter([False, False, True])
-        assert Lease(tmp_path / "k", "r2").acquire(lambda holder: None, lambda: next(asked)) is False
-
-
 def test_a_lease_of_another_host_is_never_taken_over(tmp_path):
     (tmp_path / "k").mkdir()
     holder = {"token": 4, "host": "elsewhere", "pid": 7, "run": "r0", "released": False}
     (tmp_path / "k" / "lease").write_text(json.dumps(holder))
     with pytest.raises(LeaseLost, match=r"leased by process 7 on elsewhere \(run r0\)"):
-        Lease(tmp_path / "k", "r1").acquire(print, never)
+        Lease(tmp_path / "k", "r1").acquire(print)
     assert json.loads((tmp_path / "k" / "lease").read_text()) == holder
     (tmp_path / "k" / "lease").write_text(json.dumps({**holder, "released": True}))
     with Lease(tmp_path / "k", "r1") as lease:
-        assert lease.acquire(print, never)
+        lease.acquire(print)
         assert lease.token == 5
 
 
 def test_a_killed_holder_loses_its_lease(tmp_path):
     program = (
         "import sys, time; from pathlib import Path; from executor.store.lease import Lease\n"
-        "lease = Lease(Path(sys.argv[1]), 'r1'); lease.acquire(print, lambda: False); print('held', flush=True)\n"
+        "lease = Lease(Path(sys.argv[1]), 'r1'); lease.acquire(print); print('held', flush=True)\n"
         "time.sleep(60)"
     )
     holder = subprocess.Popen(
@@ -122,14 +111,14 @@ def test_a_killed_holder_loses_its_lease(tmp_path):
     holder.kill()
     holder.communicate()
     with Lease(tmp_path / "k", "r2") as lease:
-        assert lease.acquire(print, never)
+        lease.acquire(print)
         assert (lease.token, lease.last_run) == (2, "r1")
 
 
 def test_nobody_starts_while_a_rank_of_an_earlier_attempt_lives(tmp_path, monkeypatch):
     monkeypatch.setattr(lease_module, "LATE_WRITERS_S", 0.2)
     with Lease(tmp_path / "k", "r1") as lease:
-        lease.acquire(print, never)
+        lease.acquire(print)
         rank = share_ranks(lease.folder, lease.token, lease.id)
         with pytest.raises(LeaseLost, match="processes of an earlier attempt still run there"):
             lease.wait_for_ranks()
@@ -139,9 +128,9 @@ def test_nobody_starts_while_a_rank_of_an_earlier_attempt_lives(tmp_path, monkey
 
 def test_a_rank_that_comes_after_the_next_attempt_began_may_not_start(tmp_path):
     with Lease(tmp_path / "k", "r1") as first:
-        first.acquire(print, never)
+        first.acquire(print)
     with Lease(tmp_path / "k", "r1") as lease:
-        lease.acquire(print, never)
+        lease.acquire(print)
         with pytest.raises(LeaseLost, match="the lease passed to another attempt"):
             share_ranks(lease.folder, first.token, first.id)
         lease.wait_for_ranks()
@@ -149,7 +138,7 @@ def test_a_rank_that_comes_after_the_next_attempt_began_may_not_start(tmp_path):
 
 def test_the_op_keeps_its_state_but_not_its_output(tmp_path):
     with Lease(tmp_path / "k", "r1") as lease:
-        lease.acquire(print, never)
+        lease.acquire(print)
         for keep, expected in ((True, ["shard"]), (False, [])):
             lease.empty(keep_state=keep)
             (lease.out_dir / "half").write_text("")
@@ -163,7 +152,7 @@ def test_work_of_the_same_key_without_code_is_adopted_unless_somebody_is_on_it(t
     old, new, held, other, elsewhere, mine = (tmp_path / (letter * 64) for letter in "012345")
     for folder, run in ((old, "r1"), (new, "r2"), (held, "r3"), (other, "r4")):
         with Lease(folder, run) as lease:
-            lease.acquire(print, never)
+            lease.acquire(print)
             lease.empty(keep_state=False)
             (lease.work_dir / f"of {run}").write_text("")
             (folder / "work.json").write_text(json.dumps({"key_without_code": "x" if folder != other else "y"}))
@@ -181,7 +170,7 @@ def test_work_of_the_same_key_without_code_is_adopted_unless_somebody_is_on_it(t
         os.utime(folder / "work.json", (1000 - age, 1000 - age))
     with (held / "lease").open("r+") as lock, Lease(mine, "r5") as lease:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        lease.acquire(print, never)
+        lease.acquire(print)
         assert lease.adopt("x") == "r2"
         assert [path.name for path in lease.work_dir.iterdir()] == ["of r2"]
     remove_leftovers(tmp_path)

@@ -88,7 +88,7 @@ def test_a_new_store_whose_folder_is_a_link_is_refused_and_one_that_mlflow_has_l
 
 def test_a_store_that_is_a_link_to_nowhere_is_refused_by_name(toy, tmp_path):
     toy.store.symlink_to(tmp_path / "gone")
-    with pytest.raises(StoreError, match="this link, or one above, leads nowhere; make the folder it leads to"):
+    with pytest.raises(StoreError, match="this link, or one above it, is broken; create its target folder"):
         Store.open(toy.store, write=True)
     assert not (tmp_path / "gone").exists()
 

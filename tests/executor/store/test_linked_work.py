@@ -38,7 +38,7 @@ def test_no_note_in_a_work_folder_names_a_place_outside_the_store(toy, canary, f
     store, away = Store.open(toy.store, write=True), "../../../behind the link"
     line = {"digest": OTHER, "run": RUN, "neutral": {}, "acceptance": "computed", "time": 1.0, field: away}
     with store.lease(HASH, RUN) as lease:
-        assert lease.acquire(print, lambda: False)
+        lease.acquire(print)
         lease.out_dir.mkdir()
         (lease.out_dir / "text.txt").write_text("made")
         status = (lease.out_dir / "text.txt").stat()
@@ -64,7 +64,7 @@ def test_no_note_in_a_work_folder_leads_a_commit_out_of_it(toy, canary, out):
     run(toy)
     store = Store.open(toy.store, write=True)
     with store.lease(HASH, RUN) as lease:
-        assert lease.acquire(print, lambda: False)
+        lease.acquire(print)
         (lease.folder / "out-1-01234567").symlink_to(canary)
         if out == "../out-2-01234567":
             canary = canary.rename(lease.folder / out)
@@ -94,7 +94,7 @@ def test_a_work_folder_that_is_a_link_is_not_adopted(tmp_path, canary):
     (tmp_path / "work" / HASH).symlink_to(canary / HASH)
     before = look(canary)
     with Lease(tmp_path / "work" / OTHER, RUN) as lease:
-        assert lease.acquire(print, lambda: False)
+        lease.acquire(print)
         assert lease.adopt("x") is None
     assert before == look(canary)
 

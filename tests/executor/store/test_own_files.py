@@ -198,7 +198,7 @@ def test_what_is_taken_after_the_measuring_run_was_removed_has_no_figures_of_ano
     node = node_m(toy, run)
     assert second == node["source_run"]
     assert {} == node.get("metrics", {})
-    assert [f"the figures of run {second}, which made this, are not kept here; run {first} made the same"] == node[
+    assert [f"the metrics of run {second}, which made this artifact, are missing; run {first} made the same"] == node[
         "warnings"
     ]
     page = report(toy, run)

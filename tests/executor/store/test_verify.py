@@ -129,10 +129,10 @@ def test_a_store_that_may_only_be_read_is_checked_all_the_same(damaged, monkeypa
     monkeypatch.setattr(integrity, "append_lines", refused)
     monkeypatch.setattr(Path, "rename", refused)
     assert check(store, [digest]) == [Damage(digest, "sub/text.txt", "content")]
-    with pytest.raises(StoreError, match=r"cannot be set aside \(Read-only file system\); runs would still take it"):
+    with pytest.raises(StoreError, match=r"cannot be set aside \(Read-only file system\); runs would still use it"):
         set_aside(store, [digest])
     assert main(["verify", "--store", str(store.path)]) == 1
-    assert "runs would still take it" in capsys.readouterr().err
+    assert "runs would still use it" in capsys.readouterr().err
 
 
 def test_verify_names_what_is_damaged_and_what_makes_it_again(toy, capsys):
@@ -155,7 +155,7 @@ def test_verify_names_what_is_damaged_and_what_makes_it_again(toy, capsys):
 def test_a_store_that_is_a_file_or_is_not_there(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["verify", "--store", str(tmp_path / "file")]) == 1
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
     assert main(["verify", "--store", str(tmp_path / "nothing")]) == 0
     assert not (tmp_path / "nothing").exists()
 

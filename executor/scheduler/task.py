@@ -1,0 +1,219 @@
+"""What one attempt at a node works on: its work folder is prepared, its stage is specified, its output is committed.
+
+Each step is called by the thread of attempt.py, which holds the lease.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from attrs import frozen
+
+from dsl.graph import GraphNode
+from dsl.graph_json import node_to_json
+from dsl.imports import search_path
+from executor.keys.code_archive import keep_texts
+from executor.keys.node_key import Inputs, KeyParts, node_inputs
+from executor.launchers.failure import Failure
+from executor.launchers.stage_contract import InputArtifact, StageSpec
+from executor.planning.input_snapshot import Snapshot
+from executor.planning.planner import Planner
+from executor.records.events import Cut, Event, Metric, read_events
+from executor.records.run_record import Record
+from executor.store.artifact_store import Store
+from executor.store.index_line import IndexLine
+from executor.store.lease import Lease
+from executor.store.manifest import Manifest
+from executor.system.jsonlines import write_json
+from executor.system.output import shown_digest
+
+# The fields of launch that can change results by rounding; the others only decide when and where a stage runs.
+LAYOUT = ("kind", "nproc", "nnodes", "sp_degree")
+
+
+@frozen(kw_only=True)
+class AttemptStart:
+    """A stage is about to start. time: seconds since 1970. earlier: metric events of the run that left the work folder
+    behind; adopted_from: that run, where its code was another.
+    """
+
+    cache: Literal["miss", "resumed"]
+    time: float
+    earlier: Sequence[Event] = ()
+    adopted_from: str | None = None
+
+
+@frozen(kw_only=True)
+class StageMeasures:
+    """What a stage used and reported. ended: seconds since 1970; seconds: by a clock that never goes back; memory,
+    gpu_memory: peak bytes of its ranks together.
+    """
+
+    ended: float
+    seconds: float
+    metrics: Mapping[str, float]
+    memory: int | None
+    gpu_memory: int | None
+
+
+@frozen(kw_only=True)
+class AttemptResult:
+    """How an attempt ended, and what it computed. stage: None where no stage ran.
+
+    done: digest and acceptance are those of the artifact; difference: how it differs from what the key gave before.
+    failed: of failure; log_tail: the last lines of the stage's log.
+    replan: nothing was committed, since the store has the key's artifact or code or data changed. parts: the current
+    key parts; changes: what changed; kept: path of the work folder.
+    """
+
+    status: Literal["done", "stopped", "failed", "replan"]
+    stage: StageMeasures | None = None
+    digest: str | None = None
+    acceptance: str = ""
+    difference: str = ""
+    warnings: tuple[str, ...] = ()
+    failure: Failure | None = None
+    log_tail: tuple[str, ...] = ()
+    parts: KeyParts | None = None
+    changes: tuple[str, ...] = ()
+    kept: str = ""
+
+
+@frozen(kw_only=True)
+class Task:
+    """key: by the key parts of the planner; lease: of the key, held; digests: those of the node's parents; adopt:
+    continue work that older code began. The record is only read.
+    """
+
+    store: Store
+    record: Record
+    planner: Planner
+    node: GraphNode
+    key: str
+    lease: Lease
+    digests: Mapping[str, str]
+    adopt: bool
+
+    @property
+    def inputs(self) -> Inputs:
+        return node_inputs(self.node, self.digests.__getitem__)
+
+    @property
+    def key_without_code(self) -> str:
+        return self.planner.parts[self.node.id].key_without_code(self.inputs)
+
+    @property
+    def sources(self) -> Path:
+        """The file with the source code that the stage runs."""
+        return self.lease.path("code", ".json")
+
+    def prepare(self, snapshot: Snapshot) -> tuple[AttemptStart, int]:
+        """Make the work folder ready for a stage. Also returns the byte of the events file from which metrics count."""
+        lease, events = self.lease, self.record.events_path
+        is_fresh = self._starts_fresh()
+        adopted_from = self._adopt_work() if self.adopt and not is_fresh else None
+        lease.empty(keep_state=not is_fresh)
+        is_resumed = any(lease.work_dir.iterdir())
+        write_json(lease.folder / "work.json", {"key_without_code": self.key_without_code, "node": self.node.id})
+        snapshot.write_sources(self.sources)
+        keep_texts(self.store.path, self.planner.graph, self.node.id, snapshot.parts.code)
+        if not is_resumed:
+            first_byte = events.stat().st_size if events.exists() else 0
+            return AttemptStart(cache="miss", time=time.time()), first_byte
+        earlier = self._earlier_metrics()
+        return AttemptStart(cache="resumed", time=time.time(), earlier=earlier, adopted_from=adopted_from), 0
+
+    def _starts_fresh(self) -> bool:
+        """Whether the node starts with an empty work folder: it is forced, and neither this run nor the one that it
+        continues has started it.
+        """
+        state, last_run = self.record.state, self.lease.last_run
+        was_started = state.nodes[self.node.id].attempt or (last_run and last_run == state.goes_on_from)
+        return self.node.id in self.planner.forced and not was_started
+
+    def _adopt_work(self) -> str | None:
+        """Move the newest unleased work folder of the same key without code here; returns the run that left it."""
+        work_dir = self.lease.work_dir
+        has_own = work_dir.exists() and any(work_dir.iterdir())
+        return None if has_own else self.lease.adopt(self.key_without_code)
+
+    def _earlier_metrics(self) -> list[Event]:
+        """The metrics of the run that left the work folder behind: this run's metrics continue them."""
+        run = self.lease.last_run
+        if run is None or run == self.record.run or self.record.state.nodes[self.node.id].attempt:
+            return []
+        return [
+            event
+            for event in read_events(self.store.records / run / "events.jsonl")
+            if event.node == self.node.id and isinstance(event.body, Metric | Cut)
+        ]
+
+    def stage_spec(self, number: int) -> StageSpec:
+        lease, launch = self.lease, self.node.launch
+        return StageSpec(
+            node=self.node.id,
+            node_json=node_to_json(self.planner.graph, self.node.id),
+            search_path=tuple(search_path(self.planner.graph.op_files)),
+            sources=self.sources,
+            artifacts={
+                parent: InputArtifact(self.store.object_path(digest), digest) for parent, digest in self.digests.items()
+            },
+            folder=lease.folder,
+            token=lease.token,
+            lease_id=lease.id,
+            out_dir=lease.out_dir,
+            work_dir=lease.work_dir,
+            life_line=lease.path("alive"),
+            results=lease.path("results"),
+            events=self.record.events_path,
+            figures=self.record.folder / "figures" / self.node.id,
+            attempt=number,
+            device=launch.device,
+            sp_degree=launch.sp_degree,
+        )
+
+    def commit(self, started: float, measures: StageMeasures, device: str, threads: int) -> AttemptResult:
+        """Make the artifact. started: seconds since 1970. Raises StageError, StoreError or OSError."""
+        node = self.node
+        earlier = self.store.newest(self.key)
+        values = {name: getattr(node.config, name) for name in node.op.fields}
+        config = json.loads(json.dumps(values, default=os.fspath))  # as it is read back: tuples are lists
+        layout = {name: getattr(node.launch, name) for name in LAYOUT}
+        launch = {**layout, "threads": threads, "device": device}
+        manifest = Manifest(
+            node=node.id,
+            op=node.op.name,
+            run=self.record.run,
+            key=self.key,
+            key_parts=self.planner.parts[node.id],
+            inputs=self.inputs,
+            config=config,
+            launch=launch,
+            metrics=measures.metrics,
+            started=started,
+            ended=measures.ended,
+        )
+        neutral = {name: config[name] for name, spec in node.op.fields.items() if spec.neutral}
+        line = IndexLine(
+            digest="",
+            run=self.record.run,
+            time=0.0,
+            neutral={**neutral, "launch": launch},
+            acceptance="forced" if node.id in self.planner.forced else "computed",
+            without_code=self.key_without_code,
+        )
+        digest = self.store.commit(self.lease, manifest, line)
+        self.lease.remove()
+        difference = ""
+        if earlier is not None and earlier.digest != digest:
+            cause = "the op is not deterministic"
+            if earlier.neutral != line.neutral:
+                cause = "settings outside the key (launch, neutral fields) differ"
+            digests = f"{shown_digest(earlier.digest)} before and {shown_digest(digest)} now"
+            difference = f"the same key gave {digests}: {cause}"
+        return AttemptResult(status="done", digest=digest, acceptance=line.acceptance, difference=difference)
