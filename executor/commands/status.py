@@ -10,7 +10,7 @@ from dsl.errors import DflowError
 from dsl.graph import Graph
 from executor.commands.arguments import add_json, add_run, add_store, open_store
 from executor.explain.explanation import accepted_text
-from executor.records.graph_file import written_nodes
+from executor.records.graph_file import recorded_nodes
 from executor.records.run_list import running_runs
 from executor.records.run_record import NodeState, Record, find_record
 from executor.records.sent_run import sent_of
@@ -62,7 +62,7 @@ def main(options: argparse.Namespace) -> int:
 def _swept_graph(record: Record) -> Graph | None:
     """The graph of a sweep, for its combinations; None where there is no sweep or its ops no longer load."""
     try:
-        is_swept = any("copy" in node for node in written_nodes(record.folder).values())
+        is_swept = any(node.copy is not None for node in recorded_nodes(record.folder).values())
         return record.graph() if is_swept else None
     except DflowError:
         return None

@@ -8,12 +8,13 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen
 
+from dsl.pipeline import Copy
 from executor.keys.code_archive import kept_text
 from executor.keys.code_diff import CodeChange, code_changes
 from executor.keys.differences import ABSENT, Difference, Kind, differences, value_differences
 from executor.planning.history import Earlier, previous_in
 from executor.planning.planner import Previous
-from executor.records.graph_file import written_nodes
+from executor.records.graph_file import RecordedNode, recorded_nodes
 from executor.records.run_record import NodeState, Record
 from executor.results.sweep import Choice, whole_choices
 from executor.store.artifact_store import Store
@@ -165,27 +166,28 @@ def whole(record: Record) -> Part:
 
 
 def templates_of(record: Record) -> dict[str, str]:
-    """By its id, what each copy of a sweep or of for_each is a copy of. The ops are not loaded."""
-    written = written_nodes(record.folder)
-    return {
-        node_id: written[node_id]["copy"]["template"]
-        for node_id in record.state.nodes
-        if "copy" in written.get(node_id, {})
-    }
+    """By its id, what each copy of a sweep or of for_each is a copy of."""
+    return {node_id: copy.template for node_id, copy in _copies(record).items()}
+
+
+def _copies(record: Record) -> dict[str, Copy]:
+    """The ops are not loaded."""
+    recorded = recorded_nodes(record.folder)
+    found = ((node_id, recorded.get(node_id, RecordedNode()).copy) for node_id in record.state.nodes)
+    return {node_id: copy for node_id, copy in found if copy is not None}
 
 
 def combination_parts(record: Record) -> list[Part]:
     """The copies of each combination, in the order of the variants; none where nothing was copied."""
-    written = written_nodes(record.folder)
-    templates = templates_of(record)
-    chosen = {node_id: frozenset(written[node_id]["copy"]["values"].items()) for node_id in templates}
+    copies = _copies(record)
+    chosen = {node_id: frozenset(copy.values.items()) for node_id, copy in copies.items()}
     owners = whole_choices(chosen.values())
     nodes: dict[Choice, dict[str, str]] = {one: {} for one, wholes in owners.items() if one in wholes}
     values: dict[Choice, dict[str, str]] = {one: {} for one in nodes}
-    for node_id, one in chosen.items():
-        for combination in owners[one]:
-            nodes[combination][templates[node_id]] = node_id
-            values[combination] |= written[node_id]["copy"]["values"]
+    for node_id, copy in copies.items():
+        for combination in owners[chosen[node_id]]:
+            nodes[combination][copy.template] = node_id
+            values[combination] |= copy.values
     return [Part(record, nodes[one], values[one]) for one in nodes]
 
 
@@ -196,8 +198,8 @@ class _Side:
         self._store = store
         self._ids = part.nodes
         self._earlier = Earlier(part.record.state.nodes, part.record.plan())
-        written = written_nodes(part.record.folder)
-        self.written = {name: written.get(own, {}) for name, own in part.nodes.items()}
+        recorded = recorded_nodes(part.record.folder)
+        self._recorded = {name: recorded.get(own, RecordedNode()) for name, own in part.nodes.items()}
         self.nodes: Mapping[str, NodeState] = {name: part.record.state.nodes[own] for name, own in part.nodes.items()}
         self._templates = templates_of(part.record)
         is_renamed = any(name != own for name, own in part.nodes.items())
@@ -218,15 +220,16 @@ class _Side:
         return template if template != name else ""
 
     def config(self, node_id: str) -> dict[str, Any]:
-        """As it is written, with the nodes on the edges."""
-        config = self.written.get(node_id, {}).get("config", {})
-        return {name: _reference(value, self._shown) for name, value in config.items()}
+        """As recorded, with the nodes on the edges."""
+        return {name: _reference(value, self._shown) for name, value in self._node(node_id).config.items()}
 
     def settings(self, node_id: str, keyed: Container[str]) -> dict[str, Any]:
         """The values outside the key, and which nodes are on the edges."""
         config = {name: value for name, value in self.config(node_id).items() if name not in keyed}
-        launch = self.written.get(node_id, {}).get("launch", {})
-        return config | {f"launch.{name}": value for name, value in launch.items()}
+        return config | {f"launch.{name}": value for name, value in self._node(node_id).launch.items()}
+
+    def _node(self, name: str) -> RecordedNode:
+        return self._recorded.get(name, RecordedNode())
 
 
 def _node(store: Store, node_id: str, first: _Side, second: _Side) -> NodeDiff:

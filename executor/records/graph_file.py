@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from attrs import frozen
 
 from dsl.errors import StoreError
 from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
+from dsl.pipeline import Copy
 from executor.system.jsonlines import read_json, write_json
 
 GRAPH = "graph.json"
+
+
+@frozen
+class RecordedNode:
+    """A node as graph.json has it; its op need not exist any more. In its config a reference is "@node"."""
+
+    op: str = ""
+    config: Mapping[str, Any] = {}
+    launch: Mapping[str, Any] = {}
+    copy: Copy | None = None
 
 
 def save_graph(folder: Path, graph: Graph) -> None:
@@ -35,10 +49,18 @@ def load_graph(folder: Path) -> Graph:
         raise damaged(folder, GRAPH) from error
 
 
-def written_nodes(folder: Path) -> dict[str, dict[str, Any]]:
-    """The recorded table of each node by id, without loading its op; empty where there is no graph."""
+def recorded_nodes(folder: Path) -> dict[str, RecordedNode]:
+    """By id, without loading their ops; empty where there is no graph."""
     try:
-        return {node["id"]: node for node in recorded_table(folder, GRAPH).get("nodes", ())}
+        return {
+            node["id"]: RecordedNode(
+                op=node.get("op", ""),
+                config=node.get("config", {}),
+                launch=node.get("launch", {}),
+                copy=Copy(**node["copy"]) if "copy" in node else None,
+            )
+            for node in recorded_table(folder, GRAPH).get("nodes", ())
+        }
     except (KeyError, TypeError) as error:
         raise damaged(folder, GRAPH) from error
 

@@ -1,4 +1,4 @@
-"""The list of runs with a few figures for each, newest first."""
+"""The list of runs with a few numbers for each, newest first."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+
+from attrs import frozen
 
 from executor.records.events import read_events, worked_seconds
-from executor.records.run_record import Record, newest_records
+from executor.records.run_record import Record, Status, newest_records
 from executor.records.run_tags import tags_of
 from executor.system.output import columns
 
@@ -18,8 +19,24 @@ UNFINISHED = ("failed", "stopped", "killed")
 LATEST = 20  # records that are searched for unfinished runs
 
 
-def run_rows(records: Path, limit: int | None) -> list[dict[str, Any]]:
-    """The newest runs as JSON values. seconds: from start to end, or until now; not between an end and a resumption."""
+@frozen(kw_only=True)
+class RunRow:
+    """What `dflow runs` shows of a run. seconds: from start to end, or until now; not between an end and a resumption."""
+
+    run: str
+    pipeline: str
+    status: Status
+    started: float
+    seconds: float | None
+    nodes: int
+    ran: int
+    cached: int
+    failed: int
+    tags: Sequence[str]
+
+
+def run_rows(records: Path, limit: int | None) -> list[RunRow]:
+    """The newest runs."""
     return [_row(record) for record in islice(newest_records(records), limit)]
 
 
@@ -43,41 +60,39 @@ def unfinished_runs(records: Path) -> list[Record]:
     return unfinished
 
 
-def runs_text(rows: Sequence[dict[str, Any]]) -> str:
+def runs_text(rows: Sequence[RunRow]) -> str:
     header = ("run", "pipeline", "status", "started", "seconds", "nodes", "ran", "cached", "tags")
     shown = [
         (
-            row["run"],
-            row["pipeline"],
-            row["status"],
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["started"])),
-            f"{row['seconds']:.0f}" if row["seconds"] is not None else "",
-            str(row["nodes"]),
-            str(row["ran"]),
-            str(row["cached"]),
-            ", ".join(row["tags"]),
+            row.run,
+            row.pipeline,
+            row.status,
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started)),
+            f"{row.seconds:.0f}" if row.seconds is not None else "",
+            *map(str, (row.nodes, row.ran, row.cached)),
+            ", ".join(row.tags),
         )
         for row in rows
     ]
     return columns(header, shown, right=("seconds", "nodes", "ran", "cached"))
 
 
-def _row(record: Record) -> dict[str, Any]:
+def _row(record: Record) -> RunRow:
     state = record.state
     status = record.status()
     now = time.time() if status == "running" else None
     worked = worked_seconds(read_events(record.events_path), now)  # 0 where everything was cached
     end = state.ended or now
     nodes = state.nodes.values()
-    return {
-        "run": state.run,
-        "pipeline": state.pipeline,
-        "status": status,
-        "started": state.started,
-        "seconds": worked or (max(0.0, end - state.started) if end is not None else None),
-        "nodes": len(nodes),
-        "ran": sum(node.state == "done" and node.cache in RAN for node in nodes),
-        "cached": sum(node.state == "done" and node.cache == "hit" for node in nodes),
-        "failed": sum(node.state == "failed" for node in nodes),
-        "tags": tags_of(record.folder),
-    }
+    return RunRow(
+        run=state.run,
+        pipeline=state.pipeline,
+        status=status,
+        started=state.started,
+        seconds=worked or (max(0.0, end - state.started) if end is not None else None),
+        nodes=len(nodes),
+        ran=sum(node.state == "done" and node.cache in RAN for node in nodes),
+        cached=sum(node.state == "done" and node.cache == "hit" for node in nodes),
+        failed=sum(node.state == "failed" for node in nodes),
+        tags=tags_of(record.folder),
+    )

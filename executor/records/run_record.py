@@ -28,7 +28,7 @@ from attrs import define, frozen
 from dsl.errors import StoreError
 from dsl.graph import Graph
 from executor.keys.node_key import KeyParts
-from executor.records.graph_file import damaged, load_graph, recorded_table, save_graph, written_nodes
+from executor.records.graph_file import damaged, load_graph, recorded_nodes, recorded_table, save_graph
 from executor.records.run_tags import tagged_folder, tags_of
 from executor.store.names import RUN_ID
 from executor.system.file_locks import is_held, take
@@ -227,7 +227,7 @@ class Record:
 
     def op_names(self) -> dict[str, str]:
         """The name of each node's op; the ops themselves need not exist any more."""
-        return {node_id: node.get("op", "") for node_id, node in written_nodes(self.folder).items()}
+        return {node_id: node.op for node_id, node in recorded_nodes(self.folder).items()}
 
     def plan(self) -> dict[str, PlanRow]:
         """By node; empty where there is no plan. Raises StoreError where it is damaged."""

@@ -17,7 +17,7 @@ from dsl.errors import StoreError
 from executor.explain.run_diff import NodeDiff, Part, compare_parts
 from executor.keys.code_diff import code_text
 from executor.keys.differences import ABSENT, Difference, is_different
-from executor.records.graph_file import written_nodes
+from executor.records.graph_file import recorded_nodes
 from executor.report.run_data import NodeFacts, RunFacts, node_ids
 from executor.report.templates import faint, limited, render, run_columns, run_name, table
 from executor.store.artifact_store import Store
@@ -79,7 +79,7 @@ def _part(run: RunFacts) -> Part:
 def _damage(run: RunFacts) -> str:
     try:
         run.record.plan()
-        written_nodes(run.record.folder)
+        recorded_nodes(run.record.folder)
     except StoreError as error:
         return str(error)
     return ""

@@ -11,7 +11,7 @@ from attrs import field, frozen
 
 from dsl.errors import DflowError, StoreError, did_you_mean
 from executor.records.events import read_events, worked_seconds
-from executor.records.graph_file import recorded_table, written_nodes
+from executor.records.graph_file import RecordedNode, recorded_nodes, recorded_table
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import NodeState, PlanRow, Record, find_record, load_begun, plan_of
 from executor.records.run_tags import tags_of
@@ -127,18 +127,18 @@ class _Reader:
     def run(self, place: int, label: str, record: Record) -> RunFacts:
         damage: list[str] = []
         status = record.status()
-        written: Mapping[str, Any] = {}
+        recorded: Mapping[str, RecordedNode] = {}
         op_files: list[Path] = []
         try:
-            written = written_nodes(record.folder)
+            recorded = recorded_nodes(record.folder)
             op_files = [Path(file) for file in self._op_files(record)]
         except StoreError as error:
             damage.append(str(error))
-        rows, sorted_by = _combinations(record, written, damage)
+        rows, sorted_by = _combinations(record, recorded, damage)
         plan = plan_of(record.folder)
         self._sources[record.run] = record.state.nodes
         nodes = {
-            node_id: self._node(record, node_id, written.get(node_id, {}), plan.get(node_id), status)
+            node_id: self._node(record, node_id, recorded.get(node_id, RecordedNode()), plan.get(node_id), status)
             for node_id in record.state.nodes
         }
         return RunFacts(
@@ -164,7 +164,7 @@ class _Reader:
         return [(record.folder.parent.parent / file).resolve() for file in table.get("op_files", ())]
 
     def _node(
-        self, record: Record, node_id: str, written: Mapping[str, Any], row: PlanRow | None, status: str
+        self, record: Record, node_id: str, recorded: RecordedNode, row: PlanRow | None, status: str
     ) -> NodeFacts:
         state = record.state.nodes[node_id]
         manifest = self._store.manifest(state.digest) if state.digest is not None else None
@@ -177,15 +177,15 @@ class _Reader:
         events = self._events_of(source).get(source_id, NodeEvents())
         return NodeFacts(
             id=node_id,
-            op=written.get("op", ""),
+            op=recorded.op,
             state="interrupted" if state.state == "running" and status != "running" else state.state,
             recorded=state,
             seconds=state.seconds if state.seconds is not None else made.seconds,
             memory=state.memory if state.memory is not None else made.memory,
             gpu_memory=state.gpu_memory if state.gpu_memory is not None else made.gpu_memory,
             parents=tuple(parent for parent in (row.parents if row else ()) if parent in record.state.nodes),
-            config=written.get("config", {}),
-            launch=written.get("launch", {}),
+            config=recorded.config,
+            launch=recorded.launch,
             manifest=Manifest.read(own[MANIFEST]) if MANIFEST in own else None,
             folder=folder,
             own=own,
@@ -194,7 +194,7 @@ class _Reader:
             figures={
                 file.stem: file for file in sorted((self._store.records / source / FIGURES / source_id).glob("*.png"))
             },
-            template=written.get("copy", {}).get("template", ""),
+            template=recorded.copy.template if recorded.copy else "",
         )
 
     def _made_in(self, record: Record, node_id: str, state: NodeState) -> tuple[str, str]:
@@ -223,11 +223,9 @@ class _Reader:
         return self._events[run]
 
 
-def _combinations(
-    record: Record, written: Mapping[str, Mapping[str, Any]], damage: list[str]
-) -> tuple[Sequence[Row], str]:
+def _combinations(record: Record, recorded: Mapping[str, RecordedNode], damage: list[str]) -> tuple[Sequence[Row], str]:
     """Those of a sweep and the metric that they are sorted by; none where the ops that tell of it do not load."""
-    if not any("copy" in node for node in written.values()):
+    if all(node.copy is None for node in recorded.values()):
         return (), ""
     try:
         graph = record.graph()
