@@ -21,7 +21,7 @@ LATEST = 20  # records that are searched for unfinished runs
 
 @frozen(kw_only=True)
 class RunRow:
-    """What `dflow runs` shows of a run. seconds: from start to end, or until now; not between an end and a resumption."""
+    """What `dflow runs` shows of a run. seconds: to the end or until now, without pauses before a resumption."""
 
     run: str
     pipeline: str
