@@ -33,6 +33,7 @@ from attrs import asdict, define, evolve, frozen
 from torch import Tensor
 
 from benchmarks.harness import reset_peak, resident
+from dsl.stage import LOOPBACK_ONLY
 from ops.lib.drafts.attention.blocks import ContextRange, split_attention
 from ops.lib.sequence_parallel.degree import check_degree
 from ops.lib.sequence_parallel.exchange import Exchange, choose_exchange, deal_blocks, elements_sent, make_exchange
@@ -161,7 +162,7 @@ def measure(name: str, degree: int, sizes: Sizes) -> list[Measured]:
 
 def one_rank(rank: int, name: str, degree: int, sizes: Sizes, folder: str) -> None:
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ |= LOOPBACK_ONLY
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", degree), rank=rank, world_size=degree)
     group = make_mesh(degree, degree, torch.device("cpu")).get_group("sp")
     # A small step first: connections, threads and code are in memory before the measurement.

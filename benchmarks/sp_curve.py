@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.sides.stage import FolderStage
 from dsl.errors import DflowError, StopRequested
-from dsl.stage import RENDEZVOUS
+from dsl.stage import LOOPBACK_ONLY, RENDEZVOUS
 from executor.keys.node_key import node_inputs
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
@@ -106,7 +106,7 @@ def curve(config: TrainDflash, inputs: Mapping[str, Any], steps: int, ranks: int
 
 def one_rank(rank: int, config: TrainDflash, inputs: Mapping[str, Any], steps: int, ranks: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    os.environ |= {RENDEZVOUS: str(folder / "store"), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {RENDEZVOUS: str(folder / "store"), **LOOPBACK_ONLY}
     stage = CurveStage(folder, inputs, rank, ranks, steps)
     with suppress(StopRequested):
         train_dflash(config, stage)

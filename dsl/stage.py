@@ -7,6 +7,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 RENDEZVOUS = "DFLOW_RENDEZVOUS"  # the variable that names the file over which the ranks of one host meet
+# Variables that keep the communication of the ranks of one host on the loopback interface.
+LOOPBACK_ONLY = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TORCH_GLOO_LAZY_INIT": "0",  # else gloo connects after the peers are checked
+    "NCCL_SOCKET_IFNAME": "=lo",  # without "=": every interface with this prefix
+}
 
 
 class Stage(Protocol):

@@ -26,14 +26,13 @@ from types import FrameType
 
 from attrs import frozen
 
-from dsl.stage import RENDEZVOUS
+from dsl.stage import LOOPBACK_ONLY, RENDEZVOUS
 from executor.launchers.stage_contract import RankExit, write_exits
 from executor.launchers.worker import AGENT, ENDING
 from executor.system.supervisor import exit_text, module_command
 
 FORWARDED = (*ENDING, signal.SIGHUP, signal.SIGQUIT)
 KILL_AFTER_S = 30.0
-LOOPBACK = "lo"
 # Another rendezvous in the user's environment: of hosts, or of ranks started by something else.
 OTHER_RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "NCCL_COMM_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")
 
@@ -66,9 +65,7 @@ def rank_environment(rank: int, ranks: int) -> dict[str, str]:
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
-        "GLOO_SOCKET_IFNAME": LOOPBACK,
-        "NCCL_SOCKET_IFNAME": f"={LOOPBACK}",  # without "=": every interface with this prefix
-        "TORCH_GLOO_LAZY_INIT": "0",  # connections are checked before anything is received
+        **LOOPBACK_ONLY,
         "NCCL_RAS_ENABLE": os.environ.get("NCCL_RAS_ENABLE", "0"),  # it would listen for queries from anybody
         # As torchrun sets it: a rank whose collective fails is torn down, with its connections to the others.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),

@@ -18,10 +18,10 @@ from urllib.parse import parse_qsl, urlsplit
 import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
+from dsl.stage import LOOPBACK_ONLY
 from ops.lib.training.peers import own_peers
 
 SCHEME = "dflow-store"
-LOOPBACK = "lo"
 _handed_over: ContextVar[dist.Store] = ContextVar("_handed_over")
 
 
@@ -50,14 +50,7 @@ def meeting_in(store: dist.Store, rank: int) -> Iterator[None]:
 @contextmanager
 def on_this_host() -> Iterator[None]:
     """Inside, gloo and nccl use only the loopback interface, whatever the user's environment names."""
-    changes = {
-        "GLOO_SOCKET_IFNAME": LOOPBACK,
-        "TORCH_GLOO_LAZY_INIT": "0",  # else gloo connects after the peers are checked
-        "NCCL_SOCKET_IFNAME": f"={LOOPBACK}",  # without "=": every interface with this prefix
-        "NCCL_RAS_ENABLE": "0",
-        "NCCL_COMM_ID": None,
-    }
-    with environment(changes):
+    with environment({**LOOPBACK_ONLY, "NCCL_RAS_ENABLE": "0", "NCCL_COMM_ID": None}):
         yield
 
 
