@@ -25,8 +25,8 @@ def host_findings() -> Iterator[Finding]:
     if library is not None:
         yield Finding("C compiler", "ok", f"{compiler}: the loss on CPUs is compiled")
     else:
-        told = f"{compiler}: training on a CPU is slower, and torch.compile does not work"
-        yield Finding("C compiler", "missing", told, "install gcc or clang")
+        message = f"{compiler}: training on a CPU is slower, and torch.compile does not work"
+        yield Finding("C compiler", "missing", message, "install gcc or clang")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
         remedy = f"ulimit -n {OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)}"
@@ -43,8 +43,8 @@ def _shared_memory() -> Finding:
         size = shutil.disk_usage(SHARED).total
     except OSError:
         return Finding("shared memory", "warning", f"{SHARED} does not exist", "several ranks on GPUs need it")
-    told = f"{shown_bytes(size)} at {SHARED}"
+    message = f"{shown_bytes(size)} at {SHARED}"
     if size < SHARED_MEMORY:
         remedy = "several ranks on GPUs, and SGLang, need more: `docker run --shm-size 8g`"
-        return Finding("shared memory", "warning", told, remedy)
-    return Finding("shared memory", "ok", told)
+        return Finding("shared memory", "warning", message, remedy)
+    return Finding("shared memory", "ok", message)

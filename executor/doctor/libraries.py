@@ -8,14 +8,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import tomli
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from dsl.convert import structure
 from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
+from executor.doctor.probe import LibraryFacts, TorchFacts
 from executor.keys.node_key import NOT_INSTALLED, PROJECT, LibraryVersions
 from executor.system.resource_pool import devices
 from executor.system.supervisor import child_environment, module_command
@@ -93,53 +94,46 @@ def loaded_findings(probes: Mapping[str, subprocess.Popen[str]]) -> Iterator[Fin
     """The results of the probes, in a fixed order."""
     for name in PROBED:
         if name in probes:
-            facts, error = _probe_result(probes[name])
-            yield from _LOADED[name](facts, error)
+            yield from _LOADED[name](_probe_result(probes[name], TorchFacts if name == "torch" else LibraryFacts))
         elif name == "torchvision":
-            told = "not installed, and not needed: images are resized with pillow"
-            yield Finding(name, "ok", told)
+            yield Finding(name, "ok", "not installed, and not needed: images are resized with pillow")
 
 
-def _probe_result(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    """(facts, "") of a probe, or ({}, why there are none)."""
+def _probe_result(process: subprocess.Popen[str], kind: type[LibraryFacts]) -> LibraryFacts | str:
+    """The facts that a probe printed, or why it printed none."""
     try:
         output, errors = process.communicate(timeout=PROBE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return {}, f"importing it took more than {PROBE_S} s"
+        return f"importing it took more than {PROBE_S} s"
     if process.returncode == 0:
-        facts: dict[str, Any] = json.loads(output.splitlines()[-1])
-        return facts, ""
+        return structure(kind, json.loads(output.splitlines()[-1]))
     lines = [line for line in errors.splitlines() if line.strip()]
-    ended = f"the process that imported it ended with {process.returncode}"
-    return {}, lines[-1].strip() if lines else ended
+    return lines[-1].strip() if lines else f"the process that imported it ended with {process.returncode}"
 
 
-def _torch(facts: Mapping[str, Any], error: str) -> Iterator[Finding]:
-    if error:
-        yield Finding("torch", "missing", f"cannot be imported: {error}", f"{INSTALL} . in {PROJECT}", is_fatal=True)
+def _torch(found: LibraryFacts | str) -> Iterator[Finding]:
+    if not isinstance(found, TorchFacts):
+        yield Finding("torch", "missing", f"cannot be imported: {found}", f"{INSTALL} . in {PROJECT}", is_fatal=True)
         return
-    build = f"CUDA {facts['cuda']}" if facts["cuda"] else "CPU"
-    yield Finding("torch", "ok", f"{facts['version']}, built for {build}")
+    build = f"CUDA {found.cuda}" if found.cuda else "CPU"
+    yield Finding("torch", "ok", f"{found.version}, built for {build}")
     listed = devices()
-    if facts["fault"]:
-        yield Finding(
-            "GPU", "missing", f"{facts['gpus'][0]}: {facts['fault']}", f"a build of torch for it: {TORCH_INDEX}"
-        )
-    elif facts["gpus"]:
-        sizes = {f"{name}, {shown_bytes(size)}" for name, size in zip(facts["gpus"], facts["memory"], strict=True)}
-        yield Finding("GPU", "ok", f"{len(facts['gpus'])} x {' and '.join(sorted(sizes))}")
-        yield _compile(facts["compile_fault"])
-    elif listed and not facts["cuda"]:
+    if found.fault:
+        yield Finding("GPU", "missing", f"{found.gpus[0]}: {found.fault}", f"a build of torch for it: {TORCH_INDEX}")
+    elif found.gpus:
+        sizes = {f"{name}, {shown_bytes(size)}" for name, size in zip(found.gpus, found.memory, strict=True)}
+        yield Finding("GPU", "ok", f"{len(found.gpus)} x {' and '.join(sorted(sizes))}")
+        yield _compile(found.compile_fault)
+    elif listed and not found.cuda:
         yield Finding("GPU", "missing", f"{len(listed)} found, but this torch is built for CPUs", TORCH_INDEX)
     elif listed:
-        why = facts["warnings"][0].splitlines()[0] if facts["warnings"] else "torch sees none"
+        why = found.warnings[0].splitlines()[0] if found.warnings else "torch finds none"
         remedy = "install a newer driver, or a torch built for an older CUDA"
         yield Finding("GPU", "missing", f"{len(listed)} found, but torch cannot use them: {why}", remedy)
     else:
-        told = "none: everything runs on the CPU, which suits only tiny targets"
-        yield Finding("GPU", "warning", told)
+        yield Finding("GPU", "warning", "none: everything runs on the CPU, which suits only tiny targets")
 
 
 def _compile(fault: str) -> Finding:
@@ -150,20 +144,20 @@ def _compile(fault: str) -> Finding:
     return Finding("torch.compile", "missing", f"cannot compile for the GPU, which training needs: {fault}", remedy)
 
 
-def _transformers(facts: Mapping[str, Any], error: str) -> Iterator[Finding]:
-    if error:
+def _transformers(found: LibraryFacts | str) -> Iterator[Finding]:
+    if isinstance(found, str):
         remedy = f"if torchvision is the cause, uninstall it, else {INSTALL} . in {PROJECT}"
-        yield Finding("transformers", "missing", f"cannot be imported: {error}", remedy, is_fatal=True)
+        yield Finding("transformers", "missing", f"cannot be imported: {found}", remedy, is_fatal=True)
     else:
-        yield Finding("transformers", "ok", f"{facts['version']}, with dflow's processors")
+        yield Finding("transformers", "ok", f"{found.version}, with dflow's processors")
 
 
-def _torchvision(facts: Mapping[str, Any], error: str) -> Iterator[Finding]:
-    if error:
-        told = f"does not match this torch, and breaks transformers: {error}"
-        yield Finding("torchvision", "missing", told, "uninstall it, or install the matching build")
+def _torchvision(found: LibraryFacts | str) -> Iterator[Finding]:
+    if isinstance(found, str):
+        message = f"does not match this torch, and breaks transformers: {found}"
+        yield Finding("torchvision", "missing", message, "uninstall it, or install the matching build")
     else:
-        yield Finding("torchvision", "ok", f'{facts["version"]}: image_backend = "torchvision" works')
+        yield Finding("torchvision", "ok", f'{found.version}: image_backend = "torchvision" works')
 
 
 _LOADED = {"torch": _torch, "transformers": _transformers, "torchvision": _torchvision}

@@ -11,36 +11,54 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+
+from attrs import frozen
+
+from dsl.convert import unstructure
 
 
-def torch_facts() -> dict[str, Any]:
-    """torch's version and build, and the GPUs that it can use; warnings: of CUDA's initialisation.
+@frozen(kw_only=True)
+class LibraryFacts:
+    version: str
 
-    fault, compile_fault: why the first GPU cannot compute, and why nothing compiles for it; empty where it works.
+
+@frozen(kw_only=True)
+class TorchFacts(LibraryFacts):
+    """cuda: the version that torch is built for. gpus: names of those that it can use; memory: bytes of each.
+
+    warnings: of CUDA's initialisation. fault, compile_fault: why the first GPU cannot compute, and why nothing compiles
+    for it; empty where it works.
     """
+
+    cuda: str | None
+    gpus: tuple[str, ...] = ()
+    memory: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+    fault: str = ""
+    compile_fault: str = ""
+
+
+def torch_facts() -> TorchFacts:
     import torch
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    names = [torch.cuda.get_device_name(index) for index in range(count)]
-    memory = [torch.cuda.get_device_properties(index).total_memory for index in range(count)]
-    facts = {
-        "version": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "gpus": names,
-        "memory": memory,
-        "warnings": [str(warning.message) for warning in caught],
-    }
     fault = ""
     if count:
         try:
             torch.ones(8, 8, device="cuda").matmul(torch.ones(8, 8, device="cuda")).sum().item()
         except RuntimeError as error:  # a GPU that this build does not support, or one that is full
             fault = str(error).splitlines()[0]
-    compile_fault = compile_fault_on("cuda") if count and not fault else ""
-    return {**facts, "fault": fault, "compile_fault": compile_fault}
+    return TorchFacts(
+        version=str(torch.__version__),
+        cuda=torch.version.cuda,
+        gpus=tuple(torch.cuda.get_device_name(index) for index in range(count)),
+        memory=tuple(torch.cuda.get_device_properties(index).total_memory for index in range(count)),
+        warnings=tuple(str(warning.message) for warning in caught),
+        fault=fault,
+        compile_fault=compile_fault_on("cuda") if count and not fault else "",
+    )
 
 
 def compile_fault_on(device: str) -> str:
@@ -61,29 +79,29 @@ def compile_fault_on(device: str) -> str:
         except (ImportError, OSError, RuntimeError, AssertionError) as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return "" if found == [5.0] * 8 else f"4 + 1 came out as {found[0]}"
+    return "" if found == [5.0] * 8 else f"4 + 1 was computed as {found[0]}"
 
 
-def transformers_facts() -> dict[str, Any]:
+def transformers_facts() -> LibraryFacts:
     """Imports dflow's image processor too, which an incompatible torchvision breaks."""
     import transformers
 
     import ops.lib.vision.processor  # noqa: F401 (whether it loads)
 
-    return {"version": transformers.__version__}
+    return LibraryFacts(version=transformers.__version__)
 
 
-def torchvision_facts() -> dict[str, Any]:
+def torchvision_facts() -> LibraryFacts:
     import torchvision
 
-    return {"version": torchvision.__version__}
+    return LibraryFacts(version=torchvision.__version__)
 
 
-PROBES: Mapping[str, Callable[[], dict[str, Any]]] = {
+PROBES: Mapping[str, Callable[[], LibraryFacts]] = {
     "torch": torch_facts,
     "transformers": transformers_facts,
     "torchvision": torchvision_facts,
 }
 
 if __name__ == "__main__":
-    print(json.dumps(PROBES[sys.argv[1]]()))
+    print(json.dumps(unstructure(PROBES[sys.argv[1]]())))

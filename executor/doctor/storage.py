@@ -33,15 +33,16 @@ def storage_findings(path: Path) -> Iterator[Finding]:
         yield Finding("store", "ok", f"{path}: does not exist yet; the first run creates it")
     free = free_bytes(path)
     scarce = free < LITTLE_DISK
-    told = f"{shown_bytes(free)} free at {path}"
+    message = f"{shown_bytes(free)} free at {path}"
     remedy = "checkpoints and features are large: see `dflow plan FILE` for sizes; --store DIR uses another disk"
-    yield Finding("disk", "warning" if scarce else "ok", told, remedy if scarce else "")
+    yield Finding("disk", "warning" if scarce else "ok", message, remedy if scarce else "")
     yield _file_system(path)
     yield from _leases(path)
     damages = check(store, committed(store), sizes_only=True)
     if damages:
-        told = f"{len({damage.digest for damage in damages})} are damaged, such as {damages[0]}"
-        yield Finding("artifacts", "warning", told, "`dflow verify` takes them out of use and shows what rebuilds them")
+        message = f"{len({damage.digest for damage in damages})} are damaged, such as {damages[0]}"
+        remedy = "`dflow verify` takes them out of use and shows what rebuilds them"
+        yield Finding("artifacts", "warning", message, remedy)
 
 
 def _file_system(path: Path) -> Finding:
@@ -51,11 +52,11 @@ def _file_system(path: Path) -> Finding:
         with tempfile.TemporaryDirectory(prefix=".dflow-doctor-", dir=place) as folder:
             faults = [*_faults(Path(folder))]
     except OSError as error:
-        told = f"{place} cannot be written ({error.strerror})"
-        return Finding("file system", "missing", told, "--store DIR uses another folder", is_fatal=True)
+        message = f"{place} cannot be written ({error.strerror})"
+        return Finding("file system", "missing", message, "--store DIR uses another folder", is_fatal=True)
     if faults:
-        told = f"at {place}: {'; '.join(faults)}"
-        return Finding("file system", "missing", told, "put the store on a local disk (--store DIR)", is_fatal=True)
+        message = f"at {place}: {'; '.join(faults)}"
+        return Finding("file system", "missing", message, "put the store on a local disk (--store DIR)", is_fatal=True)
     return Finding("file system", "ok", f"locks (flock), renames and fsync work at {place}")
 
 

@@ -58,8 +58,8 @@ def _database(path: Path) -> Finding:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as opened:
             (row,) = opened.execute("SELECT version_num FROM alembic_version").fetchall()
     except (sqlite3.Error, ValueError) as error:
-        told = f"{path} is not an MLflow database ({error})"
-        return Finding("MLflow", "warning", told, "move it away; the next `dflow sync --all` sends everything again")
+        message = f"{path} is not an MLflow database ({error})"
+        return Finding("MLflow", "warning", message, "move it away; the next `dflow sync --all` sends everything again")
     known, newest = _revisions()
     if row[0] in newest:
         return Finding("MLflow", "ok", f"{path} has the installed version")
@@ -67,8 +67,8 @@ def _database(path: Path) -> Finding:
         return Finding(
             "MLflow", "warning", f"{path} has an older version", "the next run migrates it; back it up first"
         )
-    told = f"{path} was written by a newer MLflow than the installed one"
-    return Finding("MLflow", "warning", told, "install that version, or move the database away")
+    message = f"{path} was written by a newer MLflow than the installed one"
+    return Finding("MLflow", "warning", message, "install that version, or move the database away")
 
 
 def _revisions() -> tuple[set[str], set[str]]:

@@ -2,12 +2,8 @@
 
     python -m executor.launchers.forkserver FD
 
-FD is a stream socket to the executor, one JSON value a line:
-
-    requests   {"start": number, "module", "arguments", "environment", "log"}
-               {"signal": number, "number": signal, "group": whether to the stage's whole process group}
-    replies    {"started": number, "pid"}
-               {"ended": number, "code": exit code, or minus the signal's number}
+FD is a stream socket to the executor, which sends Start and Signal and gets Started and Ended, each as a line of JSON:
+the class's name and its fields.
 
 A stage is a child in a process group of its own, with no descriptor but the null device and its log. It runs `main` of
 the module as a fresh interpreter would (see `_run`). When the executor is gone, all stages are
@@ -41,7 +37,9 @@ from typing import Any
 
 from attrs import define, frozen
 
+from dsl.convert import structure, unstructure
 from executor.launchers import worker
+from executor.system.jsonlines import compact
 from executor.system.stage_mark import show_mark
 from executor.system.supervisor import end_with_parent
 from executor.system.symlinks import open_own
@@ -55,13 +53,50 @@ PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 
 @frozen
 class Start:
-    """A request to start a stage; number names the stage between the two processes."""
+    """A request to run a module's `main`. number: identifies the stage in all messages."""
 
     number: int
     module: str
-    arguments: list[str]
+    arguments: tuple[str, ...]
     environment: Mapping[str, str]
     log: str
+
+
+@frozen
+class Signal:
+    """A request to send a signal to a stage, or to its whole process group."""
+
+    number: int
+    signal: int
+    whole_group: bool
+
+
+@frozen
+class Started:
+    number: int
+    pid: int
+
+
+@frozen
+class Ended:
+    """code: the exit code, or minus the signal's number."""
+
+    number: int
+    code: int
+
+
+Message = Start | Signal | Started | Ended
+MESSAGES: Mapping[str, type[Message]] = {kind.__name__: kind for kind in (Start, Signal, Started, Ended)}
+
+
+def encoded(message: Message) -> bytes:
+    """The message as a line."""
+    return compact([type(message).__name__, unstructure(message)])
+
+
+def decoded(line: bytes) -> Message:
+    name, fields = json.loads(line)
+    return structure(MESSAGES[name], fields)
 
 
 @define
@@ -108,7 +143,7 @@ class Server:
             for stage in list(self._ended):
                 self._reap(stage)
 
-    def _receive(self) -> list[dict[str, Any]] | None:
+    def _receive(self) -> list[Message] | None:
         """The executor's requests, None where it is gone."""
         try:
             data = self._executor.recv(CHUNK)
@@ -117,27 +152,27 @@ class Server:
         if not data:
             return None
         *lines, self._unread = (self._unread + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [decoded(line) for line in lines]
 
-    def _handle(self, request: dict[str, Any]) -> Start | None:
+    def _handle(self, request: Message) -> Start | None:
         """Returns the request to start, in the child that was forked for it."""
-        if "signal" in request:
-            self._signal(request["signal"], request["number"], whole_group=request["group"])
+        if isinstance(request, Signal):
+            self._signal(request)
+        if not isinstance(request, Start):
             return None
-        start = Start(request.pop("start"), **request)
         server = os.getpid()
         # A stop signal that arrives before the stage has installed its handlers stays pending: the mask is inherited.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.ENDING)
         pid = os.fork()
         if pid == 0:
             self._leave(server)
-            return start
+            return request
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.setpgid(pid, pid)  # in both processes, since either may run first
-        stage = _Stage(start.number, pid, os.pidfd_open(pid))
-        self._stages[start.number] = stage
+        stage = _Stage(request.number, pid, os.pidfd_open(pid))
+        self._stages[stage.number] = stage
         self._selector.register(stage.descriptor, selectors.EVENT_READ, stage)
-        self._send({"started": start.number, "pid": pid})
+        self._send(Started(stage.number, pid))
         return None
 
     def _leave(self, server: int) -> None:
@@ -151,11 +186,11 @@ class Server:
             os.close(stage.descriptor)
         self._selector.close()
 
-    def _signal(self, number: int, signal_number: int, *, whole_group: bool) -> None:
+    def _signal(self, request: Signal) -> None:
         """Safe, since a stage that was not reaped yet still owns its process id."""
-        stage = self._stages.get(number)
+        stage = self._stages.get(request.number)
         if stage is not None:
-            (os.killpg if whole_group else os.kill)(stage.pid, signal_number)
+            (os.killpg if request.whole_group else os.kill)(stage.pid, request.signal)
 
     def _note_end(self, stage: _Stage) -> None:
         """Send SIGTERM to the rest of the stage's group."""
@@ -173,11 +208,11 @@ class Server:
         os.close(stage.descriptor)
         self._ended.remove(stage)
         del self._stages[stage.number]
-        self._send({"ended": stage.number, "code": os.waitstatus_to_exitcode(status)})
+        self._send(Ended(stage.number, os.waitstatus_to_exitcode(status)))
 
-    def _send(self, value: dict[str, Any]) -> None:
+    def _send(self, reply: Message) -> None:
         try:
-            self._executor.sendall(json.dumps(value).encode() + b"\n")
+            self._executor.sendall(encoded(reply))
         except ConnectionError:
             return  # the next read notices too
 

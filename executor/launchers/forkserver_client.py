@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -12,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dsl.errors import StageError
+from executor.launchers.forkserver import Ended, Message, Signal, Start, Started, decoded, encoded
 from executor.system.stage_mark import ROOM, STAGE
 from executor.system.supervisor import module_command
 
@@ -117,9 +116,7 @@ class Children:
         with self._lock:
             if self._server is None or self._server.is_gone:
                 self._server = _Server(self._environment)
-            return self._server.start(
-                {"module": module, "arguments": list(arguments), "environment": dict(environment), "log": str(log)}
-            )
+            return self._server.start(module, tuple(arguments), environment, str(log))
 
     def close(self) -> None:
         """End the forkserver, and with it all running stages."""
@@ -155,13 +152,13 @@ class _Server:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def start(self, request: dict[str, Any]) -> Child:
+    def start(self, module: str, arguments: tuple[str, ...], environment: Mapping[str, str], log: str) -> Child:
         with self._lock:
             self._number += 1
             number = self._number
-            child = Child(lambda signal, group: self._send({"signal": number, "number": signal, "group": group}))
+            child = Child(lambda signal, group: self._send(Signal(number, signal, group)))
             self._children[number] = child
-        if not self._send({"start": number, **request}):
+        if not self._send(Start(number, module, arguments, environment, log)):
             raise StageError(f"the forkserver (process {self._process.pid}) ended before it could start the stage")
         return child
 
@@ -170,11 +167,11 @@ class _Server:
         self._reader.join()
         self._socket.close()
 
-    def _send(self, value: dict[str, Any]) -> bool:
+    def _send(self, request: Message) -> bool:
         """Whether the forkserver still runs."""
         try:
             with self._lock:
-                self._socket.sendall(json.dumps(value).encode() + b"\n")
+                self._socket.sendall(encoded(request))
         except OSError:
             return False
         return True
@@ -184,7 +181,7 @@ class _Server:
         try:
             with self._socket.makefile("rb") as lines:
                 for line in lines:
-                    self._handle(json.loads(line))
+                    self._handle(decoded(line))
         except ConnectionError:
             pass
         try:
@@ -198,10 +195,10 @@ class _Server:
         for child in lost:
             child.end(None)
 
-    def _handle(self, reply: dict[str, Any]) -> None:
-        if "started" in reply:
-            self._children[reply["started"]].started(reply["pid"])
-        else:
+    def _handle(self, reply: Message) -> None:
+        if isinstance(reply, Started):
+            self._children[reply.number].started(reply.pid)
+        elif isinstance(reply, Ended):
             with self._lock:
-                child = self._children.pop(reply["ended"])
-            child.end(reply["code"])
+                child = self._children.pop(reply.number)
+            child.end(reply.code)

@@ -102,9 +102,9 @@ def probe(says: str) -> dict[str, subprocess.Popen[str]]:
 def test_a_torch_that_breaks_is_a_finding_and_no_crash() -> None:
     found = by_name(loaded_findings(probe("raise ImportError('libcudart.so.13: cannot open shared object file')")))
     assert ("missing", True) == (found["torch"].level, found["torch"].is_fatal)
-    assert "ImportError: libcudart.so.13: cannot open shared object file" in found["torch"].told
+    assert "ImportError: libcudart.so.13: cannot open shared object file" in found["torch"].message
     found = by_name(loaded_findings(probe("import os; os.abort()")))
-    assert "ended with -6" in found["torch"].told
+    assert "ended with -6" in found["torch"].message
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_a_torch_that_breaks_is_a_finding_and_no_crash() -> None:
         ({"cuda": None}, (), "warning", "everything runs on the CPU"),
         ({"cuda": None}, ("0", "1"), "missing", "2 found, but this torch is built for CPUs"),
         ({"cuda": "13.0", "warnings": ["The NVIDIA driver is too old"]}, ("0",), "missing", "driver is too old"),
-        ({"cuda": "13.0", "gpus": ["H200"], "memory": [141e9]}, ("0",), "ok", "1 x H200, 141.0 GB"),
+        ({"cuda": "13.0", "gpus": ["H200"], "memory": [141_000_000_000]}, ("0",), "ok", "1 x H200, 141.0 GB"),
         (
-            {"cuda": "13.0", "gpus": ["K80"], "memory": [12e9], "fault": "no kernel image"},
+            {"cuda": "13.0", "gpus": ["K80"], "memory": [12_000_000_000], "fault": "no kernel image"},
             ("0",),
             "missing",
             "no kernel",
@@ -129,16 +129,16 @@ def test_a_gpu_that_torch_cannot_use_is_told_with_the_cause(
     whole = {"version": "2.13.0", "gpus": [], "memory": [], "warnings": [], "fault": "", "compile_fault": "", **facts}
     found = by_name(loaded_findings(probe(f"print({json.dumps(whole)!r})")))
     assert "ok" == found["torch"].level
-    assert level == found["GPU"].level and told in found["GPU"].told
+    assert level == found["GPU"].level and told in found["GPU"].message
 
 
 def test_a_gpu_that_nothing_can_be_compiled_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "devices", lambda: ("0",))
-    whole = {"version": "2.11.0", "cuda": "13.0", "gpus": ["H200"], "memory": [141e9], "warnings": [], "fault": ""}
+    whole = {"version": "2.11.0", "cuda": "13.0", "gpus": ["H200"], "memory": [141_000_000_000]}
     for fault, level in (("", "ok"), ("ModuleNotFoundError: No module named 'triton'", "missing")):
         found = by_name(loaded_findings(probe(f"print({json.dumps(whole | {'compile_fault': fault})!r})")))
         assert (level, "ok") == (found["torch.compile"].level, found["GPU"].level)
-        assert fault in found["torch.compile"].told
+        assert fault in found["torch.compile"].message
 
 
 @pytest.mark.filterwarnings("default")  # the compiler's own
@@ -155,12 +155,12 @@ def test_a_torchvision_that_does_not_fit_is_named_as_the_cause() -> None:
     broken = "raise RuntimeError('operator torchvision::nms does not exist')"
     found = by_name(loaded_findings({"torchvision": probe(broken)["torch"]}))
     assert "missing" == found["torchvision"].level and "uninstall it" in found["torchvision"].remedy
-    assert "torchvision::nms" in found["torchvision"].told
+    assert "torchvision::nms" in found["torchvision"].message
 
 
 def test_a_store_tells_who_works_in_it_and_what_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "runs"
-    assert "does not exist yet" in by_name(storage_findings(path))["store"].told
+    assert "does not exist yet" in by_name(storage_findings(path))["store"].message
     store = Store.open(path, write=True)
     folder = path / "objects" / ("a" * 64)
     folder.mkdir()
@@ -169,9 +169,9 @@ def test_a_store_tells_who_works_in_it_and_what_is_damaged(tmp_path: Path) -> No
     with Lease(store.path / "work" / ("b" * 64), "run-1") as lease:
         assert lease.try_acquire()
         found = by_name(storage_findings(path))
-    assert "1 artifacts" in found["store"].told and "ok" == found["file system"].level
-    assert "run run-1 works on bbbbbbbbbbbb" in found["lease"].told
-    assert "1 are damaged" in found["artifacts"].told
+    assert "1 artifacts" in found["store"].message and "ok" == found["file system"].level
+    assert "run run-1 works on bbbbbbbbbbbb" in found["lease"].message
+    assert "1 are damaged" in found["artifacts"].message
     assert {"format"} == {file.name for file in path.iterdir() if file.is_file()} - {"gc.lock"}  # nothing is left
 
 
@@ -181,7 +181,9 @@ def test_another_hosts_lease_is_told(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "lease").write_text(json.dumps({"host": "far-away", "run": "run-2", "pid": 1}))
     found = by_name(storage_findings(tmp_path / "runs"))["lease"]
-    assert "warning" == found.level and "far-away (run run-2)" in found.told and str(folder / "lease") in found.remedy
+    assert (
+        "warning" == found.level and "far-away (run run-2)" in found.message and str(folder / "lease") in found.remedy
+    )
 
 
 def test_a_store_that_cannot_be_used_is_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,16 +191,16 @@ def test_a_store_that_cannot_be_used_is_fatal(tmp_path: Path, monkeypatch: pytes
     assert by_name(storage_findings(tmp_path))["store"].is_fatal
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     found = by_name(storage_findings(tmp_path / "other"))["file system"]
-    assert found.is_fatal and "locks (flock) are not exclusive" in found.told
+    assert found.is_fatal and "locks (flock) are not exclusive" in found.message
 
 
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
 def test_the_state_of_mlflows_database_is_told_without_loading_mlflow(tmp_path: Path) -> None:
     (absent,) = tracking_findings(tmp_path, None)
-    assert "does not exist yet" in absent.told
+    assert "does not exist yet" in absent.message
     open_client(tmp_path, f"sqlite:///{tmp_path / 'mlflow.db'}")
     (fresh,) = tracking_findings(tmp_path, None)
-    assert ("ok", "installed version") == (fresh.level, fresh.told[-len("installed version") :])
+    assert ("ok", "installed version") == (fresh.level, fresh.message[-len("installed version") :])
     known, newest = tracking._revisions()
     older = min(known - newest)
     for revision, told in ((older, "older version"), ("ffffffffffff", "newer MLflow")):
@@ -206,10 +208,10 @@ def test_the_state_of_mlflows_database_is_told_without_loading_mlflow(tmp_path: 
             opened.execute("UPDATE alembic_version SET version_num = ?", (revision,))
         opened.close()
         (found,) = tracking_findings(tmp_path, None)
-        assert "warning" == found.level and told in found.told
+        assert "warning" == found.level and told in found.message
     (tmp_path / "mlflow.db").write_text("no database at all, of any kind")
     (broken,) = tracking_findings(tmp_path, None)
-    assert "not an MLflow database" in broken.told
+    assert "not an MLflow database" in broken.message
 
 
 def test_a_tracking_server_is_asked(tmp_path: Path) -> None:
@@ -229,7 +231,7 @@ def test_a_tracking_server_is_asked(tmp_path: Path) -> None:
     finally:
         server.shutdown()
         server.server_close()
-    assert "ok" == up.level and "secret" not in up.told
+    assert "ok" == up.level and "secret" not in up.message
     (away,) = tracking_findings(tmp_path, f"http://127.0.0.1:{port}")
     assert "warning" == away.level and "dflow sync" in away.remedy
 
@@ -263,10 +265,10 @@ def test_a_file_with_mistakes_is_told_beside_all_that_can_be_looked_at(
     file.write_text(f"pipeline = {{ name = 'p' }}\n{node}[mlflow]\n{written}\n")
     assert 2 == main(["doctor", str(file), "--json", "--store", str(tmp_path / "runs")])
     found = json.loads(capsys.readouterr().out)["findings"]
-    mistakes = [each["told"] for each in found if each["name"] == "pipeline"]
+    mistakes = [each["message"] for each in found if each["name"] == "pipeline"]
     assert ("= [" in written) == any("not TOML" in mistake for mistake in mistakes)
     assert ("= [" not in written) == any("node.t.checkpoint: there is no file" in mistake for mistake in mistakes)
-    assert [True] == [told in each["told"] for each in found if each["name"] == "MLflow"]
+    assert [True] == [told in each["message"] for each in found if each["name"] == "MLflow"]
     assert {"Python", "store", "disk", "machine"} <= {each["name"] for each in found}
 
 
