@@ -17,7 +17,7 @@ from markupsafe import Markup
 from executor.maintenance.disk_use import shown_size
 from executor.report.chart import drawn, is_named, together
 from executor.report.comparison import compared
-from executor.report.op_sections import Asked, Shown, shown_by_ops
+from executor.report.op_sections import Request, Shown, shown_by_ops
 from executor.report.run_data import NodeFacts, RunFacts, named, node_ids, shared
 from executor.report.templates import faint, limited, mark, render, table
 from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section, Table
@@ -75,14 +75,14 @@ class Piece:
 
 def sections_of(runs: Sequence[RunFacts]) -> ShownByOps:
     """What the op of each node shows of its artifact, where there is one."""
-    asked = {
-        (run.run, node.id): Asked(node.op, tuple(run.op_files), node.folder, tuple(node.own.items()))
+    requests = {
+        (run.run, node.id): Request(node.op, tuple(run.op_files), node.folder, node.own)
         for run in runs
         for node in run.nodes.values()
         if node.folder is not None and node.op
     }
-    shown = shown_by_ops(list(asked.values()))
-    return {where: shown[one] for where, one in asked.items()}
+    shown = shown_by_ops(list(requests.values()))
+    return {where: shown[request] for where, request in requests.items()}
 
 
 def accounts_of(shown: ShownByOps) -> dict[str, dict[str, Account]]:

@@ -1,13 +1,17 @@
-"""The sections that ops show of their artifacts. Each op's own function is called in a process beside this one.
+"""The sections that ops show of their artifacts. Each op's own function is called in a separate process.
 
-What it raises, prints, imports or starts, and how long it takes, harms nobody: a function that fails is named with the
-reason, and a fresh process goes on behind it. All together have a time: a report is written soon whatever they do.
+    python -m executor.report.op_sections REQUESTS.json ANSWERS.jsonl SECONDS
+
+What a function raises, prints, imports or starts, and how long it takes, does not affect the report: the process ends,
+by SIGALRM after SECONDS, the op is named with the reason, and a fresh process continues with the next. Each answer is
+{"at", "sections"}, or {"at", "failed": why} where the op no longer exists, and is on disk before the next op is called.
+All functions together have a time limit.
 """
 
 from __future__ import annotations
 
-import json
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -15,25 +19,30 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
-from executor.system.jsonlines import read_lines
+from dsl.convert import structure, unstructure
+from dsl.errors import DflowError
+from dsl.hooks import hook
+from dsl.op_table import load_op
+from executor.store.run_measurements import with_own_files
+from executor.system.jsonlines import append_line, read_json, read_lines, write_json
 from executor.system.supervisor import Finished, run_module
 from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section, Series, Table
 
 BODIES: dict[str, type[Body]] = {kind.__name__: kind for kind in (Table, Chart, Html, Picture, Account)}
 TIME_S = 20.0  # of one op's function
-TOTAL_S = 30.0  # of all; the report of a run that MLflow gets is waited for a little longer
+TOTAL_S = 30.0  # of all; MLflow's report of a run waits a little longer
 
 
 @frozen
-class Asked:
-    """An artifact whose op is asked what it shows. own: name and path of its files outside the digest."""
+class Request:
+    """An artifact that its op is to show. own: its files outside the digest by name."""
 
     op: str
     op_files: tuple[Path, ...]
     folder: Path
-    own: tuple[tuple[str, Path], ...]
+    own: Mapping[str, Path] = field(eq=lambda own: tuple(own.items()))
 
 
 @frozen
@@ -44,17 +53,17 @@ class Shown:
     failed: str = ""
 
 
-def shown_by_ops(asked: Sequence[Asked]) -> dict[Asked, Shown]:
-    """What each op shows of its artifact; nothing where it has no function for that."""
-    found: dict[Asked, Shown] = {}
-    pending = list(dict.fromkeys(asked))
+def shown_by_ops(requests: Sequence[Request]) -> dict[Request, Shown]:
+    """What each op shows of its artifact; no sections where it has no function for that."""
+    found: dict[Request, Shown] = {}
+    pending = list(dict.fromkeys(requests))
     end = time.monotonic() + TOTAL_S
     while pending:
-        left = end - time.monotonic()
-        if left <= 0:
+        seconds_left = end - time.monotonic()
+        if seconds_left <= 0:
             found |= dict.fromkeys(pending, Shown(failed=f"all ops together took longer than {TOTAL_S:g} s"))
             break
-        answers, failed = _ask(pending, left)
+        answers, failed = _run(pending, seconds_left)
         found |= answers
         pending = [one for one in pending if one not in answers]
         if pending:  # the process ended within the first of them
@@ -62,38 +71,24 @@ def shown_by_ops(asked: Sequence[Asked]) -> dict[Asked, Shown]:
     return found
 
 
-def _ask(asked: Sequence[Asked], left: float) -> tuple[dict[Asked, Shown], str]:
-    """The answers of one process, and why it answered no more. left: seconds that it has."""
+def _run(requests: Sequence[Request], within_s: float) -> tuple[dict[Request, Shown], str]:
+    """The answers of one process, and why it ended before it had answered all."""
     with tempfile.TemporaryDirectory() as folder:
-        request, answers = (Path(folder) / name for name in ("asked.json", "answers.jsonl"))
-        views = (Path(folder) / f"view-{at}" for at in range(len(asked)))
-        request.write_text(json.dumps(list(map(_to_json, asked, views))), encoding="utf-8")
-        arguments = (str(request), str(answers), str(TIME_S))
-        done = run_module("executor.report.section_worker", *arguments, within_s=left)
+        file, answers = Path(folder, "requests.json"), Path(folder, "answers.jsonl")
+        write_json(file, unstructure(requests))
+        arguments = (str(file), str(answers), str(TIME_S))
+        done = run_module("executor.report.op_sections", *arguments, within_s=within_s)
         lines = read_lines(answers)
-    return {asked[line["at"]]: _answer(line, asked[line["at"]].folder) for line in lines}, _why(done)
+    return {requests[line["at"]]: _shown(line, requests[line["at"]].folder) for line in lines}, _why(done)
 
 
 def _why(done: Finished) -> str:
-    """Why the process answered no more."""
     if done.code is None:
         return f"all ops together took longer than {TOTAL_S:g} s"
     return f"it took longer than {TIME_S:g} s" if done.code == -signal.SIGALRM else done.reason
 
 
-def _to_json(one: Asked, view: Path) -> dict[str, Any]:
-    """view: where a folder with the run's own files is to be made."""
-    own = {name: str(path) for name, path in one.own}
-    return {
-        "op": one.op,
-        "op_files": list(map(str, one.op_files)),
-        "folder": str(one.folder),
-        "own": own,
-        "view": str(view),
-    }
-
-
-def _answer(line: Mapping[str, Any], folder: Path) -> Shown:
+def _shown(line: Mapping[str, Any], folder: Path) -> Shown:
     if "failed" in line:
         return Shown(failed=str(line["failed"]))
     return Shown([section_from_json(section, folder) for section in line["sections"]])
@@ -107,19 +102,43 @@ def section_to_json(section: Section, folder: Path) -> dict[str, Any]:
         raise TypeError(f'section "{section.title}": a body is one of {", ".join(BODIES)}, not {kind}')
     if isinstance(body, Picture):
         path = folder / body.path
-        values: dict[str, Any] = {"path": str(path.relative_to(folder) if path.is_relative_to(folder) else path)}
-        values["alt"] = body.alt
-    elif isinstance(body, Chart):
-        values = attrs.asdict(body)
-    else:
-        values = attrs.asdict(body, recurse=False)
-    return {"title": section.title, "note": section.note, "kind": kind, "body": values}
+        body = attrs.evolve(body, path=path.relative_to(folder) if path.is_relative_to(folder) else path)
+    return {"title": section.title, "note": section.note, "kind": kind, "body": unstructure(body)}
 
 
 def section_from_json(data: Mapping[str, Any], folder: Path) -> Section:
+    """The values as they are: a chart of an op has 3, not 3.0, where the op gave an int."""
     values = dict(data["body"])
     if data["kind"] == "Chart":
         values["series"] = [Series(**series) for series in values["series"]]
     if data["kind"] == "Picture":
         values["path"] = folder / values["path"]
     return Section(data["title"], BODIES[data["kind"]](**values), data["note"])
+
+
+def main() -> int:
+    requests, answers = structure(tuple[Request, ...], read_json(Path(sys.argv[1]))), Path(sys.argv[2])
+    for at, request in enumerate(requests):
+        signal.setitimer(signal.ITIMER_REAL, float(sys.argv[3]))
+        append_line(answers, {"at": at, **_answer(request, answers.with_name(f"view-{at}"))})
+    return 0
+
+
+def _answer(request: Request, view: Path) -> dict[str, Any]:
+    """view: where a folder with the run's own files is made."""
+    try:
+        show = hook(load_op(request.op, request.op_files), "report")
+        if show is None:
+            return {"sections": []}
+        folder = with_own_files(request.own, request.folder, view)
+        sections = list(show(folder))
+    except DflowError as error:
+        return {"failed": str(error)}
+    for section in sections:
+        if not isinstance(section, Section):
+            raise TypeError(f"expected a list of ops.lib.report_sections.Section, got {type(section).__name__} in it")
+    return {"sections": [section_to_json(section, folder) for section in sections]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

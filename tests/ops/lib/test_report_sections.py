@@ -10,6 +10,7 @@ import pytest
 from attrs import frozen
 
 import ops.lib.report_sections
+from dsl.convert import unstructure
 from dsl.errors import ConfigError
 from dsl.hooks import hook
 from dsl.op import Artifact, field, op, op_of
@@ -81,4 +82,4 @@ def test_the_example_in_the_documentation_gives_sections_that_a_report_takes(tmp
     assert ["samples", "lengths", "first rows"] == [section.title for section in sections]
     carried = [section_to_json(section, tmp_path) for section in sections]
     assert ["Account", "Chart", "Table"] == [section["kind"] for section in carried]
-    assert sections == [section_from_json(section, tmp_path) for section in carried]
+    assert unstructure(sections) == unstructure([section_from_json(section, tmp_path) for section in carried])
