@@ -29,10 +29,10 @@ def parsed_bytes(text: str) -> int:
 
 
 def shown_bytes(size: float) -> str:
-    """`36.4 GB`, `2.7 MB`, `12 bytes`, `1,204.0 TB`: powers of ten, as disks are sold and the rest of dflow counts."""
+    """`36.4 GB`, `2.7 MB`, `12,345 bytes`, `1,204.0 TB`: powers of ten, as disks are sold."""
     for unit, name in ((1e12, "TB"), (1e9, "GB")):
         if size >= unit:
             return f"{size / unit:,.1f} {name}"
-    if size < 1000:
-        return f"{size:.0f} bytes"
+    if size < 100_000:
+        return f"{size:,.0f} bytes"
     return f"{size / 1e6:.2g} MB" if size < 1e8 else f"{size / 1e6:.0f} MB"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
+from dsl.convert import unstructure
+from dsl.sizes import shown_bytes
 from executor.commands.arguments import add_json, add_store, open_store
 from executor.commands.gc import KEEP
-from executor.maintenance.disk_use import disk_use, shown_size
-from executor.system.output import OK, print_json, print_lines
+from executor.maintenance.disk_use import DiskUse, disk_use
+from executor.system.output import OK, counted, print_json, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,34 +20,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     use = disk_use(open_store(options), KEEP)
     if options.json:
-        print_json(use)
+        print_json(unstructure(use))
     else:
         print_lines(_text(use))
     return OK
 
 
-def _text(use: dict[str, Any]) -> str:
+def _text(use: DiskUse) -> str:
     lines = [
-        f"{use['store']}: {shown_size(use['total'])}",
-        f"artifacts  {shown_size(use['artifacts'])}, {shown_size(use['shared'])} of it in several runs, "
-        f"{shown_size(use['unused'])} in none",
-        f"work       {shown_size(use['work'])}",
-        f"records    {shown_size(use['records'])}, {shown_size(use['logs'])} of it logs",
-        f"mlflow     {shown_size(use['mlflow'])}",
-        f"smoke      {shown_size(use['smoke'])}, the store of `dflow run --smoke`, which may be deleted",
-        f"`dflow gc --delete` would free {shown_size(use['freed_by_gc'])}",
+        f"{use.store}: {shown_bytes(use.total)}",
+        f"artifacts  {shown_bytes(use.artifacts)}, {shown_bytes(use.shared)} of it in several runs, "
+        f"{shown_bytes(use.unused)} in none",
+        f"work       {shown_bytes(use.work)}",
+        f"records    {shown_bytes(use.records)}, {shown_bytes(use.logs)} of it logs",
+        f"mlflow     {shown_bytes(use.mlflow)}",
+        f"smoke      {shown_bytes(use.smoke)}, the store of `dflow run --smoke`, which may be deleted",
+        f"`dflow gc --delete` would free {shown_bytes(use.freed_by_gc)}",
     ]
-    for pipeline in use["pipelines"]:
-        number = len(pipeline["runs"])
-        runs = f"{number} run{'s' if number > 1 else ''}"
-        lines += ["", f"{pipeline['pipeline']}: {shown_size(pipeline['bytes'])} in {runs}"]
-        for run in pipeline["runs"]:
-            tags = f" ({', '.join(run['tags'])})" if run["tags"] else ""
-            lines.append(
-                f"  {run['run']}{tags}: {shown_size(run['bytes'])}, {shown_size(run['only'])} of it in no other run"
-            )
-            largest = sorted(run["nodes"], key=lambda node: -int(node["bytes"]))[:3]
-            lines += [f"    {node['node']}: {shown_size(node['bytes'])}" for node in largest]
-            if len(run["nodes"]) > len(largest):
-                lines.append(f"    and {len(run['nodes']) - len(largest)} smaller")
+    for pipeline in use.pipelines:
+        runs = counted(len(pipeline.runs), "run")
+        lines += ["", f"{pipeline.pipeline}: {shown_bytes(pipeline.bytes)} in {runs}"]
+        for run in pipeline.runs:
+            tags = f" ({', '.join(run.tags)})" if run.tags else ""
+            lines.append(f"  {run.run}{tags}: {shown_bytes(run.bytes)}, {shown_bytes(run.only)} of it in no other run")
+            largest = sorted(run.nodes, key=lambda node: -node.bytes)[:3]
+            lines += [f"    {node.node}: {shown_bytes(node.bytes)}" for node in largest]
+            if len(run.nodes) > len(largest):
+                lines.append(f"    and {len(run.nodes) - len(largest)} smaller")
     return "\n".join(lines)

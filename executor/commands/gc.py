@@ -6,8 +6,8 @@ import argparse
 from collections import Counter
 from typing import Any
 
+from dsl.sizes import shown_bytes
 from executor.commands.arguments import add_json, add_store, count, store_of
-from executor.maintenance.disk_use import shown_size
 from executor.maintenance.gc import Item, Survey, collect, survey
 from executor.store.artifact_store import Store
 from executor.system.output import OK, print_json, print_lines, shown_digest
@@ -48,8 +48,8 @@ def _print(found: Survey, options: argparse.Namespace) -> None:
     for item in found.goes:
         print_lines(f"{'removed' if options.delete else 'goes'}: {_line(item)}")
     for why, items in _by_reason(found).items():
-        print_lines(f"stays: {_number(items)}, {shown_size(sum(item.size for item in items))}: {why}")
-    freed = shown_size(found.freed)
+        print_lines(f"stays: {_number(items)}, {shown_bytes(sum(item.size for item in items))}: {why}")
+    freed = shown_bytes(found.freed)
     if options.delete:
         print_lines(f"{freed} freed")
     elif found.goes or found.dropped:
@@ -60,7 +60,7 @@ def _print(found: Survey, options: argparse.Namespace) -> None:
 
 
 def _line(item: Item) -> str:
-    return f"{item.kind} {shown_digest(item.path.name)}, {shown_size(item.size)}: {item.label}"
+    return f"{item.kind} {shown_digest(item.path.name)}, {shown_bytes(item.size)}: {item.label}"
 
 
 def _by_reason(found: Survey) -> dict[str, list[Item]]:

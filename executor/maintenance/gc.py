@@ -1,8 +1,8 @@
 """`dflow gc`: remove what no kept run uses, in an order in which a kill at any moment leaves a consistent store.
 
 Under the store's lock (store/gc_lock.py) it finds what is in use, drops the index lines of everything else, and renames
-that out of its place: artifacts to objects/.gone-<digest>, work folders as store/lease.py does. The
-renamed folders are removed last; the next gc removes what a kill left of them.
+that: artifacts to objects/.gone-<digest>, work folders as store/lease.py does. The
+renamed folders are removed last; the next gc removes those that a killed one did not.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from executor.store.manifest import Manifest
 from executor.store.names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
 from executor.system.disk_space import folder_size
-from executor.system.jsonlines import compact, read_lines, read_object, sync_folder
+from executor.system.jsonlines import compact, read_lines, read_object, replace_file
 from executor.system.os_errors import clear_errors
 from executor.system.output import shown_digest
-from executor.system.symlinks import is_folder, new_file, remove
+from executor.system.symlinks import is_folder, remove
 
 Kind = Literal["artifact", "work", "leftover"]
 
@@ -87,7 +87,7 @@ def collect(store: Store, *, keep: int, pulled: bool = True) -> Survey:
         for key, digests in found.dropped.items():
             _shorten(store.path / "index" / key, set(digests))
         fail_point("gc:indexed")
-        gone = [path for item in found.goes if (path := _out_of_the_way(item)) is not None]
+        gone = [path for item in found.goes if (path := _hidden(item)) is not None]
         fail_point("gc:renamed")
     for path in gone:
         with clear_errors(path), suppress(FileNotFoundError):  # another gc is removing the same leftover
@@ -116,10 +116,10 @@ def _artifacts(objects: Sequence[Path], use: InUse) -> Iterator[Item]:
 def _work(store: Store, use: InUse) -> Iterator[Item]:
     for folder in _own(store.path / "work", IN_WORK, REMOVED_FROM_WORK):
         if folder.is_symlink():
-            yield Item(folder, "leftover", folder_size(folder), "a link in the place of a work folder")
+            yield Item(folder, "leftover", folder_size(folder), "a link instead of a work folder")
             continue
         if REMOVED_FROM_WORK.fullmatch(folder.name):
-            yield Item(folder, "leftover", folder_size(folder), "the rest of a work folder that was removed")
+            yield Item(folder, "leftover", folder_size(folder), "the rest of a removed work folder")
             continue
         run = Holder.read(folder).run or "?"
         node = (read_object(folder / "work.json") or {}).get("node") or shown_digest(folder.name)
@@ -135,8 +135,8 @@ def _is_leftover(folder: Path) -> bool:
 
 def _leftover_label(folder: Path) -> str:
     if folder.is_symlink():
-        return "a link in the place of an artifact"
-    return "a damaged artifact" if folder.name.endswith(DAMAGED) else "the rest of an artifact that was removed"
+        return "a link instead of an artifact"
+    return "a damaged artifact" if folder.name.endswith(DAMAGED) else "the rest of a removed artifact"
 
 
 def _artifact_label(folder: Path) -> str:
@@ -144,8 +144,8 @@ def _artifact_label(folder: Path) -> str:
     return "no manifest" if manifest is None else f"{manifest.node} ({manifest.op}), run {manifest.run}"
 
 
-def _out_of_the_way(item: Item) -> Path | None:
-    """Rename an item out of its place; None where it came into use meanwhile, or is gone."""
+def _hidden(item: Item) -> Path | None:
+    """Rename an item to a hidden name; None where it came into use meanwhile, or is gone."""
     if item.kind == "work":
         return put_away(item.path)
     if item.kind == "leftover":
@@ -164,14 +164,8 @@ def _shorten(path: Path, digests: set[str]) -> None:
     kept = [line for line in lines if line.get("digest") not in digests]
     if len(kept) == len(lines):
         return
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    if kept:
+        replace_file(path, b"".join(map(compact, kept)), durable=True)
+        return
     with clear_errors(path):
-        if not kept:
-            path.unlink()
-            return
-        with new_file(fresh) as file:
-            file.writelines(map(compact, kept))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        sync_folder(path.parent)
+        path.unlink()

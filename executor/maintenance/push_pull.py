@@ -1,7 +1,7 @@
 """`dflow push` and `dflow pull`: artifacts with their manifests and index lines, to and from a shared remote.
 
 A push sends files first and the manifest last. A pull holds the lease of the key, as a stage does, fetches into the
-work folder, compares with the manifest, and places the artifact by a rename. Both continue where they were interrupted.
+work folder, compares with the manifest, and commits by a rename. Both continue where they were interrupted.
 """
 
 from __future__ import annotations
@@ -98,17 +98,17 @@ def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bo
             f'the artifact of node "{wanted.node}" is damaged, so it is not sent: {damages[0]}; see `dflow verify`'
         )
     folder = store.object_path(wanted.digest)
-    there = remote.sizes(wanted.digest)
+    sent_sizes = remote.sizes(wanted.digest)
     files = {name: entry.size for name, entry in (committed_files(folder) or {}).items()}
-    missing = [name for name, size in files.items() if there.get(name) != size]
+    missing = [name for name, size in files.items() if sent_sizes.get(name) != size]
 
     def send(name: str) -> None:
         remote.put(folder / name, f"objects/{wanted.digest}/{name}")
         progress(files[name])
         fail_point("push:file")
 
-    _side_by_side(send, missing)
-    sent = bool(missing) or MANIFEST not in there
+    _in_parallel(send, missing)
+    sent = bool(missing) or MANIFEST not in sent_sizes
     if sent:
         remote.put(folder / MANIFEST, f"objects/{wanted.digest}/{MANIFEST}")
     fail_point("push:manifest")
@@ -155,10 +155,10 @@ def missing_bytes(remote: Remote, wanted: Iterable[Wanted]) -> int:
     return sum(size for each in wanted for size in remote.sizes(each.digest).values())
 
 
-def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, tell: Callable[[str], None]) -> bool:
+def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, report: Callable[[str], None]) -> bool:
     """Fetch one artifact; False where the store has it. Raises StoreError where it is damaged or incomplete there."""
     with store.lease(wanted.key, f"dflow pull {remote.url}") as lease:
-        lease.acquire(lambda holder: tell(f"{wanted.node}: waiting, {holder}"))
+        lease.acquire(lambda holder: report(f"{wanted.node}: waiting, {holder}"))
         lease.wait_for_ranks()
         store.finish_commit(lease, wanted.key)
         entry = _entry(wanted.line, remote)
@@ -202,7 +202,7 @@ def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, Mapping[str, FileE
     except NotAsExpected as error:
         raise _damaged(remote, wanted, [f"{MANIFEST} cannot be used: {error}"]) from None
     if not artifact_digest(manifest.files) == manifest.digest == wanted.digest:
-        raise _damaged(remote, wanted, [f"{MANIFEST} is not that of this artifact"])
+        raise _damaged(remote, wanted, [f"{MANIFEST} belongs to another artifact"])
     return data, manifest.files
 
 
@@ -221,7 +221,7 @@ def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: P
 
     for path in sorted(fresh.rglob(f"{PART}*")):
         path.unlink()  # of a pull that was killed
-    _side_by_side(get, files)
+    _in_parallel(get, files)
 
 
 def _seal(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry], fresh: Path) -> None:
@@ -236,6 +236,7 @@ def _seal(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry], fresh:
 
 
 def _write_manifest(path: Path, data: bytes) -> None:
+    """In place: a killed pull must leave no file of another name."""
     with new_file(path) as file:
         file.write(data)
         file.flush()
@@ -251,7 +252,7 @@ def _damaged(remote: Remote, wanted: Wanted, what: list[str]) -> StoreError:
     )
 
 
-def _side_by_side(do: Callable[[str], None], names: Iterable[str]) -> None:
+def _in_parallel(do: Callable[[str], None], names: Iterable[str]) -> None:
     """Run in several threads; the first error cancels what has not started."""
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         done = [pool.submit(do, name) for name in names]

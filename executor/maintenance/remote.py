@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from executor.maintenance.remote_records import NotAsExpected, index_line
 from executor.store.artifact_store import FORMAT
 from executor.store.digests import MANIFEST
 from executor.store.index_line import IndexLine
+from executor.system.jsonlines import parsed_object
 from executor.system.output import shown_digest
 
 # Errors of the libraries below fsspec that are no OSError: no credentials, no such host, access denied.
@@ -68,11 +69,11 @@ class Remote:
                 "use another URL, or the version of dflow that pushed there"
             )
         if version is None and not write:
-            raise StoreError(f"{self.url}: nothing was pushed there; check the URL, or begin with `dflow push`")
+            raise StoreError(f"{self.url}: nothing was pushed there; check the URL, or start with `dflow push`")
         if found and version is None:
             raise StoreError(f"{self.url}: holds other files; push to a directory of its own")
         if write and version is not None and set(self._names("")) & {"records", "work"}:
-            raise StoreError(f"{self.url}: is the store of runs; push to a directory of its own")
+            raise StoreError(f"{self.url}: is a store of runs; push to a directory of its own")
         if version is None:
             self.put_text("format", f"{FORMAT}\n")
 
@@ -86,12 +87,12 @@ class Remote:
                 texts = [
                     self._files.cat_file(self._path(f"index/{key}/{name}")) for name in self._names(f"index/{key}")
                 ]
-        found = [line for text in texts if (line := _object(text)) is not None]
+        found = [line for text in texts if (line := parsed_object(text)) is not None]
         try:
             lines = [index_line(line) for line in found]
         except NotAsExpected as error:
             raise StoreError(
-                f"{self.url}: what it says of the key {shown_digest(key)} cannot be used: {error}; "
+                f"{self.url}: its index of the key {shown_digest(key)} cannot be used: {error}; "
                 f"remove index/{key} there and push again"
             ) from None
         return sorted(lines, key=lambda line: line.time)
@@ -120,22 +121,17 @@ class Remote:
 
     def put(self, source: Path, name: str) -> None:
         """Upload a file, atomically."""
-        target = self._path(name)
-        with self._clear():
-            self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
-            if self._puts_whole:
-                self._files.put_file(str(source), target)
-                return
-            part = f"{target}.{uuid.uuid4().hex}.part"
-            self._files.put_file(str(source), part)
-            self._files.mv(part, target)
+        self._put(name, lambda target: self._files.put_file(str(source), target))
 
     def put_text(self, name: str, text: str) -> None:
+        self._put(name, lambda target: self._files.pipe_file(target, text.encode()))
+
+    def _put(self, name: str, upload: Callable[[str], object]) -> None:
         target = self._path(name)
         with self._clear():
             self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
             part = target if self._puts_whole else f"{target}.{uuid.uuid4().hex}.part"
-            self._files.pipe_file(part, text.encode())
+            upload(part)
             if part != target:
                 self._files.mv(part, target)
 
@@ -172,8 +168,8 @@ class Remote:
         except ImportError as error:
             raise StoreError(f"{self.url}: {redact(str(error), self._hidden)}{_to_install(self.url)}") from error
         except _errors() as error:
-            said = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-            raise StoreError(f"{self.url}: cannot be reached or used: {redact(said, self._hidden)}") from error
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            raise StoreError(f"{self.url}: cannot be reached or used: {redact(reason, self._hidden)}") from error
 
 
 def _errors() -> tuple[type[Exception], ...]:
@@ -196,11 +192,3 @@ def _shown(url: str) -> str:
         return url
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def _object(text: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None

@@ -42,14 +42,14 @@ def pulled_manifest(data: bytes, op: str | None) -> Manifest:
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):
-        raise NotAsExpected("it is no JSON") from None
+        raise NotAsExpected("it is not JSON") from None
     manifest = _structured(lambda: Manifest.checked(values))
     _require_names(manifest)
     _require("key", manifest.key, DIGEST)
     if not manifest.files:
         raise NotAsExpected("files: must not be empty")
     if op is not None and manifest.op != op:
-        raise NotAsExpected(f'it is of the op "{manifest.op}", the node\'s is "{op}"')
+        raise NotAsExpected(f'its op is "{manifest.op}", but the node uses "{op}"')
     for name, entry in manifest.files.items():
         wrong = _wrong_with_name(name)
         if wrong:
@@ -59,7 +59,7 @@ def pulled_manifest(data: bytes, op: str | None) -> Manifest:
             raise NotAsExpected(f"{name}: size: expected 0 or more, got {entry.size}")
     clash = next(_folders_that_are_files(manifest.files), None)
     if clash is not None:
-        raise NotAsExpected(f"{clash} is a file and a folder")
+        raise NotAsExpected(f"{clash} is both a file and a folder")
     return manifest
 
 
@@ -83,15 +83,15 @@ def _require(name: str, value: str, pattern: re.Pattern[str]) -> None:
 def _wrong_with_name(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or not name or any(part in ("", ".", "..") for part in name.split("/")):
-        return "leads out of the artifact, or nowhere"
+        return "points outside the artifact, or is empty"
     if name == MANIFEST:
-        return "is kept for the store"
+        return "is reserved for the store"
     try:
         is_long = any(len(part.encode()) > NAME_BYTES for part in path.parts)
     except UnicodeEncodeError:
-        return "is no text"
+        return "is not valid UTF-8"
     if is_long or "\0" in name:
-        return "is none that a file can have"
+        return "is not a valid file name"
     return ""
 
 

@@ -26,12 +26,12 @@ def remove_run(store: Store, folder: Path) -> None:
     record = Record(folder, RunState(run=folder.name, pipeline="", experiment=""))  # its content does not matter
     with exclusive_gc_lock(store.path), clear_errors(folder):
         if RUN_ID.fullmatch(folder.name) is None:
-            raise StoreError(f"{folder}: this is no record of a run, so it is not removed")
+            raise StoreError(f"{folder}: not a record of a run, so it is not removed")
         if folder.is_symlink():
             folder.unlink()
             return
         if not is_folder(folder):
-            raise StoreError(f"run {folder.name} is gone already")
+            raise StoreError(f"run {folder.name} no longer exists")
         require_untagged(folder)
         if is_served(folder):
             raise StoreError(f"run {folder.name} is being served; stop that first")
@@ -50,6 +50,6 @@ def require_untagged(folder: Path) -> None:
     tags = tags_of(folder)
     if tags:
         raise StoreError(
-            f"run {folder.name} is tagged {', '.join(tags)}; to remove it, take that away first: "
+            f"run {folder.name} is tagged {', '.join(tags)}; to remove it, first remove the tag: "
             f"dflow tag {folder.name} {tags[0]} --remove"
         )

@@ -14,7 +14,7 @@ import attrs
 from attrs import define, frozen
 from markupsafe import Markup
 
-from executor.maintenance.disk_use import shown_size
+from dsl.sizes import shown_bytes
 from executor.report.chart import drawn, is_named, together
 from executor.report.comparison import compared
 from executor.report.op_sections import Request, Shown, shown_by_ops
@@ -45,7 +45,7 @@ class Embedded:
         try:
             size = path.stat().st_size
             if not self._takes(size, PICTURE_MOST):
-                return faint(f"{alt}: {shown_size(size)}, too large to be shown here: {path}")
+                return faint(f"{alt}: {shown_bytes(size)}, too large to be shown here: {path}")
             content = path.read_bytes()
         except OSError as error:
             return faint(f"{alt}: {path} cannot be read ({error.strerror})")
@@ -54,7 +54,7 @@ class Embedded:
 
     def page(self, text: str, height: int, title: str, folder: Path) -> Markup:
         if not self._takes(len(text.encode(errors="replace")), PAGE_MOST):
-            return faint(f"{title}: {shown_size(len(text))}, too large to be shown here; it lies in {folder}")
+            return faint(f"{title}: {shown_bytes(len(text))}, too large to be shown here; it lies in {folder}")
         return render("artifacts.html", "page", text, title, height)
 
     def _takes(self, size: int, most: int) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup
 
-from executor.maintenance.disk_use import shown_size
+from dsl.sizes import shown_bytes
 from executor.report.chart import drawn, together
 from executor.report.graph_svg import graph_svg
 from executor.report.run_data import NodeFacts, RunFacts
@@ -43,7 +43,7 @@ def _facts(run: RunFacts) -> dict[str, object]:
         "started": moment(state.started),
         "took": None if run.worked is None else shown_duration(run.worked),
         "nodes": f"{states.count('done')} computed, {states.count('cached')} cached, {len(states)} in all",
-        "artifacts": shown_size(sum(sizes.values())),
+        "artifacts": shown_bytes(sum(sizes.values())),
         "tags": ", ".join(run.tags) or None,
     }
 
@@ -95,9 +95,9 @@ def _row(node: NodeFacts) -> dict[str, object]:
         node.op,
         mark(state, STATE_KINDS.get(state, "")),
         None if node.seconds is None else shown_duration(node.seconds),
-        None if node.memory is None else shown_size(node.memory),
-        None if node.gpu_memory is None else shown_size(node.gpu_memory),
-        size if node.size is None else shown_size(node.size),
+        None if node.memory is None else shown_bytes(node.memory),
+        None if node.gpu_memory is None else shown_bytes(node.gpu_memory),
+        size if node.size is None else shown_bytes(node.size),
         shown_digest(recorded.digest) or None,
         why or None,
     ]

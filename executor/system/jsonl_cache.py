@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dsl.errors import StoreError
-from executor.system.jsonlines import append_line, compact, read_lines
-from executor.system.symlinks import new_file
+from executor.system.jsonlines import append_line, compact, read_lines, replace_file
 
 SPARE_LINES = 1000
 
@@ -31,18 +29,11 @@ class Memo:
         valid = {line[self._name]: line for line in lines}
         if len(lines) > 2 * len(valid) + self._spare_lines:
             with suppress(OSError, StoreError):
-                self._rewrite(self._path, valid)
+                # Lines that another process appends meanwhile are lost, and computed again.
+                replace_file(self._path, b"".join(map(compact, valid.values())))
         return valid
 
     def add(self, line: Mapping[str, Any]) -> None:
         if self._path is not None:
             with suppress(OSError, StoreError):
                 append_line(self._path, line)
-
-    @staticmethod
-    def _rewrite(path: Path, valid: Mapping[str, Mapping[str, Any]]) -> None:
-        """Lines that another process appends meanwhile are lost, and computed again."""
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        with new_file(fresh) as file:
-            file.writelines(map(compact, valid.values()))
-        fresh.replace(path)

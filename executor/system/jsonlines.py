@@ -86,12 +86,13 @@ class LineReader:
             return []
         end = data.rfind(b"\n") + 1
         self._offset += end
-        return [value for line in data[:end].splitlines() if (value := _parsed(line)) is not None]
+        return [value for line in data[:end].splitlines() if (value := parsed_object(line)) is not None]
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parsed_object(text: bytes | str) -> dict[str, Any] | None:
+    """The object in a JSON text; None where it holds something else, or is no JSON."""
     try:
-        value = json.loads(line)
+        value = json.loads(text)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
@@ -102,16 +103,17 @@ def write_json(path: Path, value: Any, *, durable: bool = False, in_one_line: bo
 
     in_one_line: for large values that people seldom read; several times faster to write and read.
     """
-    text = (
-        compact(value)
-        if in_one_line
-        else json.dumps(value, indent=1, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
-    )
+    indented = json.dumps(value, indent=1, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    replace_file(path, compact(value) if in_one_line else indented, durable=durable)
+
+
+def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Replace a file as a whole, as `write_json` does."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with clear_errors(path):
         try:
             with new_file(fresh) as file:
-                file.write(text)
+                file.write(data)
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
@@ -134,10 +136,9 @@ def read_json(path: Path) -> Any:
 def read_object(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, None where it does not exist, is empty after a crash, or holds something else."""
     try:
-        value = read_json(path)
-    except ValueError:
+        return parsed_object(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
         return None
-    return value if isinstance(value, dict) else None
 
 
 def sync_folder(folder: Path) -> None:

@@ -203,4 +203,4 @@ def pipeline() -> Pipeline:
 
 
 def test_few_bytes_are_shown_as_such():
-    assert [shown_bytes(size) for size in (1, 999, 1000, 2.7e6)] == ["1 bytes", "999 bytes", "0.001 MB", "2.7 MB"]
+    assert [shown_bytes(size) for size in (1, 99_999, 1e5, 2.7e6)] == ["1 bytes", "99,999 bytes", "0.1 MB", "2.7 MB"]

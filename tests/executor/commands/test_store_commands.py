@@ -106,7 +106,7 @@ def test_rm_refuses_a_running_and_a_tagged_run(toy, capsys):
     ended(session.record, "stopped")
     dflow(toy, "tag", session.record.run, "best")
     assert dflow(toy, "rm", "best", "--yes") == 1
-    assert f"is tagged best; to remove it, take that away first: dflow tag {session.record.run} best --remove" in (
+    assert f"is tagged best; to remove it, first remove the tag: dflow tag {session.record.run} best --remove" in (
         capsys.readouterr().err
     )
     assert find_record(toy.store / "records", "best").run == session.record.run

@@ -184,7 +184,7 @@ def test_names_that_lead_out_of_the_artifact_are_refused(toy, shared, monkeypatc
     monkeypatch.setattr("executor.maintenance.push_pull.artifact_digest", lambda files: digest)
     store = Store.open(other_store(toy).store, write=True)
     (wanted,) = recorded(Store.open(toy.store, write=False), record, "a")
-    with pytest.raises(StoreError, match=r"the file name '\.\./text\.txt' leads out of the artifact"):
+    with pytest.raises(StoreError, match=r"the file name '\.\./text\.txt' points outside the artifact"):
         pull(store, Remote(str(shared)), wanted, no_progress, print)
 
 
@@ -260,7 +260,7 @@ def test_another_store_can_be_read_but_not_pushed_to(toy, capsys):
     assert dflow(other, "pull", str(toy.store), str(toy.file)) == 0
     assert artifacts(other) == artifacts(toy)
     assert dflow(toy, "push", str(other.store), record.run) == 1
-    assert "is the store of runs; push to a directory of its own" in capsys.readouterr().err
+    assert "is a store of runs; push to a directory of its own" in capsys.readouterr().err
 
 
 def test_a_remote_that_cannot_be_used_is_one_clear_line(toy, tmp_path, capsys):
@@ -273,7 +273,7 @@ def test_a_remote_that_cannot_be_used_is_one_clear_line(toy, tmp_path, capsys):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "format").write_text("cat\n")
     said = {
-        ("pull", str(tmp_path / "nothing")): "nothing was pushed there; check the URL, or begin with `dflow push`",
+        ("pull", str(tmp_path / "nothing")): "nothing was pushed there; check the URL, or start with `dflow push`",
         ("push", str(tmp_path / "file" / "below")): "cannot be reached or used: Not a directory",
         ("push", str(tmp_path / "full")): "holds other files; push to a directory of its own",
         ("pull", str(tmp_path / "newer")): f"has layout 7, this version of dflow uses layout {FORMAT}; use another URL",
@@ -349,8 +349,8 @@ WRONG_MANIFESTS = [
     ({"files": {".": ENTRY}}, "the file name '.'"),
     ({"files": {"/tmp/x": ENTRY}}, "the file name '/tmp/x'"),
     ({"files": {"a\0b": ENTRY}}, "the file name 'a"),
-    ({"files": {"\udc80": ENTRY}}, "is no text"),
-    ({"files": {"a": ENTRY, "a/b": ENTRY}}, "a is a file and a folder"),
+    ({"files": {"\udc80": ENTRY}}, "is not valid UTF-8"),
+    ({"files": {"a": ENTRY, "a/b": ENTRY}}, "a is both a file and a folder"),
     ({"files": {"a": {"size": "1", "sha256": HASH}}}, 'files.a.size: expected int, got "1"'),
     ({"files": {"a": {"size": -1, "sha256": HASH}}}, "a: size: expected 0 or more, got -1"),
     ({"files": {"a": {**ENTRY, "mode": 7}}}, "files.a.mode: unknown key"),
@@ -358,7 +358,7 @@ WRONG_MANIFESTS = [
     ({"files": {"a": 1}}, "files.a: expected table, got 1 (int)"),
     ({"metrics": [1]}, "metrics: expected table of float, got [1] (list)"),
     ({"metrics": {"loss": "low"}}, 'metrics.loss: expected float, got "low"'),
-    ({"op": "other"}, 'it is of the op "other", the node\'s is "make"'),
+    ({"op": "other"}, 'its op is "other", but the node uses "make"'),
     ({"op": {}}, "op: expected str, got {} (table)"),
     ({"key": "x"}, 'key: "x" does not match'),
     ({"key_parts": 5}, "key_parts: expected table, got 5 (int)"),
