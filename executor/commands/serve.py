@@ -6,7 +6,7 @@ import argparse
 import signal
 
 from executor.commands.arguments import add_address, add_run, add_store, store_of
-from executor.model_tools.serve import Asked, serve_run
+from executor.model_tools.serve import ServeOptions, serve_run
 from executor.system.output import FAILED, OK, print_lines
 
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 0 where the prompt was answered with the draft's help, 1 otherwise."""
-    asked = Asked(
+    asked = ServeOptions(
         store=store_of(options),
         run=options.run,
         node=options.node,

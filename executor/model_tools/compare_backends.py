@@ -1,4 +1,4 @@
-"""`dflow compare-backends`: whether both capture backends give the same states, to be known before a long training."""
+"""`dflow compare-backends`: whether both capture backends give the same states; worth knowing before training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def compare(store: Store, graph: Graph, node_id: str | None, samples: int) -> li
     StoreError where its tokens or its target are not in the store.
     """
     if samples < 1:
-        raise PipelineError([Mistake(f"--samples {samples}: give one or more")])
+        raise PipelineError([Mistake(f"--samples {samples}: must be 1 or more")])
     from ops.lib.sglang.version import require_sglang  # here: the command checks first whose `ops` this is
 
     require_sglang("dflow compare-backends")
@@ -31,8 +31,8 @@ def compare(store: Store, graph: Graph, node_id: str | None, samples: int) -> li
         missing = [parent for parent in graph.nodes[name].parents if parent not in made]
         if missing:
             raise StoreError(
-                f"{name} reads from {' and '.join(missing)}, not in {store.path} for the pipeline as it is: "
-                f"`dflow run` with the same file and -s makes them; stop it (Ctrl-C) when {name} has begun"
+                f"{name} reads from {' and '.join(missing)}, which {store.path} does not hold for this pipeline: "
+                f"`dflow run` with the same file and -s computes them; stop it (Ctrl-C) when {name} has started"
             )
     artifacts = {name: (store.object_path(digest), digest) for name, digest in made.items() if digest is not None}
     return [Comparison(computed("comparison", ENTRY, graph, name, artifacts, samples=samples)) for name in nodes]
@@ -45,6 +45,6 @@ def _capture_nodes(graph: Graph, node_id: str | None) -> list[str]:
     if node_id in captures:
         return [node_id] if node_id is not None else []
     if node_id is None:
-        raise PipelineError([Mistake(f"there is no {CAPTURE} node in {graph.name}: nothing to compare")])
+        raise PipelineError([Mistake(f"{graph.name} has no {CAPTURE} node, so there is nothing to compare")])
     hint = did_you_mean(node_id, captures) or f"{CAPTURE} nodes: {', '.join(captures) or 'none'}"
-    raise PipelineError([Mistake(f'"{node_id}" is no {CAPTURE} node', hint=hint)])
+    raise PipelineError([Mistake(f'"{node_id}" is not a {CAPTURE} node', hint=hint)])

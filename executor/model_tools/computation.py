@@ -1,6 +1,6 @@
-"""A computation for a command in a process beside this one, which must not load torch, in the environment of a stage.
+"""A computation for a command in a separate process, since this one must not load torch, in a stage's environment.
 
-It ends with this one, and what they exchange has no names in the file system: nothing is left, however this one ends.
+It ends with this process. What they exchange has no names in the file system, so no files remain however it ends.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from executor.launchers.stage_process import stage_environment
 from executor.system.resource_pool import threads_of
 from executor.system.supervisor import ChildGroup, exit_text, module_command
 
-NOW = "dflow: now: "  # what a line begins with that says what the process does next
+NOW = "dflow: now: "  # starts a line that names the next step
 LOG_LINES = 20
 
 Result = Mapping[str, Any]
-Artifacts = Mapping[str, tuple[Path, str]]  # node -> folder and digest of what it made
+Artifacts = Mapping[str, tuple[Path, str]]  # node -> folder and digest of its artifact
 
 
 def computed(
@@ -35,15 +35,15 @@ def computed(
     node_id: str,
     artifacts: Artifacts,
     show: Callable[[str], None] = lambda text: None,
-    **asked: Any,
+    **values: Any,
 ) -> Result:
     """The JSON that `python -m MODULE REQUEST RESULT` wrote for a node. what: its name in an error; show: called with
-    what the process does next; asked: what the request holds beside graph, node and artifacts, in JSON values.
+    each step; values: what the request holds besides graph, node and artifacts, in JSON values.
 
-    Raises DataError where it refused, DflowError where it broke down.
+    Raises DataError where it refused, DflowError where it failed.
     """
     places = {name: [str(path), digest] for name, (path, digest) in artifacts.items()}
-    request = {"graph": graph_to_json(graph), "node": node_id, "artifacts": places, **asked}
+    request = {"graph": graph_to_json(graph), "node": node_id, "artifacts": places, **values}
     node = graph.nodes[node_id]
     useful = useful_threads(node, {name: path for name, (path, _) in artifacts.items()})
     with tempfile.TemporaryFile("w+", encoding="utf-8") as question, tempfile.TemporaryFile() as answer:
@@ -61,7 +61,7 @@ def computed(
 
 
 def _run(module: str, files: Sequence[int], threads: int, show: Callable[[str], None]) -> tuple[int, Sequence[str]]:
-    """The exit code, and the last lines that do not say what is done next. files: of the request and the result."""
+    """The exit code, and the last lines that do not name steps. files: of the request and the result."""
     command = module_command(module, *(f"/proc/self/fd/{file}" for file in files))
     tail: deque[str] = deque(maxlen=LOG_LINES)
     with ChildGroup(command, stage_environment(threads), output=subprocess.PIPE, files=files, grace_s=0) as group:

@@ -1,4 +1,4 @@
-"""`dflow diagnose`: the usual causes of a low tau, measured on what a run made by ops/tools/diagnose/run.py."""
+"""`dflow diagnose`: the usual causes of a low tau, measured by ops/tools/diagnose/run.py on the artifacts of a run."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def diagnose(
     show: Callable[[str], None],
     split: str | None = None,
 ) -> Iterator[Result]:
-    """What ops/tools/diagnose/run.py says of each draft of a run, or of that of the named node, one after the other.
+    """The result of ops/tools/diagnose/run.py for each draft of a run, or for that of the named node.
 
-    show: called with what is measured next. split: the only one to take prompts of, as Chain.of has it. Raises
+    show: called with each step. split: the only one to use prompts of, see Chain.of. Raises
     PipelineError where there is no such node, StoreError where its draft is not in the store, and DataError where it
     cannot be measured.
     """
@@ -47,16 +47,16 @@ def diagnose(
             f"run {record.run}: the store holds no draft of {' and '.join(missing)}; make it: dflow resume {record.run}"
         )
     for name in nodes:
-        Chain.of(graph, artifacts, name, run=record.run)  # refuses here what the process would refuse seconds later
+        Chain.of(graph, artifacts, name, run=record.run)  # refused here, not seconds later in the process
     for name in nodes:
         loss = loss_curve(store, record, training_of(graph, name))
         again = f"dflow resume {record.run} --from {name}"
-        asked = {"prompts": prompts, "split": split, "loss": loss, "again": again}
-        yield computed("diagnosis", ENTRY, graph, name, artifacts, show, **asked)
+        values = {"prompts": prompts, "split": split, "loss": loss, "again": again}
+        yield computed("diagnosis", ENTRY, graph, name, artifacts, show, **values)
 
 
 def keep(record: Record, result: Result) -> None:
-    """In the run's record: {"drafts": [what was last said of each, ...]}."""
+    """Write it to the run's record: {"drafts": [the last result of each, ...]}."""
     known = (read_object(record.folder / RESULT) or {}).get("drafts", [])
     by_node = {each["node"]: each for each in (*known, dict(result))}
     write_json(record.folder / RESULT, {"drafts": list(by_node.values())})
@@ -67,15 +67,15 @@ def _chosen(graph: Graph, run: str, node_id: str | None) -> list[str]:
     if node_id in drafts:
         return [str(node_id)]
     if node_id is not None:
-        hint = did_you_mean(node_id, drafts) or f"nodes that make one: {', '.join(drafts) or 'none'}"
+        hint = did_you_mean(node_id, drafts) or f"nodes that do: {', '.join(drafts) or 'none'}"
         raise PipelineError([Mistake(f'"{node_id}" makes no draft in run {run}', hint=hint)])
     if not drafts:
-        raise PipelineError([Mistake(f"run {run} of {graph.name} makes no draft: there is nothing to diagnose")])
+        raise PipelineError([Mistake(f"run {run} of {graph.name} makes no draft, so there is nothing to diagnose")])
     return last_drafts_of(graph)
 
 
 def loss_curve(store: Store, record: Record, node_id: str | None) -> list[tuple[int, float]]:
-    """[step, train/loss] of a node, from the run that made its artifact; nothing where that is gone."""
+    """[step, train/loss] of a node, from the run that made its artifact; empty where that is gone."""
     state = None if node_id is None else record.state.nodes.get(node_id)
     if state is None:
         return []

@@ -1,4 +1,4 @@
-"""Serve a run's target with its draft: start SGLang's server, wait until it is ready, and ask it something."""
+"""Serve a run's target with its draft: start SGLang's server, wait until it is ready, and send it a prompt."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MAX_TOKENS = 128
 
 
 @frozen(kw_only=True)
-class Asked:
-    """What is to be served. run, node: None for the latest run and its only draft. extra: SGLang's arguments."""
+class ServeOptions:
+    """run, node: None for the latest run and its only draft. extra: SGLang's arguments."""
 
     store: Path
     run: str | None
@@ -53,40 +53,40 @@ class SGLangServer(Server):
         )
 
 
-def serve_run(asked: Asked) -> None:
-    """Start the server, ask it one prompt, and stay until it is interrupted, or with `check` until it has answered.
+def serve_run(options: ServeOptions) -> None:
+    """Start the server, send it one prompt, and serve until interrupted, or with `check` until it has answered.
 
     Raises ConfigError for an argument of SGLang's that dflow gives, StoreError where the run has nothing to serve,
     DataError where the pinned SGLang is not installed, and ServerError where the server does not start or does not use
     the draft.
     """
-    refuse_own(asked.extra)
-    store = Store.open(asked.store, write=True)
-    record = find_record(store.records, asked.run)
+    refuse_own(options.extra)
+    store = Store.open(options.store, write=True)
+    record = find_record(store.records, options.run)
     with serving(store.path, record.folder):
-        _serve(find_served(store, record, asked.node), record, asked)
+        _serve(find_served(store, record, options.node), record, options)
 
 
-def _serve(run: ServedRun, record: Record, asked: Asked) -> None:
-    address = Address(host=asked.host, port=asked.port)
+def _serve(run: ServedRun, record: Record, options: ServeOptions) -> None:
+    address = Address(host=options.host, port=options.port)
     for warning in run.warnings:
         print_lines(f"warning: {warning}", error=True)
-    command = launch_command(str(run.target), run.served, run.draft, address=address, extra=asked.extra)
+    command = launch_command(str(run.target), run.served, run.draft, address=address, extra=options.extra)
     command[0] = sys.executable
     print_lines(shell_line(command, run.served.environment))
     if run.served.needs_patch:
         print_lines(
             f"SGLang {SGLANG_VERSION} lacks a method that DFLASH needs for {run.served.model_type} targets; "
-            "this launcher gives it to them and then runs SGLang's own"
+            "this launcher adds it and then runs SGLang's own"
         )
     require_sglang("the command above, which runs wherever that version is installed,")
-    require_free_port(asked.host, asked.port)
+    require_free_port(options.host, options.port)
     log = record.folder / f"serve-{address.port}.log"
     with SGLangServer(command, run.served.environment, log) as server:
         wait_until_ready(server, address.url)
         print_lines(f"ready: {address.url}/v1 (log: {log})")
         try_prompt(address.url, run)
-        if not asked.check:
+        if not options.check:
             try:
                 print_lines("Ctrl-C stops it")
                 server.wait()
@@ -95,7 +95,7 @@ def _serve(run: ServedRun, record: Record, asked: Asked) -> None:
 
 
 def try_prompt(url: str, run: ServedRun) -> None:
-    """Ask one prompt and show the answer and its accepted length. Raises ServerError where the draft was not used."""
+    """Send one prompt and show the answer and its accepted length. Raises ServerError where the draft was not used."""
     prompt = run.prompts[0] if run.prompts else HELLO
     answer = ask(url, prompt.messages, MAX_TOKENS)
     print_lines(f"prompt: {prompt_text(prompt)}\nanswer: {answer.text}")
@@ -104,7 +104,7 @@ def try_prompt(url: str, run: ServedRun) -> None:
             raise ServerError(
                 f"{url}: {answer.tokens} tokens without a verification step; the server does not use the draft"
             )
-        print_lines("the answer is one token long, which takes no verification step")
+        print_lines("the answer is one token long, which needs no verification step")
         return
     print_lines(accepted_lengths(answer))
     if run.tau is not None:

@@ -1,4 +1,4 @@
-"""What a run made that a server needs: the draft, its target, how images were prepared, and a prompt to try."""
+"""What a server needs of a run: the draft, its target, how images were prepared, and prompts to try."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_ERROR = 500
 
 @frozen(kw_only=True)
 class ServedRun:
-    """warnings: why the draft may not be what one wants to serve. tau: what `evaluate` measured, if it did.
+    """warnings: why the draft may not be fit to serve. tau: as `evaluate` measured it, None where it did not.
 
     prompts: held-out ones; none where the store holds no samples.
     """
@@ -36,7 +36,7 @@ class ServedRun:
 
 
 def find_served(store: Store, record: Record, node: str | None, prompts: int = 1) -> ServedRun:
-    """Find the draft that the node, or else the run's only one, made or checked, and so many prompts at most.
+    """Find the draft that the node, or else the run's only one, made or checked, and at most `prompts` prompts.
 
     Raises StoreError where the run has no such draft, or several, or where the store lacks it or its target.
     """
@@ -76,7 +76,7 @@ class _Made:
             return wanted[0]
         found = ", ".join(export.id for export in exports) or "none"
         if named is not None:
-            raise StoreError(f'run {self.record.run}: "{named}" is no node that exports a draft; those are: {found}')
+            raise StoreError(f'run {self.record.run}: "{named}" does not export a draft; nodes that do: {found}')
         if not exports:
             raise StoreError(f"run {self.record.run} of {self.graph.name} exports no draft (op export_draft)")
         raise StoreError(f"run {self.record.run} exports several drafts: {found}; choose one with --node")
@@ -85,18 +85,18 @@ class _Made:
         """The serving directory: as it was checked where it passed, else as it was exported, with a warning."""
         if check is None:
             return self.path(export.id), [
-                f"no node checks the draft of {export.id} (op check_export): SGLang says nothing of a draft that it "
+                f"no node checks the draft of {export.id} (op check_export): SGLang does not report a draft that it "
                 "reads wrongly"
             ]
         state = self.record.state.nodes[check.id]
         if state.state == "done":
             self._require_unaltered(export, check)
-            return self.path(check.id) / "draft", self._not_asked(check)
+            return self.path(check.id) / "draft", self._skipped(check)
         why = f"failed: {_one_line(state.error or '')}" if state.state == "failed" else f"is {state.state}"
-        return self.path(export.id), [f"the draft of {export.id} was not passed by its gate; {check.id} {why}"]
+        return self.path(export.id), [f"the draft of {export.id} did not pass its gate; {check.id} {why}"]
 
-    def _not_asked(self, check: GraphNode) -> list[str]:
-        """A warning where the gate could not ask SGLang, whose result is kept all the same."""
+    def _skipped(self, check: GraphNode) -> list[str]:
+        """A warning where the gate passed the draft without SGLang."""
         live = _read(self.path(check.id) / "check.json").get("live", {})
         if live.get("status") != "skipped":
             return []
@@ -164,11 +164,13 @@ class _Made:
     def path(self, node: str) -> Path:
         state = self.record.state.nodes[node]
         if state.state != "done" or state.digest is None:
-            raise StoreError(f"run {self.record.run}: {node} is {state.state}; first: dflow resume {self.record.run}")
+            raise StoreError(
+                f"run {self.record.run}: {node} is {state.state}; run `dflow resume {self.record.run}` first"
+            )
         if not self.store.has(state.digest):
             raise StoreError(
-                f"{self.store.object_path(state.digest)}: what {node} made is gone or incomplete; make it again: "
-                f"dflow resume {self.record.run}"
+                f"{self.store.object_path(state.digest)}: the artifact of {node} is missing or incomplete; make it "
+                f"again: dflow resume {self.record.run}"
             )
         return self.store.object_path(state.digest)
 
@@ -181,7 +183,7 @@ class _Made:
 
 
 def _one_line(text: str) -> str:
-    """The lines of an error one behind the other, cut where they are many."""
+    """The lines of an error in one line, cut where they are many."""
     joined = " | ".join(line.strip() for line in text.splitlines() if line.strip())
     return joined if len(joined) <= LONGEST_ERROR else joined[:LONGEST_ERROR] + " ..."
 

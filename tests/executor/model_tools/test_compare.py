@@ -100,9 +100,9 @@ def test_inputs_that_no_run_has_made_are_named_with_the_command_that_makes_them(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--node", "captur"], '"captur" is no capture_targets node'),
-        (["--node", "tokenize"], '"tokenize" is no capture_targets node'),
-        (["--samples", "0"], "--samples 0: give one or more"),
+        (["--node", "captur"], '"captur" is not a capture_targets node'),
+        (["--node", "tokenize"], '"tokenize" is not a capture_targets node'),
+        (["--samples", "0"], "--samples 0: must be 1 or more"),
     ],
 )
 def test_a_wrong_node_and_no_samples_are_mistakes_in_usage(file, sglang, capsys, arguments, said):
@@ -113,7 +113,7 @@ def test_a_wrong_node_and_no_samples_are_mistakes_in_usage(file, sglang, capsys,
 def test_a_pipeline_without_a_capture_has_nothing_to_compare(file, sglang, capsys):
     file.write_text(PIPELINE)
     assert dflow(file) == USAGE
-    assert "there is no capture_targets node in compared" in capsys.readouterr().err
+    assert "compared has no capture_targets node" in capsys.readouterr().err
 
 
 def test_a_process_that_breaks_down_is_told_with_the_end_of_its_log(file):

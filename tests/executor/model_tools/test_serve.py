@@ -149,15 +149,15 @@ def test_of_several_drafts_one_has_to_be_chosen(tmp_path):
     with pytest.raises(StoreError, match="several drafts: export, second; choose one with --node"):
         find_served(store, record, None)
     assert [8, 4, 4] == [find_served(store, record, node).draft.block_size for node in ("second", "export", "check")]
-    with pytest.raises(StoreError, match='"train" is no node that exports a draft; those are: export, second'):
+    with pytest.raises(StoreError, match='"train" does not export a draft; nodes that do: export, second'):
         find_served(store, record, "train")
 
 
 @pytest.mark.parametrize(
     ("states", "problem"),
     [
-        ({"target": {"state": "pending", "digest": None}}, "target is pending; first: dflow resume"),
-        ({"target": {"digest": "0" * 64}}, "what target made is gone or incomplete"),
+        ({"target": {"state": "pending", "digest": None}}, "target is pending; run `dflow resume"),
+        ({"target": {"digest": "0" * 64}}, "the artifact of target is missing or incomplete"),
     ],
 )
 def test_a_run_without_its_target_is_refused(tmp_path, states, problem):

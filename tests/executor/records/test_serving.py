@@ -8,7 +8,7 @@ from imitated_runs import run, toy_pipeline
 from dsl.errors import StoreError
 from executor.maintenance.gc import collect, survey
 from executor.maintenance.remove_run import remove_run
-from executor.model_tools.serve import Asked, serve_run
+from executor.model_tools.serve import ServeOptions, serve_run
 from executor.records.run_record import find_record
 from executor.records.serving_lock import is_served, serving
 from executor.store.artifact_store import Store
@@ -45,6 +45,6 @@ def test_the_command_serves_under_that_lock(toy, monkeypatch):
     seen = []
     monkeypatch.setattr("executor.model_tools.serve.find_served", lambda *_: None)
     monkeypatch.setattr("executor.model_tools.serve._serve", lambda *_: seen.append(is_served(record.folder)))
-    serve_run(Asked(store=toy.store, run=None, node=None, host="h", port=1, check=True, extra=[]))
+    serve_run(ServeOptions(store=toy.store, run=None, node=None, host="h", port=1, check=True, extra=[]))
     assert [True] == seen
     assert [] == list(record.folder.glob("serving-*"))
