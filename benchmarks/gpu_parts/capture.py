@@ -20,12 +20,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from benchmarks.capture import Shapes, make_samples, write_tokens
 from benchmarks.gpu_parts.timing import answer, part_parser, peak_mib, spread
 from dsl.op import Ref
-from ops.capture_targets.backend import default_batch_tokens
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import spread_layers
-from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.op import CaptureTargets, default_batch_tokens
 from ops.capture_targets.run import PARTS_THAT_FILL, capture_shard, plan_shards
-from ops.capture_targets.writing import Shard, ShardWriter
+from ops.capture_targets.writing import Shard
+from ops.lib.data.background_writer import BackgroundWriter
 from ops.lib.target.model import Target
 
 QWEN3_8B = {
@@ -81,12 +81,12 @@ def by_transformers(device: str, tiny: bool, folder: Path) -> dict[str, Any]:
 
     def capture() -> float:
         started = time.perf_counter()
-        with ShardWriter() as writer:
+        with BackgroundWriter("shards") as writer:
             for plan in plans:
                 lengths = [record["tokens"] for record in reader.records[plan.start : plan.end]]
                 shard = Shard(lengths, torch.bfloat16)
                 capture_shard(shard, plan, backend, reader, layer_ids, config, budget, filled)
-                writer.write(shard, folder / plan.file)
+                writer.start(plan.file, shard.write, folder / plan.file)
         return time.perf_counter() - started
 
     memory = peak_mib(capture, target.device)

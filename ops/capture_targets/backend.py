@@ -87,8 +87,3 @@ class Halving:
             *self.forward(samples[:half], layer_ids, final_hidden=final_hidden),
             *self.forward(samples[half:], layer_ids, final_hidden=final_hidden),
         ]
-
-
-def default_batch_tokens(device_type: str) -> int:
-    """What a forward pass takes at its fastest: a GPU has much to fill, and a CPU little cache."""
-    return 1024 if device_type == "cpu" else 8192

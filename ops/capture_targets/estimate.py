@@ -6,22 +6,19 @@ from typing import Any
 
 from dsl.estimate import Estimate, Growth, Outlook
 from dsl.sizes import shown_bytes
-from ops.capture_targets.layers import check_layers, eagle3_layers, spread_layers
-from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.layers import layers_of
+from ops.capture_targets.op import CaptureTargets, default_batch_tokens
 from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, amount, first_counted
 from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
 from ops.lib.threads import threads_of_batches
 from ops.tokenize_chat.estimate import TOKEN_BYTES
-
-GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 8192, 1024
-
 
 threads = threads_of_batches
 
 
 def smoke(config: CaptureTargets, samples: int) -> dict[str, Any]:
     """Shards of one batch, so that there are several of them to tell the pace by."""
-    return {"shard_tokens": min(config.shard_tokens, config.batch_tokens or GPU_BATCH_TOKENS)}
+    return {"shard_tokens": min(config.shard_tokens, config.batch_tokens or default_batch_tokens("cuda"))}
 
 
 def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
@@ -37,7 +34,7 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
         growth = Growth(series=(captured,), output=captured.growth)
     if target is None:
         return Estimate(growth=growth, foreseen=foreseen)
-    _check_layers(config, int(target.sizes.text["num_hidden_layers"]))
+    layers_of(config, int(target.sizes.text["num_hidden_layers"]))
     per_token = feature_bytes(target.sizes, layers + config.final_hidden, config.dtype)
     counted = tokens.count(config.splits) if tokens is not None else None
     count, per = amount(counted)
@@ -45,7 +42,7 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
     notes = [f"{per_token:,} bytes a token, {shown_bytes(per_token * 1e6)} a million"]
     if not per and size > outlook.free_disk:
         notes.append(too_large(size, outlook.free_disk))
-    batch = config.batch_tokens or (CPU_BATCH_TOKENS if outlook.launch.device == "cpu" else GPU_BATCH_TOKENS)
+    batch = config.batch_tokens or default_batch_tokens(outlook.launch.device)
     memory = capture_memory(target, tokens, layers, config.dtype, batch)
     if config.backend == "sglang":
         memory = _in_sglang(memory, target, max(batch, tokens.longest if tokens is not None else 0), config)
@@ -57,16 +54,6 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
         growth=growth,
         foreseen=foreseen,
     )
-
-
-def _check_layers(config: CaptureTargets, num_target_layers: int) -> None:
-    """Raises ConfigError where the target has no such layers, as the node itself would."""
-    if config.target_layer_ids is not None:
-        check_layers(config.target_layer_ids, num_target_layers)
-    elif config.recipe == "eagle3":
-        eagle3_layers(num_target_layers)
-    else:
-        spread_layers(num_target_layers, config.layer_count)
 
 
 def feature_bytes(sizes: TargetSizes, states: int, dtype: str) -> int:

@@ -5,6 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dsl.errors import ConfigError
+from ops.capture_targets.op import CaptureTargets
+
+
+def layers_of(config: CaptureTargets, num_target_layers: int) -> tuple[int, ...]:
+    """The layers that the config names, or those of its recipe. Raises ConfigError where the target lacks one."""
+    if config.target_layer_ids is None:
+        if config.recipe == "eagle3":
+            return eagle3_layers(num_target_layers)
+        return spread_layers(num_target_layers, config.layer_count)
+    check_layers(config.target_layer_ids, num_target_layers)
+    return config.target_layer_ids
 
 
 def spread_layers(num_target_layers: int, num_layers: int, field: str = "num_layers") -> tuple[int, ...]:

@@ -21,11 +21,12 @@ from dsl.errors import ConfigError, DataError, StopRequested
 from dsl.named_function import named_function
 from dsl.sizes import shown_bytes
 from dsl.stage import Stage
-from ops.capture_targets.backend import Backend, Halving, default_batch_tokens
+from ops.capture_targets.backend import Backend, Halving
 from ops.capture_targets.huggingface import HuggingFaceBackend
-from ops.capture_targets.layers import check_layers, eagle3_layers, spread_layers
-from ops.capture_targets.op import CaptureTargets
-from ops.capture_targets.writing import Shard, ShardWriter
+from ops.capture_targets.layers import layers_of
+from ops.capture_targets.op import CaptureTargets, default_batch_tokens
+from ops.capture_targets.writing import Shard
+from ops.lib.data.background_writer import BackgroundWriter
 from ops.lib.data.batching import batches_by_length
 from ops.lib.data.files import link_or_copy, write_json
 from ops.lib.data.token_shards import TokenReader
@@ -64,7 +65,10 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
         (len(layer_ids) + config.final_hidden) * info["hidden_size"] * getattr(torch, config.dtype).itemsize
     )
     check_disk(plans, bytes_per_token, stage)
-    group, groups = group_of(config, stage)
+    mistakes = config.launch_mistakes({"tp_degree": config.tp_degree}, {"nproc": stage.world_size})
+    if mistakes:
+        raise ConfigError(f"tp_degree: {mistakes['tp_degree']}")
+    group, groups = stage.rank // config.tp_degree, stage.world_size // config.tp_degree
     mine = [plan for plan in plans[group::groups] if not (stage.work_dir / plan.file).exists()]
     if mine:
         with closing(open_backend(config, stage, readers)) as backend:
@@ -84,28 +88,6 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
         step=0,
     )
     write_features_json(config, stage, layer_ids, plans)
-
-
-def layers_of(config: CaptureTargets, num_target_layers: int) -> tuple[int, ...]:
-    """The layers that the config names, or those of its recipe. Raises ConfigError where the target lacks one."""
-    if config.target_layer_ids is not None:
-        layer_ids = config.target_layer_ids
-    elif config.recipe == "eagle3":
-        layer_ids = eagle3_layers(num_target_layers)
-    else:
-        layer_ids = spread_layers(num_target_layers, config.layer_count)
-    check_layers(layer_ids, num_target_layers)
-    return layer_ids
-
-
-def group_of(config: CaptureTargets, stage: Stage) -> tuple[int, int]:
-    """Which group of ranks that share a model this rank is in, and how many there are. Raises ConfigError."""
-    if stage.world_size % config.tp_degree:
-        raise ConfigError(
-            f"tp_degree = {config.tp_degree} does not divide the {stage.world_size} ranks of launch: give launch = "
-            f'{{ kind = "torchrun", nproc = {config.tp_degree} }}, or a multiple of it'
-        )
-    return stage.rank // config.tp_degree, stage.world_size // config.tp_degree
 
 
 def open_backend(config: CaptureTargets, stage: Stage, readers: Mapping[str, TokenReader]) -> Backend:
@@ -133,7 +115,7 @@ def capture_shards(
     filled = budget // PARTS_THAT_FILL if unpadded else budget
     writes = stage.rank % config.tp_degree == 0
     show_progress(plans, stage)
-    with ShardWriter() as writer:
+    with BackgroundWriter("shards") as writer:
         for plan in mine:
             if backend.any_rank(stage.stop_requested()):
                 raise StopRequested(f"capture stopped before {plan.file}; finished shards are kept")
@@ -141,7 +123,8 @@ def capture_shards(
             shard = Shard([record["tokens"] for record in reader.records[plan.start : plan.end]], dtype)
             capture_shard(shard if writes else None, plan, halving, reader, layer_ids, config, budget, filled)
             if writes:
-                writer.write(shard, stage.work_dir / plan.file)
+                path = stage.work_dir / plan.file
+                writer.start(str(path), shard.write, path)
             show_progress(plans, stage)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.model import Target
@@ -68,12 +68,8 @@ def count_right(
 
 def greedy_answers(target: Target, samples: Sequence[TokenSample], max_new_tokens: int) -> list[list[int]]:
     """The greedy answer to each sample's prompt, as far as max_new_tokens, without its EOS; one batch."""
-    prompts = [
-        evolve(sample, input_ids=sample.input_ids[:end], loss_mask=sample.loss_mask[:end])
-        for sample, end in ((sample, sample.prompt_tokens) for sample in samples)
-    ]
-    no_draws_BN = torch.zeros(len(prompts), max_new_tokens, dtype=torch.float64)
-    answers = generate(target, prompts, no_draws_BN, Sampling(max_new_tokens))
+    no_draws_BN = torch.zeros(len(samples), max_new_tokens, dtype=torch.float64)
+    answers = generate(target, [sample.prompt() for sample in samples], no_draws_BN, Sampling(max_new_tokens))
     return [[token for token in answer if token not in target.eos_token_ids] for answer in answers]
 
 

@@ -35,8 +35,7 @@ from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.target.checkpoint_files import PROCESSOR, copy_files
 from ops.lib.target.model import Target, describe_target, write_target_json
 from ops.lib.training import ranks
-from ops.lib.training.background_checkpoints import Checkpoints
-from ops.lib.training.checkpoint import Kept, TrainState
+from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.nonfinite import SKIPPED, NonFinite
 from ops.lib.training.optimizer import clip_gradients, learning_rate
 from ops.lib.vision.batch import ModelInputs
@@ -51,14 +50,15 @@ def finetune_vlm(config: FinetuneVlm, stage: Stage) -> None:
     DataError for tokens that do not fit the target and for losses that stay non-finite, ConfigError for fields or a
     mesh that do not fit it, and StopRequested after saving when the stage is asked to stop.
     """
-    with ranks.joined(stage):
-        kept = Kept(last=config.keep_checkpoints)
-        with Checkpoints(
-            stage.work_dir, _identity(config, stage), rank=stage.rank, kept=kept, info=stage.info
-        ) as checkpoints:
-            training = _Training.start(config, stage, checkpoints)
-            training.run()
-            training.write_result()
+    with (
+        ranks.joined(stage),
+        Checkpoints(
+            stage.work_dir, _identity(config, stage), rank=stage.rank, keep=config.keep_checkpoints, info=stage.info
+        ) as checkpoints,
+    ):
+        training = _Training.start(config, stage, checkpoints)
+        training.run()
+        training.write_result()
 
 
 @define

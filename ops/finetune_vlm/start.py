@@ -12,7 +12,7 @@ from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.sequence_parallel.target_degree import check_target_degree
+from ops.lib.sequence_parallel.degree import check_target_degree
 from ops.lib.target.ends import stored_dtype
 from ops.lib.target.fetch import find_checkpoint
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, describe_target, read_config

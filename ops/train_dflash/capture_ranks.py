@@ -12,8 +12,8 @@ executor reads as the end of another rank. The training ranks form the default p
 themselves, and everything that is summed, averaged or sharded spans only them.
 
     request    {"split", "rows": [[sample, first, last], ...]}                or {"end": "done" | "stopped"}
-    answer     {"stop": whether this rank was asked to stop}, then the bytes of Taken.features, and of
-               Taken.final_hidden where it is kept
+    answer     {"stop": whether this rank was asked to stop}, then the bytes of RowStates.features, and of
+               RowStates.final_hidden where it is kept
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from dsl.errors import ConfigError, StopRequested
 from dsl.stage import Stage
 from ops.lib.training.ranks import deal, meeting_store
 from ops.train_dflash.batches import Rows
-from ops.train_dflash.online import Take, Taken
+from ops.train_dflash.online import RowStates, Take
+from ops.train_dflash.op import TrainDflash
 
 
 @frozen
@@ -91,28 +92,19 @@ class TrainingStage:
 
 def training_stage(stage: Stage, capture_ranks: int) -> TrainingStage:
     """The stage of the training ranks. Raises ConfigError if too few are left, or no whole groups."""
-    left = stage.world_size - capture_ranks
-    if not capture_ranks:
-        return TrainingStage(stage, left)
-    if left < 1:
-        raise ConfigError(
-            f"capture_ranks: {capture_ranks} of {stage.world_size} ranks leave none to train; "
-            f"set nproc of the launch to at least {capture_ranks + 1}"
-        )
-    if left % stage.sp_degree:
-        raise ConfigError(
-            f"capture_ranks: {capture_ranks} of {stage.world_size} ranks leave {left} to train, no multiple of "
-            f"sp_degree = {stage.sp_degree}; set capture_ranks to a multiple of it"
-        )
-    return TrainingStage(stage, left)
+    launch = {"nproc": stage.world_size, "sp_degree": stage.sp_degree}
+    mistakes = TrainDflash.launch_mistakes({"capture_ranks": capture_ranks}, launch)
+    if mistakes:
+        raise ConfigError("; ".join(f"{field}: {mistake}" for field, mistake in mistakes.items()))
+    return TrainingStage(stage, stage.world_size - capture_ranks)
 
 
-def serving(row: int, rows: int, capture_ranks: int) -> list[int]:
-    """Which of the capture ranks, counted from 0, a row of the mesh asks: one of them, or its share of many."""
+def capture_ranks_of(row: int, rows: int, capture_ranks: int) -> list[int]:
+    """The capture ranks, counted from 0, that serve a row of the mesh: one of them, or its share of many."""
     return [number for number in range(capture_ranks) if number % rows == row % capture_ranks]
 
 
-def serve(take: Take, stage: Stage, training: TrainingStage) -> None:
+def answer_requests(take: Take, stage: Stage, training: TrainingStage) -> None:
     """Answer the training ranks until all of them are done.
 
     Raises StopRequested if they stopped, and DistNetworkError if one disappeared.
@@ -120,7 +112,7 @@ def serve(take: Take, stage: Stage, training: TrainingStage) -> None:
     capture_ranks = stage.world_size - training.world_size
     number = stage.rank - training.world_size
     rows = training.world_size // stage.sp_degree
-    clients = sum(number in serving(row, rows, capture_ranks) for row in range(rows)) * stage.sp_degree
+    clients = sum(number in capture_ranks_of(row, rows, capture_ranks) for row in range(rows)) * stage.sp_degree
     store = meeting_store(stage.rank, stage.world_size)
     with Listener(family="AF_UNIX", backlog=max(1, clients)) as listener:
         store.set(_place(number), listener.address)
@@ -130,7 +122,7 @@ def serve(take: Take, stage: Stage, training: TrainingStage) -> None:
 
 
 def answer(connections: Sequence[Connection], take: Take, stage: Stage) -> None:
-    """The loop of `serve` over open connections, which it closes."""
+    """The loop of `answer_requests` over open connections, which it closes."""
     asking, stopped = list(connections), False
     with ExitStack() as closing:
         for opened in asking:
@@ -144,10 +136,10 @@ def answer(connections: Sequence[Connection], take: Take, stage: Stage) -> None:
                     stopped |= request["end"] == "stopped"
                     asking.remove(connection)
                     continue
-                taken = take(request["split"], [Rows(*row) for row in request["rows"]])
+                states = take(request["split"], [Rows(*row) for row in request["rows"]])
                 with _other_side("a training rank"):
                     connection.send_bytes(json.dumps({"stop": stage.stop_requested()}).encode())
-                    for tensor in (taken.features, taken.final_hidden):
+                    for tensor in (states.features, states.final_hidden):
                         if tensor is not None:
                             connection.send_bytes(_bytes(tensor.cpu()))
     if stopped:
@@ -185,11 +177,11 @@ class CaptureRanks:
         capture_ranks = training.whole.world_size - training.world_size
         store = meeting_store(training.whole.rank, training.whole.world_size)
         connections = []
-        for number in serving(training.rank // training.sp_degree, rows, capture_ranks):
+        for number in capture_ranks_of(training.rank // training.sp_degree, rows, capture_ranks):
             connections.append(Client(store.get(_place(number)).decode(), family="AF_UNIX"))
         return cls(connections, info, lengths, training.stop)
 
-    def take(self, split: str, rows: Sequence[Rows]) -> Taken:
+    def take(self, split: str, rows: Sequence[Rows]) -> RowStates:
         """The states of these rows, dealt over the ranks that capture for this one."""
         lengths = [self._lengths[split][row.index] for row in rows]
         dealt = deal(lengths, len(self._connections))
@@ -197,9 +189,9 @@ class CaptureRanks:
         final_hidden = list(features)
         with self._one_at_a_time, _other_side("a rank that captures"):
             for connection, places in zip(self._connections, dealt, strict=True):
-                asked = [[rows[place].index, rows[place].first, rows[place].last] for place in places]
-                if asked:
-                    connection.send_bytes(json.dumps({"split": split, "rows": asked}).encode())
+                request = [[rows[place].index, rows[place].first, rows[place].last] for place in places]
+                if request:
+                    connection.send_bytes(json.dumps({"split": split, "rows": request}).encode())
             for connection, places in zip(self._connections, dealt, strict=True):
                 if not places:
                     continue
@@ -212,7 +204,7 @@ class CaptureRanks:
                     counts = [lengths[place] for place in places]
                     for place, part in zip(places, self._received(connection, counts, self._hidden), strict=True):
                         final_hidden[place] = part
-        return Taken(torch.cat(features), None if self._hidden is None else torch.cat(final_hidden))
+        return RowStates(torch.cat(features), None if self._hidden is None else torch.cat(final_hidden))
 
     def _received(self, connection: Connection, counts: Sequence[int], width: int) -> Sequence[Tensor]:
         """[count, width] for each count."""
@@ -238,7 +230,7 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 def _place(number: int) -> str:
-    """The key under which a capture rank, counted from 0, says where it listens."""
+    """The key of the address at which a capture rank, counted from 0, listens."""
     return f"capture/{number}"
 
 

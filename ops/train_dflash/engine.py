@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dsl.stage import Stage
 from ops.lib.drafts.attention.blocks import choose_attention
+from ops.lib.drafts.dflash.load import load_weights
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.dflash.step import Engine
 from ops.lib.drafts.losses.head import choose_head
@@ -34,7 +35,6 @@ from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.sharding import shard_model
 from ops.train_dflash.staging import transfer_to
 from ops.train_dflash.step import Stream
-from ops.train_dflash.warm_start import load_weights
 
 
 @frozen(eq=False)

@@ -6,7 +6,6 @@ import resource
 import time
 from collections.abc import Iterable, Iterator
 from functools import cache
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -50,34 +49,28 @@ def _wait(device: torch.device) -> None:
 
 
 class Stopwatch:
-    """Adds up the time inside `with watch:` blocks, and gives its share of all time."""
+    """Adds up the time that items are waited for, and gives its share of all time."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self._lap = self._entered = time.perf_counter()
-
-    def __enter__(self) -> None:
-        self._entered = time.perf_counter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.seconds += time.perf_counter() - self._entered
+        self._seconds = 0.0
+        self._lap = time.perf_counter()
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
         """The items, timing the wait for each."""
         iterator = iter(items)
         while True:
-            with self:
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
+            started = time.perf_counter()
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                self._seconds += time.perf_counter() - started
             yield item
 
     def share(self) -> float:
-        """Share of the time since the last call of `share` that was spent inside, 0 to 1; begins a new lap."""
+        """Share of the time since the last call of `share` that was spent waiting, 0 to 1; begins a new lap."""
         now = time.perf_counter()
-        share = self.seconds / max(now - self._lap, 1e-9)
-        self.seconds, self._lap = 0.0, now
+        share = self._seconds / max(now - self._lap, 1e-9)
+        self._seconds, self._lap = 0.0, now
         return share

@@ -1,13 +1,20 @@
 """Measuring on the split val while the draft trains: loss, accuracy and tau, at intervals and after the last step.
 
 It does not affect the training: no random number is drawn, and the weights are unchanged. With a moving
-average, the average is measured.
+average, the average is measured. Measurements decide the step whose weights are exported.
+
+One row a measurement, a JSON object: {"step"}; where val has features with anchors {"loss", "accuracy", "expected_tau",
+"accuracy_by_slot"}; where tau is measured {"tau": {"all" or a category: {"tau", "low", "high", "prompts", "steps",
+"generated"}}}, null for a figure without a value.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from attrs import define
@@ -15,18 +22,20 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from dsl.stage import Stage
+from ops.evaluate.metric_names import tau_names
 from ops.lib.drafts.losses.slots import draw_anchors
-from ops.lib.training.background_checkpoints import Checkpoints
-from ops.lib.training.checkpoint import TrainState, saved_weights
+from ops.lib.training.checkpoint import Checkpoints, TrainState, saved_weights
 from ops.lib.training.dtensors import gathered, reshard
 from ops.train_dflash.batches import Labels
 from ops.train_dflash.engine import Setup
 from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.op import TrainDflash
-from ops.train_dflash.selection import badness, measured_row, metrics_of, row_of, selected_step
 from ops.train_dflash.short_evaluation import Lend, ShortEvaluation
 from ops.train_dflash.step import measure
-from ops.train_dflash.tally import WEIGHT
+from ops.train_dflash.tally import WEIGHT, accuracy, expected_tau, mean_loss, slot_accuracy
+
+Row = dict[str, Any]
+FIGURES = ("tau", "low", "high", "prompts", "steps", "generated")
 
 
 @define
@@ -98,7 +107,7 @@ class Measuring:
         return {"seconds": seconds, "measuring_seconds": self.seconds, "measuring_share": self.seconds / seconds}
 
     def weights_of(self, step: int, checkpoints: Checkpoints) -> dict[str, Tensor]:
-        """The weights, or their average, of the last step or of the best one before it, float32; on rank 0 alone."""
+        """The weights, or their average, of the last step or of the best one before it, float32; on rank 0 only."""
         if step != self.state.step:
             checkpoints.wait()
             found = saved_weights(self.stage.work_dir, self.state, step) if self.stage.rank == 0 else {}
@@ -128,3 +137,49 @@ def _has_anchor(reader: Labels) -> bool:
     """Whether some sample of a split has a place for one."""
     masks = (reader.labels(sample)[1] for sample in range(len(reader)))
     return any(len(draw_anchors(mask_S, 1, seed=0, epoch=0, sample=0)) for mask_S in masks)
+
+
+def measured_row(step: int, tally: Tensor | None, taus: Mapping[str, Mapping[str, Any]] | None) -> Row:
+    """The row of a step. tally: of the val split; taus: see ShortEvaluation."""
+    row: Row = {"step": step}
+    if tally is not None:
+        loss = mean_loss(tally)
+        row["loss"] = loss if math.isfinite(loss) else None
+        row["accuracy"] = accuracy(tally)
+        row["expected_tau"] = expected_tau(tally)
+        row["accuracy_by_slot"] = slot_accuracy(tally)
+    if taus is not None:
+        row["tau"] = {name: {figure: tau[figure] for figure in FIGURES} for name, tau in taus.items()}
+    return row
+
+
+def metrics_of(row: Row) -> dict[str, float]:
+    """A row under the names that it has in MLflow; figures without a value are left out."""
+    values = {f"val/{name}": row[name] for name in ("loss", "accuracy", "expected_tau") if name in row}
+    for category, tau in row.get("tau", {}).items():
+        values |= zip(tau_names("val/tau", category), (tau["tau"], tau["low"], tau["high"]), strict=True)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def row_of(rows: Sequence[Row], step: int) -> Row | None:
+    """The measurements after a step."""
+    return next((row for row in rows if row["step"] == step), None)
+
+
+def badness(select: str, row: Row) -> float | None:
+    """The selection metric of a row, lowest is best: the loss, or -tau; None: not measured."""
+    if select == "loss":
+        return row["loss"]
+    if select == "tau":
+        return -float(row["tau"]["all"]["tau"])
+    return None
+
+
+def selected_step(select: str, rows: Sequence[Row], last: int) -> int:
+    """The step whose weights are exported, the earlier of two equal ones; `last` without a selection."""
+    best, least = last, math.inf
+    for row in rows:
+        value = badness(select, row)
+        if value is not None and value < least:
+            best, least = row["step"], value
+    return best

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -51,7 +52,7 @@ def describe_features(config: TrainDflash, tokens: TokenShards, target: TargetMo
 
 
 class OnlineReader:
-    """The samples of one split as a FeatureReader shows them, but for the features: those are not there yet."""
+    """The samples of one split like a FeatureReader, but without features."""
 
     def __init__(self, tokens: TokenShards, split: str, info: Mapping[str, Any]) -> None:
         self.info = info
@@ -68,23 +69,23 @@ class OnlineReader:
 
 
 def token_mistakes(tokens: TokenShards, target: TargetModel) -> list[str]:
-    """Raises DataError if this target cannot read these tokens."""
+    """Why this target cannot read these tokens."""
     reader = TokenReader(tokens)
-    checks: tuple[tuple[Callable[..., None], tuple[Any, Any]], ...] = (
-        (check_tokens_fit, (reader.info, target_info(target))),
-        (check_images_fit, (reader, family_of(read_config(target.path / "model")))),
+    checks = (
+        partial(check_tokens_fit, reader.info, target_info(target)),
+        partial(check_images_fit, reader, family_of(read_config(target.path / "model"))),
     )
     mistakes = []
-    for check, arguments in checks:
+    for check in checks:
         try:
-            check(*arguments)
+            check()
         except DataError as error:
             mistakes.append(str(error))
     return mistakes
 
 
 @frozen(eq=False)
-class Taken:
+class RowStates:
     """The states of some samples one after the other: features [R, F] of the rows that were asked for, and final_hidden
     [L, M] of all their tokens, or None. On the device that computed them, or on the CPU where another rank did.
     """
@@ -120,7 +121,7 @@ class Capture:
         with self._one_at_a_time:
             yield self._target
 
-    def take(self, split: str, rows: Sequence[Rows]) -> Taken:
+    def take(self, split: str, rows: Sequence[Rows]) -> RowStates:
         """The states of these rows."""
         reader, layer_ids, kept = self._readers[split], self._info["target_layer_ids"], self._info["final_hidden"]
         hidden_size, dtype = self._info["hidden_size"], getattr(torch, self._info["dtype"])
@@ -140,7 +141,7 @@ class Capture:
                     if final_LM is not None and final_BSM is not None:
                         here = slice(offsets[place], offsets[place + 1])
                         final_LM[here] = final_BSM[number, : lengths[place]]
-        return Taken(features_RF, final_LM)
+        return RowStates(features_RF, final_LM)
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
@@ -149,7 +150,7 @@ def _current(device: torch.device) -> AbstractContextManager[object]:
 
 
 @define(eq=False)
-class Captured:
+class CapturedStates:
     """The states of a micro-batch's rows, for `batches.prepare`."""
 
     width: int
@@ -157,14 +158,14 @@ class Captured:
     _final_hidden: dict[int, Tensor] = field(factory=dict)
 
     @classmethod
-    def cut(cls, taken: Taken, rows: Sequence[Rows], lengths: Sequence[int]) -> Captured:
+    def cut(cls, states: RowStates, rows: Sequence[Rows], lengths: Sequence[int]) -> CapturedStates:
         """lengths: the tokens of each row's sample."""
-        captured = cls(taken.features.shape[1])
-        parts = taken.features.split([row.last - row.first for row in rows])
+        captured = cls(states.features.shape[1])
+        parts = states.features.split([row.last - row.first for row in rows])
         captured._features = {row.index: (row.first, part) for row, part in zip(rows, parts, strict=True)}
-        if taken.final_hidden is not None:
+        if states.final_hidden is not None:
             indices = [row.index for row in rows]
-            captured._final_hidden = dict(zip(indices, taken.final_hidden.split(list(lengths)), strict=True))
+            captured._final_hidden = dict(zip(indices, states.final_hidden.split(list(lengths)), strict=True))
         return captured
 
     def features(self, index: int, first: int, last: int) -> Tensor:
@@ -175,7 +176,7 @@ class Captured:
         return self._final_hidden[index][first:last]
 
 
-Take = Callable[[str, Sequence[Rows]], Taken]
+Take = Callable[[str, Sequence[Rows]], RowStates]
 
 
 @frozen(eq=False)
@@ -186,7 +187,7 @@ class OnlineSource:
     reader: OnlineReader
     split: str
 
-    def states(self, rows: Sequence[Rows]) -> Captured:
+    def states(self, rows: Sequence[Rows]) -> CapturedStates:
         """The states of these rows.
 
         Without `final_hidden`, a sample without a row is not run at all; with it every sample is, because the blocks
@@ -194,5 +195,6 @@ class OnlineSource:
         """
         wanted = [row for row in rows if row.first < row.last or self.reader.info["final_hidden"]]
         if not wanted:
-            return Captured(self.reader.width)
-        return Captured.cut(self.take(self.split, wanted), wanted, [self.reader.lengths[row.index] for row in wanted])
+            return CapturedStates(self.reader.width)
+        lengths = [self.reader.lengths[row.index] for row in wanted]
+        return CapturedStates.cut(self.take(self.split, wanted), wanted, lengths)

@@ -287,5 +287,5 @@ class TrainDflash:
             return {"capture_ranks": f"{message}{captures + 1}"}
         if captures and left % sp_degree:
             message = f"{captures} of {ranks} ranks leave {left} to train, no multiple of sp_degree = {sp_degree}"
-            return {"capture_ranks": f"{message}; take a multiple of it for capture_ranks"}
+            return {"capture_ranks": f"{message}; set capture_ranks to a multiple of it"}
         return {}

@@ -17,8 +17,8 @@ from ops.lib.drafts.dflash.config import to_serving
 from ops.lib.training.checkpoint import TrainState
 from ops.lib.training.nonfinite import SKIPPED
 from ops.train_dflash.inputs import Inputs
+from ops.train_dflash.measuring import metrics_of, row_of
 from ops.train_dflash.op import TrainDflash
-from ops.train_dflash.selection import metrics_of, row_of
 from ops.train_dflash.tally import ANCHORLESS, ANCHORS, TOKENS, WEIGHT, mean_loss, metrics, slot_accuracy
 
 FINAL_STEPS = 50

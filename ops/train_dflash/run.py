@@ -15,19 +15,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from attrs import define
+from attrs import Factory, define
 from torch import Tensor
 
 from dsl.errors import StopRequested
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
 from ops.lib.training import ranks
-from ops.lib.training.background_checkpoints import Checkpoints
-from ops.lib.training.checkpoint import Kept, TrainState
+from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.ema import Ema
 from ops.lib.training.nonfinite import SKIPPED, NonFinite
 from ops.lib.training.optimizer import gradient_norm, learning_rate, limit_gradients, make_optimizer, set_rate
-from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, serve, training_stage
+from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, answer_requests, training_stage
 from ops.train_dflash.engine import Setup, set_up
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.inputs import Inputs, open_inputs
@@ -63,7 +62,7 @@ def train_dflash(config: TrainDflash, stage: Stage) -> None:
     training = training_stage(stage, config.capture_ranks)
     if stage.rank >= training.world_size:
         captured = describe_features(config, stage.inputs["tokens"], stage.inputs["target"])
-        serve(_capture(config, stage, captured).take, stage, training)
+        answer_requests(_capture(config, stage, captured).take, stage, training)
         return
     with ranks.joined(training):
         inputs = open_inputs(config, training)
@@ -72,9 +71,8 @@ def train_dflash(config: TrainDflash, stage: Stage) -> None:
 
 
 def _train(config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, lend: Lend | None) -> None:
-    kept = Kept(last=config.keep_checkpoints)
     with Checkpoints(
-        stage.work_dir, identity(config, stage, inputs), rank=stage.rank, kept=kept, info=stage.info
+        stage.work_dir, identity(config, stage, inputs), rank=stage.rank, keep=config.keep_checkpoints, info=stage.info
     ) as checkpoints:
         training = _Training.start(config, stage, inputs, setup, checkpoints, lend)
         training.run()
@@ -116,10 +114,10 @@ class _Training:
     state: TrainState
     measuring: Measuring
     nonfinite: NonFinite
-    waiting: Stopwatch
     first_step: int
-    logged_at: float
     logged_step: int
+    waiting: Stopwatch = Factory(Stopwatch)
+    logged_at: float = Factory(time.perf_counter)
 
     @classmethod
     def start(
@@ -137,20 +135,9 @@ class _Training:
         state = TrainState(model, optimizer, [], ema)
         checkpoints.load(state)
         measuring = Measuring.open(config, stage, inputs, setup, state, lend)
-        return cls(
-            config=config,
-            stage=stage,
-            inputs=inputs,
-            setup=setup,
-            checkpoints=checkpoints,
-            state=state,
-            measuring=measuring,
-            nonfinite=NonFinite(config.max_nonfinite, stage.work_dir, state.counters),
-            waiting=Stopwatch(),
-            first_step=state.step,
-            logged_at=time.perf_counter(),
-            logged_step=state.step,
-        )
+        nonfinite = NonFinite(config.max_nonfinite, stage.work_dir, state.counters)
+        step = state.step
+        return cls(config, stage, inputs, setup, checkpoints, state, measuring, nonfinite, step, logged_step=step)
 
     @property
     def total(self) -> int:
@@ -220,7 +207,7 @@ class _Training:
         self.stage.progress(step, total)
 
     def finish(self) -> None:
-        """Measure the last step, and write the artifact with the weights of the selected one (rank 0 alone writes)."""
+        """Measure the last step, and write the artifact with the weights of the selected one (only rank 0 writes)."""
         self.measuring.measure()
         selected = self.measuring.selected()
         weights = self.measuring.weights_of(selected, self.checkpoints)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ops.lib.training.background_checkpoints import Checkpoints
-from ops.lib.training.checkpoint import TrainState
+from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.ema import Ema
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
 
@@ -33,8 +32,8 @@ def train(state, steps):
         state.history.append(torch.tensor([0.01, norm, loss.item()], dtype=torch.float64))
 
 
-def save(folder, state, kept=None):
-    with Checkpoints(folder, IDENTITY, rank=0, kept=kept) as saving:
+def save(folder, state, keep=2):
+    with Checkpoints(folder, IDENTITY, rank=0, keep=keep) as saving:
         saving.save(state)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -41,6 +41,11 @@ class TokenSample:
     pixel_values: Tensor
     image_grid_thw: Tensor
     prompt_tokens: int
+
+    def prompt(self) -> TokenSample:
+        """The sample without its last answer."""
+        end = self.prompt_tokens
+        return evolve(self, input_ids=self.input_ids[:end], loss_mask=self.loss_mask[:end])
 
 
 @define

@@ -17,17 +17,17 @@ from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ops.lib.sequence_parallel.degree import check_target_degree
 from ops.lib.sequence_parallel.exchange import Ulysses
 from ops.lib.sequence_parallel.mesh import SP, flat_mesh, make_mesh
 from ops.lib.sequence_parallel.target_attention import ULYSSES, Slice
-from ops.lib.sequence_parallel.target_degree import check_target_degree
 from ops.lib.target.model import Target
 from ops.lib.training.dtensors import reshard
 from ops.lib.vision.batch import ModelInputs
@@ -67,7 +67,7 @@ class ParallelTarget:
         Each layer is moved to the device separately, cast to the masters' dtype just before, so a target on the CPU
         never occupies a device as a whole, and its masters never the CPU. One process needs no group and
         keeps its model whole. The caller decides which parameters are trained. Raises ConfigError,
-        on every rank alike, for a degree that does not fit (see target_degree.py).
+        on every rank alike, for a degree that does not fit (see degree.py).
         """
         device = torch.device(device)
         model = target.model
@@ -94,8 +94,9 @@ class ParallelTarget:
         has none left: the result is then 0, and is backpropagated like any other. Without gradients under
         `torch.no_grad`, not `inference_mode`, whose weights could not be trained afterwards.
         """
-        whole = self._padded(_empty_sample() if inputs is None else inputs).to(self.device)
-        s = whole.input_ids.shape[1] // self.sp_degree
+        given = _empty_sample() if inputs is None else inputs
+        s = -(-given.input_ids.shape[1] // self.sp_degree)
+        whole = given.widened(s * self.sp_degree).to(self.device)
         start, end = self.sp_rank * s, (self.sp_rank + 1) * s
         wanted_Bs, labels_T = wanted_tokens(whole, start, end)
         with self._hooks(whole, wanted_Bs, start, end), self._precision():
@@ -119,16 +120,6 @@ class ParallelTarget:
         if isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(now)
             model.set_is_last_backward(now)
-
-    def _padded(self, inputs: ModelInputs) -> ModelInputs:
-        """Padded on the right to a multiple of P."""
-        added = (0, -inputs.input_ids.shape[1] % self.sp_degree)
-        return evolve(
-            inputs,
-            input_ids=F.pad(inputs.input_ids, added),
-            attention_mask=F.pad(inputs.attention_mask, added),
-            loss_mask=F.pad(inputs.loss_mask, added),
-        )
 
     @contextmanager
     def _hooks(self, inputs: ModelInputs, wanted_Bs: Tensor, start: int, end: int) -> Iterator[None]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,15 +21,6 @@ from ops.lib.data.files import read_json
 from ops.lib.target.model import target_info
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
-
-
-@frozen
-class FeatureSample:
-    """features [S, F] in the stored dtype; input_ids int64 [S]; loss_mask bool [S]."""
-
-    features: Tensor
-    input_ids: Tensor
-    loss_mask: Tensor
 
 
 def feature_info(
@@ -140,6 +130,3 @@ class FeatureReader:
         path, start, _ = self._rows[index]
         with safe_open(path, framework="pt") as tensors:
             return tensors.get_slice(name)[start + first : start + last]
-
-    def sample(self, index: int) -> FeatureSample:
-        return FeatureSample(self.features(index, 0, self.lengths[index]), *self.labels(index))

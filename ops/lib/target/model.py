@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import Factory, define, evolve, field, frozen
+from attrs import Factory, define, field, frozen
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig
 
@@ -105,12 +105,7 @@ class Target:
 
     def prompts(self, samples: Sequence[TokenSample]) -> ModelInputs:
         """The same for samples without their last answers."""
-        return self.inputs(
-            [
-                evolve(sample, input_ids=sample.input_ids[:length], loss_mask=sample.loss_mask[:length])
-                for sample, length in ((sample, sample.prompt_tokens) for sample in samples)
-            ]
-        )
+        return self.inputs([sample.prompt() for sample in samples])
 
     def forward(self, inputs: ModelInputs, **options: Any) -> Any:
         """The model's output, logits included, for a batch that starts at position 0 (a prefill)."""

@@ -8,8 +8,7 @@
 Tensors are whole, so a checkpoint does not depend on the number of ranks. No generator states: anchors and order are
 functions of (seed, epoch, sample). A checkpoint is written under another name and renamed, so a folder of that name was
 complete; sha256, that of state.safetensors, shows whether it still is. One that names an earlier one as the best is
-usable only together with it, whose weights may be the training's result. background_checkpoints.py writes
-without stopping the steps.
+usable only together with it, whose weights may be the training's result. A thread writes while the steps continue.
 """
 
 from __future__ import annotations
@@ -21,16 +20,18 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import Factory, asdict, define, field, frozen, validators
+from attrs import Factory, asdict, define, frozen
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dsl.errors import ConfigError, DataError
+from ops.lib.data.background_writer import BackgroundWriter
 from ops.lib.data.files import read_json, sync, write_json
 from ops.lib.training.dtensors import gathered, load_whole, reshard
 from ops.lib.training.ema import Ema
@@ -72,11 +73,70 @@ class TrainState:
         return len(self.history)
 
 
-@frozen
-class Kept:
-    """Which checkpoints to keep: the last `last`, and those that they name as the best."""
+class Checkpoints:
+    """The checkpoints of a training; every rank creates one and calls the same methods in the same order.
 
-    last: int = field(default=2, validator=validators.ge(1))
+    A step waits only for the copy to host memory: rank 0 keeps that copy until it is written, so there is at most
+    one. An error while writing is raised on rank 0 by the next call. A context manager, so that nothing is
+    left half-written when the training ends; if it ends with an error, a failed write is printed too. keep: as in
+    `write_checkpoint`.
+    """
+
+    def __init__(
+        self,
+        work_dir: Path,
+        identity: Mapping[str, Any],
+        *,
+        rank: int,
+        keep: int = 2,
+        info: Callable[[str], None] = print,
+    ) -> None:
+        self.work_dir = work_dir
+        self.identity = identity
+        self.keep = keep
+        self._info = info
+        self._writes = rank == 0
+        self._writer = BackgroundWriter("checkpoint")
+        self._saved: int | None = None  # the step of the newest checkpoint
+
+    def load(self, state: TrainState) -> bool:
+        """Restores the newest whole checkpoint; False if there is none. See load_checkpoint."""
+        found = load_checkpoint(self.work_dir, state, self.identity, self._info)
+        if found:
+            self._saved = state.step
+        return found
+
+    def save(self, state: TrainState, metric: float | None = None) -> None:
+        """Copies the state once the previous write is done, and starts writing it.
+
+        metric: measured at this step; the lowest marks the best checkpoint. A step that is already saved
+        is not written again, unless a metric is given.
+        """
+        self._writer.wait()
+        if metric is not None:
+            note_metric(state, metric)
+        if state.step == self._saved and metric is None:
+            return
+        tensors = snapshot(state, copy=self._writes)
+        self._saved = state.step
+        if self._writes:
+            content = content_of(state, self.identity)
+            name = f"the checkpoint of step {state.step}"
+            self._writer.start(name, write_checkpoint, self.work_dir, tensors, content, self.keep)
+
+    def wait(self) -> None:
+        """Returns when the saved state is on disk, on every rank."""
+        self._writer.wait()
+        if dist.is_initialized():
+            dist.barrier()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.__exit__(kind, error, trace)
 
 
 def snapshot(state: TrainState, copy: bool = True) -> dict[str, Tensor]:
@@ -109,12 +169,12 @@ def content_of(state: TrainState, identity: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any], kept: Kept) -> None:
-    """Writes a checkpoint atomically and durably, then removes those that are not kept."""
+def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any], keep: int) -> None:
+    """Writes a checkpoint atomically and durably; the last `keep` stay, and those that they name as the best."""
     place = _place(work_dir, content["step"])
     unfinished = place.with_suffix(".tmp")
-    for left_over in (*work_dir.glob("checkpoint-*.tmp"), *work_dir.glob("checkpoint-*.old")):
-        shutil.rmtree(left_over)
+    for leftover in (*work_dir.glob("checkpoint-*.tmp"), *work_dir.glob("checkpoint-*.old")):
+        shutil.rmtree(leftover)
     unfinished.mkdir(parents=True)
     save_file(dict(tensors), unfinished / "state.safetensors")
     write_json(unfinished / "state.json", {**content, "sha256": _digest(unfinished / "state.safetensors")})
@@ -125,8 +185,8 @@ def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Map
     unfinished.rename(place)
     sync(work_dir)
     written = checkpoints(work_dir)
-    best = {_best_step(folder) for folder in written[-kept.last :]}
-    for old in written[: -kept.last]:
+    best = {_best_step(folder) for folder in written[-keep:]}
+    for old in written[:-keep]:
         if checkpoint_step(old) not in best:
             _remove(old)
 
@@ -329,9 +389,9 @@ def _agreed(step: int, device: torch.device) -> int:
     """The first rank's step on every rank, so that all use the same folder."""
     if not dist.is_initialized():
         return step
-    told = torch.tensor(step, device=device)
-    dist.broadcast(told, src=0)
-    return int(told)
+    agreed = torch.tensor(step, device=device)
+    dist.broadcast(agreed, src=0)
+    return int(agreed)
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[tuple[str, Any, Any]]:

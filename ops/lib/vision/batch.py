@@ -203,9 +203,10 @@ class ModelInputs(TensorBatch):
     @classmethod
     def _align(cls, batches: Sequence[Self]) -> Sequence[Self]:
         widest = max(batch.input_ids.shape[1] for batch in batches)
-        return [batch if batch.input_ids.shape[1] == widest else batch._widened(widest) for batch in batches]
+        return [batch if batch.input_ids.shape[1] == widest else batch.widened(widest) for batch in batches]
 
-    def _widened(self, width: int) -> Self:
+    def widened(self, width: int) -> Self:
+        """Padded on the right to this width."""
         added = (0, width - self.input_ids.shape[1])
         return evolve(
             self,

@@ -26,7 +26,8 @@ from dsl.graph_json import graph_from_json
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.capture_targets.agreement import LOG_PROB_TOLERANCE, TIMES_OWN_ROUNDING, compare_states
 from ops.capture_targets.huggingface import HuggingFaceBackend
-from ops.capture_targets.run import check_fits, layers_of
+from ops.capture_targets.layers import layers_of
+from ops.capture_targets.run import check_fits
 from ops.capture_targets.sglang import SglangBackend
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.image_packs import read_packed

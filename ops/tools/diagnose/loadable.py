@@ -11,8 +11,14 @@ from torch import Tensor
 
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import Draft
-from ops.lib.drafts.dflash.config import DraftConfig, from_serving
-from ops.lib.drafts.dflash.fit import LAYER_IDS, check_draft_fits, unfit_fields, unfit_text
+from ops.lib.drafts.dflash.config import (
+    LAYER_IDS,
+    DraftConfig,
+    check_draft_fits,
+    from_serving,
+    unfit_fields,
+    unfit_text,
+)
 from ops.lib.drafts.dflash.load import read_config, read_weights
 from ops.tools.diagnose.bench import EXPORTED, TRAINED, Setting
 from ops.tools.diagnose.feeding import CONFIG, LAYERS, NORMAL, Trained

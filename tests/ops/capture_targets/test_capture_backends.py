@@ -67,7 +67,7 @@ def test_the_first_rank_stops_while_it_waits_for_others(tokens, target, tmp_path
 
 def test_ranks_that_share_a_model_must_divide_all_ranks(tokens, target, tmp_path):
     stage = stage_of(tmp_path, tokens, target, world_size=3)
-    with pytest.raises(ConfigError, match=r"tp_degree = 2 does not divide the 3 ranks.*nproc = 2"):
+    with pytest.raises(ConfigError, match=r"tp_degree: 2 does not divide the 3 ranks.*nproc = 2"):
         capture_targets(config(backend="sglang", tp_degree=2), stage)
 
 

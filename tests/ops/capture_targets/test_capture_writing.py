@@ -21,7 +21,8 @@ from ops.capture_targets.backend import States
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_shard, capture_targets, plan_shards
-from ops.capture_targets.writing import Shard, ShardWriter
+from ops.capture_targets.writing import Shard
+from ops.lib.data.background_writer import BackgroundWriter
 from ops.lib.data.batching import batches_by_length
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.model import Target
@@ -87,13 +88,13 @@ def test_a_shard_is_written_while_the_next_is_captured_and_only_one_waits(tmp_pa
         write(shard, path)
 
     monkeypatch.setattr(Shard, "write", slow)
-    with ShardWriter() as writer:
-        writer.write(shard_of(1.0), tmp_path / "a.safetensors")
+    with BackgroundWriter("shards") as writer:
+        writer.start("a", shard_of(1.0).write, tmp_path / "a.safetensors")
         assert writing.wait(60)
         assert not (tmp_path / "a.safetensors").exists()  # and this thread goes on
         threading.Timer(0.2, go_on.set).start()
         started = time.monotonic()
-        writer.write(shard_of(2.0), tmp_path / "b.safetensors")
+        writer.start("b", shard_of(2.0).write, tmp_path / "b.safetensors")
         assert time.monotonic() - started > 0.1
         assert (tmp_path / "a.safetensors").exists()
     values = [load_file(tmp_path / f"{name}.safetensors")["features"][0, 0].item() for name in "ab"]
@@ -128,8 +129,9 @@ def test_a_full_disk_under_the_thread_is_known_as_such(tmp_path):
         pytest.skip("this user may not mount a file system")
     mount(folder, "1m")
     try:
-        with pytest.raises(SafetensorError, match="No space left on device") as caught, ShardWriter() as writer:
-            writer.write(shard_of(1.0, tokens=1_000_000), folder / "a.safetensors")
+        raises = pytest.raises(SafetensorError, match="No space left on device")
+        with raises as caught, BackgroundWriter("shards") as writer:
+            writer.start("a", shard_of(1.0, tokens=1_000_000).write, folder / "a.safetensors")
         assert is_full(caught.value)
         assert not (folder / "a.safetensors").exists()
     finally:

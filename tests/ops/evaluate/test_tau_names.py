@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ops.evaluate.benchmark_rows import CATEGORY
 from ops.evaluate.metric_names import ALL
 from ops.evaluate.summary import metrics
-from ops.train_dflash.selection import metrics_of
+from ops.train_dflash.measuring import metrics_of
 
 WORDS = st.lists(
     st.sampled_from(["low", "high", "unclipped", "random", "of", "math", "a", "tau"]), min_size=1, max_size=3

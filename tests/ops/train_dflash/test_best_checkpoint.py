@@ -7,13 +7,12 @@ from checkpoint_cases import IDENTITY, flip_a_bit, names, new_state, train
 
 from dsl.errors import DataError
 from ops.lib.data.files import read_json
-from ops.lib.training.background_checkpoints import Checkpoints
-from ops.lib.training.checkpoint import Best, Kept, load_checkpoint, saved_weights
+from ops.lib.training.checkpoint import Best, Checkpoints, load_checkpoint, saved_weights
 
 
 def test_the_last_and_the_best_are_kept(tmp_path):
     state = new_state()
-    with Checkpoints(tmp_path, IDENTITY, rank=0, kept=Kept(last=2)) as saving:
+    with Checkpoints(tmp_path, IDENTITY, rank=0, keep=2) as saving:
         for metric in (3.0, 1.0, None, float("nan"), 1.0, 2.0):
             train(state, 1)
             saving.save(state, metric)
@@ -24,7 +23,7 @@ def test_the_last_and_the_best_are_kept(tmp_path):
 
 def test_what_was_measured_and_the_best_step_survive_a_kill(tmp_path):
     state = new_state()
-    with Checkpoints(tmp_path, IDENTITY, rank=0, kept=Kept(last=1)) as saving:
+    with Checkpoints(tmp_path, IDENTITY, rank=0, keep=1) as saving:
         for metric in (2.0, 3.0, None):
             train(state, 1)
             state.measured.append({"step": state.step})
@@ -33,7 +32,7 @@ def test_what_was_measured_and_the_best_step_survive_a_kill(tmp_path):
     assert load_checkpoint(tmp_path, resumed, IDENTITY)
     assert [{"step": 1}, {"step": 2}, {"step": 3}] == resumed.measured
     assert Best(1, 2.0) == resumed.best
-    with Checkpoints(tmp_path, IDENTITY, rank=0, kept=Kept(last=1)) as saving:
+    with Checkpoints(tmp_path, IDENTITY, rank=0, keep=1) as saving:
         assert saving.load(resumed)
         for metric in (2.0, 1.0, 5.0):
             train(resumed, 1)
@@ -45,7 +44,7 @@ def test_what_was_measured_and_the_best_step_survive_a_kill(tmp_path):
 
 def test_a_checkpoint_whose_best_one_is_damaged_is_not_gone_on_from(tmp_path, capsys):
     state = new_state()
-    with Checkpoints(tmp_path, IDENTITY, rank=0, kept=Kept(last=4)) as saving:
+    with Checkpoints(tmp_path, IDENTITY, rank=0, keep=4) as saving:
         for metric in (2.0, 1.0, 3.0):
             train(state, 1)
             saving.save(state, metric)
@@ -63,7 +62,7 @@ def test_a_checkpoint_whose_best_one_is_damaged_is_not_gone_on_from(tmp_path, ca
 def rising(tmp_path):
     """Two are kept, and a metric at every fourth of eight steps, each better: the newest is the new best."""
     state = new_state()
-    with Checkpoints(tmp_path, IDENTITY, rank=0, kept=Kept(last=2)) as saving:
+    with Checkpoints(tmp_path, IDENTITY, rank=0, keep=2) as saving:
         for step in range(1, 9):
             train(state, 1)
             saving.save(state, -step if step % 4 == 0 else None)

@@ -23,8 +23,8 @@ from ops.artifacts import BatchPlan
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.train_dflash.batches import Rows
-from ops.train_dflash.capture_ranks import CaptureRanks, answer, serving
-from ops.train_dflash.online import Taken
+from ops.train_dflash.capture_ranks import CaptureRanks, answer, capture_ranks_of
+from ops.train_dflash.online import RowStates
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
 
@@ -115,9 +115,9 @@ def test_ranks_that_do_not_suffice_are_refused_on_all_of_them(seen):
 
 
 def test_rows_of_the_mesh_share_the_ranks_that_capture():
-    assert [[0], [1], [0], [1]] == [serving(row, 4, 2) for row in range(4)]
-    assert [[0, 2, 4], [1, 3]] == [serving(row, 2, 5) for row in range(2)]
-    assert [[0], [0], [0]] == [serving(row, 3, 1) for row in range(3)]
+    assert [[0], [1], [0], [1]] == [capture_ranks_of(row, 4, 2) for row in range(4)]
+    assert [[0, 2, 4], [1, 3]] == [capture_ranks_of(row, 2, 5) for row in range(2)]
+    assert [[0], [0], [0]] == [capture_ranks_of(row, 3, 1) for row in range(3)]
 
 
 def numbered(split, rows):
@@ -127,7 +127,7 @@ def numbered(split, rows):
         torch.arange(row.first, row.last).float()[:, None].expand(-1, 6) + base + 10 * row.index for row in rows
     ]
     hidden = [torch.full((LENGTHS[split][row.index], 3), float(row.index)) for row in rows]
-    return Taken(torch.cat(features).bfloat16(), torch.cat(hidden).bfloat16())
+    return RowStates(torch.cat(features).bfloat16(), torch.cat(hidden).bfloat16())
 
 
 def joined_pair(servers=1, stop=None):

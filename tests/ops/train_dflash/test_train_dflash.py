@@ -191,13 +191,14 @@ def spoiled_inputs(folder):
     """Eight samples, the fourth with features that are not finite."""
     inputs = make_inputs(folder, samples=8)
     reader = FeatureReader(inputs["features"], "train")
-    parts = [reader.sample(index) for index in range(len(reader))]
-    parts[3].features[0] = float("nan")
+    features = [reader.features(index, 0, length) for index, length in enumerate(reader.lengths)]
+    input_ids, loss_masks = zip(*map(reader.labels, range(len(reader))), strict=True)
+    features[3][0] = float("nan")
     write_feature_shard(
         inputs["features"].path / "train-00000.safetensors",
-        torch.cat([part.features for part in parts]),
-        torch.cat([part.input_ids for part in parts]),
-        torch.cat([part.loss_mask for part in parts]),
+        torch.cat(features),
+        torch.cat(input_ids),
+        torch.cat(loss_masks),
         torch.tensor([0, *reader.lengths]).cumsum(0),
     )
     return inputs

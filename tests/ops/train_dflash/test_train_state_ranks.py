@@ -13,8 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from ops.lib.training.background_checkpoints import Checkpoints
-from ops.lib.training.checkpoint import TrainState, load_checkpoint
+from ops.lib.training.checkpoint import Checkpoints, TrainState, load_checkpoint
 from ops.lib.training.dtensors import gathered, reshard
 from ops.lib.training.ema import Ema
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
@@ -132,7 +131,7 @@ def two_ranks(tmp_path_factory):
     # Left of a write that was cut short: never taken.
     (folder / "by-two-muon" / "checkpoint-00000099.tmp").mkdir()
     # The server imports torch once for both ranks; it never computes, so forking it is safe.
-    multiprocessing.set_forkserver_preload(["ops.lib.training.background_checkpoints"])
+    multiprocessing.set_forkserver_preload(["ops.lib.training.checkpoint"])
     with meeting(2) as place:
         mp.start_processes(one_of_two, (folder, place), nprocs=2, start_method="forkserver")
     results = [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)]

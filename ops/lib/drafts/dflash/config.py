@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from dsl.errors import ConfigError
+from dsl.errors import ConfigError, DataError
 
 ARCHITECTURE = "DFlashDraftModel"
 POSITIONS = "sequential"
@@ -17,16 +17,17 @@ FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 
-_SIZES = (
+SHAPE_FIELDS = (  # decide the shapes of the tensors
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
     "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
 )
+
+LAYER_IDS = "target_layer_ids"
+OF_TARGET = {"hidden_size": "hidden_size", "vocab_size": "vocab_size", "num_target_layers": "num_layers"}
 
 
 # Converters with types: of plain `tuple` a type checker cannot tell what the argument may hold.
@@ -97,7 +98,9 @@ class DraftConfig:
 
 def _size_mistakes(config: DraftConfig) -> list[str]:
     mistakes = [
-        f"{name}: must be at least 1, got {getattr(config, name)}" for name in _SIZES if getattr(config, name) < 1
+        f"{name}: must be at least 1, got {getattr(config, name)}"
+        for name in (*SHAPE_FIELDS, "vocab_size", "max_position_embeddings")
+        if getattr(config, name) < 1
     ]
     if mistakes:
         return mistakes
@@ -156,6 +159,35 @@ def _rope_mistakes(config: DraftConfig) -> list[str]:
     if config.positions != POSITIONS:
         mistakes.append(f'positions: must be "{POSITIONS}", got "{config.positions}"')
     return mistakes
+
+
+def unfit_fields(draft: DraftConfig, target: Mapping[str, Any]) -> dict[str, str]:
+    """The fields of a draft's config that the target of this target.json cannot serve, and what is wrong with each."""
+    wrong = {
+        name: f"{getattr(draft, name)}, and the target's is {target[of_target]}"
+        for name, of_target in OF_TARGET.items()
+        if getattr(draft, name) != target[of_target]
+    }
+    last = target["num_layers"] - 2  # the output of the last layer cannot be captured
+    outside = [layer for layer in draft.target_layer_ids if layer > last]
+    if outside:
+        wrong[LAYER_IDS] = f"{list(draft.target_layer_ids)}, and the target has 0..{last} to read"
+    return wrong
+
+
+def check_draft_fits(draft: DraftConfig, target: Mapping[str, Any]) -> None:
+    """Raises DataError that names each field which does not fit, and what to do."""
+    wrong = unfit_fields(draft, target)
+    if wrong:
+        raise DataError(
+            f"the draft does not fit the target: {unfit_text(wrong)}; give train_dflash, export_draft and evaluate the "
+            "same target"
+        )
+
+
+def unfit_text(wrong: Mapping[str, str]) -> str:
+    """What `unfit_fields` found, in one line."""
+    return "; ".join(f"{name} {what}" for name, what in wrong.items())
 
 
 def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Drafts from disk and by chance."""
+"""Drafts from disk, and with random weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dsl.errors import DataError
+from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_json
-from ops.lib.drafts.dflash.config import DraftConfig, from_serving
+from ops.lib.drafts.dflash.config import DraftConfig, from_serving, to_serving
 from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.training.checkpoint import differences
+from ops.lib.training.dtensors import load_whole
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -23,9 +25,9 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 def load_draft(directory: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> DraftModel:
     """The draft of a serving directory, frozen.
 
-    Raises ConfigError for a config.json that none can have, and DataError where a file is missing or damaged, and where
-    a tensor is missing, left over or of another shape: an engine that loads such a draft says nothing and accepts next
-    to nothing of what it proposes.
+    Raises ConfigError for an invalid config.json, and DataError where a file is missing or damaged, or where a tensor
+    is missing, unexpected or of another shape: an engine loads such a draft without an error, and then accepts almost
+    none of its proposals.
     """
     draft = DraftModel(from_serving(read_config(directory)))
     try:
@@ -67,3 +69,40 @@ def random_draft(config: DraftConfig, seed: int, device: str = "cpu", dtype: tor
     draft = DraftModel(config)
     draft.initialise(seed)
     return draft.to(device, dtype).eval().requires_grad_(False)
+
+
+def load_weights(model: DraftModel, directory: Path) -> None:
+    """Load the weights of an exported draft or a DraftCheckpoint into a model that will be trained (a warm start).
+
+    The model may be sharded; its dtype stays, whatever the stored one is. Raises ConfigError that names what differs
+    between the draft's config and the model's, and DataError where files or tensors are missing, unexpected or damaged.
+    """
+    for name in (CONFIG, WEIGHTS):
+        if not (directory / name).is_file():
+            raise DataError(
+                f"{directory}: no {name}; a warm start needs an exported draft or the output of train_dflash"
+            )
+    differing = differences(_shape(read_config(directory)), _shape(to_serving(model.config)))
+    if differing:
+        listed = "\n".join(
+            f"  {path}: {json.dumps(there)} there, {json.dumps(here)} here" for path, there, here in differing
+        )
+        raise ConfigError(f"{directory}: this draft cannot start the training because its config differs:\n{listed}")
+    tensors, parameters = read_weights(directory), dict(model.named_parameters())
+    mistakes = [f"{name} is missing" for name in parameters if name not in tensors]
+    mistakes += [f"{name} is unexpected" for name in tensors if name not in parameters]
+    mistakes += [
+        f"{name} must be {list(parameter.shape)}, got {list(tensors[name].shape)}"
+        for name, parameter in parameters.items()
+        if name in tensors and tensors[name].shape != parameter.shape
+    ]
+    if mistakes:
+        listed = "\n".join(f"  {mistake}" for mistake in mistakes)
+        raise DataError(f"{directory / WEIGHTS} does not fit its config.json:\n{listed}")
+    for name, parameter in parameters.items():
+        load_whole(parameter, tensors[name])
+
+
+def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json without the dtype of the stored weights, as to_serving writes it."""
+    return {name: value for name, value in to_serving(from_serving(config)).items() if name != "dtype"}

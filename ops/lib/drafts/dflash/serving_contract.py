@@ -30,6 +30,7 @@ from ops.lib.drafts.dflash.config import (
     ARCHITECTURE,
     EXAMPLE,
     FORMAT,
+    SHAPE_FIELDS,
     DraftConfig,
     from_serving,
     missing_fields,
@@ -400,14 +401,6 @@ REPLACED = (
     "loads what fits by name and shape without a word: swapped or other weights propose other tokens, and about 1 "
     "token a step is accepted"
 )
-_SIZE_FIELDS = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-)
 
 
 def stored_tensors(path: Path) -> Stored:
@@ -425,9 +418,8 @@ def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Mistake]:
 
     Where the config lacks a size there is nothing to compare with, and the config's own mistakes say so.
     """
-    nest = config.get("dflash_config")
-    ids = nest.get("target_layer_ids") if isinstance(nest, Mapping) else None
-    if not isinstance(ids, list) or not all(type(config.get(name)) is int for name in _SIZE_FIELDS):
+    ids = _nest(config, "dflash_config").get("target_layer_ids")
+    if not isinstance(ids, list) or not all(type(config.get(name)) is int for name in SHAPE_FIELDS):
         return []
     expected = expected_shapes(config)
     prefixed = {name for name in stored if name.removeprefix(PREFIX) in expected and name.startswith(PREFIX)}
@@ -478,8 +470,7 @@ def tensors_digest(path: Path) -> str:
 
 def _tensors_digest_mistakes(config: Mapping[str, Any], path: Path) -> list[Mistake]:
     """Whether the tensors are those that were exported; nothing where the config holds no digest of them."""
-    record = config.get("dflow")
-    digests = record.get("digest") if isinstance(record, Mapping) else None
+    digests = _nest(config, "dflow").get("digest")
     if not isinstance(digests, Mapping) or "tensors" not in digests:
         return []  # the config's own mistakes say so
     found, written = tensors_digest(path), str(digests["tensors"])

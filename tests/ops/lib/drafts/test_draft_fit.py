@@ -11,8 +11,7 @@ from evaluate_cases import make_draft, run_evaluate, small_draft
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.dflash.config import to_serving
-from ops.lib.drafts.dflash.fit import check_draft_fits, unfit_fields
+from ops.lib.drafts.dflash.config import check_draft_fits, to_serving, unfit_fields
 from ops.lib.drafts.dflash.load import load_draft
 from ops.lib.target.model import Target
 

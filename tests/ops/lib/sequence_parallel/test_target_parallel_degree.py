@@ -13,9 +13,9 @@ from transformers import DynamicCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from dsl.errors import ConfigError
+from ops.lib.sequence_parallel.degree import check_target_degree
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens, wanted_tokens
 from ops.lib.sequence_parallel.target_attention import ULYSSES, is_right_padded, ulysses_mask
-from ops.lib.sequence_parallel.target_degree import check_target_degree
 from ops.lib.target.model import Target
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}
@@ -73,7 +73,7 @@ def test_a_hybrid_target_is_refused_before_any_process_group_is_asked_for():
 
 
 def test_the_check_needs_no_torch():
-    code = "import ops.lib.sequence_parallel.target_degree, sys; sys.exit('torch' in sys.modules)"
+    code = "import ops.lib.sequence_parallel.degree, sys; sys.exit('torch' in sys.modules)"
     assert 0 == subprocess.run([sys.executable, "-c", code]).returncode
 
 

@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_json
-from ops.lib.training import background_checkpoints, checkpoint
-from ops.lib.training.background_checkpoints import Checkpoints
-from ops.lib.training.checkpoint import Kept, load_checkpoint, saved_weights
+from ops.lib.training import checkpoint
+from ops.lib.training.checkpoint import Checkpoints, load_checkpoint, saved_weights
 from ops.lib.training.optimizer import named_state
 
 
@@ -112,7 +111,7 @@ def test_without_a_metric_the_last_are_kept_and_none_is_best(tmp_path):
     state = new_state()
     for _ in range(4):
         train(state, 1)
-        save(tmp_path, state, Kept(last=3))
+        save(tmp_path, state, keep=3)
     assert [f"checkpoint-0000000{step}" for step in (2, 3, 4)] == names(tmp_path)
     assert state.best is None
 
@@ -199,13 +198,13 @@ def test_a_checkpoint_of_another_format_is_refused_and_not_taken_for_damaged(tmp
 def gate(monkeypatch):
     """Lets a background write begin only when it is set."""
     opened = threading.Event()
-    write = background_checkpoints.write_checkpoint
+    write = checkpoint.write_checkpoint
 
     def held_up(*arguments):
         assert opened.wait(30)
         write(*arguments)
 
-    monkeypatch.setattr(background_checkpoints, "write_checkpoint", held_up)
+    monkeypatch.setattr(checkpoint, "write_checkpoint", held_up)
     return opened
 
 
@@ -235,12 +234,12 @@ def test_what_was_saved_is_there_after_close_even_where_the_training_failed(tmp_
     assert ["checkpoint-00000001"] == names(tmp_path)
 
 
-@pytest.mark.parametrize("call", ["save", "wait", "close"])
+@pytest.mark.parametrize("call", ["save", "wait"])
 def test_an_error_of_the_writer_comes_up_at_the_next_call(tmp_path, monkeypatch, call):
     def fail(*arguments):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(background_checkpoints, "write_checkpoint", fail)
+    monkeypatch.setattr(checkpoint, "write_checkpoint", fail)
     state = new_state()
     train(state, 1)
     saving = Checkpoints(tmp_path, IDENTITY, rank=0)
@@ -249,14 +248,13 @@ def test_an_error_of_the_writer_comes_up_at_the_next_call(tmp_path, monkeypatch,
     arguments = (state,) if call == "save" else ()
     with pytest.raises(OSError, match="no space left"):
         getattr(saving, call)(*arguments)
-    saving.close()
 
 
 def test_a_failed_write_is_told_to_the_user_where_the_training_ends_by_another_error(tmp_path, monkeypatch, capsys):
     def fail(*arguments):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(background_checkpoints, "write_checkpoint", fail)
+    monkeypatch.setattr(checkpoint, "write_checkpoint", fail)
     state = new_state()
     train(state, 2)
     with pytest.raises(DataError, match="loss nan"), Checkpoints(tmp_path, IDENTITY, rank=0) as saving:

@@ -8,7 +8,6 @@ from finetune_cases import config as finetune_config
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from dsl.errors import ConfigError
 from ops.finetune_vlm.parts import make_optimizer as finetune_optimizer
 from ops.lib.training.muon import orthogonal
 from ops.lib.training.optimizer import (
@@ -69,11 +68,9 @@ def test_an_orthogonal_update_has_the_singular_vectors_of_its_matrix_and_values_
         assert (inside - torch.diag(diagonal)).abs().max() < 0.05
 
 
-def test_muon_refuses_what_is_no_matrix_and_other_kinds_are_refused_by_name():
+def test_muon_is_given_matrices_only():
     optimizer = make_optimizer(nn.Conv1d(3, 4, 2), 0.1, kind="muon")
     assert [[parameter.ndim for parameter in group["params"]] for group in optimizer.param_groups] == [[], [3], [1]]
-    with pytest.raises(ConfigError, match='optimizer = "lion": must be one of adamw, muon'):
-        make_optimizer(small_model(), 0.1, kind="lion")
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
@@ -198,8 +195,3 @@ def test_wsd_decays_after_the_warm_up_where_both_overlap_and_may_not_decay_at_al
     rates = [learning_rate(step, 4, 1.0, 0.5, "wsd", decay_ratio=1.0) for step in range(4)]
     assert [0.5, 1.0, 1.0, 1 - math.sqrt(0.5)] == pytest.approx(rates)
     assert [1.0] * 4 == [learning_rate(step, 4, 1.0, 0.0, "wsd", decay_ratio=0.0) for step in range(4)]
-
-
-def test_an_unknown_schedule_is_refused_by_name():
-    with pytest.raises(ConfigError, match='schedule = "linear": must be one of cosine, wsd'):
-        learning_rate(0, 10, 1.0, 0.1, "linear")

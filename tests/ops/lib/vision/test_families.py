@@ -109,7 +109,8 @@ class Loaded:
     def captured(self, name: str) -> torch.Tensor:
         """The features that capture_targets stored of a conversation."""
         reader = TokenReader(self.tokens, "train")
-        return self.features.sample(next(i for i, row in enumerate(reader.records) if row["id"] == name)).features
+        index = next(i for i, row in enumerate(reader.records) if row["id"] == name)
+        return self.features.features(index, 0, self.features.lengths[index])
 
     def forward_arguments(self, batch: ModelInputs) -> dict[str, Any]:
         return self.target.model_arguments(batch)
