@@ -17,13 +17,13 @@ LAYER_IDS = {"minItems": 1, "uniqueItems": True, "allOf": [{"items": {"minimum":
 
 
 def ascending_layers(_instance: object, _attribute: object, layer_ids: tuple[int, ...]) -> None:
-    """Refuse no layers, a layer twice, another order than that of the layers, and negative ids."""
+    """Refuses an empty list, repeated or negative ids, and ids that are not ascending."""
     if not layer_ids:
         raise ValueError("'target_layer_ids' must name at least one layer")
     if len(set(layer_ids)) < len(layer_ids):
         raise ValueError(f"'target_layer_ids' must name each layer once: {list(layer_ids)}")
     if list(layer_ids) != sorted(layer_ids):
-        raise ValueError(f"'target_layer_ids' must be ascending, as serving engines hand them over: {list(layer_ids)}")
+        raise ValueError(f"'target_layer_ids' must be ascending, the order of serving engines: {list(layer_ids)}")
     if min(layer_ids) < 0:
         raise ValueError(f"'target_layer_ids' must be >= 0: {list(layer_ids)}")
 
@@ -32,7 +32,7 @@ FOR_SGLANG = Only("backend", "sglang", "'{name}' needs backend = \"sglang\"")
 
 
 def sglang_args(_instance: object, _attribute: object, given: dict[str, object] | None) -> None:
-    """Refuse arguments that would cut, skip or move captured states, all of them at once."""
+    """Refuses all arguments that would cut, skip or move captured states."""
     refused = refused_args(given or {})
     if refused:
         raise ValueError(f"'server_args': {'; '.join(refused)}")
@@ -60,11 +60,12 @@ class CaptureTargets:
     tokens: TokenShards
     target: TargetModel
     backend: Literal["huggingface", "sglang"] = field(
-        default="huggingface", help="what runs the target; sglang is the engine that serves, see docs/sglang.md"
+        default="huggingface",
+        help="what runs the target; sglang: the serving engine, see docs/sglang.md",
     )
     recipe: Literal["dflash", "eagle3"] = field(
         default="dflash",
-        help="the kind of draft that the features are for: it chooses the layers unless they are given",
+        help="the kind of draft that the features are for: it decides the default layers",
     )
     num_layers: int | None = field(
         default=None,
@@ -73,16 +74,16 @@ class CaptureTargets:
             Only(
                 "recipe",
                 "dflash",
-                "'{name}' is for recipe = \"dflash\"; eagle3 takes three layers, others by target_layer_ids",
+                "'{name}' is for recipe = \"dflash\"; eagle3 uses three layers, or those of target_layer_ids",
             ),
         ],
-        help="layers, spread from the 2nd to the 3rd-last of the target; 5 unless given. eagle3 has three of its own",
+        help="number of layers, spread from the 2nd to the 3rd-last of the target; default: 5; not for eagle3",
     )
     target_layer_ids: tuple[int, ...] | None = field(
         default=None,
         validator=[
             validators.optional(ascending_layers),
-            Given("'{name}' stands instead of num_layers: give one of them", left_out={"num_layers": None}),
+            Given("'{name}' and num_layers: give only one of them", left_out={"num_layers": None}),
         ],
         schema=LAYER_IDS,
         help="the layers by number, instead of num_layers; the last layer is not allowed",
@@ -91,13 +92,13 @@ class CaptureTargets:
         default="float32", help="of the forward pass and of the stored features"
     )
     final_hidden: bool = field(
-        default=False, help='also keep the states behind the final norm, which loss = "kl" of train_dflash needs'
+        default=False, help='also keep the states after the final norm, which loss = "kl" of train_dflash needs'
     )
     splits: tuple[Literal["train", "val", "test"], ...] = field(default=("train", "val"), help="the splits to capture")
     server_args: dict[str, bool | int | float | str] | None = field(
         default=None,
         validator=[FOR_SGLANG, sglang_args],
-        help="sglang: further arguments of SGLang's ServerArgs, in the key because some change what the model computes",
+        help="sglang: further arguments of SGLang's ServerArgs; part of the key, because some change the features",
     )
     shard_tokens: int = field(
         default=16384, validator=validators.ge(1), help="tokens in one shard of features, the unit of resuming"
@@ -106,7 +107,7 @@ class CaptureTargets:
         default=None,
         validator=validators.optional(validators.ge(1)),
         neutral=True,
-        help="padded tokens in one forward pass; unless given 8192 on a GPU, and 1024 on a CPU for its caches' sake",
+        help="padded tokens in one forward pass; default: 8192 on a GPU, 1024 on a CPU, whose caches are small",
     )
     tp_degree: int = field(
         default=1,
@@ -127,17 +128,17 @@ class CaptureTargets:
 
     @property
     def layer_count(self) -> int:
-        """How many layers are captured."""
+        """Number of captured layers."""
         if self.target_layer_ids is not None:
             return len(self.target_layer_ids)
         return EAGLE3_LAYERS if self.recipe == "eagle3" else self.num_layers or DFLASH_LAYERS
 
     def chosen_libraries(self) -> tuple[str, ...]:
-        """What enters the key beside key_libraries: SGLang's version, but only where SGLang captures."""
+        """SGLang's version is part of the key only if SGLang captures."""
         return ("sglang",) if self.backend == "sglang" else ()
 
     def chosen_code(self) -> tuple[str, ...]:
-        """And the code of its backend and the version it is written for, which run.py imports by name."""
+        """The code of SGLang's backend and of the version check, which run.py imports by name."""
         if self.backend != "sglang":
             return ()
         return ("ops.capture_targets.sglang:SglangBackend", "ops.lib.sglang.version:require_sglang")

@@ -22,16 +22,16 @@ def _pattern(_instance: object, _attribute: object, pattern: str | None) -> None
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
-        raise ValueError(f"'pattern' is no regular expression: {error}") from error
+        raise ValueError(f"'pattern' is not a regular expression: {error}") from error
     if groups != 1:
-        raise ValueError(f"'pattern' must have one group, and has {groups}: {pattern}")
+        raise ValueError(f"'pattern' must have one group, got {groups}: {pattern}")
 
 
 def _frozen(instance: Any, _attribute: object, parts: tuple[str, ...]) -> None:
     """A part that is not trained has no learning rate."""
     for part in ("vision", "projector"):
         if part in parts and getattr(instance, f"lr_{part}", None) is not None:
-            raise ValueError(f"'lr_{part}' is given, but freeze holds \"{part}\": give one of them")
+            raise ValueError(f"'lr_{part}' is given, but freeze contains \"{part}\": give only one of them")
 
 
 @op(
@@ -55,24 +55,27 @@ class FinetuneVlm:
         help='"builtin:tiny-qwen3-vl" (random weights) or a checkpoint directory or model id to start from',
     )
     revision: str | None = field(default=None, help="the commit of a model id, 40 hex digits: a branch may move")
-    trust_remote_code: bool = field(default=False, help="run code that the checkpoint brings along")
+    trust_remote_code: bool = field(default=False, help="run the checkpoint's own code")
     steps: int = field(default=400, validator=validators.ge(1), help="optimizer steps")
     batch_size: int | None = field(
-        default=None, validator=AT_LEAST_1, help="samples in a step; 32 unless batch_tokens is given"
+        default=None, validator=AT_LEAST_1, help="samples in a step; default: 32, without batch_tokens"
     )
     batch_tokens: int | None = field(
         default=None,
-        validator=[AT_LEAST_1, Given("batch_size and batch_tokens: give one of them", left_out={"batch_size": None})],
-        help="instead of batch_size: a step takes samples as long as they have at most so many tokens",
+        validator=[
+            AT_LEAST_1,
+            Given("batch_size and batch_tokens: give only one of them", left_out={"batch_size": None}),
+        ],
+        help="instead of batch_size: maximum number of tokens in a step",
     )
     lr: float = field(default=2e-3, validator=RATE, help="peak learning rate of AdamW")
     lr_vision: float | None = field(
-        default=None, validator=validators.optional(RATE), help="that of the vision tower; lr unless given"
+        default=None, validator=validators.optional(RATE), help="learning rate of the vision tower; default: lr"
     )
     lr_projector: float | None = field(
         default=None,
         validator=validators.optional(RATE),
-        help="that of what brings visual features into the language model (the mergers); lr unless given",
+        help="learning rate of the mergers, which project visual features into the language model; default: lr",
     )
     freeze: tuple[Literal["vision", "projector", "text", "embeddings"], ...] = field(
         default=(),
@@ -84,7 +87,7 @@ class FinetuneVlm:
         default=0.05, validator=validators.and_(validators.ge(0), validators.lt(1)), help="share of the steps"
     )
     weight_decay: float = field(default=0.01, validator=validators.ge(0), help="of AdamW, on matrices only")
-    grad_clip: float = field(default=1.0, validator=validators.gt(0), help="largest norm of the gradient")
+    grad_clip: float = field(default=1.0, validator=validators.gt(0), help="maximum norm of the gradient")
     dtype: Literal["float32", "bfloat16"] = field(
         default="float32",
         help="of the computation and of the written weights; while training, weights and loss are float32",
@@ -93,46 +96,48 @@ class FinetuneVlm:
         default=16384,
         validator=validators.ge(1),
         neutral=True,
-        help="padded tokens in one forward pass; a step that has more adds up the gradients of several",
+        help="padded tokens in one forward pass; a larger step accumulates the gradients of several",
     )
     gradient_checkpointing: bool = field(
         default=False, neutral=True, help="compute layers twice instead of keeping their activations"
     )
     checkpoint_every: int = field(default=50, validator=validators.ge(1), neutral=True, help="steps")
-    keep_checkpoints: int = field(default=1, validator=validators.ge(1), neutral=True, help="the last so many")
+    keep_checkpoints: int = field(
+        default=1, validator=validators.ge(1), neutral=True, help="checkpoints to keep, the newest"
+    )
     max_nonfinite: int = field(
         default=3,
         validator=validators.ge(1),
         neutral=True,
-        help="steps in a row with a loss or gradient that is not finite, at which training ends; fewer are skipped",
+        help="consecutive steps with a non-finite loss or gradient after which training fails; fewer are skipped",
     )
     log_every: int = field(default=5, validator=validators.ge(1), neutral=True, help="steps")
     eval_every: int | None = field(
         default=None,
         validator=AT_LEAST_1,
         neutral=True,
-        help="steps between measurements of loss and accuracy on the val split; at the end only unless given",
+        help="steps between measurements of loss and accuracy on the val split; default: only at the end",
     )
     metric: Literal["none", "exact_match", "label_in_answer", "pattern"] = field(
         default="none",
         validator=Needs(
             "pattern", "metric = \"pattern\" needs 'pattern', a regular expression with one group", given=("pattern",)
         ),
-        help="when a greedy answer counts as right: it is the label; the label stands in it as words, whatever their "
-        "case (in scripts without blanks: anywhere); or both match `pattern` first with the same text",
+        help="when a greedy answer counts as right: it is the label; it contains the label as whole words, ignoring "
+        "case (anywhere in scripts without spaces); or both match `pattern` first with the same text",
     )
     pattern: str | None = field(
         default=None,
-        validator=[Only("metric", "pattern", "'{name}' is for metric = \"pattern\" alone"), _pattern],
+        validator=[Only("metric", "pattern", "'{name}' is only for metric = \"pattern\""), _pattern],
         schema={"format": "regex"},
         help="of metric = \"pattern\": a regular expression with one group, such as 'the digit ([0-9])'; samples whose "
         "label does not match are left out",
     )
-    max_new_tokens: int = field(default=32, validator=validators.ge(1), help="of the greedy answers that are compared")
+    max_new_tokens: int = field(default=32, validator=validators.ge(1), help="maximum length of the greedy answers")
     eval_samples: int | None = field(
         default=None,
         validator=AT_LEAST_1,
-        help="samples of a split whose greedy answer is compared, by hash of their ids; all unless given",
+        help="samples of a split whose greedy answer is compared, chosen by hash of their ids; default: all",
     )
     seed: int | None = seed_field()
     output = TargetModel

@@ -13,22 +13,23 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import Factory, define
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from dsl.errors import DataError, StopRequested
 from dsl.op import op_of
 from dsl.stage import Stage
 from ops.finetune_vlm.batches import Order, passes_of_rank
-from ops.finetune_vlm.figures import training_figure
 from ops.finetune_vlm.measuring import HeldOut
 from ops.finetune_vlm.op import FinetuneVlm
-from ops.finetune_vlm.parts import SEEING, Part, freeze, make_optimizer, parts_of, set_rates
 from ops.finetune_vlm.saving import save_target, saved_for_now
-from ops.finetune_vlm.start import start_target
+from ops.finetune_vlm.start import SEEING, Part, freeze, make_optimizer, parts_of, set_rates, start_target
 from ops.lib.data.files import write_json
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
@@ -74,10 +75,10 @@ class _Training:
     checkpoints: Checkpoints
     state: TrainState
     nonfinite: NonFinite
-    started: float = field(factory=time.perf_counter)
-    logged_at: float = field(factory=time.perf_counter)
-    logged_step: int = 0
-    first_step: int = 0
+    logged_step: int
+    first_step: int
+    started: float = Factory(time.perf_counter)
+    logged_at: float = Factory(time.perf_counter)
 
     @classmethod
     def start(cls, config: FinetuneVlm, stage: Stage, checkpoints: Checkpoints) -> _Training:
@@ -92,25 +93,24 @@ class _Training:
         model = target.model.train()
         state = TrainState(model, make_optimizer(config, model, parts), [])
         checkpoints.load(state)
+        lengths = [record["tokens"] for record in reader.records]
+        order = Order(lengths, config.seed or 0, config.batch_size, config.batch_tokens)
+        nonfinite = NonFinite(config.max_nonfinite, stage.work_dir, state.counters)
+        step = state.step
         return cls(
-            config=config,
-            stage=stage,
-            reader=reader,
-            held_out=held_out,
-            source=source,
-            parallel=parallel,
-            parts=parts,
-            order=Order(
-                [record["tokens"] for record in reader.records],
-                config.seed or 0,
-                config.batch_size,
-                config.batch_tokens,
-            ),
-            checkpoints=checkpoints,
-            state=state,
-            nonfinite=NonFinite(config.max_nonfinite, stage.work_dir, state.counters),
-            logged_step=state.step,
-            first_step=state.step,
+            config,
+            stage,
+            reader,
+            held_out,
+            source,
+            parallel,
+            parts,
+            order,
+            checkpoints,
+            state,
+            nonfinite,
+            logged_step=step,
+            first_step=step,
         )
 
     def run(self) -> None:
@@ -309,3 +309,26 @@ def _identity(config: FinetuneVlm, stage: Stage) -> dict[str, Any]:
     fields = op_of(config).fields.values()
     values = {entry.name: getattr(config, entry.name) for entry in fields if not (entry.neutral or entry.external)}
     return json.loads(json.dumps({"config": values, "tokens": stage.inputs["tokens"].digest}))
+
+
+def training_figure(losses: Sequence[float], val_losses: Sequence[float], accuracies: Sequence[float]) -> Figure:
+    """One value a step; nan where a step was skipped or nothing was measured."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(1, len(losses) + 1), losses, linewidth=0.8, label="train loss")
+    _points(axes, val_losses, "val loss", color="C1", marker="o")
+    axes.set(xlabel="step", ylabel="loss per answer token", title="Fine-tuning of the target")
+    if any(math.isfinite(value) for value in accuracies):
+        right = axes.twinx()
+        _points(right, accuracies, "val accuracy", color="C2", marker="s")
+        right.set(ylabel="accuracy", ylim=(0, 1.02))
+        right.legend(loc="center right")
+    axes.legend(loc="upper right")
+    return figure
+
+
+def _points(axes: Axes, values: Sequence[float], label: str, color: str, marker: str) -> None:
+    measured = [(step, value) for step, value in enumerate(values, start=1) if math.isfinite(value)]
+    if measured:
+        steps, shown = zip(*measured, strict=True)
+        axes.plot(steps, shown, label=label, color=color, marker=marker)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import torch
 from attrs import frozen
@@ -113,16 +112,12 @@ def _stream(config: TrainDflash, inputs: Inputs, split: str, place: Place, take:
 
 
 def _source(reader: Reader, split: str, take: Take | None) -> Callable[[Sequence[Rows]], States]:
-    """Stored features lie there, all of them; others are captured when they are asked for."""
+    """Stored features are all present; others are captured when they are requested."""
     if take is None:
         assert isinstance(reader, FeatureReader)
-        return partial(_stored, reader)
+        return lambda _rows: reader
     assert isinstance(reader, OnlineReader)
     return OnlineSource(take, reader, split).states
-
-
-def _stored(reader: FeatureReader, _rows: Sequence[Rows]) -> States:
-    return reader
 
 
 def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh: DeviceMesh | None) -> DraftModel:

@@ -21,7 +21,7 @@ SHARE = validators.and_(validators.ge(0), validators.lt(1))
 
 def _sliding_layers(instance: Any, _attribute: object, layers: tuple[int, ...]) -> None:
     """The layers exist."""
-    num_layers = getattr(instance, "num_layers", None)  # not there where it was given with a wrong value
+    num_layers = getattr(instance, "num_layers", None)  # missing if its own value is wrong
     outside = [layer for layer in layers if layer < 0 or (num_layers is not None and layer >= num_layers)]
     if outside:
         bound = "" if num_layers is None else num_layers - 1
@@ -43,7 +43,7 @@ def _phases(instance: Any, _attribute: object, _ratio: float) -> None:
         raise ValueError(f"warmup_ratio = {ratios[0]} and decay_ratio = {ratios[1]} overlap: their sum must be <= 1")
 
 
-# Features are given, or made from tokens, and never both.
+# Features are an input, or captured from tokens, never both.
 CAPTURE = (
     Needs(
         "stored",
@@ -55,18 +55,18 @@ CAPTURE = (
 )
 
 
-# A field that says how to capture, or how to measure tau, is not to be ignored silently.
+# A field that decides how to capture, or how to measure tau, must not be ignored silently.
 ONLINE_ONLY = Only(
-    "capture", "online", "'{name}' needs capture = \"online\"; stored features are as capture_targets made them"
+    "capture", "online", "'{name}' needs capture = \"online\"; capture_targets decides it for stored features"
 )
 TAU_ONLY = (
-    Given("'{name}' needs eval_every: tau is measured every so many steps", given=("eval_every",)),
-    Given("'{name}' needs tokens: the prompts are those of their split val", given=("tokens",)),
+    Given("'{name}' needs eval_every: the steps between measurements of tau", given=("eval_every",)),
+    Given("'{name}' needs tokens: the prompts are their split val", given=("tokens",)),
 )
 
 
 def _select(instance: Any, _attribute: object, select: str) -> None:
-    """What is chosen by is measured."""
+    """The metric to select by is measured."""
     if select == "last":
         return
     lacks = []
@@ -103,7 +103,7 @@ class TrainDflash:
     capture: Literal["stored", "online"] = field(
         default="stored",
         validator=CAPTURE,
-        help="stored: take the features of capture_targets; online: capture those of the tokens while training, and "
+        help="stored: use the features of capture_targets; online: capture features of the tokens during training, and "
         "store none",
     )
     capture_layers: int = field(
@@ -116,7 +116,7 @@ class TrainDflash:
         validator=[
             validators.optional(ascending_layers),
             ONLINE_ONLY,
-            Given("'{name}' stands instead of capture_layers: give one of them", left_out={"capture_layers": LAYERS}),
+            Given("'{name}' and capture_layers: give only one of them", left_out={"capture_layers": LAYERS}),
         ],
         schema=LAYER_IDS,
         help="online: the target layers by number, instead of capture_layers",
@@ -126,17 +126,15 @@ class TrainDflash:
     )
     block_size: int = field(default=16, validator=validators.ge(2), help="tokens proposed and verified at once")
     num_layers: int = field(default=5, validator=validators.ge(1), help="draft layers")
-    num_heads: int | None = field(default=None, validator=AT_LEAST_1, help="query heads; the target's unless given")
+    num_heads: int | None = field(default=None, validator=AT_LEAST_1, help="query heads; default: the target's")
     num_kv_heads: int | None = field(
-        default=None, validator=_kv_heads, schema={"minimum": 1}, help="key/value heads; the target's unless given"
+        default=None, validator=_kv_heads, schema={"minimum": 1}, help="key/value heads; default: the target's"
     )
-    head_dim: int | None = field(default=None, validator=AT_LEAST_1, help="size of a head; the target's unless given")
-    intermediate_size: int | None = field(
-        default=None, validator=AT_LEAST_1, help="of the MLP; the target's unless given"
-    )
+    head_dim: int | None = field(default=None, validator=AT_LEAST_1, help="size of a head; default: the target's")
+    intermediate_size: int | None = field(default=None, validator=AT_LEAST_1, help="of the MLP; default: the target's")
     sliding_layers: tuple[int, ...] = field(
         default=(),
-        validator=[_sliding_layers, Given("'{name}' need a sliding_window", given=("sliding_window",))],
+        validator=[_sliding_layers, Given("'{name}' needs a sliding_window", given=("sliding_window",))],
         help="draft layers, counted from 0, with a sliding window: causal, over the last sliding_window tokens",
     )
     sliding_window: int | None = field(
@@ -144,20 +142,24 @@ class TrainDflash:
         validator=[
             validators.optional(validators.ge(2)),
             Given(
-                "'{name}' needs sliding_layers: the numbers of the layers that have it",
+                "'{name}' needs sliding_layers: the numbers of the sliding layers",
                 given=("sliding_layers",),
             ),
         ],
         help="tokens that a query of a sliding layer sees, its own included",
     )
     rope_theta: float | None = field(
-        default=None, validator=validators.optional(validators.gt(0)), help="the target's unless given"
+        default=None,
+        validator=validators.optional(validators.gt(0)),
+        help="base of the rotary frequencies; default: the target's",
     )
-    num_anchors: int = field(default=512, validator=validators.ge(1), help="anchors drawn per sequence, at most")
+    num_anchors: int = field(
+        default=512, validator=validators.ge(1), help="maximum number of anchors drawn per sequence"
+    )
     gamma: float | None = field(
         default=None,
         validator=validators.optional(validators.gt(0)),
-        help="decay of the slots' weights; 7 / 5 / 4 for block sizes 16 / 10 / 8, else half the block size",
+        help="decay of the slots' weights; default: 7 / 5 / 4 for block sizes 16 / 10 / 8, else half the block size",
     )
     loss: Literal["dflash", "dpace", "focal", "kl"] = field(
         default="dflash",
@@ -189,11 +191,11 @@ class TrainDflash:
         default=0.2, validator=PHASE, help='share of the steps that schedule = "wsd" decays over'
     )
     min_lr_ratio: float = field(default=0.0, validator=SHARE, help="last learning rate as a share of the peak")
-    grad_clip: float = field(default=1.0, validator=validators.gt(0), help="largest global norm of the gradient")
+    grad_clip: float = field(default=1.0, validator=validators.gt(0), help="maximum global norm of the gradient")
     ema_decay: float | None = field(
         default=None,
         validator=validators.optional(validators.and_(validators.gt(0), validators.lt(1))),
-        help="keep an exponential moving average of the weights, which is then measured and exported",
+        help="keep an exponential moving average of the weights, and measure and export it",
     )
     max_steps: int | None = field(default=None, validator=AT_LEAST_1, help="stop before the plan of batches ends")
     micro_batch_tokens: int = field(
@@ -209,19 +211,19 @@ class TrainDflash:
         default=False, neutral=True, help="compute layers twice instead of keeping their activations"
     )
     compile: bool | None = field(
-        default=None, neutral=True, help="torch.compile for the layers; on a GPU only unless given"
+        default=None, neutral=True, help="use torch.compile for the layers; default: only on a GPU"
     )
     sp_exchange: str = field(
         default="auto",
         validator=known_exchange,
         neutral=True,
-        help='with launch.sp_degree > 1: "ulysses", "gather", or "auto" for what sends fewer bytes',
+        help='with launch.sp_degree > 1: "ulysses", "gather", or "auto" for the one that sends fewer bytes',
     )
     capture_ranks: int = field(
         default=0,
         validator=validators.and_(validators.ge(0), ONLINE_ONLY),
         neutral=True,
-        help="online: how many ranks of the launch, the last ones, capture for the others; 0: every rank for itself",
+        help="online: number of ranks, the last of the launch, that capture for the others; 0: every rank for itself",
     )
     capture_batch_tokens: int = field(
         default=8192,
@@ -233,24 +235,27 @@ class TrainDflash:
         default=2,
         validator=validators.ge(1),
         neutral=True,
-        help="micro-batches that wait for the training, at most; one more is being read or captured meanwhile",
+        help="maximum number of prepared micro-batches; one more is being read or captured",
     )
     checkpoint_every: int = field(default=50, validator=validators.ge(1), neutral=True, help="steps")
     keep_checkpoints: int = field(
-        default=2, validator=validators.ge(1), neutral=True, help="the last so many; the one to select is kept as well"
+        default=2,
+        validator=validators.ge(1),
+        neutral=True,
+        help="checkpoints to keep, the newest ones; the selected one is kept as well",
     )
     max_nonfinite: int = field(
         default=3,
         validator=validators.ge(1),
         neutral=True,
-        help="steps in a row with a loss or gradient that is not finite, at which training ends; fewer are skipped",
+        help="consecutive steps with a non-finite loss or gradient after which training fails; fewer are skipped",
     )
     log_every: int = field(default=5, validator=validators.ge(1), neutral=True, help="steps")
     eval_every: int | None = field(
         default=None,
         validator=AT_LEAST_1,
-        help="steps between measurements on the val split: loss and accuracy and, where tokens are given, tau. Unless "
-        "given, loss and accuracy are measured at the end only",
+        help="steps between measurements on the val split: loss and accuracy and, with tokens, tau; default: loss and "
+        "accuracy, only at the end",
     )
     eval_prompts: int = field(
         default=8,
@@ -260,13 +265,13 @@ class TrainDflash:
     eval_new_tokens: int = field(
         default=64,
         validator=validators.and_(validators.ge(1), *TAU_ONLY),
-        help="with eval_every: generated tokens per prompt, at most",
+        help="with eval_every: maximum number of generated tokens per prompt",
     )
     select: Literal["tau", "loss", "last"] = field(
         default="last",
         validator=_select,
-        help="which of the measured steps gives the draft: the one with the highest tau or the least loss on the val "
-        "split, or the last",
+        help="the step whose weights are exported: the measured one with the highest tau or the lowest loss on the val "
+        "split, or the last step",
     )
     seed: int | None = seed_field()
     output = DraftCheckpoint
@@ -277,11 +282,11 @@ class TrainDflash:
 
     @staticmethod
     def launch_mistakes(values: Mapping[str, Any], launch: Mapping[str, Any]) -> dict[str, str]:
-        """Ranks that capture leave others to train, in whole groups of sp_degree."""
+        """Some ranks must be left to train, in whole groups of sp_degree."""
         captures, ranks = values.get("capture_ranks", 0), launch.get("nproc", 1)
         left, sp_degree = ranks - captures, launch.get("sp_degree", 1)
         if captures and launch.get("nnodes", 1) > 1:
-            return {"capture_ranks": "ranks that capture for others run on one machine with them; leave nnodes at 1"}
+            return {"capture_ranks": "ranks that capture for others need the same machine; leave nnodes at 1"}
         if captures and left < 1:
             message = f"{captures} of {ranks} ranks leave none to train; set nproc of the launch to at least "
             return {"capture_ranks": f"{message}{captures + 1}"}

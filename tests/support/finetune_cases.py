@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from dsl.op import Ref
 from ops.artifacts import TokenShards
-from ops.finetune_vlm.accuracy import greedy_answers
+from ops.finetune_vlm.measuring import greedy_answers
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.run import finetune_vlm
 from ops.lib.data.files import read_jsonl, write_jsonl

@@ -18,7 +18,6 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import DataError
-from ops.lib.vision import qwen35_config
 from ops.lib.vision.batch import ModelInputs
 
 Part = Literal["vision", "projector", "text"]
@@ -309,10 +308,42 @@ class Qwen35(VisionFamily):
         return super().position_offsets(model) if self.has_vision else 0
 
     def for_serving(self) -> dict[str, Any]:
-        return qwen35_config.complete(self.config)
+        """The config with the fields that SGLang reads, with the values that transformers computes with.
+
+        SGLang takes the kinds of layers from an interval, and the rotary share from the field outside of the rope's;
+        without deepstack_visual_indexes it takes those of Qwen3-VL. transformers writes layer_types without the
+        interval where it made the list itself, always a share of 0.25, and the indexes only if they were given.
+        """
+        text = dict(self.text_config)
+        interval = full_attention_interval(text)
+        if interval is not None:
+            text["full_attention_interval"] = interval
+        share = (text.get("rope_parameters") or {}).get("partial_rotary_factor")
+        if share is not None:
+            text["partial_rotary_factor"] = share
+        whole = {**self.config, "text_config": text} if self.config.get("text_config") else text
+        if self.has_vision:
+            whole["vision_config"] = {"deepstack_visual_indexes": [], **self.vision_config}
+        return whole
 
     def check_serving(self) -> None:
-        qwen35_config.check(self.config)
+        if not self.has_vision and not self.config["model_type"].endswith("_text"):
+            raise DataError(
+                f"config.json: a {self.config['model_type']} without vision_config, of which SGLang would make one "
+                "with a vision tower of random weights; the text model alone has a model_type that ends in _text"
+            )
+        if full_attention_interval(self.text_config) is None:
+            raise DataError(
+                "config.json: layer_types does not repeat at an interval, and SGLang knows nothing else: "
+                f"{self.text_config['layer_types']}"
+            )
+        expected, present = _flat(self.for_serving()), _flat(self.config)
+        wrong = [name for name, value in expected.items() if name not in present or present[name] != value]
+        if wrong:
+            raise DataError(
+                f"config.json: SGLang would misread it, because of {', '.join(wrong)}: missing, or not what "
+                "transformers goes by; load_target and finetune_vlm write a config with them"
+            )
 
 
 FAMILIES: tuple[type[Family], ...] = (Qwen3, Qwen25Vl, Qwen3Vl, Qwen35)
@@ -327,6 +358,16 @@ def has_vision(config: Mapping[str, Any]) -> bool:
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """text_config where there is one, else the whole config."""
     return config.get("text_config") or config
+
+
+def full_attention_interval(text: Mapping[str, Any]) -> int | None:
+    """Every how many layers one has full attention, the last of each group; None where that varies."""
+    kinds = text.get("layer_types")
+    if kinds is None:
+        return int(text.get("full_attention_interval", 4))
+    interval = [*kinds, "full_attention"].index("full_attention") + 1
+    regular = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(len(kinds))]
+    return interval if regular == list(kinds) else None
 
 
 def is_expert(name: str) -> bool:
@@ -352,3 +393,14 @@ def family_of(config: Mapping[str, Any]) -> Family:
 def image_processor_class(kind: str) -> type[BaseImageProcessor] | None:
     """The class for an `image_processor_type` of preprocessor_config.json, None for an unknown one."""
     return next((family.image_processors[kind] for family in FAMILIES if kind in family.image_processors), None)
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields by dotted name, those of text_config and vision_config among them."""
+    fields: dict[str, Any] = {}
+    for name, value in config.items():
+        if name in ("text_config", "vision_config") and value is not None:
+            fields |= {f"{name}.{inner}": of_it for inner, of_it in value.items()}
+        else:
+            fields[name] = value
+    return fields

@@ -59,8 +59,8 @@ def config(**changes):
     ("changes", "message"),
     [
         ({"num_layers": 0}, "'num_layers' must be >= 1: 0"),
-        ({"num_layers": 3, "recipe": "eagle3"}, "eagle3 takes three layers, others by target_layer_ids"),
-        ({"num_layers": 2, "target_layer_ids": (1, 2)}, "stands instead of num_layers: give one of them"),
+        ({"num_layers": 3, "recipe": "eagle3"}, "eagle3 uses three layers, or those of target_layer_ids"),
+        ({"num_layers": 2, "target_layer_ids": (1, 2)}, "'target_layer_ids' and num_layers: give only one of them"),
         ({"tp_degree": 2}, "'tp_degree' needs backend = \"sglang\""),
         ({"tp_degree": 0, "backend": "sglang"}, "'tp_degree' must be >= 1: 0"),
         ({"server_args": {"quantization": "fp8"}}, "'server_args' needs backend = \"sglang\""),

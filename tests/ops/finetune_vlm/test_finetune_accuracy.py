@@ -10,8 +10,7 @@ from finetune_cases import answers_of, config, poisoned, relabelled, train
 from safetensors.torch import load_file
 
 from dsl.errors import DataError, StopRequested
-from ops.finetune_vlm.accuracy import Metric, measurable
-from ops.finetune_vlm.measuring import HeldOut
+from ops.finetune_vlm.measuring import HeldOut, Metric, measurable
 from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenReader
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import TargetModel
-from ops.finetune_vlm.accuracy import greedy_answers
-from ops.finetune_vlm.parts import parts_of
+from ops.finetune_vlm.measuring import greedy_answers
+from ops.finetune_vlm.start import parts_of
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.model import Target, read_config
 from ops.lib.target.served_config import check_served

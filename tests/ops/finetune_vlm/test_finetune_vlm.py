@@ -21,8 +21,8 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from dsl.errors import ConfigError, DataError, StopRequested
 from ops.artifacts import TargetModel
-from ops.finetune_vlm.accuracy import greedy_answers
 from ops.finetune_vlm.batches import Order, micro_batches
+from ops.finetune_vlm.measuring import greedy_answers
 from ops.finetune_vlm.start import start_target
 from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenReader
@@ -342,13 +342,13 @@ def test_a_checkpoint_of_another_training_is_refused(tokens, tmp_path):
     ("changes", "message"),
     [
         ({"lr": float("inf")}, "'lr' must be < 1"),
-        ({"batch_tokens": 100}, "batch_size and batch_tokens: give one of them"),
+        ({"batch_tokens": 100}, "batch_size and batch_tokens: give only one of them"),
         ({"metric": "pattern"}, "needs 'pattern'"),
-        ({"metric": "pattern", "pattern": "(a)(b)"}, "must have one group, and has 2"),
-        ({"metric": "pattern", "pattern": "(a"}, "no regular expression"),
-        ({"pattern": "(a)"}, 'for metric = "pattern" alone'),
+        ({"metric": "pattern", "pattern": "(a)(b)"}, "must have one group, got 2"),
+        ({"metric": "pattern", "pattern": "(a"}, "not a regular expression"),
+        ({"pattern": "(a)"}, 'only for metric = "pattern"'),
         ({"freeze": ("visual",)}, "freeze"),
-        ({"freeze": ("vision",), "lr_vision": 1e-4}, "'lr_vision' is given, but freeze holds \"vision\""),
+        ({"freeze": ("vision",), "lr_vision": 1e-4}, "'lr_vision' is given, but freeze contains \"vision\""),
         ({"freeze": ("text", "projector"), "lr_projector": 1e-4}, "'lr_projector' is given"),
     ],
 )

@@ -26,7 +26,7 @@ STORED = {"batches": Ref("shard"), "target": Ref("target"), "features": Ref("cap
         (STORED | {"capture_dtype": "bfloat16"}, "'capture_dtype' needs capture"),
         (STORED | {"capture_ranks": 1}, "'capture_ranks' needs capture"),
         (STORED | {"capture_batch_tokens": 64}, "'capture_batch_tokens' needs capture"),
-        (ONLINE | {"capture_layers": 3, "target_layer_ids": (1, 2)}, "stands instead of capture_layers"),
+        (ONLINE | {"capture_layers": 3, "target_layer_ids": (1, 2)}, "'target_layer_ids' and capture_layers: give only one of them"),
         (ONLINE | {"target_layer_ids": (2, 1)}, "must be ascending"),
         (ONLINE | {"capture_ranks": -1}, "'capture_ranks' must be >= 0"),
         (ONLINE | {"buffer_batches": 0}, "'buffer_batches' must be >= 1"),
@@ -111,7 +111,7 @@ capture_dtype = "bfloat16"
         ({"nproc": 2}, "2 of 2 ranks leave none to train; set nproc of the launch to at least 3"),
         ({"nproc": 6, "sp_degree": 3}, "2 of 6 ranks leave 4 to train, no multiple of sp_degree = 3"),
         ({"nproc": 6, "sp_degree": 2}, None),
-        ({"nproc": 6, "nnodes": 2}, "ranks that capture for others run on one machine with them; leave nnodes at 1"),
+        ({"nproc": 6, "nnodes": 2}, "ranks that capture for others need the same machine; leave nnodes at 1"),
     ],
 )
 def test_ranks_that_capture_are_checked_against_the_launch(launch, message):

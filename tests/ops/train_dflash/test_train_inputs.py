@@ -48,7 +48,7 @@ def test_sliding_layers_become_layer_types_with_a_window(tmp_path):
     ("changes", "expected"),
     [
         ({"sliding_layers": (0, 2), "sliding_window": 64}, r"\[2\] outside 0\.\.1 \(num_layers\)"),
-        ({"sliding_layers": (1,)}, "'sliding_layers' need a sliding_window"),
+        ({"sliding_layers": (1,)}, "'sliding_layers' needs a sliding_window"),
         ({"sliding_window": 64}, "'sliding_window' needs sliding_layers"),
         ({"sliding_layers": (1,), "sliding_window": 1}, "'sliding_window' must be >= 2: 1"),
         ({"num_heads": 3, "num_kv_heads": 2}, "num_heads = 3 is no multiple of 2"),

@@ -8,7 +8,7 @@ from finetune_cases import config as finetune_config
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from ops.finetune_vlm.parts import make_optimizer as finetune_optimizer
+from ops.finetune_vlm.start import make_optimizer as finetune_optimizer
 from ops.lib.training.muon import orthogonal
 from ops.lib.training.optimizer import (
     adamw_options,
