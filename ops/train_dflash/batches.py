@@ -146,7 +146,7 @@ def draw(reader: Labels, index: int, weights_K: Tensor, num_anchors: int, *, see
 
 
 def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Cut a list of samples into runs of at most `limit` tokens, those of similar length together, as places.
+    """Cut a list of samples into runs of at most `limit` tokens, those of similar length together, as indices.
 
     A longer sample is a run of its own.
     """
@@ -163,7 +163,7 @@ def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
 
 
 def needed(samples: Sequence[Drawn], place: Place) -> list[Rows]:
-    """The rows of each sample's features that `pack` asks for on this rank, in order; a sample may have none."""
+    """The rows of each sample's features that `pack` reads on this rank, in order; a sample may have none."""
     starts = _starts(samples)
     first, last = _slice(starts[-1], place)
     rows = []
@@ -175,7 +175,7 @@ def needed(samples: Sequence[Drawn], place: Place) -> list[Rows]:
 
 @frozen(eq=False)
 class Part:
-    """A tensor of a micro-batch before it is written: its sources one after the other, then zeros."""
+    """A tensor of a micro-batch before it is written: its sources concatenated, then zeros."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -204,7 +204,7 @@ class Part:
 class Packed:
     """A micro-batch on the host. weights_NK: those of this rank's blocks, dummies included; weighted: its slots.
 
-    parts: the tensors of MicroBatch by their names, and those rows; those that come from the device itself stay there.
+    parts: the tensors of MicroBatch by name, and the rows; those with sources on the device stay there.
     """
 
     parts: Mapping[str, Part]
@@ -232,12 +232,12 @@ class Packed:
                 host[name].write(tensor)
 
         sent = transfer.send(size, write)
-        there = {
+        on_device = {
             name: part.write(torch.empty(part.shape, dtype=part.dtype, device=self.device))
             for name, part in self.parts.items()
             if name not in host
         }
-        tensors = {**tensors_in(sent.memory), **there}
+        tensors = {**tensors_in(sent.memory), **on_device}
         weighted = evolve(self.weighted, rows_W=tensors.pop(ROWS))
         return MicroBatch(**tensors, seen=self.seen, weighted=weighted), sent
 
@@ -307,7 +307,7 @@ def idle_batch(block_size: int, features: int, place: Place) -> Packed:
 def _packed(
     parts: Mapping[str, Part], seen: tuple[ContextRange, ...], labels_NK: Tensor, weights_NK: Tensor, place: Place
 ) -> Packed:
-    """With the rows of the weighted slots, which travel with the tensors of the micro-batch."""
+    """With the rows of the weighted slots, which are transferred with the tensors of the micro-batch."""
     weighted = Weighted.of(labels_NK, weights_NK)
     rows = {ROWS: Part(tuple(weighted.rows_W.shape), torch.int64, [weighted.rows_W])}
     return Packed({**parts, **rows}, seen, weights_NK, weighted, place.device)
@@ -327,8 +327,8 @@ def _starts(samples: Sequence[Drawn]) -> list[int]:
 def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> list[Tensor]:
     """The target's final hidden states that predict the token at anchor + k, those at anchor + k - 1, of own blocks.
 
-    own: ascending places among all blocks of the samples; together [len(own), K, M]. Rows that no weight asks for
-    (slot 0, and slots behind the end) repeat a neighbour's.
+    own: ascending places among all blocks of the samples; together [len(own), K, M]. Rows without a weight
+    (slot 0, and slots past the end) repeat a neighbour's.
     """
     K = samples[0].labels_AK.shape[1]
     slots_K = torch.arange(K)
@@ -349,13 +349,13 @@ def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> list[Tens
 
 
 def _positions(starts: Sequence[int], first: int, last: int) -> Tensor:
-    """Absolute positions of packed tokens first <= j < last; those of the padding mean nothing."""
+    """Absolute positions of packed tokens first <= j < last; those of the padding are arbitrary."""
     packed = torch.arange(first, last)
     bounds = torch.tensor(starts)
     return packed - bounds[(torch.searchsorted(bounds, packed, right=True) - 1).clamp(min=0)]
 
 
 def _padded(values_N: Tensor, count: int) -> Tensor:
-    """count rows: zeros behind the given ones."""
+    """count rows: the given ones, then zeros."""
     missing = values_N.new_zeros(count - len(values_N), *values_N.shape[1:])
     return torch.cat((values_N, missing)) if len(missing) else values_N

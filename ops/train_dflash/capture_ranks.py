@@ -2,18 +2,18 @@
 
 A training rank requests the rows of one micro-batch at a time, from the thread that prepares it, and reads the whole
 answer before the next request. So nothing is captured further ahead than the training's own buffer (`buffer_batches`),
-and a capture rank keeps no state: it has no plan, and a restart only loses the buffer. A training rank
-that waits always reads, so no answer can block another rank's.
+and a capture rank keeps no state: it has no plan, and a restart only loses the buffer. A waiting training rank
+always reads, so no answer can block another rank's.
 
 The ranks communicate over stream sockets in a private folder of their machine, not through collectives:
-these would have to keep an order with those of the training, which run in another thread, and a rank that dies would
-be noticed late. Here the connection breaks at once, on either side; the error is one of torch.distributed, which the
-executor reads as the end of another rank. The training ranks form the default process group among
+these would have to be ordered with those of the training, which run in another thread, and the death of a rank would
+be detected late. A socket breaks immediately, on both sides; the error is one of torch.distributed, which the
+executor interprets as the end of another rank. The training ranks form the default process group among
 themselves, and everything that is summed, averaged or sharded spans only them.
 
     request    {"split", "rows": [[sample, first, last], ...]}                or {"end": "done" | "stopped"}
     answer     {"stop": whether this rank was asked to stop}, then the bytes of RowStates.features, and of
-               RowStates.final_hidden where it is kept
+               RowStates.final_hidden if it is kept
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ops.train_dflash.op import TrainDflash
 
 @frozen
 class TrainingStage:
-    """The stage of the training ranks, without capture ranks. A stop that a capture rank saw applies to them too."""
+    """The stage of the training ranks, without capture ranks. A stop request of a capture rank applies to them too."""
 
     whole: Stage
     world_size: int
@@ -91,7 +91,7 @@ class TrainingStage:
 
 
 def training_stage(stage: Stage, capture_ranks: int) -> TrainingStage:
-    """The stage of the training ranks. Raises ConfigError if too few are left, or no whole groups."""
+    """The stage of the training ranks. Raises ConfigError if none or no whole groups are left."""
     launch = {"nproc": stage.world_size, "sp_degree": stage.sp_degree}
     mistakes = TrainDflash.launch_mistakes({"capture_ranks": capture_ranks}, launch)
     if mistakes:
@@ -130,14 +130,14 @@ def answer(connections: Sequence[Connection], take: Take, stage: Stage) -> None:
         while asking:
             for connection in wait(asking):
                 assert isinstance(connection, Connection)
-                with _other_side("a training rank"):
+                with _broken_connections("a training rank"):
                     request = json.loads(connection.recv_bytes())
                 if "end" in request:
                     stopped |= request["end"] == "stopped"
                     asking.remove(connection)
                     continue
                 states = take(request["split"], [Rows(*row) for row in request["rows"]])
-                with _other_side("a training rank"):
+                with _broken_connections("a training rank"):
                     connection.send_bytes(json.dumps({"stop": stage.stop_requested()}).encode())
                     for tensor in (states.features, states.final_hidden):
                         if tensor is not None:
@@ -187,7 +187,7 @@ class CaptureRanks:
         dealt = deal(lengths, len(self._connections))
         features: list[Tensor] = [torch.empty(0)] * len(rows)
         final_hidden = list(features)
-        with self._one_at_a_time, _other_side("a rank that captures"):
+        with self._one_at_a_time, _broken_connections("a capture rank"):
             for connection, places in zip(self._connections, dealt, strict=True):
                 request = [[rows[place].index, rows[place].first, rows[place].last] for place in places]
                 if request:
@@ -219,7 +219,7 @@ class CaptureRanks:
         end = "done" if kind is None else "stopped"
         for connection in self._connections:
             if kind is None or issubclass(kind, StopRequested):
-                with _other_side("a rank that captures"):
+                with _broken_connections("a capture rank"):
                     connection.send_bytes(json.dumps({"end": end}).encode())
             connection.close()
 
@@ -235,9 +235,9 @@ def _place(number: int) -> str:
 
 
 @contextmanager
-def _other_side(who: str) -> Iterator[None]:
+def _broken_connections(who: str) -> Iterator[None]:
     """A connection that breaks becomes an error of torch.distributed, as if a collective had failed."""
     try:
         yield
     except (EOFError, OSError) as error:
-        raise dist.DistNetworkError(f"the connection to {who} broke: it has ended") from error
+        raise dist.DistNetworkError(f"the connection to {who} broke: that rank has ended") from error

@@ -38,7 +38,7 @@ from ops.train_dflash.step import Stream
 
 @frozen(eq=False)
 class Setup:
-    """The engine with the streams of micro-batches that it takes: of the training split, and of val."""
+    """The engine, and its streams of micro-batches: of the training split, and of val."""
 
     engine: Engine
     train: Stream
@@ -87,9 +87,9 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None 
 
 
 def weights_to_compute_with(model: nn.Module, dtype: torch.dtype) -> Callable[[], AbstractContextManager[None]]:
-    """Of a model in one process, for Engine.computing: cast once a step where the masters are wider than `dtype`.
+    """For Engine.computing, in one process: the weights, cast once a step if the masters are wider than `dtype`.
 
-    FSDP2 does the same for a sharded one.
+    FSDP2 does the same for a sharded model.
     """
     wider = dtype.itemsize < next(model.parameters()).dtype.itemsize
     return WorkingWeights(model, dtype).in_place if wider else nullcontext
@@ -121,7 +121,7 @@ def _source(reader: Reader, split: str, take: Take | None) -> Callable[[Sequence
 
 
 def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh: DeviceMesh | None) -> DraftModel:
-    """The draft with float32 master weights (float64 for a float64 training), sharded where there are several ranks."""
+    """The draft with float32 master weights (float64 for a float64 training), sharded if there are several ranks."""
     model = DraftModel(inputs.draft)
     model.initialise(config.seed or 0)
     warm_start = stage.inputs.get("warm_start")

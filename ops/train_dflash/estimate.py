@@ -28,14 +28,14 @@ from ops.lib.threads import threads_of_drafting
 from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
 from ops.train_dflash.shape import foreseen_shape
 
-LONGEST = 3072  # tokens of a sample of unknown length
+LONGEST = 3072  # tokens of a sample, if its length is unknown
 STEPS = 8  # of a trial
 
 threads = threads_of_drafting
 
 
 def smoke(config: TrainDflash, samples: int) -> dict[str, Any]:
-    """A few steps with a checkpoint between them; measured at the end only, where the full run measures too."""
+    """A few steps with a checkpoint between them; measured only at the end, if the full run is measured."""
     return {
         "max_steps": min(config.max_steps or STEPS, STEPS),
         "checkpoint_every": min(config.checkpoint_every, STEPS // 2),
@@ -66,7 +66,7 @@ def estimate(config: TrainDflash, outlook: Outlook) -> Estimate:
     notes = []
     if online:
         capture = capture_memory(target, tokens, layers, config.capture_dtype, config.capture_batch_tokens)
-        notes.append(_instead(config, target, tokens, layers, outlook.free_disk))
+        notes.append(_not_stored(config, target, tokens, layers, outlook.free_disk))
         if config.capture_ranks:
             need = shown_bytes(sum(capture.values()))
             notes.append(f"{ranks} ranks train; {config.capture_ranks} capture for them and need {need} each")
@@ -92,10 +92,10 @@ def training_memory(
 ) -> dict[str, int]:
     """One rank's weights and what its passes keep.
 
-    Over several ranks FSDP2 shards masters, moments and average; the weights of a step are gathered whole, in the dtype
-    to compute in, and its gradients are kept whole until they are reduced. One process keeps a copy in that dtype, also
-    between steps, where it is narrower than the masters. The widest counts of a pass, of an update's scratch, and of
-    decoding for tau.
+    Over several ranks FSDP2 shards masters, moments and average; the weights of a step are gathered whole, in the
+    compute dtype, and its gradients are kept whole until they are reduced. One process keeps a copy in that dtype, also
+    between steps, if it is narrower than the masters. Of a pass, an update's scratch and decoding for tau, the largest
+    counts.
     """
     parameters, optimizer = draft_parameters(shape), 2 if config.optimizer == "adamw" else 1
     longest = tokens.longest if tokens is not None else LONGEST
@@ -114,7 +114,7 @@ def training_memory(
         "context of a micro-batch": context_bytes(work),
         "blocks of a chunk": block_bytes(work) + head_bytes(work) + (0 if on_cpu else joined_bytes(work)),
     }
-    whole = parameters * MASTER if ranks > 1 else 0  # gathered in float32, where nothing is cast
+    whole = parameters * MASTER if ranks > 1 else 0  # gathered in float32, if nothing is cast
     scratch = parameters * MASTER  # of the update, or of gathering and reducing, when no pass is under way
     return {
         "draft": parameters * MASTER // ranks,
@@ -130,7 +130,7 @@ def training_memory(
 def decoding_memory(
     config: TrainDflash, shape: DraftConfig, target: TargetForeseen, tokens: TokensForeseen | None, dtype: str
 ) -> dict[str, int]:
-    """What a batch of prompts takes to measure tau, beside the weights of target and draft."""
+    """What a batch of prompts needs to measure tau, besides the weights of target and draft."""
     sizes, size, own = target.sizes, ITEM_SIZES[dtype], ITEM_SIZES[config.dtype]
     prompt = tokens.longest if tokens is not None else LONGEST
     length = prompt + config.eval_new_tokens + shape.block_size
@@ -159,7 +159,9 @@ def _disk(config: TrainDflash, shape: DraftConfig) -> dict[str, int]:
     }
 
 
-def _instead(config: TrainDflash, target: TargetForeseen, tokens: TokensForeseen | None, layers: int, free: int) -> str:
+def _not_stored(
+    config: TrainDflash, target: TargetForeseen, tokens: TokensForeseen | None, layers: int, free: int
+) -> str:
     """Size of the features that online capture does not store."""
     per_token = feature_bytes(target.sizes, layers + (config.loss == "kl"), config.capture_dtype)
     count = tokens.count(("train", "val")) if tokens is not None else None
@@ -188,9 +190,9 @@ def _growth(config: TrainDflash, outlook: Outlook) -> Growth | None:
 
 
 def _measuring(config: TrainDflash, inputs: Mapping[str, Any], steps: float) -> float:
-    """How many times longer the val split takes to be measured, over all the times that it is.
+    """How many times longer all measurements of the val split take than those of the trial.
 
-    That of its loss, which grows with the split, or of tau, which stops at `eval_prompts`: the larger of the two.
+    That of the loss, which grows with the split, or of tau, which stops at `eval_prompts`: the larger of the two.
     """
     given, counted = first_counted(inputs["features"], inputs["tokens"]), first_counted(inputs["tokens"])
     if given is None:

@@ -32,7 +32,7 @@ class Inputs:
     """embed and head are the target's, [V, M], on the rank's device in the config's dtype. steps are those to train,
     `max_steps` applied.
 
-    captured: what features.json says of the features, or would say, without the shards.
+    captured: the content of features.json without the shards, also if the features are captured online.
     """
 
     draft: DraftConfig
@@ -46,7 +46,7 @@ class Inputs:
     tokens: TokenShards | None
 
     def names(self, samples: Sequence[int]) -> list[str]:
-        """Samples of the split train for a message: their ids where the node was given the tokens, else indices."""
+        """Names of samples of the split train for a message: their ids if the node has tokens, else indices."""
         if self.tokens is None:
             return [str(sample) for sample in samples]
         records = TokenReader(self.tokens, "train").records
@@ -67,7 +67,7 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
     if mistakes:
         listed = mistakes[0] if len(mistakes) == 1 else "\n" + "\n".join(f"  {mistake}" for mistake in mistakes)
         source = stage.inputs.get("features") or tokens
-        assert source is not None  # the op asks for one of them
+        assert source is not None  # the op requires one of them
         raise DataError(f"{source.path}: {listed}")
     steps, pad_multiple = read_plan(stage.inputs["batches"], train.lengths)
     draft = draft_config(config, target, captured)
@@ -125,7 +125,7 @@ def _shape_mistakes(info: Mapping[str, Any], target: Mapping[str, Any]) -> list[
     if beyond:
         mistakes.append(f"target_layer_ids: {beyond} are no inner layers of a target of {target['num_layers']} layers")
     if info["positions"] != POSITIONS:
-        mistakes.append(f'positions: "{info["positions"]}" in the features; a draft is trained on "{POSITIONS}" ones')
+        mistakes.append(f'positions: "{info["positions"]}" in the features, must be "{POSITIONS}"; capture again')
     return mistakes
 
 

@@ -40,7 +40,7 @@ FIGURES = ("tau", "low", "high", "prompts", "steps", "generated")
 
 @define
 class Measuring:
-    """seconds: that measuring took in this attempt, which began at `started`."""
+    """seconds: spent measuring in this attempt, which began at `started`."""
 
     config: TrainDflash
     stage: Stage
@@ -54,7 +54,7 @@ class Measuring:
     def open(
         cls, config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, state: TrainState, lend: Lend | None
     ) -> Measuring:
-        """Raises DataError if the split val has nothing to select by."""
+        """Raises DataError if the split val has no samples to select by."""
         if config.select == "loss" and not _has_anchor(inputs.val):
             raise DataError(
                 'select = "loss" measures the split val, which has no sample with an anchor: raise val_fraction of '
@@ -64,7 +64,7 @@ class Measuring:
         return cls(config, stage, setup, state, evaluation, time.perf_counter())
 
     def measure(self) -> float | None:
-        """Measures the state, logs it and keeps the row in the state; returns the selection metric, see `badness`.
+        """Measures the state, logs it and keeps the row in the state; returns its `selection_metric`.
 
         Raises DataError if no prompt has a verification step, so that there is no tau to select by.
         """
@@ -79,12 +79,12 @@ class Measuring:
         if self.config.select == "tau" and row["tau"]["all"]["tau"] is None:
             prompts = row["tau"]["all"]["prompts"]
             raise DataError(
-                f"there is no tau to select by: the target ends its answer to each of the {prompts} prompts of the "
-                "split val with the first token"
+                f"there is no tau to select by: the target ends its answers to all {prompts} prompts of the split val "
+                "with the first token"
             )
         self.state.measured.append(row)
         self.stage.log({**metrics_of(row), "val/time_share": self.measurements()["measuring_share"]}, self.state.step)
-        return badness(self.config.select, row)
+        return selection_metric(self.config.select, row)
 
     def selected(self) -> int:
         """The step whose weights are exported, once the last one was measured."""
@@ -102,7 +102,7 @@ class Measuring:
         self.stage.log({f"val/selected_{name}": value for name, value in logged.items()}, self.state.step)
 
     def measurements(self) -> dict[str, float]:
-        """Seconds of this attempt, and of those the ones that measuring took."""
+        """Seconds of this attempt, and those spent measuring."""
         seconds = time.perf_counter() - self.started
         return {"seconds": seconds, "measuring_seconds": self.seconds, "measuring_share": self.seconds / seconds}
 
@@ -122,7 +122,7 @@ class Measuring:
         return weights
 
     def _tally(self) -> Tensor | None:
-        """None where the features hold no such split, or one without an anchor."""
+        """None if the features have no such split, or no anchor in it."""
         if not len(self.setup.val.reader):
             return None
         tally = measure(self.setup.engine, self.setup.val, self.config.buffer_batches)
@@ -154,7 +154,7 @@ def measured_row(step: int, tally: Tensor | None, taus: Mapping[str, Mapping[str
 
 
 def metrics_of(row: Row) -> dict[str, float]:
-    """A row under the names that it has in MLflow; figures without a value are left out."""
+    """A row by its metric names in MLflow; figures without a value are omitted."""
     values = {f"val/{name}": row[name] for name in ("loss", "accuracy", "expected_tau") if name in row}
     for category, tau in row.get("tau", {}).items():
         values |= zip(tau_names("val/tau", category), (tau["tau"], tau["low"], tau["high"]), strict=True)
@@ -166,7 +166,7 @@ def row_of(rows: Sequence[Row], step: int) -> Row | None:
     return next((row for row in rows if row["step"] == step), None)
 
 
-def badness(select: str, row: Row) -> float | None:
+def selection_metric(select: str, row: Row) -> float | None:
     """The selection metric of a row, lowest is best: the loss, or -tau; None: not measured."""
     if select == "loss":
         return row["loss"]
@@ -179,7 +179,7 @@ def selected_step(select: str, rows: Sequence[Row], last: int) -> int:
     """The step whose weights are exported, the earlier of two equal ones; `last` without a selection."""
     best, least = last, math.inf
     for row in rows:
-        value = badness(select, row)
+        value = selection_metric(select, row)
         if value is not None and value < least:
             best, least = row["step"], value
     return best

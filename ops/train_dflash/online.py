@@ -2,11 +2,11 @@
 
 Labels and lengths come from the token shards, so anchors, order and dealing are those of a training on stored features.
 The states of a micro-batch are computed just before it is prepared (`Capture.take`), by forward passes over whole
-samples in batches by token budget, and live until it is, on the device; nothing is written. A sequence-parallel rank
-runs the samples that its slice touches, so a sample on the border of two slices is run by both. Where the loss needs
-final hidden states, it runs every sample of the micro-batch: its blocks are dealt from all of them.
+samples in batches by token budget, and stay on the device until then; nothing is written. A sequence-parallel rank
+runs the samples of its slice, so a sample on the border of two slices is run by both. If the loss needs final hidden
+states, it runs every sample of the micro-batch: its blocks are dealt from all of them.
 
-Legend: B batch, S tokens of a sample, R rows asked for of all samples, F features, L tokens of all samples, M hidden
+Legend: B batch, S tokens of a sample, R requested rows of all samples, F features, L tokens of all samples, M hidden
 size.
 """
 
@@ -86,8 +86,8 @@ def token_mistakes(tokens: TokenShards, target: TargetModel) -> list[str]:
 
 @frozen(eq=False)
 class RowStates:
-    """The states of some samples one after the other: features [R, F] of the rows that were asked for, and final_hidden
-    [L, M] of all their tokens, or None. On the device that computed them, or on the CPU where another rank did.
+    """The states of some samples one after the other: features [R, F] of the requested rows, and final_hidden [L, M] of
+    all their tokens, or None. On the device that computed them, or on the CPU if another rank did.
     """
 
     features: Tensor
@@ -97,7 +97,7 @@ class RowStates:
 class Capture:
     """Captures on this rank what `info` describes (see `describe_features`).
 
-    Several threads may call `take`; one forward pass runs at a time. `lend` gives one exclusive use of the target.
+    Several threads may call `take`; one forward pass runs at a time. `lend` grants exclusive use of the target.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Capture:
 
     @contextmanager
     def lend(self) -> Iterator[Target]:
-        """Inside, nothing is captured: a forward pass beside another would record its features."""
+        """Inside, nothing is captured: a concurrent forward pass would record its inputs too."""
         with self._one_at_a_time:
             yield self._target
 
@@ -190,8 +190,8 @@ class OnlineSource:
     def states(self, rows: Sequence[Rows]) -> CapturedStates:
         """The states of these rows.
 
-        Without `final_hidden`, a sample without a row is not run at all; with it every sample is, because the blocks
-        of a sequence-parallel rank come from all of them.
+        Without `final_hidden`, only samples with a row are run; with it all of them are, because the blocks of a
+        sequence-parallel rank come from all samples.
         """
         wanted = [row for row in rows if row.first < row.last or self.reader.info["final_hidden"]]
         if not wanted:

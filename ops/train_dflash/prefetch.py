@@ -23,7 +23,7 @@ class _End:
 
 
 class Prefetch(Generic[Item]):
-    """The items of an iterable, in order; `depth` wait for the consumer, and one more may be made meanwhile.
+    """The items of an iterable, in order; at most `depth` wait for the consumer, while one more may be made.
 
     An error of the iterable is raised to the consumer at its place, and by every call after it. `close` ends the
     thread; the object is a context manager that does so.

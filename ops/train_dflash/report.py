@@ -18,11 +18,11 @@ def report(folder: Path) -> Sequence[Section]:
     training = read_json(folder / "training.json")
     measured = {**(training.get("final_metrics") or {}), **(training.get("val_metrics") or {})}
     anchorless = training["samples_without_anchor"]
-    note = f"{anchorless} times a sample had no anchor in a step, and so nothing to learn" if anchorless else ""
+    note = f"{anchorless} samples of a step had no anchor, and were not trained on" if anchorless else ""
     return [
         Section("samples", train_account(training)),
         Section("training", facts(training, SHOWN), note),
-        Section("measured in the end", facts(measured)),
+        Section("measured at the end", facts(measured)),
     ]
 
 

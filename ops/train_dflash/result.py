@@ -33,7 +33,7 @@ def write_result(
     weights: Mapping[str, Tensor],
     selected: int,
 ) -> None:
-    """Write the DraftCheckpoint but for measurements.json. weights: those of the step `selected`."""
+    """Write the DraftCheckpoint except measurements.json. weights: those of the step `selected`."""
     history = torch.stack(state.history)
     last = history[-FINAL_STEPS:, TALLY:].sum(0)
     row = row_of(state.measured, selected)
@@ -93,7 +93,7 @@ def loss_figure(losses: Sequence[float]) -> Figure:
 
 
 def accuracy_figure(train: Sequence[float], val: Sequence[float] | None) -> Figure:
-    """Accuracy of slots 1..K-1 over the last steps and, where there is one, on the val split."""
+    """Accuracy of slots 1..K-1 over the last steps and, if measured, on the val split."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     slots = range(1, len(train) + 1)
@@ -106,10 +106,7 @@ def accuracy_figure(train: Sequence[float], val: Sequence[float] | None) -> Figu
 
 
 def tau_figure(taus: Sequence[tuple[int, Mapping[str, Any]]], selected: int, block_size: int) -> Figure:
-    """tau on the split val after steps, with its interval where there is one, and the step whose weights are exported.
-
-    Of one prompt there is no interval.
-    """
+    """tau on the split val after steps, and the step whose weights are exported; one prompt has no interval."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     spread = [(step, tau["low"], tau["high"]) for step, tau in taus if tau["low"] is not None]

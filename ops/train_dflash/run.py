@@ -1,4 +1,4 @@
-"""Train a DFlash draft on the target's features: the story of a training, from its inputs to the draft's checkpoint.
+"""Train a DFlash draft on the target's features, from its inputs to the draft's checkpoint.
 
 Features are stored, or captured during training by the same ranks or others: see online.py, capture_ranks.py.
 Measurements on the split val may select the step whose weights are exported: measuring.py.
@@ -55,7 +55,7 @@ def train_dflash(config: TrainDflash, stage: Stage) -> None:
     """Train over the plan of batches and write a DraftCheckpoint; resumes from the newest checkpoint in work_dir.
 
     Over several ranks every step's samples are dealt over the dp ranks and each sample's context and blocks over the sp
-    ranks, which changes results by rounding only; the last `capture_ranks` ranks train nothing and capture for the
+    ranks, which changes results only by rounding; the last `capture_ranks` ranks do not train, and capture for the
     others. Raises DataError for inputs that do not belong together and for losses that stay non-finite, ConfigError for
     a mesh that does not fit, and StopRequested after saving when the stage is asked to stop.
     """
@@ -89,7 +89,7 @@ def _capturing(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Ite
     tokens = sum(map(sum, lengths.values()))
     width = inputs.train.width + inputs.captured["final_hidden"] * inputs.captured["hidden_size"]
     size = tokens * width * getattr(torch, inputs.captured["dtype"]).itemsize
-    who = f"{config.capture_ranks} ranks of their own" if config.capture_ranks else "the ranks that train"
+    who = f"{config.capture_ranks} separate ranks" if config.capture_ranks else "the training ranks"
     stage.info(f"online: {size / 1e9:.2f} GB of features are captured on the fly by {who} and not stored")
     if config.capture_ranks:
         with CaptureRanks.connect(stage, inputs.captured, lengths) as capture_ranks:

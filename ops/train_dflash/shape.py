@@ -47,9 +47,9 @@ def draft_shape(
 
 
 def foreseen_shape(config: TrainDflash, target: Mapping[str, Any], num_layers: int) -> DraftConfig:
-    """The same from the target's config.json alone, with features of so many layers.
+    """The same from only the target's config.json and the number of captured layers.
 
-    The mask token is not known from it, and decides no size: it is left at 0. Raises ConfigError as `draft_shape`.
+    The mask token is not in it and affects no size, so it is 0. Raises ConfigError as `draft_shape`.
     """
     text = target.get("text_config") or target
     layers = config.target_layer_ids or spread_layers(text["num_hidden_layers"], num_layers)
@@ -60,8 +60,8 @@ def foreseen_shape(config: TrainDflash, target: Mapping[str, Any], num_layers: i
         "num_target_layers": text["num_hidden_layers"],
         "positions": POSITIONS,
     }
-    open_to_it = {"rms_norm_eps": 1e-6, "max_position_embeddings": 1}  # no sizes; some configs leave them out
-    return draft_shape(config, {**open_to_it, **text, "pad_token_id": None}, info, features)
+    defaults = {"rms_norm_eps": 1e-6, "max_position_embeddings": 1}  # not sizes; some configs omit them
+    return draft_shape(config, {**defaults, **text, "pad_token_id": None}, info, features)
 
 
 def _first(*values: Any) -> Any:
@@ -88,7 +88,7 @@ def _mask_token_id(mask_token_id: int | None, text: Mapping[str, Any], info: Map
 def _rope(config: TrainDflash, text: Mapping[str, Any]) -> dict[str, Any]:
     """The target's RoPE without its mRoPE sections, since the draft's positions are 1-D.
 
-    Transformers 5 keeps everything in `rope_parameters`; before, it was spread over rope_theta, rope_scaling and
+    Transformers 5 keeps everything in `rope_parameters`; earlier versions in rope_theta, rope_scaling and
     partial_rotary_factor. Raises ConfigError for a target whose layers have different ones.
     """
     parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}

@@ -1,10 +1,10 @@
 """The draft sharded over the ranks by FSDP2: what is gathered and reduced together, and when.
 
-The draft is gathered once per step, and every gradient reduced once or twice, however many passes a step takes:
-micro-batches and chunks of anchors differ in number between ranks, and so must not communicate.
+The draft is gathered once per step, and every gradient reduced once or twice, independent of the number of passes:
+ranks have different numbers of micro-batches and chunks of anchors, which therefore must not communicate.
 
-On a CPU, in the dtype of the weights, the draft is one unit, gathered once and reduced once: every exchange costs the
-processors that compute. Elsewhere it is sharded in parts. What the context needs is gathered first, the rest while
+On a CPU, in the dtype of the weights, the draft is one unit, gathered once and reduced once: every exchange takes time
+from computing. Otherwise it is sharded in parts. What the context needs is gathered first, the rest while
 that is computed; a layer's gradients are reduced while those of the layers before it are computed, in the step's last
 pass over blocks:
 
@@ -13,8 +13,8 @@ pass over blocks:
     layer i        MLP and the norms of the layer       in that pass, as soon as all of the layer are done
     norm           the last norm                        likewise
 
-What is reduced at once must be the same on every rank, whether it comes from one pass or was added up over several: so
-a part's gradients all come from the same passes, and it is reduced when the last of them is there.
+What is reduced together must be the same on every rank, whether it comes from one pass or is the sum of several: so
+a part's gradients all come from the same passes, and it is reduced when the last of them is complete.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ from ops.lib.drafts.dflash.model import ContextKV, DraftModel, Layer
 # What a pass over blocks calls of a layer first, and so differentiates last.
 PROJECTIONS = tuple(name for name in vars(Layer) if name.startswith("project"))
 
-CONTEXT_KV = "context_kv"  # the method of DraftModel that FSDP2 has to know
+CONTEXT_KV = "context_kv"  # the method of DraftModel that FSDP2 must wrap
 
 
 def shard_model(model: DraftModel, flat: DeviceMesh, dtype: torch.dtype | None = None) -> None:
     """Shard the draft over all ranks with FSDP2, after `compile_layers`; gradients are averaged over all ranks.
 
-    dtype: what the draft computes in. Where that is narrower than the weights, which stay as they are, these are cast
-    before they are gathered; a pass adds its gradients to those of the passes before in the dtype of the weights, and
-    in that they are reduced.
+    dtype: of the computation. If it is narrower than the weights, which keep their dtype, they are cast before they are
+    gathered; gradients are accumulated over passes and reduced in the dtype of the weights.
     """
     masters = next(model.parameters()).dtype
     narrow = dtype is not None and dtype.itemsize < masters.itemsize
@@ -65,7 +64,7 @@ def overlaps(flat: DeviceMesh) -> bool:
 
 
 def parts_of(model: DraftModel) -> list[nn.Module]:
-    """What is sharded by itself, in the order in which a step gathers it."""
+    """The modules that are sharded separately, in the order in which a step gathers them."""
     return [*(layer.self_attn for layer in model.layers), *model.layers, model.norm]
 
 
@@ -78,7 +77,7 @@ def _gather_ahead(model: DraftModel, parts: list[nn.Module]) -> None:
 
 
 def _with_attentions(model: DraftModel) -> Callable[..., ContextKV]:
-    """context_kv, which takes keys and values from the attentions without calling them as modules, behind a wait."""
+    """context_kv after gathering the attentions, which it uses without calling them as modules."""
     context_kv = model.context_kv
 
     @wraps(context_kv)

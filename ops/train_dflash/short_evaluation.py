@@ -31,7 +31,7 @@ from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
 
 RESAMPLINGS = 2000
 
-# Gives exclusive use of the target.
+# Grants exclusive use of the target.
 Lend = Callable[[], AbstractContextManager[Target]]
 
 
@@ -50,17 +50,17 @@ class ShortEvaluation:
     def open(
         cls, config: TrainDflash, stage: Stage, inputs: Inputs, device: torch.device, lend: Lend | None
     ) -> ShortEvaluation | None:
-        """None where the config asks for none, or for one of an empty split without choosing by it.
+        """None if the config requests none, or if the split is empty and nothing is selected by tau.
 
-        lend: of a target that is loaded already; else it is loaded here, in the dtype that it was captured in. Raises
-        DataError for an empty split to choose by, for tokens that the target cannot read, and for prompts whose answers
-        could end behind the positions of target or draft.
+        lend: of an already loaded target; otherwise it is loaded here, in the dtype of the capture. Raises DataError
+        for an empty split to select by, for tokens that the target cannot read, and for prompts whose answers could
+        exceed the positions of target or draft.
         """
         if not config.measures_tau:
             return None
         reader = TokenReader(stage.inputs["tokens"], "val")
-        asked = sorted(first_of_each_category(reader, config.eval_prompts), key=lambda prompt: prompt.length)
-        if not asked:
+        prompts = sorted(first_of_each_category(reader, config.eval_prompts), key=lambda prompt: prompt.length)
+        if not prompts:
             if config.select == "tau":
                 raise DataError(
                     f'{reader.tokens.path}: select = "tau" decodes prompts of the split val, which has none: raise '
@@ -68,8 +68,8 @@ class ShortEvaluation:
                 )
             return None
         text = text_config(stage.inputs["target"])
-        check_lengths(asked, text, inputs.draft, config.eval_new_tokens, "eval_new_tokens")
-        chosen = [prompt.sample() for prompt in asked]
+        check_lengths(prompts, text, inputs.draft, config.eval_new_tokens, "eval_new_tokens")
+        chosen = [prompt.sample() for prompt in prompts]
         if lend is None:
             target = Target.load(stage.inputs["target"], str(device), getattr(torch, inputs.captured["dtype"]))
             check_tokens_fit(reader.info, target.info)
@@ -86,7 +86,7 @@ class ShortEvaluation:
         )
 
     def measure(self, model: nn.Module) -> dict[str, dict[str, Any]]:
-        """tau of the model's weights as they are now, over all prompts under "all", and by category; a collective.
+        """tau of the model's current weights, over all prompts under "all", and by category; a collective.
 
         Each with its 95 % interval, prompts, steps and generated tokens, as in the report of `evaluate`.
         """
@@ -116,11 +116,11 @@ class ShortEvaluation:
 
 def first_of_each_category(reader: TokenReader, limit: int) -> list[HeldOut]:
     """The first `limit` samples of each category, in the order of the split."""
-    taken: dict[str, int] = {}
+    counts: dict[str, int] = {}
     chosen = []
     for place, record in enumerate(reader.records):
-        taken[record["category"]] = taken.get(record["category"], 0) + 1
-        if taken[record["category"]] <= limit:
+        counts[record["category"]] = counts.get(record["category"], 0) + 1
+        if counts[record["category"]] <= limit:
             chosen.append(HeldOut(reader, place))
     return chosen
 

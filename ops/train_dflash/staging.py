@@ -1,8 +1,8 @@
-"""The bytes of a micro-batch on their way to the device: written once, side by side, and copied once.
+"""Moves the bytes of a micro-batch to the device: written once, side by side, and copied once.
 
-On a CPU the memory they are written to is the micro-batch's own, and nothing is copied. For a GPU they are written to
-pinned memory and copied on a stream of their own, beside what the device computes. Pinned buffers are used in turn: one
-is reused when the copy from it is done. The computing thread calls `Sent.arrive` first.
+On a CPU they are written to the micro-batch's own memory, and nothing is copied. For a GPU they are written to pinned
+memory and copied on a separate stream while the device computes. Pinned buffers are used in turn: one is reused when
+the copy from it is done. The computing thread calls `Sent.arrive` first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ops.lib.kernels.host_to_device import to_device
 
 BUFFERS = 2  # one is written to while the other is copied
 
-Write = Callable[[Tensor], None]  # fills the host bytes, uint8 [size], that it is given
+Write = Callable[[Tensor], None]  # fills host bytes, uint8 [size]
 
 
 class Event(Protocol):
-    """The end of a copy: torch.cuda.Event, or a test's replacement."""
+    """The end of a copy: torch.cuda.Event, or a test's substitute."""
 
     def synchronize(self) -> None:
         """Return when the copy is done."""
@@ -33,15 +33,15 @@ class Event(Protocol):
 
 @frozen(eq=False)
 class Sent:
-    """uint8 [size] on the device, and the end of the copy that fills it; None where it is filled."""
+    """uint8 [size] on the device, and the end of the copy that fills it; None if it is filled."""
 
     memory: Tensor
     copied: Event | None = None
 
     def arrive(self) -> None:
-        """To be called by the thread that computes, before it uses the memory; its stream waits, the thread does not.
+        """The computing thread calls this before it uses the memory; its stream waits, the thread does not.
 
-        The memory belongs to the stream of the copy; noting the other one keeps it until that has used it.
+        The memory belongs to the stream of the copy; recording the computing stream keeps it until that has used it.
         """
         if self.copied is not None:
             self.copied.wait()
@@ -77,8 +77,8 @@ class _Buffer:
 class Staged:
     """Through host buffers that are used in turn.
 
-    allocate: gives uint8 [size] on the host. copy: starts the copy of such bytes to the device, and gives the memory
-    there with the copy's end.
+    allocate: returns uint8 [size] on the host. copy: starts the copy of such bytes to the device; returns the memory
+    there and the copy's end.
     """
 
     allocate: Callable[[int], Tensor]
@@ -101,7 +101,7 @@ class Staged:
 
 
 def transfer_to(device: torch.device) -> Transfer:
-    """The one that keeps the device busy: of a stream of its own on a GPU."""
+    """The transfer that keeps the device busy: on a separate stream on a GPU."""
     return Staged(_pinned, _SideStream(device).copy) if device.type == "cuda" else Direct(device)
 
 
@@ -110,14 +110,14 @@ def _pinned(size: int) -> Tensor:
 
 
 class _SideStream:
-    """Copies from pinned memory beside the stream that computes."""
+    """Copies from pinned memory on a separate stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
     def copy(self, host: Tensor) -> tuple[Tensor, Event]:
-        """The thread may be a new one, whose current GPU is the first one: the stream brings its own device along."""
+        """In a new thread the current GPU is the first one; the stream sets its own device."""
         with torch.cuda.stream(self._stream):
             memory = host.to(self._device, non_blocking=True)
             copied = torch.cuda.Event()

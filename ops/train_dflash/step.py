@@ -49,9 +49,9 @@ VAL_SEED, VAL_EPOCH = 0, -1
 class Prepared:
     """A micro-batch of a global step on this rank.
 
-    batch: None where no sample of the whole step, on any rank, has a weighted slot; sent: of its bytes. denominator: of
-    the loss, over the global step. weight and anchors: its own denominator, and its blocks with a weighted slot.
-    tokens, anchorless and flops count the whole global step, in its first micro-batch on rank 0 alone.
+    batch: None if no sample of the whole step, on any rank, has a weighted slot; sent: the transfer of its bytes.
+    denominator: of the loss, over the global step. weight and anchors: its own denominator, and its blocks with a
+    weighted slot. tokens, anchorless and flops count the whole global step, only in its first micro-batch on rank 0.
     """
 
     batch: MicroBatch | None
@@ -73,10 +73,10 @@ class Prepared:
 
 @frozen(eq=False)
 class Stream:
-    """Makes the micro-batches of planned steps for one rank; it touches no weights and no rank that trains.
+    """Makes the micro-batches of planned steps for one rank; it does not use weights or communicate.
 
-    reader: the samples of the split; states: gives the features of a micro-batch's rows, when it is prepared. transfer:
-    brings it to the device; its own, as two streams may be read at once.
+    reader: the samples of the split; states: returns the features of a micro-batch's rows, when it is prepared.
+    transfer: moves it to the device; not shared, because two streams may be read at the same time.
     """
 
     reader: Labels
@@ -155,7 +155,7 @@ class Stream:
 def train_step(engine: Engine, prepared: Iterator[Prepared], world_size: int) -> Tensor:
     """Take one step's micro-batches from the stream and add their gradients, averaged over the ranks.
 
-    Returns the global tally, on the device and not waited for; where its weight is zero, there are no gradients.
+    Returns the global tally on the device, without waiting for it; if its weight is zero, there are no gradients.
     """
     tally = _Tally.new(engine)
     ranks.hold_gradients(engine.model)
@@ -173,7 +173,7 @@ def train_step(engine: Engine, prepared: Iterator[Prepared], world_size: int) ->
 
 
 def measure(engine: Engine, stream: Stream, ahead: int) -> Tensor:
-    """The global tally over all samples of a split, without gradients; `ahead` micro-batches wait, at most."""
+    """The global tally over all samples of a split, without gradients; at most `ahead` micro-batches wait."""
     tally = _Tally.new(engine)
     with engine.computing(), Prefetch(stream.split(), ahead) as prepared:
         for item in prepared:
@@ -185,7 +185,7 @@ def measure(engine: Engine, stream: Stream, ahead: int) -> Tensor:
 
 @frozen(eq=False)
 class _Tally:
-    """This rank's counts: what is known on the host, and what the device computes."""
+    """This rank's counts: those known on the host, and those that the device computes."""
 
     known: Tensor
     found: Tensor

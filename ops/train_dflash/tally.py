@@ -1,7 +1,7 @@
 """Counts over blocks, per step and for the val split, and their metrics.
 
-A tally is a float64 vector: sums that add over micro-batches, ranks and steps alike. While a step is under way it lies
-on the device, where adding to it waits for nothing; its counts are exact in any order. Legend: K block size.
+A tally is a float64 vector of sums over micro-batches, ranks and steps. During a step it is on the device, so that
+adding to it does not wait; its counts are exact in any order. Legend: K block size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def new_tally(block_size: int, device: torch.device | None = None) -> Tensor:
 
 
 def count_slots(tally: Tensor, slots_W: Tensor, correct_W: Tensor) -> None:
-    """Add weighted slots, numbered from 1, and which of them were predicted right."""
+    """Add weighted slots, numbered from 1, and which of them were predicted correctly."""
     seen = slots_W.to(tally.device) + (HEAD - 1)
     slots = (len(tally) - HEAD) // 2
     tally.index_add_(0, seen, correct_W.to(tally.device, tally.dtype))
@@ -28,18 +28,18 @@ def count_slots(tally: Tensor, slots_W: Tensor, correct_W: Tensor) -> None:
 
 
 def mean_loss(tally: Tensor) -> float:
-    """Numerator over denominator; 0 where nothing was weighed."""
+    """Numerator over denominator; 0 if nothing was weighted."""
     return float(tally[LOSS] / tally[WEIGHT]) if tally[WEIGHT] > 0 else 0.0
 
 
 def slot_accuracy(tally: Tensor) -> list[float]:
-    """Share of right predictions of slots 1..K-1; 0 for a slot that no block reached."""
+    """Share of correct predictions of slots 1..K-1; 0 for a slot that no block reached."""
     correct, seen = tally[HEAD:].chunk(2)
     return (correct / seen.clamp(min=1)).tolist()
 
 
 def accuracy(tally: Tensor) -> float:
-    """Share of right predictions over all slots."""
+    """Share of correct predictions over all slots."""
     correct, seen = tally[HEAD:].chunk(2)
     return float(correct.sum() / seen.sum().clamp(min=1))
 

@@ -99,7 +99,7 @@ def test_what_max_steps_left_out_was_not_seen_by_the_training(tmp_path: Path) ->
     sections = list(train_dflash_sections(tmp_path))
     assert Account(came_in=100, kept={"train": 30}, dropped={NOT_REACHED: 70}, splits=("train",)) == account(sections)
     assert [("steps", 7)] == body(sections, "training").rows
-    assert "2 times a sample had no anchor in a step, and so nothing to learn" == sections[1].note
+    assert "2 samples of a step had no anchor, and were not trained on" == sections[1].note
     assert {NOT_REACHED: 0} == train_account({"samples": 100}).dropped
 
 

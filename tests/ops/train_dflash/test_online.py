@@ -127,7 +127,7 @@ def test_nothing_is_stored_and_the_bytes_that_are_not_are_told(tokens, features,
     rows = sum(sum(FeatureReader(features, split).lengths) for split in ("train", "val"))
     size = rows * FeatureReader(features, "train").width * 4
     assert (
-        f"info: online: {size / 1e9:.2f} GB of features are captured on the fly by the ranks that train and not stored"
+        f"info: online: {size / 1e9:.2f} GB of features are captured on the fly by the training ranks and not stored"
         == told
     )
     assert sum(files.values()) < written

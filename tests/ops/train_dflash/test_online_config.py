@@ -26,7 +26,10 @@ STORED = {"batches": Ref("shard"), "target": Ref("target"), "features": Ref("cap
         (STORED | {"capture_dtype": "bfloat16"}, "'capture_dtype' needs capture"),
         (STORED | {"capture_ranks": 1}, "'capture_ranks' needs capture"),
         (STORED | {"capture_batch_tokens": 64}, "'capture_batch_tokens' needs capture"),
-        (ONLINE | {"capture_layers": 3, "target_layer_ids": (1, 2)}, "'target_layer_ids' and capture_layers: give only one of them"),
+        (
+            ONLINE | {"capture_layers": 3, "target_layer_ids": (1, 2)},
+            "'target_layer_ids' and capture_layers: give",
+        ),
         (ONLINE | {"target_layer_ids": (2, 1)}, "must be ascending"),
         (ONLINE | {"capture_ranks": -1}, "'capture_ranks' must be >= 0"),
         (ONLINE | {"buffer_batches": 0}, "'buffer_batches' must be >= 1"),

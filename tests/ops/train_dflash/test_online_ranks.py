@@ -177,7 +177,7 @@ def test_an_error_of_a_rank_that_captures_ends_the_training_rank(tmp_path):
     ranks, ends = joined_pair()
     with ThreadPoolExecutor(1) as pool:
         served = pool.submit(answer, ends, broken, FakeStage(tmp_path))
-        with pytest.raises(dist.DistNetworkError, match="the connection to a rank that captures broke"), ranks:
+        with pytest.raises(dist.DistNetworkError, match="the connection to a capture rank broke"), ranks:
             ranks.take("train", [Rows(0, 0, 3)])
         with pytest.raises(DataError, match="a shard is damaged"):
             served.result()
