@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from dsl.errors import DataError
 from ops.lib.data.files import read_json, write_json
 
-RANDOM = "leaves what happens to stand in its memory, and accepts about 1 token a step"
+RANDOM = "silently leaves a missing tensor with arbitrary values, and accepts about 1 token a step"
 REWRITE = "write the export again"
 
 

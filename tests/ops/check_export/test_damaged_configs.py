@@ -22,26 +22,26 @@ from ops.lib.data.files import read_json, write_json
         (
             lambda config: config.update(num_target_layers=9),
             "num_target_layers must be 8, got 9",
-            "warns in its log and goes on",
+            "logs a warning and continues",
             REWRITE,
         ),
         (
             lambda config: config["dflash_config"].pop("target_layer_ids"),
             "dflash_config.target_layer_ids is missing",
-            "computes ids by the formula for as many layers as the draft has",
+            "computes ids by the formula for the number of draft layers",
             REWRITE,
         ),
         (lambda config: config.pop("block_size"), "block_size is missing", "serves blocks of 16", REWRITE),
         (
             lambda config: config["dflash_config"].update(block_size=8),
             "dflash_config.block_size stands beside block_size at the top level",
-            "takes the nested one",
+            "uses the nested one",
             "remove dflash_config.block_size",
         ),
         (
             lambda config: config["dflash_config"].pop("mask_token_id"),
             "dflash_config.mask_token_id is missing",
-            'takes the id of the tokenizer\'s "<|MASK|>"',
+            'uses the id of the tokenizer\'s "<|MASK|>"',
             REWRITE,
         ),
         (
@@ -59,7 +59,7 @@ from ops.lib.data.files import read_json, write_json
         (
             lambda config: config["dflash_config"].update(target_layer_ids=[1, 2, 3, 4, 7]),
             "target_layer_ids: [7] outside 0..6",
-            "starts, and dies at the first prefill",
+            "starts, and crashes at the first prefill",
             "train the draft again",
         ),
         (
@@ -71,13 +71,13 @@ from ops.lib.data.files import read_json, write_json
         (
             lambda config: config["dflash_config"].update(target_layer_ids=[5, 4, 3, 2, 1]),
             "target_layer_ids: must be distinct and ascending, got [5, 4, 3, 2, 1]",
-            "captures in the order of the layers, each once",
+            "captures each layer once, in their order",
             "train the draft again",
         ),
         (
             lambda config: config["dflash_config"].update(target_layer_ids=[0, 1, 2, 3, 4]),
             "dflash_config.target_layer_ids is [0, 1, 2, 3, 4], but the draft was trained with [1, 2, 3, 4, 5]",
-            "captures other layers than in training and says nothing",
+            "silently captures other layers than in training",
             "train the draft again",
         ),
         (
@@ -89,7 +89,7 @@ from ops.lib.data.files import read_json, write_json
         (
             lambda config: config.update(rope_theta=123.0),
             "rope_theta is 123.0, but the draft was trained with",
-            "turns by other angles than in training and says nothing",
+            "silently rotates by other angles than in training",
             "train the draft again",
         ),
         (
@@ -97,7 +97,7 @@ from ops.lib.data.files import read_json, write_json
                 layer_types=["sliding_attention"] * 2, sliding_window=8, use_sliding_window=True
             ),
             'layer_types is ["sliding_attention", "sliding_attention"], but the draft was trained with',
-            "masks by it and says nothing",
+            "silently masks by it",
             "train the draft again",
         ),
         (
@@ -109,7 +109,7 @@ from ops.lib.data.files import read_json, write_json
         (
             lambda config: config["dflow"].update(target="f" * 64),
             "dflow.target is ffffffffffff, which the draft was trained for, but this target is",
-            "serves the draft with any target and says nothing",
+            "silently serves the draft with any target",
             "the target of the training",
         ),
         (lambda config: config["dflow"].pop("trained"), "dflow.trained is missing", "does not read it", REWRITE),
@@ -135,13 +135,13 @@ from ops.lib.data.files import read_json, write_json
         (
             lambda config: config.update(max_position_embeddings=64),
             "max_position_embeddings is 64, but the draft was trained with",
-            "refuses to start where the target's context is longer (ValueError",
+            "refuses to start if the target's context is longer (ValueError",
             "train the draft again",
         ),
         (
             lambda config: config.update(hidden_act="gelu"),
             'hidden_act must be "silu", got "gelu"',
-            "refuses to start (ValueError: silu alone is supported)",
+            "refuses to start (ValueError: only silu is supported)",
             REWRITE,
         ),
         (
@@ -153,13 +153,13 @@ from ops.lib.data.files import read_json, write_json
         (
             lambda config: config["dflash_config"].update(attention_value_scale=0.5),
             "dflash_config.attention_value_scale is no field of the contract",
-            "much of it changes what a draft computes, without a word",
+            "many silently change what a draft computes",
             "remove dflash_config.attention_value_scale",
         ),
         (
             lambda config: config.update(rope_parameters={"rope_type": "default", "rope_theta": 7.0}),
             "rope_parameters is no field of the contract",
-            "much of it changes what a draft computes, without a word",
+            "many silently change what a draft computes",
             "remove rope_parameters",
         ),
     ],
@@ -182,7 +182,7 @@ def test_a_field_changed_together_with_the_record_of_the_training_is_told(tmp_pa
     assert re.fullmatch(
         r"config\.json: dflow\.trained is not that of the export: \w{12}, but dflow\.digest\.trained is \w{12}", what
     )
-    assert "with which the draft was not trained, without a word" in sglang and REWRITE in remedy
+    assert "with which the draft was not trained" in sglang and REWRITE in remedy
 
 
 def test_every_field_of_the_contract_is_missed_by_its_name(tmp_path, damaged):
@@ -206,4 +206,4 @@ def test_a_mask_token_that_texts_hold_is_told(tmp_path, damaged, kind):
     edit_config(damaged, lambda config: config["dflash_config"].update(mask_token_id=token))
     [(what, sglang, remedy)] = mistakes(tmp_path, damaged)
     assert f"config.json: dflash_config.mask_token_id is {kind} of the target" == what
-    assert "in every slot without a word" in sglang and "give load_target a mask_token_id" in remedy
+    assert "silently embeds the EOS token in every slot" in sglang and "give load_target a mask_token_id" in remedy

@@ -37,7 +37,7 @@ def test_other_weights_of_the_right_shapes_are_told(tmp_path, damaged, change):
         r"model\.safetensors: the tensors are not those of the export: \w{12}, but dflow\.digest\.tensors is \w{12}",
         what,
     )
-    assert "loads what fits by name and shape without a word" in sglang and REWRITE in remedy
+    assert "silently loads what fits by name and shape" in sglang and REWRITE in remedy
 
 
 def as_directory(file):
@@ -61,8 +61,8 @@ def as_dangling_link(file):
 def test_what_is_no_plain_file_is_told_and_not_shipped(tmp_path, damaged, name, change):
     change(damaged["draft"].path / name)
     [(what, sglang, remedy)] = mistakes(tmp_path, damaged)
-    assert f"{name}: is no plain file but {'a directory' if change is as_directory else 'a link'}" == what
-    assert "follows a link that leads elsewhere" in sglang and REWRITE in remedy
+    assert f"{name}: is not a regular file but {'a directory' if change is as_directory else 'a link'}" == what
+    assert "follows a link that is wrong" in sglang and REWRITE in remedy
 
 
 def test_a_card_that_is_no_text_is_told(tmp_path, damaged):
@@ -94,13 +94,13 @@ def test_every_missing_tensor_is_told_by_its_name(tmp_path, damaged):
         (
             lambda weights: weights.update({"norm.weight": torch.zeros(64)}),
             "norm.weight must be [128], got [64]",
-            "stops while it loads the weights",
+            "stops while loading the weights",
             REWRITE,
         ),
         (
             lambda weights: weights.update({"lm_head.weight": torch.zeros(600, 128)}),
             "lm_head.weight does not belong here",
-            "ignores a tensor that it does not know, without a word",
+            "silently ignores an unknown tensor",
             REWRITE,
         ),
         (
@@ -118,7 +118,7 @@ def test_every_missing_tensor_is_told_by_its_name(tmp_path, damaged):
         (
             lambda weights: weights.update({"norm.weight": weights["norm.weight"].half()}),
             "norm.weight must be of dtype F32, got F16",
-            "casts it to the server's dtype without a word",
+            "silently casts it to the server's dtype",
             REWRITE,
         ),
         (

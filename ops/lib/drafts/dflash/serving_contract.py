@@ -1,11 +1,11 @@
 """The serving contract of a draft, checked on the files: what SGLang would not check, or would only notice late.
 
-An engine that misses a tensor serves random weights without a word, so nothing here is a warning. The contract is
-closed: what it does not name is refused, because SGLang reads many fields that change what a draft computes.
+An engine that lacks a tensor silently serves random weights, so nothing here is a warning. The contract is closed:
+fields that it does not name are refused, because SGLang reads many fields that change what a draft computes.
 
-config.json is complete, of the right types, for this target, and as the draft was trained: export_draft writes under
-`dflow` what it was trained with (`training_record`), and every field that an engine reads is compared with that, so
-that a value changed later, or by a faulty export, is found without the training at hand. model.safetensors holds
+config.json is complete, has the right types, and fits this target and the training: export_draft writes under
+`dflow` what the draft was trained with (`training_record`), and every field that an engine reads is compared with it,
+so that a value changed later, or by a faulty export, is found without the training. model.safetensors holds
 every tensor of the contract, of the right shape, and nothing else.
 """
 
@@ -41,18 +41,18 @@ from ops.lib.target.model import target_info, text_config
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 NEEDED = {
-    CONFIG: "cannot tell what kind of model this is and refuses to start",
+    CONFIG: "cannot determine the kind of model and refuses to start",
     WEIGHTS: "finds no weights and refuses to start",
-    CARD: "does not need it, but nobody learns how to serve the draft, and for which target",
+    CARD: "does not need it, but it documents how to serve the draft, and for which target",
 }
-NOT_PLAIN = "refuses to start, or follows a link that leads elsewhere, or nowhere, where the draft is shipped to"
+NOT_PLAIN = "refuses to start, or follows a link that is wrong or broken once the draft is shipped"
 OF_THE_STORE = "manifest.json"  # beside the files of every committed artifact; it is not shipped
 MASK_EMBEDDING = "mask_embedding.pt"
 
 
 @frozen
 class ServedTarget:
-    """What the contract has to know of the target. pad_token_ids: those of its config and of the prompts' tokens."""
+    """What the contract needs of the target. pad_token_ids: those of its config and of the prompts' tokens."""
 
     info: Mapping[str, Any]
     digest: str
@@ -95,13 +95,13 @@ def serving_mistakes(directory: Path, target: ServedTarget) -> list[Mistake]:
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether it is a file of its own: a link may lead nowhere, here or where the draft is shipped to."""
+    """Whether it is a regular file: a link may be broken, here or once the draft is shipped."""
     return path.is_file() and not path.is_symlink()
 
 
 def _not_plain(name: str, directory: Path) -> Mistake:
     kind = "a link" if (directory / name).is_symlink() else "a directory"
-    return Mistake(f"{name}: is no plain file but {kind}", NOT_PLAIN, REWRITE)
+    return Mistake(f"{name}: is not a regular file but {kind}", NOT_PLAIN, REWRITE)
 
 
 def _card_mistakes(path: Path) -> list[Mistake]:
@@ -126,8 +126,8 @@ def _weight_mistakes(path: Path, config: Mapping[str, Any]) -> list[Mistake]:
     try:
         stored = stored_tensors(path)
     except DataError as error:
-        return [Mistake(f"{WEIGHTS}: {error}", "refuses to start, or loads what is left of the file", REWRITE)]
-    # What is wrong with single tensors says more than that their digest is another one.
+        return [Mistake(f"{WEIGHTS}: {error}", "refuses to start, or loads the rest of the file", REWRITE)]
+    # Mistakes of single tensors are more specific than a different digest.
     return [*tensor_mistakes(config, stored), *value_mistakes(path)] or _tensors_digest_mistakes(config, path)
 
 
@@ -136,13 +136,13 @@ def _stray(name: str) -> Mistake:
     if name == MASK_EMBEDDING:
         return Mistake(
             what,
-            "overwrites the target's embedding of the mask token with it when it starts, and the draft was trained "
-            "with the target's own",
+            "overwrites the target's embedding of the mask token with it at the start, but the draft was trained with "
+            "the target's own",
             remedy,
         )
     if name.endswith((".safetensors", ".bin", ".pt", ".pth", ".index.json")):
         return Mistake(what, "may load it instead of, or over, the draft's own weights", remedy)
-    return Mistake(what, "may read it: what it finds beside config.json decides how a model is loaded", remedy)
+    return Mistake(what, "may read it: files beside config.json decide how a model is loaded", remedy)
 
 
 REWRITE = "write the export again: dflow resume RUN --from export"
@@ -171,16 +171,16 @@ def refuse(directory: Path, mistakes: Sequence[Mistake], more: str = "") -> None
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 NESTS = ("dflash_config", "dflow")
-RETRAIN = "train the draft again with the value that is wanted, or write the export of this training again"
-UNREAD = frozenset({"tie_word_embeddings"})  # a draft has neither part; another training would change nothing
-RECORD = ("target", "trained", "digest", "server_args")  # under dflow, written by export_draft alone
+RETRAIN = "train the draft again with the desired value, or write the export of this training again"
+UNREAD = frozenset({"tie_word_embeddings"})  # a draft has neither part; training again would change nothing
+RECORD = ("target", "trained", "digest", "server_args")  # under dflow, written only by export_draft
 
 
 def training_record(
     config: DraftConfig, target_digest: str, tensors_digest: str, server_args: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """What goes under `dflow` beside format and positions: the target's digest, every field as it was trained, digests
-    of these fields and of the exported tensors, and what SGLang was given for the capture, if anything.
+    of these fields and of the exported tensors, and SGLang's arguments for the capture, if any.
     """
     serving = to_serving(config)
     trained = {attribute.name: _lookup(serving, _full(attribute.name))[1] for attribute in attrs.fields(DraftConfig)}
@@ -217,7 +217,7 @@ def config_mistakes(
 
 @frozen
 class _Found:
-    """Mistakes by field; what one look found of a field is not told again in other words by a later one."""
+    """Mistakes by field; a later check adds nothing to a field that an earlier one already reported."""
 
     by_field: dict[str, list[Mistake]] = field(factory=dict)
 
@@ -248,7 +248,7 @@ def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[
             yield (
                 name,
                 _config_mistake(
-                    name, f"is no record of a training: {json.dumps(record[inner])}", contract_effects.wrong(inner)
+                    name, f"is not a record of a training: {json.dumps(record[inner])}", contract_effects.wrong(inner)
                 ),
             )
         elif inner == "target" and record[inner] != target_digest:
@@ -259,8 +259,8 @@ def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[
 
 
 def _fields_digest_mistakes(record: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
-    """Digests that are missing, and fields changed together with their record; `_tensors_digest_mistakes` looks at the
-    tensors'.
+    """Digests that are missing, and fields changed together with their record; `_tensors_digest_mistakes` checks the
+    tensors.
     """
     trained, digests = record.get("trained"), record.get("digest")
     if not isinstance(digests, Mapping):
@@ -353,7 +353,7 @@ def _unknown_fields(config: Mapping[str, Any]) -> list[Mistake]:
         for name in sorted(table.keys() - known.keys() - (set(RECORD) if prefix == "dflow." else set())):
             nested = prefix == "dflash_config." and name in EXAMPLE
             remedy = f"remove {prefix}{name}" + (f", and leave {name} at the top level" if nested else "")
-            wrong = f"stands beside {name} at the top level" if nested else "is no field of the contract"
+            wrong = f"is also at the top level, as {name}" if nested else "is not a field of the contract"
             mistakes.append(
                 _config_mistake(
                     prefix + name, wrong, contract_effects.NESTED if nested else contract_effects.UNKNOWN, remedy
@@ -368,7 +368,7 @@ def _nest(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _lookup(config: Mapping[str, Any], name: str) -> tuple[bool, Any]:
-    """Whether a field such as "dflash_config.mask_token_id" is there, and its value."""
+    """Whether a field such as "dflash_config.mask_token_id" exists, and its value."""
     nest, _, inner = name.rpartition(".")
     table = _nest(config, nest) if nest else config
     return inner in table, table.get(inner)
@@ -386,25 +386,21 @@ def _last(name: str) -> str:
 Stored = Mapping[str, tuple[tuple[int, ...], str]]  # name -> shape, safetensors dtype
 
 PREFIX = "model."
-RANDOM = (
-    "says nothing of a missing tensor, leaves what happens to stand in its memory, and accepts about 1 token a step"
-)
-IGNORED = "ignores a tensor that it does not know, without a word"
-PREFIXED = "accepts the prefix; the reference implementation does not, and leaves every one of these tensors random"
+RANDOM = "silently leaves a missing tensor with arbitrary values, and accepts about 1 token a step"
+IGNORED = "silently ignores an unknown tensor"
+PREFIXED = "accepts the prefix; the reference implementation does not, and leaves all these tensors random"
 FC_WIDTH = "refuses to start (ValueError: fc.weight does not fit the number of target layers)"
-SHAPE = "stops while it loads the weights, with an error that may name no tensor"
-CAST = "casts it to the server's dtype without a word"
-NOT_FINITE = (
-    "says nothing: logits that are no numbers propose one and the same token, and about 1 token a step is accepted"
-)
+SHAPE = "stops while loading the weights, with an error that may name no tensor"
+CAST = "silently casts it to the server's dtype"
+NOT_FINITE = "silently proposes the same token for NaN logits, and about 1 token a step is accepted"
 REPLACED = (
-    "loads what fits by name and shape without a word: swapped or other weights propose other tokens, and about 1 "
-    "token a step is accepted"
+    "silently loads what fits by name and shape: swapped or different weights propose other tokens, and about 1 token "
+    "a step is accepted"
 )
 
 
 def stored_tensors(path: Path) -> Stored:
-    """Shape and dtype of every tensor, from the file's header. Raises DataError for a file that is cut or broken."""
+    """Shape and dtype of every tensor, from the file's header. Raises DataError for a truncated or damaged file."""
     try:
         with safe_open(path, framework="pt") as tensors:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (no mapping)
@@ -416,7 +412,7 @@ def stored_tensors(path: Path) -> Stored:
 def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Mistake]:
     """What is wrong with the tensors beside a config.json.
 
-    Where the config lacks a size there is nothing to compare with, and the config's own mistakes say so.
+    If the config lacks a size, the tensors cannot be compared; the config's own mistakes report it.
     """
     ids = _nest(config, "dflash_config").get("target_layer_ids")
     if not isinstance(ids, list) or not all(type(config.get(name)) is int for name in SHAPE_FIELDS):
@@ -443,14 +439,14 @@ def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Mistake]:
 
 
 def value_mistakes(path: Path) -> list[Mistake]:
-    """The tensors that hold a value which is no finite number. Reads them all, one after the other."""
+    """The tensors with non-finite values. Reads all tensors, one after the other."""
     mistakes = []
     with safe_open(path, framework="pt") as tensors:
         for name in sorted(tensors.keys()):
             tensor = tensors.get_tensor(name)
             count = int((~tensor.isfinite()).sum()) if tensor.is_floating_point() else 0
             if count:
-                wrong = f"holds {count} values of {tensor.numel()} that are not finite"
+                wrong = f"has {count} non-finite values of {tensor.numel()}"
                 mistakes.append(
                     _tensor_mistake(name, wrong, NOT_FINITE, "train again from a checkpoint before they appeared")
                 )
@@ -469,10 +465,10 @@ def tensors_digest(path: Path) -> str:
 
 
 def _tensors_digest_mistakes(config: Mapping[str, Any], path: Path) -> list[Mistake]:
-    """Whether the tensors are those that were exported; nothing where the config holds no digest of them."""
+    """Whether the tensors are those that were exported; not checked if the config has no digest of them."""
     digests = _nest(config, "dflow").get("digest")
     if not isinstance(digests, Mapping) or "tensors" not in digests:
-        return []  # the config's own mistakes say so
+        return []  # the config's own mistakes report it
     found, written = tensors_digest(path), str(digests["tensors"])
     if found == written:
         return []
