@@ -34,7 +34,7 @@ from ops.lib.data.files import read_json, write_json
         (lambda config: config.pop("block_size"), "block_size is missing", "serves blocks of 16", REWRITE),
         (
             lambda config: config["dflash_config"].update(block_size=8),
-            "dflash_config.block_size stands beside block_size at the top level",
+            "dflash_config.block_size is also at the top level, as block_size",
             "uses the nested one",
             "remove dflash_config.block_size",
         ),
@@ -152,13 +152,13 @@ from ops.lib.data.files import read_json, write_json
         ),
         (
             lambda config: config["dflash_config"].update(attention_value_scale=0.5),
-            "dflash_config.attention_value_scale is no field of the contract",
+            "dflash_config.attention_value_scale is not a field of the contract",
             "many silently change what a draft computes",
             "remove dflash_config.attention_value_scale",
         ),
         (
             lambda config: config.update(rope_parameters={"rope_type": "default", "rope_theta": 7.0}),
-            "rope_parameters is no field of the contract",
+            "rope_parameters is not a field of the contract",
             "many silently change what a draft computes",
             "remove rope_parameters",
         ),

@@ -123,7 +123,7 @@ def test_every_missing_tensor_is_told_by_its_name(tmp_path, damaged):
         ),
         (
             lambda weights: weights["fc.weight"].view(-1)[3:5].fill_(float("nan")),
-            "fc.weight holds 2 values of 81920 that are not finite",
+            "fc.weight has 2 non-finite values of 81920",
             "about 1 token a step is accepted",
             "train again",
         ),
@@ -182,8 +182,8 @@ def test_all_mistakes_are_told_at_once(tmp_path, damaged):
         "mask_embedding.pt: does not belong here",
         "config.json: block_size is missing",
         "config.json: vocab_size must be 600, got 7",
-        "config.json: dflash_config.projector_type is no field of the contract",
+        "config.json: dflash_config.projector_type is not a field of the contract",
         "model.safetensors: embed_tokens.weight does not belong here",
         "model.safetensors: layers.1.self_attn.k_norm.weight is missing",
-        "model.safetensors: norm.weight holds 1 values of 128 that are not finite",
+        "model.safetensors: norm.weight has 1 non-finite values of 128",
     ] == [what for what, _, _ in mistakes(tmp_path, damaged)]
