@@ -1,4 +1,4 @@
-"""How far the states of two capture backends differ, and whether rounding explains it.
+"""Compares the states of two capture backends: how far they differ, and whether rounding explains it.
 
 S tokens of a sample, L captured layers, M hidden size, F = L * M
 """
@@ -14,21 +14,21 @@ from torch import Tensor
 
 from ops.lib.data.token_shards import TokenSample
 
-# Of a token's state, relative to its length. Measured in float32 on tiny targets of every family: right ones are at
+# Of a token's state, relative to its norm. Measured in float32 on tiny targets of every family: correct states are at
 # most 1.6e-5 apart, the next layer at least 0.3, positions in one dimension 0.3; deeper targets round more.
 FLOAT32_TOLERANCE = 2e-3
-# Below float32 two right backends differ by about as much as each of them from float32.
+# Below float32 two correct backends differ by about as much as each of them from float32.
 TIMES_OWN_ROUNDING = 3.0
-# Where float32 cannot be run beside it.
-ALONE_TOLERANCE = {"bfloat16": 0.1, "float16": 0.02}
+# If float32 states are not available.
+NARROW_TOLERANCE = {"bfloat16": 0.1, "float16": 0.02}
 LOG_PROB_TOLERANCE = {"float32": 0.02, "bfloat16": 0.5, "float16": 0.1}
 KINDS = ("text", "image")
 
 
 @frozen
-class Furthest:
-    """Among the tokens of one kind: the largest difference of a number, the largest distance of a state in lengths of
-    the first backend's state, and where that is.
+class LargestDifference:
+    """Among the tokens of one kind: the largest difference of a number, the largest distance of a state relative to the
+    norm of the first backend's state, and its position.
     """
 
     absolute: float
@@ -38,12 +38,12 @@ class Furthest:
 
 
 @frozen
-class Compared:
+class Comparison:
     """One layer and kind of token. allowed: the largest relative distance that rounding explains."""
 
     layer: int
     kind: str
-    furthest: Furthest
+    furthest: LargestDifference
     allowed: float
 
     @property
@@ -65,10 +65,10 @@ def compare_states(
     image_token_id: int | None,
     dtype: str,
     float32: Sequence[Tensor] | None = None,
-) -> list[Compared]:
+) -> list[Comparison]:
     """Layer by layer, image tokens and others apart; ours, theirs and float32 hold [S, F] of each sample.
 
-    float32: what the first backend gives in float32, by which the rounding of a smaller dtype is known.
+    float32: the first backend's states in float32, which show the rounding of a narrower dtype.
     """
     compared = []
     for place, layer in enumerate(layer_ids):
@@ -79,12 +79,12 @@ def compare_states(
             if dtype == "float32":
                 allowed = FLOAT32_TOLERANCE
             elif float32 is None:
-                allowed = ALONE_TOLERANCE[dtype]
+                allowed = NARROW_TOLERANCE[dtype]
             else:
                 own = _furthest(samples, float32, ours, place, len(layer_ids), kind, image_token_id)
                 least = 4 * torch.finfo(getattr(torch, dtype)).eps
                 allowed = max(TIMES_OWN_ROUNDING * own.relative, least) if own else least
-            compared.append(Compared(layer, kind, furthest, allowed))
+            compared.append(Comparison(layer, kind, furthest, allowed))
     return compared
 
 
@@ -96,8 +96,8 @@ def _furthest(
     layers: int,
     kind: str,
     image_token_id: int | None,
-) -> Furthest | None:
-    """None where there is no token of the kind."""
+) -> LargestDifference | None:
+    """None without a token of the kind."""
     found = None
     absolute = 0.0
     for sample, ours_SF, theirs_SF in zip(samples, ours, theirs, strict=True):
@@ -112,5 +112,5 @@ def _furthest(
         position = int(relative_S.argmax())
         absolute = max(absolute, float(difference_SM[chosen].abs().max()))
         if found is None or float(relative_S[position]) > found.relative:
-            found = Furthest(absolute, float(relative_S[position]), sample.id, position)
-    return found and Furthest(absolute, found.relative, found.sample, found.position)
+            found = LargestDifference(absolute, float(relative_S[position]), sample.id, position)
+    return found and LargestDifference(absolute, found.relative, found.sample, found.position)

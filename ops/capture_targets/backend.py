@@ -1,4 +1,4 @@
-"""What the loop over shards needs of an engine that captures, whichever it is.
+"""The interface of a capture backend, and halving of batches that do not fit into memory.
 
 S tokens of a sample, F = layers * hidden size, M hidden size
 """
@@ -18,8 +18,8 @@ from ops.lib.data.token_shards import TokenSample
 
 @frozen(eq=False)
 class States:
-    """What is kept of one sample, on the CPU or the target's device: features [S, F], and the states behind the final
-    norm [S, M] or None.
+    """The states of one sample, on the CPU or the target's device: features [S, F], and those after the final norm
+    [S, M] or None.
     """
 
     features: Tensor
@@ -27,7 +27,7 @@ class States:
 
 
 class Backend(Protocol):
-    """A target that is loaded and captures; features are the inputs of layers k+1."""
+    """A loaded target that captures; features are the inputs of layers k+1."""
 
     def forward(
         self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
@@ -35,24 +35,24 @@ class Backend(Protocol):
         """The states of each sample, from one forward pass over all of them."""
 
     def any_rank(self, flag: bool) -> bool:
-        """Whether the flag is set on one of the ranks that share this model; all of them have to ask."""
+        """Whether the flag is set on one of the ranks that share this model; all of them must call it."""
 
     def close(self) -> None:
-        """Free what the target holds."""
+        """Free the target's memory."""
 
 
 @define(eq=False)
 class Halving:
     """A backend that halves a batch which does not fit into memory, and every later one of its size.
 
-    shares_model: other ranks run the same passes. They are in the middle of one when memory ends here, so nothing can
-    be tried again, and the error goes up.
+    shares_model: other ranks run the same passes. They are in the middle of one when memory runs out here, so it cannot
+    be retried, and the error is raised.
     """
 
     backend: Backend
     info: Callable[[str], None] = print
     shares_model: bool = False
-    _fits: int | None = None  # padded tokens; None until memory was too small once
+    _fits: int | None = None  # padded tokens; None until memory runs out once
 
     def forward(
         self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
@@ -66,17 +66,17 @@ class Halving:
         except torch.OutOfMemoryError as error:
             if self.shares_model:
                 raise DataError(
-                    f"out of memory in a batch of {padded:,} tokens on a rank that shares the model with others: give "
-                    "a smaller batch_tokens, or a larger tp_degree"
+                    f"out of memory in a batch of {padded:,} tokens on a rank that shares the model with others: "
+                    "reduce batch_tokens, or increase tp_degree"
                 ) from error
             if len(samples) == 1:
                 raise DataError(
-                    f"sample {samples[0].id}: its {padded:,} tokens do not fit into the device's memory: leave "
-                    "it out with max_length of tokenize_chat, or capture fewer layers"
+                    f"sample {samples[0].id}: its {padded:,} tokens do not fit into the device's memory: drop "
+                    "it with max_length of tokenize_chat, or capture fewer layers"
                 ) from error
-        # Behind the except clause, whose traceback holds the tensors of the pass that failed.
+        # After the except clause, whose traceback holds the tensors of the failed pass.
         self._fits = padded // 2
-        self.info(f"out of memory with {padded:,} tokens; batches are {self._fits:,} from here on")
+        self.info(f"out of memory with {padded:,} tokens; later batches have at most {self._fits:,}")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return self._in_halves(samples, layer_ids, final_hidden)

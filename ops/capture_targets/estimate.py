@@ -1,4 +1,4 @@
-"""What `capture_targets` needs: the disk for the features, and the memory of the target's forward passes."""
+"""Needs of `capture_targets`: the disk for the features, and the memory of the target's forward passes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ threads = threads_of_batches
 
 
 def smoke(config: CaptureTargets, samples: int) -> dict[str, Any]:
-    """Shards of one batch, so that there are several of them to tell the pace by."""
+    """Shards of one batch, so that several of them show the speed."""
     return {"shard_tokens": min(config.shard_tokens, config.batch_tokens or default_batch_tokens("cuda"))}
 
 
 def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
-    """Features of the tokens that are counted or expected, else of a million; memory of one rank."""
+    """Features of the counted or expected tokens, else of a million; memory of one rank."""
     target, tokens = outlook.inputs["target"], outlook.inputs["tokens"]
     layers = config.layer_count
     read = first_counted(tokens)
@@ -57,14 +57,14 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
 
 
 def feature_bytes(sizes: TargetSizes, states: int, dtype: str) -> int:
-    """Bytes of the shards for one token: so many hidden states, its id and its place in the loss mask."""
+    """Bytes of the shards for one token: its hidden states, id and loss mask."""
     return states * int(sizes.text["hidden_size"]) * ITEM_SIZES[dtype] + TOKEN_BYTES
 
 
 def capture_memory(
     target: TargetForeseen, tokens: TokensForeseen | None, layers: int, dtype: str, batch_tokens: int
 ) -> dict[str, int]:
-    """A pass over a batch, or over the longest sample where that is longer; the features live beside it."""
+    """A pass over a batch, or over the longest sample if that is longer, and the features besides."""
     item_size, sizes = ITEM_SIZES[dtype], target.sizes
     largest = max(batch_tokens, tokens.longest if tokens is not None else 0)
     features = largest * layers * int(sizes.text["hidden_size"]) * item_size
@@ -76,7 +76,7 @@ def capture_memory(
 
 
 def _in_sglang(memory: dict[str, int], target: TargetForeseen, tokens: int, config: CaptureTargets) -> dict[str, int]:
-    """The same with a pool of keys and values for a pass; both are shared out over ranks that share a model."""
+    """The same with a pool of keys and values for a pass; both are divided over the ranks that share a model."""
     pool = tokens * target.sizes.cache_per_token * ITEM_SIZES[config.dtype]
     return {
         **memory,
@@ -86,8 +86,8 @@ def _in_sglang(memory: dict[str, int], target: TargetForeseen, tokens: int, conf
 
 
 def too_large(size: int, free: int) -> str:
-    """What to do about features that do not fit on the disk."""
+    """A note for features that do not fit on the disk."""
     return (
         f"the features need {shown_bytes(size)}, and {shown_bytes(free)} are free: capture fewer, or let train_dflash "
-        'capture while it trains (capture = "online", and tokens in place of features there and in shard_sequence)'
+        'capture during training (capture = "online", and tokens instead of features there and in shard_sequence)'
     )

@@ -31,7 +31,7 @@ class HuggingFaceBackend:
     def forward(
         self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
     ) -> list[States]:
-        """One pass, padded on the right; what is padding is cut off. The states are on the target's device."""
+        """One pass, padded on the right, without the padding's states; on the target's device."""
         features_BSF, final_BSM = device_batch(self.target, samples, layer_ids, final_hidden=final_hidden)
         lengths = [len(sample.input_ids) for sample in samples]
         return [
@@ -44,13 +44,13 @@ class HuggingFaceBackend:
         return flag
 
     def close(self) -> None:
-        """Nothing but memory, which goes with the object."""
+        """Its memory is freed with the object."""
 
 
 def forward_batch(
     target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """What `device_batch` gives, on the CPU."""
+    """The result of `device_batch`, on the CPU."""
     features_BSF, final_BSM = device_batch(target, samples, layer_ids, final_hidden=final_hidden)
     return features_BSF.cpu(), None if final_BSM is None else final_BSM.cpu()
 
@@ -59,10 +59,10 @@ def forward_batch(
 def device_batch(
     target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Features [B, S, F] and, where asked for, final hidden states [B, S, M] of one forward pass, padded, on the
-    target's device, which is not waited for.
+    """Features [B, S, F] and, if requested, final hidden states [B, S, M] of one forward pass, padded, on the target's
+    device, without waiting for it.
 
-    Samples with and without images go together. Pixel rows need no budget of their own: merge_size^2 of them make an
+    Samples with and without images can be mixed. Pixel rows need no separate budget: merge_size^2 of them make an
     image token, and vision attention stays within an image.
     """
     with target.capture_inputs(layer_ids) as captured:

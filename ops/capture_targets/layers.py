@@ -22,8 +22,7 @@ def spread_layers(num_target_layers: int, num_layers: int, field: str = "num_lay
     """`num_layers` ids from the 2nd to the 3rd-last of `num_target_layers` layers, evenly spread.
 
     round(1 + i * (n - 4) / (L - 1)) for i = 0 .. L - 1, and n // 2 for L = 1.
-    Source: the DFlash reference implementation. Raises ConfigError where two ids would be equal, which calls num_layers
-    by the name of the config's `field`.
+    Source: the DFlash reference implementation. Raises ConfigError for the config's `field` if two ids would be equal.
     """
     n, count = num_target_layers, num_layers
     if count == 1:
@@ -34,26 +33,26 @@ def spread_layers(num_target_layers: int, num_layers: int, field: str = "num_lay
         shown = f" (they would be {list(ids)})" if count <= n else ""
         raise ConfigError(
             f"{field} = {count}: a target of {n} layers has no {count} distinct layers between its 2nd and "
-            f"3rd-last{shown}; ask for at most {max(1, n - 3)}, or name them in target_layer_ids"
+            f"3rd-last{shown}; set it to at most {max(1, n - 3)}, or list the layers in target_layer_ids"
         )
     check_layers(ids, n)
     return ids
 
 
 def eagle3_layers(num_target_layers: int) -> tuple[int, ...]:
-    """The three layers whose features an EAGLE-3 draft takes: near the start, in the middle, and near the end.
+    """The three layers whose features an EAGLE-3 draft uses: near the start, in the middle, and near the end.
 
-    1, n // 2 - 1 and n - 4 for n layers: the inputs of layers 2, n // 2 and n - 3, which serving engines keep for such
-    a draft unless its config names others. Source: EAGLE-3, arXiv 2503.01840, takes low, middle and high features;
-    SGLang 0.5.21 has the numbers (set_eagle3_layers_to_capture), and SpecForge trains with the same.
-    Raises ConfigError for a target that has no three such layers.
+    1, n // 2 - 1 and n - 4 for n layers: the inputs of layers 2, n // 2 and n - 3, which serving engines use for such
+    a draft by default. Source: EAGLE-3, arXiv 2503.01840, uses low, middle and high features; SGLang 0.5.21 has the
+    numbers (set_eagle3_layers_to_capture), and SpecForge trains with the same.
+    Raises ConfigError for a target without three such layers.
     """
     n = num_target_layers
     ids = (1, n // 2 - 1, n - 4)
     if not 1 < ids[1] < ids[2]:
         raise ConfigError(
             f'recipe = "eagle3": a target of {n} layers has no three distinct layers 1, n / 2 - 1 and n - 4 (they '
-            f"would be {list(ids)}); name them in target_layer_ids"
+            f"would be {list(ids)}); list the layers in target_layer_ids"
         )
     return ids
 

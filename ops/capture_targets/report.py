@@ -1,4 +1,4 @@
-"""What `capture_targets` shows of its artifact."""
+"""Report sections of `capture_targets`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Capture hidden states of the target, shard by shard, with the backend that the config names.
+"""Capture hidden states of the target, shard by shard, with the backend of the config.
 
 A shard is a run of consecutive samples of one split. A thread writes each finished one while the next is captured, and
-renames it into the work folder, so a killed capture goes on with the next one. Inside a shard samples are batched by
-length; the features do not depend on it but for rounding. Several ranks share the shards out, and rank 0 writes the
-artifact once all of them are there; the shards are the same bytes whoever made them.
+renames it into the work folder, so a killed capture continues with the next one. Inside a shard samples are batched by
+length, which changes features only by rounding. The shards are divided among the ranks, and rank 0 writes the artifact
+when all are complete; a shard's bytes do not depend on the rank.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from ops.lib.target.feature_shards import feature_info
 from ops.lib.target.model import check_images_fit, check_tokens_fit, read_config, target_info
 from ops.lib.vision.families import Family, family_of
 
-LOOK_EVERY_S = 0.2
-PARTS_THAT_FILL = 16  # a GPU is busy with so small a part of the default batch_tokens: 512 tokens
-# Imported by constants, which the import graph ignores: only SGLang's captures have both in their key (`chosen_code`).
+POLL_S = 0.2
+PARTS_THAT_FILL = 16  # a GPU is busy with this fraction of the default batch_tokens: 512 tokens
+# Imported by constants, which the import graph ignores: both are only in the keys of SGLang's captures (`chosen_code`).
 BACKEND = "ops.capture_targets.sglang:SglangBackend"
 REQUIRE, VERSION = "ops.lib.sglang.version:require_sglang", "ops.lib.sglang.version:SGLANG_VERSION"
 
 
 @frozen
 class ShardPlan:
-    """A shard to be: the samples start .. end - 1 of a split."""
+    """A planned shard: the samples start .. end - 1 of a split."""
 
     file: str
     split: str
@@ -91,7 +91,7 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
 
 
 def open_backend(config: CaptureTargets, stage: Stage, readers: Mapping[str, TokenReader]) -> Backend:
-    """The backend of the config with its target loaded; SGLang's module is imported by name where it is asked for."""
+    """The backend of the config with its target loaded; SGLang's module is imported by name if it is used."""
     if config.backend == "sglang":
         named_function(REQUIRE)('backend = "sglang" of capture_targets')
         backend: Backend = named_function(BACKEND).start(config, stage, readers)
@@ -108,7 +108,7 @@ def capture_shards(
     config: CaptureTargets,
     stage: Stage,
 ) -> None:
-    """Capture this rank's shards, and write them where it is the first of its group. Raises StopRequested."""
+    """Capture this rank's shards, and write them if it is the first of its group. Raises StopRequested."""
     halving = Halving(backend, stage.info, shares_model=config.tp_degree > 1)
     budget = config.batch_tokens or default_batch_tokens(stage.device)
     unpadded = stage.device == "cuda" and config.backend == "huggingface"
@@ -141,7 +141,7 @@ def capture_shard(
     """Fill one shard; see `batches_by_length` for batch_tokens and filled. In memory are its states, and the samples of
     one batch.
 
-    With a shard of None the passes are run for the other ranks' sake, and their states dropped.
+    Without a shard the passes are run for the other ranks, and their states dropped.
     """
     lengths = [record["tokens"] for record in reader.records[plan.start : plan.end]]
     for batch in batches_by_length(lengths, batch_tokens, filled):
@@ -153,7 +153,7 @@ def capture_shard(
 
 
 def show_progress(plans: Sequence[ShardPlan], stage: Stage) -> int:
-    """Report the tokens of all finished shards, whoever made them; returns how many shards are missing."""
+    """Report the tokens of all finished shards of all ranks; returns the number of missing shards."""
     if stage.rank != 0:
         return 0
     found = {file.name for file in stage.work_dir.iterdir()}
@@ -163,14 +163,14 @@ def show_progress(plans: Sequence[ShardPlan], stage: Stage) -> int:
 
 
 def wait_for_shards(plans: Sequence[ShardPlan], stage: Stage) -> None:
-    """Until the other ranks' shards are there too; when one of those ranks fails, this one is ended with it.
+    """Waits until the other ranks' shards are complete; if one of those ranks fails, this one is ended too.
 
-    No process group is needed for that, and SGLang could not share one. Raises StopRequested.
+    This needs no process group; SGLang could not share one. Raises StopRequested.
     """
     while show_progress(plans, stage):
         if stage.stop_requested():
             raise StopRequested("capture stopped while other ranks had shards to make; finished shards are kept")
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
 
 
 def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[ShardPlan]:
@@ -187,14 +187,14 @@ def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[Shar
 
 
 def check_fits(info: Mapping[str, Any], family: Family, readers: Mapping[str, TokenReader]) -> None:
-    """Refuse tokens that this target, whose target.json is `info`, cannot read. Raises DataError."""
+    """Raises DataError for tokens that this target, whose target.json is `info`, cannot read."""
     for reader in readers.values():
         check_tokens_fit(reader.info, info)
         check_images_fit(reader, family)
 
 
 def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -> None:
-    """Tell the disk that is needed before anything is captured. Raises DataError where there is not enough."""
+    """Reports the required disk space before anything is captured. Raises DataError if there is not enough."""
     tokens = sum(plan.tokens for plan in plans)
     missing = sum(plan.tokens for plan in plans if not (stage.work_dir / plan.file).exists())
     free = shutil.disk_usage(stage.work_dir).free
@@ -212,7 +212,7 @@ def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -
 def write_features_json(
     config: CaptureTargets, stage: Stage, layer_ids: Sequence[int], plans: Sequence[ShardPlan]
 ) -> None:
-    """Write features.json, which says what the shards hold and where they come from."""
+    """Write features.json, which describes the shards and their origin."""
     info = feature_info(
         stage.inputs["target"],
         stage.inputs["tokens"],

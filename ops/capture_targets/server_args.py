@@ -1,7 +1,7 @@
-"""Which of SGLang's server arguments a capture may be given, and why not the others. Loads neither torch nor sglang.
+"""Which of SGLang's server arguments a capture accepts, and why not the others. Loads neither torch nor sglang.
 
-SGLang 0.5.21 has more than 500 of them. Those in ALLOWED choose kernels, number formats and memory, and leave what a
-pass computes what it is; everything else is refused, since nobody looked at what it would do to the captured states.
+SGLang 0.5.21 has more than 500 of them. Those in ALLOWED choose kernels, number formats and memory, and do not change
+what a pass computes; everything else is refused, because its effect on the captured states is not known.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ ALLOWED: Mapping[str, type] = {
 
 OURS = "the capture sets it"
 CHUNKS = "a prompt cut into chunks would keep only the states of its last chunk"
-PREFIXES = "tokens of a prefix that is found in a cache are not computed, so their states would be missing"
-GRAPHS = "a recorded graph replays kernels without the code that keeps the states"
-LATER = "the results of a pass would come with a later one, and the states are read at once"
-PARTS = "each rank would hold the states of some layers or tokens only; give launch.nproc ranks and tp_degree instead"
+PREFIXES = "tokens of a cached prefix are not computed, so their states would be missing"
+GRAPHS = "a recorded graph replays kernels without the code that stores the states"
+LATER = "the results of a pass would arrive with a later one, but the states are read immediately"
+PARTS = "each rank would hold the states of only some layers or tokens; set launch.nproc and tp_degree instead"
 DRAFTS = "a capture runs only the target, without a draft"
 BLIND = "images would not be seen"
-SPLIT = "prefill and decoding in different servers have no place in one process"
+SPLIT = "prefill and decoding cannot be in different servers, since a capture is one process"
 STATES = "the capture itself sets which states a pass returns"
-ORDER = "it moves what deepstack adds behind the states that are kept, unlike in serving"
+ORDER = "it adds deepstack's features after the captured states, unlike in serving"
 
 WEIGHTS = "weights other than the checkpoint's, or random ones, would silently replace them"
 IMAGES = "tokenize_chat prepares the images"
@@ -130,14 +130,14 @@ FIXED_FAMILIES: Mapping[str, str] = {
     "lora_": WEIGHTS,
 }
 
-# (name, value) -> why, of names that may be given otherwise
+# (name, value) -> reason, for names that are otherwise allowed
 FIXED_VALUES: Mapping[tuple[str, str], str] = {
     ("moe_a2a_backend", value): "it opens ports to the whole network" for value in ("nixl", "mooncake")
 }
 
 
 def refused_args(given: Mapping[str, object]) -> list[str]:
-    """One line for each argument that must not be given, or not with this value, with the reason."""
+    """One line for each argument that is not allowed, or not with this value, with the reason."""
     return [line for name, value in given.items() if (line := _refused(name, value))]
 
 
@@ -146,10 +146,10 @@ def _refused(name: str, value: object) -> str | None:
     family = next((reason for prefix, reason in FIXED_FAMILIES.items() if plain.startswith(prefix)), None)
     reason = FIXED.get(plain, family)
     if reason is not None:
-        return f"{name} cannot be given: {reason}"
+        return f"{name} is not allowed: {reason}"
     if plain not in ALLOWED:
         near = did_you_mean(plain, list(ALLOWED))
-        return f"{name} is not among those that may be given{f', {near}' if near else ''}: {', '.join(ALLOWED)}"
+        return f"{name} is not among the allowed ones{f', {near}' if near else ''}: {', '.join(ALLOWED)}"
     if plain != name:
         return f"write {name} as {plain}"
     wanted = ALLOWED[name]

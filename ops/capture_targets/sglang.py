@@ -1,8 +1,8 @@
-"""Capture with SGLang: the code that will serve the target computes what the draft learns from.
+"""Capture with SGLang: the features come from the code that will serve the target.
 
-Imported by name, by run.py, because SGLang is not always installed. What is called of SGLang stands in
-ops/lib/sglang; here is what a capture needs around it: which targets it takes, how long samples may be, and which
-ranks share a model.
+Imported by name, by run.py, because SGLang is not always installed. The calls of SGLang are in ops/lib/sglang; this
+module has what a capture needs besides: which targets are supported, how long samples may be, and which ranks share a
+model.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ops.lib.target.model import read_config, target_info
 from ops.lib.training.ranks import meeting_store
 from ops.lib.vision.families import VisionFamily, family_of
 
-# What was compared with transformers' states, see docs/sglang.md.
+# Compared with transformers' states, see docs/sglang.md.
 MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 INTERLEAVED = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-# What SGLang raises, somewhere between its arguments and its first allocation, for arguments that it cannot use.
+# What SGLang raises, between parsing arguments and its first allocation, for arguments that it cannot use.
 STARTING_ERRORS = (ValueError, TypeError, AssertionError, AttributeError, RuntimeError)
-PATCH_DIM_OF_QWEN25 = 1176  # the one width of pixel rows that SGLang's Qwen2.5-VL takes for pixels
+PATCH_DIM_OF_QWEN25 = 1176  # the only width of pixel rows that SGLang's Qwen2.5-VL interprets as pixels
 
 
 class LoadingStage(Protocol):
-    """What loading a target asks of a Stage."""
+    """The part of a Stage that loading a target needs."""
 
     @property
     def inputs(self) -> Mapping[str, Any]: ...
@@ -56,10 +56,10 @@ class SglangBackend:
 
     @classmethod
     def start(cls, config: CaptureTargets, stage: LoadingStage, readers: Mapping[str, TokenReader]) -> SglangBackend:
-        """Load the target, after everything that can be refused has been.
+        """Load the target after all checks.
 
         Raises DataError for a target that SGLang cannot capture, and for samples longer than the target's context or
-        than what memory holds; ConfigError for server arguments that SGLang does not take, and for ranks that cannot
+        than what memory holds; ConfigError for server arguments that SGLang rejects, and for ranks that cannot
         share the target evenly.
         """
         target: TargetModel = stage.inputs["target"]
@@ -99,7 +99,7 @@ class SglangBackend:
         return [States(features_SF, final_SM) for features_SF, final_SM in captured]
 
     def any_rank(self, flag: bool) -> bool:
-        """Whether it is set on a rank of this model."""
+        """Whether the flag is set on a rank of this model."""
         return self.runtime.any_rank(flag)
 
     def close(self) -> None:
@@ -115,25 +115,25 @@ class Longest:
 
 
 def longest_sample(readers: Mapping[str, TokenReader]) -> Longest:
-    """Over all splits that are captured."""
+    """The longest sample of all captured splits."""
     record = max((row for reader in readers.values() for row in reader.records), key=lambda row: row["tokens"])
     return Longest(record["id"], record["tokens"])
 
 
 def check_length(longest: Longest, limit: int, what: str) -> None:
-    """Rejects a sample too long for a pass, before anything is captured.
+    """Raises DataError for a sample too long for a pass, before anything is captured.
 
-    It is not dropped, because features stand for the samples of the tokens one by one. Raises DataError.
+    It is not dropped, because the features' samples must be those of the tokens.
     """
     if longest.tokens > limit:
         raise DataError(
-            f"sample {longest.id}: {longest.tokens:,} tokens, more than {what} of {limit:,}: leave out such samples "
+            f"sample {longest.id}: {longest.tokens:,} tokens, more than {what} of {limit:,}: drop such samples "
             f"with max_length = {limit} of tokenize_chat"
         )
 
 
 def check_target(target: TargetModel, options: CaptureTargets) -> None:
-    """Refuse a target whose states SGLang was not seen to give. Raises DataError, and ConfigError for its ranks."""
+    """Raises DataError for a target that was not compared with SGLang, and ConfigError for its ranks."""
     config = read_config(target.path / "model")
     model_type, remedy = config.get("model_type"), 'use backend = "huggingface"'
     if model_type not in MODEL_TYPES:
@@ -143,24 +143,24 @@ def check_target(target: TargetModel, options: CaptureTargets) -> None:
     family = family_of(config)
     if model_type == "qwen2_5_vl" and isinstance(family, VisionFamily) and family.patch_dim != PATCH_DIM_OF_QWEN25:
         raise DataError(
-            f"SGLang's Qwen2.5-VL takes pixel rows of {PATCH_DIM_OF_QWEN25} numbers for pixels and others for finished "
+            f"SGLang's Qwen2.5-VL interprets pixel rows of {PATCH_DIM_OF_QWEN25} numbers as pixels, others as "
             f"embeddings, and the target's have {family.patch_dim}: {remedy}"
         )
     rope = family.text_config.get("rope_parameters") or family.text_config.get("rope_scaling") or {}
     if model_type in INTERLEAVED and family.has_vision and not rope.get("mrope_interleaved"):
         raise DataError(
             f"config.json: the rope_parameters of this {model_type} lack mrope_interleaved = true; transformers "
-            "rotates that way all the same, and SGLang would not, so images would have other states: add it, or "
+            "rotates that way by default, but SGLang does not, so images would have other states: add it, or "
             f"{remedy}"
         )
     check_degree(config, options.tp_degree, int((options.server_args or {}).get("ep_size", 1)))
 
 
 def check_degree(config: Mapping[str, Any], tp_degree: int, ep_size: int = 1) -> None:
-    """Refuse ranks that cannot share a target of this config.json evenly. Raises ConfigError.
+    """Raises ConfigError for ranks that cannot share a target of this config.json evenly.
 
-    SGLang's rule: each rank has as many query heads, and as many columns of each MLP; key/value heads are dealt out, or
-    each is held by several ranks where there are fewer of them.
+    SGLang's rule: ranks have equal numbers of query heads and of columns of each MLP; key/value heads are divided, or
+    replicated if there are fewer of them than ranks.
     """
     text, seeing = config.get("text_config") or config, config.get("vision_config") or {}
     dense = not text.get("num_experts") or bool(text.get("mlp_only_layers"))
@@ -176,13 +176,13 @@ def check_degree(config: Mapping[str, Any], tp_degree: int, ep_size: int = 1) ->
         uneven.append(f"num_key_value_heads = {shared}")
     if uneven:
         raise ConfigError(
-            f"tp_degree = {tp_degree} does not divide {', '.join(uneven)} of the target's config.json, so that many "
-            "ranks cannot share it: give another tp_degree"
+            f"tp_degree = {tp_degree} does not divide {', '.join(uneven)} of the target's config.json, so "
+            "these ranks cannot share it: change tp_degree"
         )
 
 
 def group_store(stage: LoadingStage, tp_degree: int) -> dist.Store:
-    """The part of the store of all ranks in which those of one group meet."""
+    """The rendezvous of one group, in the store of all ranks."""
     return dist.PrefixStore(
         f"capture_targets/group {stage.rank // tp_degree}", meeting_store(stage.rank, stage.world_size)
     )

@@ -1,4 +1,4 @@
-"""What a capture lacks here, before a run's first stage."""
+"""What a capture lacks on this machine, checked before a run's first stage."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from ops.lib.missing_libraries import missing_sglang
 
 
 def unmet(config: CaptureTargets) -> dict[str, str]:
-    """SGLang, where it captures."""
+    """SGLang, if it captures."""
     return missing_sglang("backend", 'backend = "sglang"') if config.backend == "sglang" else {}

@@ -31,7 +31,7 @@ class Shard:
         self._loss_mask_T = torch.empty(self._offsets[-1], dtype=torch.bool)
         self._features_TF: Tensor | None = None
         self._final_TM: Tensor | None = None
-        self._copied: torch.cuda.Event | None = None  # comes behind all copies so far
+        self._copied: torch.cuda.Event | None = None  # recorded after all copies so far
 
     def put(self, row: int, sample: TokenSample, states: States) -> None:
         """Store the states of a sample; row: its index among the samples of the shard."""

@@ -233,9 +233,7 @@ def test_a_qwen25_vl_whose_pixels_sglang_would_take_for_embeddings_is_refused(to
     folder = tmp_path / "target"
     write_json(make_dir(folder / "model") / "config.json", other_family(target, "qwen2_5_vl"))
     write_json(folder / "target.json", read_json(target.path / "target.json"))
-    with pytest.raises(
-        DataError, match="takes pixel rows of 1176 numbers for pixels and others for finished embeddings"
-    ):
+    with pytest.raises(DataError, match="interprets pixel rows of 1176 numbers as pixels, others as embeddings"):
         capture(tmp_path, tokens, evolve(target, path=folder))
 
 

@@ -12,7 +12,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ops.artifacts import TargetFeatures, TokenShards
-from ops.capture_targets.agreement import ALONE_TOLERANCE, FLOAT32_TOLERANCE
+from ops.capture_targets.agreement import FLOAT32_TOLERANCE, NARROW_TOLERANCE
 from ops.capture_targets.huggingface import forward_batch
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.feature_shards import FeatureReader
@@ -122,7 +122,7 @@ def _distance(states_SM: Tensor, expected_SM: Tensor) -> Tensor:
 
 
 def _allowed(dtype: str) -> float:
-    return FLOAT32_TOLERANCE if dtype == "float32" else ALONE_TOLERANCE[dtype]
+    return FLOAT32_TOLERANCE if dtype == "float32" else NARROW_TOLERANCE[dtype]
 
 
 def _same_text(stored: FeatureReader, index: int, sample: TokenSample) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ops.capture_targets.agreement import ALONE_TOLERANCE, FLOAT32_TOLERANCE, compare_states
+from ops.capture_targets.agreement import FLOAT32_TOLERANCE, NARROW_TOLERANCE, compare_states
 from ops.lib.data.token_shards import TokenSample
 
 IMAGE, LAYERS, HIDDEN = 5, (1, 4, 6), 8
@@ -88,4 +88,4 @@ def test_in_a_small_dtype_backends_may_differ_by_three_times_the_rounding_of_one
 
 def test_without_float32_a_small_dtype_has_a_tolerance_of_its_own():
     found = compare_states(SAMPLES, states(), moved(0.001), LAYERS, IMAGE, "float16")
-    assert {ALONE_TOLERANCE["float16"]} == {row.allowed for row in found}
+    assert {NARROW_TOLERANCE["float16"]} == {row.allowed for row in found}

@@ -95,7 +95,7 @@ def test_out_of_memory_halves_the_batch_and_later_ones_and_changes_nothing_else(
     failed = [padded for padded in backend.asked if padded > 300]
     assert 1 <= len(failed) <= 3  # halved once it was known, not tried again by every batch
     said = capsys.readouterr().out
-    assert f"out of memory with {failed[0]:,} tokens; batches are {failed[0] // 2:,} from here on" in said
+    assert f"out of memory with {failed[0]:,} tokens; later batches have at most {failed[0] // 2:,}" in said
     difference = furthest(features, stage)
     print(f"after halving: {difference:.1e} from the undisturbed capture")
     assert difference <= 2e-5
@@ -121,7 +121,7 @@ def test_out_of_memory_on_a_rank_that_shares_a_model_is_an_error(tokens, target)
     backend = SmallMemory(Target.load(target))
     backend.limit = 0
     samples = [TokenReader(tokens, "train").sample(index) for index in (0, 1)]
-    with pytest.raises(DataError, match="on a rank that shares the model with others: give a smaller batch_tokens"):
+    with pytest.raises(DataError, match="on a rank that shares the model with others: reduce batch_tokens"):
         Halving(backend, shares_model=True).forward(samples, (1,))
 
 

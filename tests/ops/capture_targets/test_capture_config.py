@@ -96,9 +96,9 @@ def test_ranks_that_make_no_whole_groups_are_refused_with_the_file(tmp_path, fie
     ("name", "reason"),
     [
         ("chunked_prefill_size", "a prompt cut into chunks would keep only the states of its last chunk"),
-        ("disable_radix_cache", "a prefix that is found in a cache are not computed"),
-        ("cuda_graph_backend_prefill", "a recorded graph replays kernels without the code that keeps the states"),
-        ("disable_overlap_schedule", "the states are read at once"),
+        ("disable_radix_cache", "a cached prefix are not computed"),
+        ("cuda_graph_backend_prefill", "a recorded graph replays kernels without the code that stores the states"),
+        ("disable_overlap_schedule", "the states are read immediately"),
         ("speculative_algorithm", "without a draft"),
         ("tp_size", "set by the node's own tp_degree"),
         ("load_format", "weights other than the checkpoint's, or random ones"),
@@ -107,15 +107,15 @@ def test_ranks_that_make_no_whole_groups_are_refused_with_the_file(tmp_path, fie
     ],
 )
 def test_server_arguments_that_would_spoil_the_states_are_refused_with_the_reason(name, reason):
-    with pytest.raises(ConfigError, match=rf"{name} cannot be given: .*{reason}"):
+    with pytest.raises(ConfigError, match=rf"{name} is not allowed: .*{reason}"):
         config(backend="sglang", server_args={name: True})
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"atention_backend": "triton"}, r'not among those that may be given, did you mean "attention_backend"\?: att'),
-        ({"schedule_policy": "fcfs"}, "schedule_policy is not among those that may be given.*: attention_backend, pre"),
+        ({"atention_backend": "triton"}, r'not among the allowed ones, did you mean "attention_backend"\?: att'),
+        ({"schedule_policy": "fcfs"}, "schedule_policy is not among the allowed ones.*: attention_backend, pre"),
         ({"mem-fraction-static": 0.5}, "write mem-fraction-static as mem_fraction_static"),
         ({"mem_fraction_static": "x"}, "mem_fraction_static: expected float, got 'x'"),
         ({"page_size": True}, "page_size: expected int, got True"),
@@ -153,8 +153,8 @@ def test_all_refused_server_arguments_are_named_at_once_with_their_place_in_the_
         graph_of(tmp_path, "chunked_prefill_size = 512\npage_size = 16\npp_size = 2\n")
     (mistake,) = caught.value.mistakes
     assert ("node.capture.server_args", 20) == (mistake.path, mistake.position.line)
-    assert "chunked_prefill_size cannot be given" in mistake.message
-    assert "pp_size cannot be given" in mistake.message
+    assert "chunked_prefill_size is not allowed" in mistake.message
+    assert "pp_size is not allowed" in mistake.message
     assert "page_size cannot" not in mistake.message
 
 

@@ -156,7 +156,7 @@ def test_layers_are_spread_from_the_second_to_the_third_last(layers, count, expe
 
 
 def test_far_too_many_layers_are_refused_in_one_line():
-    with pytest.raises(ConfigError, match=r"no 99 distinct layers between its 2nd and 3rd-last; ask for at most 5"):
+    with pytest.raises(ConfigError, match=r"no 99 distinct layers between its 2nd and 3rd-last; set it to at most 5"):
         spread_layers(8, 99)
 
 

@@ -268,7 +268,7 @@ def test_server_arguments_are_those_that_a_capture_takes():
     edges = {"draft": Ref("a"), "target": Ref("b"), "tokens": Ref("c"), "report": Ref("d")}
     given = {"mem_fraction_static": 0.7}
     assert given == CheckExport(**edges, server_args=given).server_args
-    with pytest.raises(ConfigError, match="load_format cannot be given: weights other than the checkpoint's"):
+    with pytest.raises(ConfigError, match="load_format is not allowed: weights other than the checkpoint's"):
         CheckExport(**edges, server_args={"load_format": "dummy"})
 
 
