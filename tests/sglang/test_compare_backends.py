@@ -13,6 +13,7 @@ from capture_cases import FAMILIES, calm, make_samples, make_target, processor_o
 from colour_chats import write_data
 from fake_stage import FakeStage
 from family_checkpoints import make_checkpoint, picture
+from manifests import made
 from PIL import Image
 from sglang_on_cpu import FOLDER
 
@@ -21,8 +22,8 @@ from executor.cli import main
 from executor.planning.session import make_planner
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED, OK
-from ops.capture_targets import compare
 from ops.capture_targets.agreement import NARROW_TOLERANCE
+from ops.tools.compare_backends import run as compare
 
 PIPELINE = """
 [pipeline]
@@ -120,8 +121,8 @@ def make_artifacts(file: Path, store_folder: Path, names: list[str]) -> None:
     for name in names:
         decisions = make_planner(store, graph).plan()
         node, key = graph.nodes[name], decisions[name].key
-        made = {edge: decisions[parents[0]].digest for edge, parents in node.inputs.items() if parents}
-        inputs = {edge: node.op.edges[edge].type(store.object_path(digest), digest) for edge, digest in made.items()}
+        digests = {edge: decisions[parents[0]].digest for edge, parents in node.inputs.items() if parents}
+        inputs = {edge: node.op.edges[edge].type(store.object_path(digest), digest) for edge, digest in digests.items()}
         module, _, function = node.op.run.partition(":")
         with store.lease(key, "test") as lease:
             lease.acquire(print)
@@ -217,7 +218,7 @@ def test_where_sglang_knows_no_float32_it_runs_in_the_dtype_of_the_capture_alone
     assert [("float32", "cuda"), ("bfloat16", "cuda")] == asked["with_transformers"]
     assert ["bfloat16"] == [part["dtype"] for part in result["dtypes"]]
     assert result["left_out"].startswith(
-        "SGLang's linear attention on a GPU does not support float32; transformers' float32"
+        "SGLang's linear attention on a GPU does not support float32; only transformers' float32"
     )
     allowed = {row["allowed"] for row in result["dtypes"][0]["states"]}
     assert NARROW_TOLERANCE["bfloat16"] not in allowed
