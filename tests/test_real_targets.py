@@ -237,7 +237,7 @@ def test_the_plan_of_the_gate_is_this_arithmetic(tmp_path: Path) -> None:
         check["memory"]["drafts"],
         check["memory"]["pool of keys and values"],
     )
-    assert ["one process: SGLang's live stage does not share the target out over GPUs"] == check["notes"]
+    assert ["one process: SGLang's live stage does not shard the target over GPUs"] == check["notes"]
     seeing = resources("qwen3_vl_8b", tmp_path)["check"]["memory"]
     # Eight with images and eight without, of 4,096 tokens at most.
     assert 16 * (4096 + 512 + 3 * 16) * (36 + 5) * 2 * 8 * 128 * 2 == seeing["pool of keys and values"]
@@ -303,7 +303,7 @@ def test_a_model_whose_config_is_not_here_is_said_to_be_unknown(tmp_path: Path) 
     told = resources("qwen3_8b", tmp_path, "target.checkpoint=owner/name")
     commit = PUBLISHED["qwen3_8b"][1]
     assert told["target"]["notes"] == [
-        f"what it needs cannot be estimated: the sizes of owner/name are not known here: put its config.json at "
+        f"what it needs cannot be estimated: the sizes of owner/name are unknown: put its config.json at "
         f"{tmp_path}/targets/owner/name/{commit}.json"
     ]
     assert {} == told["train"]["memory"]

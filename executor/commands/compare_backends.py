@@ -8,6 +8,7 @@ from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, open_store
 from executor.model_tools.compare_backends import compare
 from executor.system.output import FAILED, OK, print_json, print_lines
+from ops.tools.compare_backends.text import comparison_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +26,8 @@ def main(options: argparse.Namespace) -> int:
     store = open_store(options)
     compared = compare(store, graph, options.node, options.samples)
     if options.json:
-        print_json({"nodes": [each.result for each in compared]})
+        print_json({"nodes": compared})
     else:
         for each in compared:
-            print_lines(each.lines())
-    return OK if all(each.agree for each in compared) else FAILED
+            print_lines(comparison_text(each))
+    return OK if all(each["agree"] for each in compared) else FAILED

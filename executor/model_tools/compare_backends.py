@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
-from executor.model_tools.computation import computed
+from executor.model_tools.computation import Result, computed
 from executor.planning.session import make_planner
 from executor.store.artifact_store import Store
-from ops.tools.compare_backends.text import Comparison
 
 CAPTURE = "capture_targets"
 ENTRY = "ops.tools.compare_backends.run"
 
 
-def compare(store: Store, graph: Graph, node_id: str | None, samples: int) -> list[Comparison]:
+def compare(store: Store, graph: Graph, node_id: str | None, samples: int) -> list[Result]:
     """Each capture node of a graph (or the one that is named), compared on a few of its samples.
 
     Raises DataError where SGLang is missing or another version, PipelineError where there is no such node, and
@@ -35,7 +34,7 @@ def compare(store: Store, graph: Graph, node_id: str | None, samples: int) -> li
                 f"`dflow run` with the same file and -s computes them; stop it (Ctrl-C) when {name} has started"
             )
     artifacts = {name: (store.object_path(digest), digest) for name, digest in made.items() if digest is not None}
-    return [Comparison(computed("comparison", ENTRY, graph, name, artifacts, samples=samples)) for name in nodes]
+    return [computed("comparison", ENTRY, graph, name, artifacts, samples=samples) for name in nodes]
 
 
 def _capture_nodes(graph: Graph, node_id: str | None) -> list[str]:

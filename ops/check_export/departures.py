@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from attrs import frozen
 
 from ops.check_export.live_result import Prompt
+from ops.evaluate.lossless import common_length
 from ops.evaluate.statistics import Tau, acceptance_length
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.dflash.serving_contract import Mistake
@@ -18,9 +19,9 @@ SLACK = 0.05  # of tau, below the interval: with few prompts it is narrow
 
 @frozen
 class Departure:
-    """A prompt that SGLang decoded otherwise.
+    """A prompt that SGLang decoded differently.
 
-    position: the first token that differs. step: the first verification step whose accepted length does. None where
+    position: the first token that differs. step: the first verification step whose accepted length does. None if
     none does.
     """
 
@@ -56,20 +57,20 @@ def departures(prompts: Sequence[Prompt], served: Sequence[Decoded]) -> list[Dep
 def departure_mistakes(found: Sequence[Departure], prompts: int, cause: str, remedy: str) -> Iterator[Mistake]:
     """One mistake for answers that differ, and one for accepted lengths.
 
-    found: those that are no ties, of how many `prompts`. cause: what was found out about one of them.
+    found: those that are not ties, out of `prompts`. cause: the reason found for one of them.
     """
     answers = [departure for departure in found if departure.position is not None]
     if answers:
         yield Mistake(
             what=f"{len(answers)} of {prompts} answers are not the target's own:\n{_listed(answers)}",
-            sglang=f"verifies every token, so its target or its prompt is another one than evaluate's; {cause}",
+            sglang=f"verifies every token, so its target or its prompt differs from that of evaluate; {cause}",
             remedy=remedy,
         )
     lengths = [departure for departure in found if departure.position is None]
     if lengths:
         yield Mistake(
             what=f"{len(lengths)} of {prompts} prompts are accepted differently than in evaluate:\n{_listed(lengths)}",
-            sglang=f"verifies every token, so that the answers are right all the same; {cause}",
+            sglang=f"verifies every token, so the answers are still right; {cause}",
             remedy=remedy,
         )
 
@@ -80,12 +81,12 @@ def tau_of(prompts: Sequence[Prompt]) -> Tau:
 
 
 def served_tau(served: Sequence[Decoded]) -> float | None:
-    """tau of the answers by the contract: what was accepted behind EOS does not count; None without a step."""
+    """tau of the answers; tokens accepted after EOS do not count. None without a step."""
     return acceptance_length(served, 1, seed=0).tau
 
 
 def is_below(served: float | None, measured: Tau) -> bool:
-    """Whether a tau lies clearly below the interval; a single prompt, which has none, decides nothing."""
+    """Whether a tau is clearly below the interval; False for a single prompt, which has no interval."""
     return served is not None and measured.low is not None and served < measured.low * (1 - SLACK)
 
 
@@ -93,7 +94,7 @@ def tau_mistake(served: float | None, measured: Tau, cause: str, remedy: str) ->
     return Mistake(
         what=f"tau is {served:.2f} in SGLang, and {measured.tau:.2f} in evaluate on the same {measured.prompts} "
         f"prompts, with a 95 % interval of {measured.low:.2f} to {measured.high:.2f}",
-        sglang=f"verifies every token, so that the answers are right all the same; {cause}",
+        sglang=f"verifies every token, so the answers are still right; {cause}",
         remedy=remedy,
     )
 
@@ -107,10 +108,7 @@ def equal_steps(prompts: Sequence[Prompt], served: Sequence[Decoded]) -> float:
 
 
 def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    if tuple(ours) == tuple(theirs):
-        return None
-    pairs = zip(ours, theirs, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+    return None if tuple(ours) == tuple(theirs) else common_length(ours, theirs)
 
 
 def _at(values: Sequence[int], place: int) -> int | str:

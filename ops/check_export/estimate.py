@@ -20,18 +20,20 @@ threads = threads_of_decoding
 
 
 def smoke(config: CheckExport, samples: int) -> dict[str, Any]:
-    """A few prompts of each category where SGLang decodes some."""
+    """A few prompts of each category."""
     return {"live_prompts": min(config.live_prompts or PROMPTS, PROMPTS)}
 
 
 def estimate(config: CheckExport, outlook: Outlook) -> Estimate:
     """Target and draft in SGLang with a pool for a batch of prompts; then dflow's own target in their place.
 
-    The draft is there twice while the two forward passes are compared. dflow's target, which says where accepted
-    lengths part, is loaded when SGLang's is gone, and needs no pool.
+    The draft is loaded twice while the two forward passes are compared. dflow's target, which finds where accepted
+    lengths diverge, is loaded after SGLang's is released, and needs no pool.
     """
     on_cpu = outlook.launch.device == "cpu"
-    growth = None if outlook.trial is None else Growth()  # starting the engine takes the time, not the prompts
+    growth = (
+        None if outlook.trial is None else Growth()
+    )  # the time is that of starting the engine, whatever the number of prompts
     target: TargetForeseen | None = outlook.inputs["target"]
     draft: DraftForeseen | None = outlook.inputs["draft"]
     report: ReportForeseen | None = outlook.inputs["report"]
@@ -45,8 +47,8 @@ def estimate(config: CheckExport, outlook: Outlook) -> Estimate:
     tokens = outlook.inputs["tokens"]
     prompt = tokens.longest if tokens is not None else LONGEST
     categories = 1 if sizes.seeing is None else 2
-    asked = config.live_prompts or report.max_prompts
-    requests = TOGETHER if asked is None else min(TOGETHER, asked * categories)
+    prompts = config.live_prompts or report.max_prompts
+    requests = TOGETHER if prompts is None else min(TOGETHER, prompts * categories)
     pool = requests * (prompt + report.max_new_tokens + RESERVED_BLOCKS * shape.block_size)
     own_cache = shape.num_hidden_layers * 2 * shape.num_key_value_heads * shape.head_dim
     elements = pool * (sizes.cache_per_token + own_cache) + requests * sizes.state_per_sequence
@@ -59,5 +61,5 @@ def estimate(config: CheckExport, outlook: Outlook) -> Estimate:
         },
         disk=disk,
         growth=growth,
-        notes=("one process: SGLang's live stage does not share the target out over GPUs",),
+        notes=("one process: SGLang's live stage does not shard the target over GPUs",),
     )

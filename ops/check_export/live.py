@@ -1,9 +1,9 @@
-"""The gate's live stage: SGLang's own draft class and DFLASH worker, in this process, beside what `evaluate` did.
+"""The gate's live stage: SGLang's own draft class and DFLASH worker, in this process, compared with `evaluate`.
 
 Identical output does not prove a good draft, since the target verifies every token: the accepted lengths of every step
-decide. In float32 they must be equal, ties of two logits apart; in bfloat16 and float16 rounding makes ties common,
-and there tau must not lie below the evaluation's interval. Whatever tau is, what the draft was given of some prompts
-and answers must be what dflow's target gives for the same tokens (live_cause.py).
+are compared. In float32 they must be equal, except for ties of two logits; in bfloat16 and float16 rounding makes ties
+common, so tau must not be below the evaluation's interval. Whatever tau is, the draft's inputs for some prompts and
+answers must be those that dflow's target computes for the same tokens (live_cause.py).
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from ops.lib.target.model import Target, target_info
 if TYPE_CHECKING:  # both import SGLang
     from ops.lib.sglang.dflash_worker import DflashEngine
 
-ENOUGH = 4  # departures that are examined, if this many are no ties
+ENOUGH = 4  # departures to examine, if this many are not ties
 TOGETHER = 16  # requests of a batch
-LONGEST_CONTEXT = 512  # of a forward pass that is compared
+LONGEST_CONTEXT = 512  # tokens, of a compared forward pass
 SMALLEST_POOL = 1024
-ROUNDINGS = 4  # how many times dflow's own rounding a forward pass below float32 may differ
+ROUNDINGS = 4  # allowed difference of a forward pass below float32, in multiples of dflow's own rounding
 
 
 @frozen(kw_only=True)
 class Setting:
-    """What is served, and how it is compared. evaluated_in: the dtype of the evaluation."""
+    """What is served, and how it is compared. evaluated_in: dtype of the evaluation."""
 
     draft_dir: Path
     target_dir: Path
@@ -83,7 +83,7 @@ def check_live(
 ) -> LiveResult:
     """Serve the prompts with SGLang's own code and compare; see ops/check_export/live_result.py.
 
-    Raises LiveUnavailable where SGLang cannot serve a draft on this machine.
+    Raises LiveUnavailable if SGLang cannot serve a draft on this machine.
     """
     report = read_json(stage.inputs["report"].path / "report.json")
     setting = Setting(
@@ -104,16 +104,16 @@ def check_live(
 
 
 def no_room(error: Exception) -> LiveUnavailable:
-    """What is to be done where target and draft do not fit."""
+    """The error for a target and a draft that do not fit."""
     return LiveUnavailable(
-        f"no room on this device for the target and the draft: {error}. The stage runs on one GPU: use a "
-        "larger one, or one that nothing else uses, or give check_export fewer live_prompts, or another share of the "
+        f"not enough memory on this device for the target and the draft: {error}. The stage runs on one GPU: use a "
+        "larger or an idle one, or give check_export fewer live_prompts, or a larger share of the "
         "memory: server_args = { mem_fraction_static = 0.9 }"
     )
 
 
 def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
-    """SGLang first; dflow's target is loaded once it is closed."""
+    """Runs SGLang first; dflow's target is loaded after it is closed."""
     draft, mistakes = own_draft(setting.draft_dir)
     engine = start_engine(setting, prompts)
     if isinstance(engine, Mistake):
@@ -126,9 +126,9 @@ def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
             mistakes += found
         eos = setting.info["eos_token_ids"]
         served = serve(engine, prompts, eos)
-        left = departures(prompts, served)
-        watched = [] if mistakes else watch(engine, prompts_to_watch(prompts, left), eos)
-    judged = judge(setting, None if mistakes else draft, prompts, served, left, watched)
+        departed = departures(prompts, served)
+        watched = [] if mistakes else watch(engine, prompts_to_watch(prompts, departed), eos)
+    judged = judge(setting, None if mistakes else draft, prompts, served, departed, watched)
     return LiveResult(
         version=SGLANG_VERSION,
         prompts=tuple(
@@ -141,14 +141,14 @@ def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
         details={
             "dtype": setting.dtype,
             "equal_steps": equal_steps(prompts, served),
-            "equal_answers": sum(departure.position is None for departure in left) + len(prompts) - len(left),
+            "equal_answers": sum(departure.position is None for departure in departed) + len(prompts) - len(departed),
             **judged.figures,
         },
     )
 
 
 def watch(engine: DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequence[int]) -> list[Watched]:
-    """Each prompt once more and alone, with what the draft is given of it and of its answer."""
+    """Decodes each prompt again in a batch of one, and records the draft's inputs for it and its answer."""
     seen = [engine.context_of(prompt.sample, prompt.max_new_tokens, eos_token_ids) for prompt in prompts]
     return [
         Watched(prompt, one.features_SF, one.positions_S, one.answer) for prompt, one in zip(prompts, seen, strict=True)
@@ -156,25 +156,25 @@ def watch(engine: DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequen
 
 
 def choose_dtype(config: CheckExport, report: Mapping[str, Any], device: str) -> str:
-    """As asked, else the evaluation's; on a GPU bfloat16, to which SGLang casts what goes into a draft."""
+    """The config's dtype, by default the evaluation's; on a GPU bfloat16, to which SGLang casts a draft's inputs."""
     if device == "cpu":
         return config.dtype or str(report["dtype"])
     if config.dtype not in (None, "bfloat16"):
         raise LiveUnavailable(
-            f"SGLang {SGLANG_VERSION} casts what goes into a draft to bfloat16 on a GPU, so it cannot be checked in "
+            f"SGLang {SGLANG_VERSION} casts a draft's inputs to bfloat16 on a GPU, so it cannot be checked in "
             f'{config.dtype} there: give check_export dtype = "bfloat16", or none'
         )
     return "bfloat16"
 
 
 def own_draft(draft_dir: Path) -> tuple[DraftModel | None, list[Mistake]]:
-    """dflow's own draft from the directory, or the mistake that it cannot be loaded."""
+    """dflow's own draft from the directory, or the mistake that prevents loading it."""
     try:
         return load_draft(draft_dir), []
     except DataError as error:
         mistake = Mistake(
             what=str(error),
-            sglang="says nothing of a missing tensor, leaves what it has in memory in its place, and accepts next to "
+            sglang="does not report a missing tensor, uses uninitialised memory in its place, and accepts almost "
             "nothing of what the draft proposes",
             remedy=REWRITE,
         )
@@ -182,9 +182,9 @@ def own_draft(draft_dir: Path) -> tuple[DraftModel | None, list[Mistake]]:
 
 
 def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> DflashEngine | Mistake:
-    """SGLang with this target and draft, and room for a batch of prompts; a mistake where it refuses the draft.
+    """SGLang with this target and draft, and a pool for a batch of prompts; a mistake if it rejects the draft.
 
-    Raises LiveUnavailable where SGLang cannot be imported, refuses the device or finds no room.
+    Raises LiveUnavailable if SGLang cannot be imported, rejects the device or runs out of memory.
     """
     block_size = read_json(setting.draft_dir / "config.json").get("block_size", 16)
     try:
@@ -220,23 +220,23 @@ def setting_mistakes(engine: DflashEngine, config: DraftConfig) -> list[Mistake]
     """Values of the draft's config.json that SGLang reads differently."""
     return [
         Mistake(
-            what=f"config.json: {name} is {meant}",
-            sglang=f"reads {taken}",
-            remedy=f"{REWRITE}; where config.json is right, serve with SGLang {SGLANG_VERSION}",
+            what=f"config.json: {name} is {expected}",
+            sglang=f"reads {actual}",
+            remedy=f"{REWRITE}; if config.json is right, serve with SGLang {SGLANG_VERSION}",
         )
-        for name, meant, taken in (
+        for name, expected, actual in (
             ("block_size", config.block_size, engine.block_size),
             ("dflash_config.mask_token_id", config.mask_token_id, engine.mask_token_id),
             ("dflash_config.target_layer_ids", list(config.target_layer_ids), engine.layer_ids),
         )
-        if meant != taken
+        if expected != actual
     ]
 
 
 def compare_forward(
     engine: DflashEngine, draft: DraftModel, setting: Setting
 ) -> tuple[dict[str, float], list[Mistake]]:
-    """The largest difference between SGLang's draft class and dflow's for several contexts, and what is too large."""
+    """The largest difference between SGLang's draft class and dflow's for several contexts, and the mistakes."""
     if engine.block_size != draft.config.block_size:
         return {}, []
     from ops.lib.sglang import draft_forward
@@ -248,10 +248,10 @@ def compare_forward(
     mistakes = [
         Mistake(
             what=f"the draft's forward pass in {setting.dtype} ({one.name}) differs by {one.difference:.2g} from "
-            f"dflow's, and {setting.forward_tolerance + ROUNDINGS * one.rounding:.2g} is rounding",
-            sglang="computes something else from config.json or the weights than the training did: RoPE, windows and "
-            "norms are the usual places",
-            remedy="compare config.json with the training's; a kind of layer or RoPE that SGLang computes otherwise "
+            f"dflow's; rounding explains {setting.forward_tolerance + ROUNDINGS * one.rounding:.2g}",
+            sglang="computes config.json or the weights differently than the training did: RoPE, windows and "
+            "norms are the usual causes",
+            remedy="compare config.json with the training's; a kind of layer or RoPE that SGLang computes differently "
             "cannot be served, so train without it",
         )
         for one in sorted(wrong, key=lambda one: -one.difference)[:1]
@@ -282,27 +282,27 @@ def judge(
     draft: DraftModel | None,
     prompts: Sequence[Prompt],
     served: Sequence[Decoded],
-    left: Sequence[Departure],
+    departed: Sequence[Departure],
     watched: Sequence[Watched],
 ) -> Judgement:
-    """Which of the departures are mistakes, and why they came about, and what was watched; SGLang is closed by now.
+    """Which departures are mistakes, and their cause; SGLang is closed by now.
 
-    draft: None where a mistake is known that explains them.
+    draft: None if a known mistake explains them.
     """
     tau = served_tau(served)
-    decisive = bool(left) and (setting.exact or is_below(tau, tau_of(prompts)))
+    decisive = bool(departed) and (setting.exact or is_below(tau, tau_of(prompts)))
     if draft is None:
         known = Cause("see the mistakes above", REWRITE)
-        return Judgement(_mistakes(setting, prompts, left, tau, known) if decisive else ())
+        return Judgement(_mistakes(setting, prompts, departed, tau, known) if decisive else ())
     dtype = getattr(torch, setting.dtype)
     target = Target.from_directory(setting.target_dir, setting.info, setting.device, dtype)
     draft = draft.to(setting.device, dtype)
     comparison = compare_watched(target, draft, watched)
     real: list[Departure] = []
-    for departure in left if decisive else ():
+    for departure in departed if decisive else ():
         if len(real) >= ENOUGH or not (setting.exact and is_tie(target, draft, departure, setting.tie_margin)):
             real.append(departure)
-    ties = len(left) - len(real) if decisive else 0
+    ties = len(departed) - len(real) if decisive else 0
     if real:
         cause = find_cause(target, draft, real[0], comparison)
         if comparison.cause is None and setting.dtype != setting.evaluated_in:

@@ -1,10 +1,10 @@
-"""Why SGLang's accepted lengths are not `evaluate`'s: what SGLang gave its draft, a tie, or another report.
+"""Why SGLang's accepted lengths differ from `evaluate`'s: its draft's inputs, a tie, or another report.
 
-Accepted lengths alone do not show what the draft was given: below float32 rounding moves them, and a draft that knows
-the answers hides wrong features. `compare_watched` puts what SGLang gave its draft of a prompt and its answer beside
-dflow's own target and draft on the same tokens: both sides see the sequence that SGLang decoded.
+Accepted lengths do not show the draft's inputs: below float32 rounding changes them, and a draft that has memorized
+the answers hides wrong features. `compare_watched` compares the inputs of SGLang's draft for a prompt and its answer
+with those of dflow's own target and draft on the same tokens: both sides see the sequence that SGLang decoded.
 
-    S tokens of prompt and answer that the draft was given, L captured layers, F = L * hidden size, M hidden size,
+    S tokens of prompt and answer in the draft's context, L captured layers, F = L * hidden size, M hidden size,
     V vocabulary
 """
 
@@ -25,30 +25,30 @@ from ops.lib.sglang.version import SGLANG_VERSION
 from ops.lib.target.model import Target
 from ops.lib.vision.families import VisionFamily
 
-WATCHED = 2  # prompts with images, and as many without, that are looked at whether or not they depart
-DEPARTED = 4  # departures that are looked at besides
-# Of a token's states, on average over the tokens of one kind.
+WATCHED = 2  # prompts with images, and as many without, that are compared whether or not they depart
+DEPARTED = 4  # departures that are compared too
+# Largest distance of a token's states, averaged over the tokens of one kind.
 SAME = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
-CLOSER = 0.5  # states that lie so much closer to another layer's are that layer's, however close the layers lie
-REPLAYED = 0.85  # of the steps, below float32: ties of the draft's two best logits are common there
-SPARED = 2  # steps that may be otherwise besides, so that a few short answers are no reason
+CLOSER = 0.5  # states this much closer to another layer's are that layer's, however similar the layers are
+REPLAYED = 0.85  # least share of equal steps, below float32, where ties of the draft's two best logits are common
+SPARED = 2  # further steps that may differ, so that a few short answers raise no alarm
 OTHER_CODE = (
-    "no draft of dflow can be served like this; install SGLang afresh (pip install --force-reinstall --no-deps "
-    f"sglang=={SGLANG_VERSION}), and where that changes nothing, report what stands here"
+    "no draft of dflow can be served like this; reinstall SGLang (pip install --force-reinstall --no-deps "
+    f"sglang=={SGLANG_VERSION}), and if that does not help, report this message"
 )
 OTHER_FEATURES = (
-    'a server gives the draft the same: capture with backend = "sglang" and train again, so that the draft learns from '
-    "its future inputs"
+    'a server gives the draft the same inputs: capture with backend = "sglang" and train again, so that the draft '
+    "learns from them"
 )
 BEHIND = (
-    "features and positions are the right ones, so what differs comes behind them: the block (its mask token, its "
-    "positions), or what is kept of accepted tokens"
+    "features and positions are correct, so the difference arises after them: in the block (its mask token, its "
+    "positions), or in the cached states of accepted tokens"
 )
 
 
 @frozen
 class Cause:
-    """In words: what differs, and what to do about it."""
+    """What differs, and what to do about it."""
 
     text: str
     remedy: str
@@ -69,9 +69,9 @@ class Watched:
 
 @frozen
 class Comparison:
-    """What came of it for all prompts together.
+    """The result for all prompts together.
 
-    cause: what the draft is given otherwise, None where nothing. replayed: share of SGLang's steps in which dflow's
+    cause: which of the draft's inputs differs, None if none does. replayed: share of SGLang's steps in which dflow's
     draft has as many tokens right on the same answer. feature_distance: largest of all layers and kinds of tokens.
     """
 
@@ -83,9 +83,9 @@ class Comparison:
         return {"replayed_steps": self.replayed, "feature_distance": self.feature_distance}
 
 
-def prompts_to_watch(prompts: Sequence[Prompt], left: Sequence[Departure]) -> list[Prompt]:
+def prompts_to_watch(prompts: Sequence[Prompt], departed: Sequence[Departure]) -> list[Prompt]:
     """The first prompts with and without images, and those of the first departures."""
-    chosen = [departure.prompt for departure in left[:DEPARTED]]
+    chosen = [departure.prompt for departure in departed[:DEPARTED]]
     for with_images in (False, True):
         kind = [prompt for prompt in prompts if bool(len(prompt.sample.image_grid_thw)) == with_images]
         chosen += kind[:WATCHED]
@@ -95,10 +95,9 @@ def prompts_to_watch(prompts: Sequence[Prompt], left: Sequence[Departure]) -> li
 
 @torch.inference_mode()
 def compare_watched(target: Target, draft: DraftModel, watched: Sequence[Watched]) -> Comparison:
-    """All that was watched beside dflow's target and draft, which are of the dtype and on the device of SGLang's.
+    """Compares the inputs of SGLang's draft with dflow's target and draft, of the same dtype and device.
 
-    The cause is that of the first prompt that has one: positions first, then features, then what the draft makes of
-    both.
+    The cause is that of the first prompt that has one: positions first, then features, then the draft's proposals.
     """
     cause: Cause | None = None
     equal = steps = 0
@@ -113,7 +112,7 @@ def compare_watched(target: Target, draft: DraftModel, watched: Sequence[Watched
     few = steps - equal > (1 - REPLAYED) * steps + SPARED
     if cause is None and target.embed_weight.dtype != torch.float32 and few:
         cause = Cause(
-            f"on SGLang's own answers dflow's draft has as many tokens right in {equal} of {steps} steps, and "
+            f"on SGLang's own answers dflow's draft has as many tokens right in {equal} of {steps} steps, but "
             f"{REPLAYED:.0%} are expected: {BEHIND}",
             OTHER_CODE,
         )
@@ -121,17 +120,17 @@ def compare_watched(target: Target, draft: DraftModel, watched: Sequence[Watched
 
 
 def seen_mistake(cause: Cause) -> Mistake:
-    """For accepted lengths that are no mistake themselves."""
+    """The mistake for wrong inputs without wrong accepted lengths."""
     return Mistake(
         what=cause.text,
-        sglang="verifies every token, so that the answers are right all the same, and accepts less of what the draft "
+        sglang="verifies every token, so the answers are still right, but it accepts less of what the draft "
         "proposes the more it learned from the target's states",
         remedy=cause.remedy,
     )
 
 
 def other_positions(watched: Watched) -> Cause | None:
-    """Where the keys of the context are not turned by the tokens' own places."""
+    """The cause if the keys of the context do not have the positions of their tokens."""
     positions_S = watched.positions_S
     expected_S = torch.arange(len(positions_S))
     if torch.equal(positions_S, expected_S):
@@ -140,15 +139,14 @@ def other_positions(watched: Watched) -> Cause | None:
     prompt = watched.prompt.sample.prompt_tokens
     whose = f"token {place} of the prompt" if place < prompt else f"token {place - prompt} of the answer"
     return Cause(
-        f"the draft gets position {int(positions_S[place])} for {whose}, and was trained on the tokens' own places, "
-        "0, 1, 2 and so on",
+        f"the draft gets position {int(positions_S[place])} for {whose}, but was trained on the positions 0, 1, 2, ...",
         OTHER_CODE,
     )
 
 
 @frozen
 class Layer:
-    """One captured layer's states. distance: from the right ones, of the kind of tokens that is farthest.
+    """One captured layer's states. distance: from the correct ones, of the kind of tokens with the largest.
 
     before: distance from the states before deepstack's features are added; others: from those of every other layer.
     """
@@ -161,7 +159,7 @@ class Layer:
 
 
 def other_features(layers: Sequence[Layer], target: Target) -> Cause | None:
-    """For each layer whose states are not the right ones, what they are instead, as far as that can be told."""
+    """The cause for layers with wrong states, naming what they contain instead if known."""
     same = SAME[target.embed_weight.dtype]
     found = []
     for layer in layers:
@@ -169,7 +167,7 @@ def other_features(layers: Sequence[Layer], target: Target) -> Cause | None:
         nearest = min(layer.before, *layer.others.values())
         if layer.distance <= same and not nearest < CLOSER * layer.distance - same / 100:
             continue
-        seems = f"are of no layer's {layer.kind}"
+        seems = f"match no layer's {layer.kind}"
         if layer.before < min(same, CLOSER * layer.distance):
             seems = "are those before deepstack's visual features are added"
         elif closest is not None and layer.others[closest] < min(same, CLOSER * layer.distance):
@@ -185,8 +183,8 @@ def other_features(layers: Sequence[Layer], target: Target) -> Cause | None:
 class Along:
     """One forward pass of dflow's target over prompt and answer.
 
-    outputs_SM: what leaves each layer; inputs_SM: what enters the one behind it, by the same number. kinds: which
-    tokens [S] are of an image, of the rest of the prompt, and of the answer; none without a token.
+    outputs_SM: the output of each layer; inputs_SM: the input of the next one, by the same number. kinds: which
+    tokens [S] are of an image, of the rest of the prompt, and of the answer; without empty kinds.
     """
 
     inputs_SM: Mapping[int, Tensor]
@@ -195,7 +193,7 @@ class Along:
 
     @classmethod
     def of(cls, target: Target, watched: Watched) -> Along:
-        """Raises what the target raises; the tokens behind the answer's end are left out."""
+        """Raises what the target raises; tokens after the answer's end are omitted."""
         sample, answer = watched.prompt.sample, watched.answer
         ids_S = torch.cat([sample.input_ids[: sample.prompt_tokens], torch.tensor(answer.tokens)])
         ids_S = ids_S[: max(sample.prompt_tokens, min(len(ids_S), len(watched.features_SF)))]
@@ -207,7 +205,7 @@ class Along:
         in_prompt_S = torch.arange(len(ids_S)) < sample.prompt_tokens
         image_S = torch.zeros_like(in_prompt_S)
         if len(sample.image_grid_thw):
-            assert isinstance(target.family, VisionFamily)  # no other takes images
+            assert isinstance(target.family, VisionFamily)  # only these support images
             image_S = in_prompt_S & (ids_S == target.family.image_token_id)
         kinds = {"image tokens": image_S, "prompt": in_prompt_S & ~image_S, "answer": ~in_prompt_S}
         return cls(
@@ -220,7 +218,7 @@ class Along:
         return torch.cat([self.inputs_SM[k] for k in layer_ids], dim=-1)
 
     def layers(self, watched: Watched, layer_ids: Sequence[int]) -> list[Layer]:
-        """Every captured layer's states beside the right ones and all others."""
+        """Compares every captured layer's states with the correct ones and all others."""
         return list(self._layers(watched, layer_ids))
 
     def _layers(self, watched: Watched, layer_ids: Sequence[int]) -> Iterator[Layer]:
@@ -238,7 +236,7 @@ class Along:
             )
 
     def _distances(self, states_SM: Tensor, expected_SM: Tensor) -> dict[str, float]:
-        """How far a token's states lie from what is expected, the expected ones' norm being 1, by kind of token."""
+        """Mean distance of a token's states from the expected ones, relative to their norm, by kind of token."""
         expected_SM = expected_SM.float()
         size_S = expected_SM.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
         distance_S = (states_SM.float() - expected_SM).norm(dim=-1) / size_S
@@ -246,9 +244,9 @@ class Along:
 
 
 def replay(target: Target, draft: DraftModel, watched: Watched, features_SF: Tensor) -> tuple[int, int]:
-    """In how many steps of SGLang's answer dflow's draft has as many tokens right, and how many there are.
+    """(Steps of SGLang's answer in which dflow's draft has as many tokens right, all steps).
 
-    features_SF: of dflow's target. Behind the answer's end nothing is compared.
+    features_SF: of dflow's target. Nothing after the answer's end is compared.
     """
     tokens, start = watched.answer.tokens, watched.prompt.sample.prompt_tokens
     context = DraftContext(draft)
@@ -264,7 +262,7 @@ def replay(target: Target, draft: DraftModel, watched: Watched, features_SF: Ten
 
 UNKNOWN = Cause(BEHIND, OTHER_CODE)
 OTHER_REPORT = Cause(
-    "dflow's own decoding with this directory accepts what SGLang does, so the report is of other weights or of "
+    "dflow's own decoding with this directory accepts the same as SGLang, so the report is of other weights or of "
     "another config.json",
     REWRITE,
 )
@@ -272,11 +270,11 @@ OTHER_REPORT = Cause(
 
 @torch.inference_mode()
 def is_tie(target: Target, draft: DraftModel, departure: Departure, margin: float) -> bool:
-    """Whether the two best logits lie closer than `margin` where SGLang first leaves `evaluate`.
+    """Whether the two best logits are closer than `margin` where SGLang first differs from `evaluate`.
 
     For a token these are the target's. For an accepted length they are the draft's at the first slot that only one
-    side accepts: the slots before it are the same tokens on both sides. An answer that `evaluate` itself could not
-    decode alike in blocks and token by token counts as tied too.
+    side accepts: the slots before it are the same tokens on both sides. An answer that `evaluate` itself decodes
+    differently in blocks and token by token counts as tied too.
     """
     prompt = departure.prompt
     if decode_speculative(target, draft, prompt.sample, prompt.max_new_tokens).tokens != prompt.tokens:
@@ -297,7 +295,7 @@ def is_tie(target: Target, draft: DraftModel, departure: Departure, margin: floa
 
 
 def find_cause(target: Target, draft: DraftModel, departure: Departure, comparison: Comparison) -> Cause:
-    """What is to be said about a departure: what the draft is given comes first, of whichever prompt it was seen."""
+    """The cause of a departure: first the draft's inputs, of any prompt."""
     if comparison.cause is not None:
         return comparison.cause
     again = decode_speculative(target, draft, departure.prompt.sample, departure.prompt.max_new_tokens)
@@ -305,10 +303,10 @@ def find_cause(target: Target, draft: DraftModel, departure: Departure, comparis
 
 
 def other_dtype(served_in: str, evaluated_in: str) -> Cause:
-    """Where nothing else differs."""
+    """The cause if nothing else differs."""
     return Cause(
-        f"features and positions of the prompt are the right ones, but SGLang serves in {served_in} and evaluate "
-        f"decoded in {evaluated_in}, and rounding makes other answers, in which the draft may be worse",
+        f"features and positions of the prompt are correct, but SGLang serves in {served_in} and evaluate "
+        f"decoded in {evaluated_in}, and rounding changes the answers, in which the draft may be worse",
         f'give evaluate dtype = "{served_in}" too, and train on features of that dtype',
     )
 

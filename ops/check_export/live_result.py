@@ -1,13 +1,13 @@
-"""What passes between the gate and SGLang: the prompts that it decodes, and what came of them. Knows no SGLang.
+"""The gate's interface to SGLang: the prompts that it decodes, and the results. Does not import SGLang.
 
 The gate calls `ops.check_export.live.check_live`, which is imported only where the pinned SGLang is installed:
 
     check_live(draft_dir: Path, target_dir: Path, prompts: Sequence[Prompt], config: CheckExport, stage: Stage)
         -> LiveResult
 
-draft_dir is the serving directory, target_dir the checkpoint directory (TargetModel's model/). It returns what it
-found, mistakes of the draft included. It raises LiveUnavailable where SGLang cannot run the check on this machine at
-all: `live = "auto"` tells that and goes on, `live = "required"` refuses.
+draft_dir is the serving directory, target_dir the checkpoint directory (TargetModel's model/). It returns
+the results, mistakes of the draft included. It raises LiveUnavailable if SGLang cannot run the check on this machine:
+`live = "auto"` then reports that and continues, `live = "required"` fails.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ops.lib.drafts.dflash.serving_contract import Mistake
 
 
 class LiveUnavailable(DataError):
-    """SGLang is there but cannot serve a draft of this kind on this machine; says nothing about the draft."""
+    """SGLang is installed but cannot serve a draft of this kind on this machine, whatever the draft."""
 
 
 @frozen
 class Prompt:
     """A prompt of the evaluation. tokens: the target's greedy answer, its first token and EOS included.
 
-    accepted: draft tokens that `evaluate` accepted in each verification step, those behind EOS included.
-    max_new_tokens: where `evaluate` stopped, counted behind the first token.
+    accepted: draft tokens that `evaluate` accepted in each verification step, those after EOS included.
+    max_new_tokens: where `evaluate` stopped, counted after the first token.
     """
 
     sample: TokenSample
@@ -43,7 +43,7 @@ class Prompt:
 
 @frozen
 class ServedPrompt:
-    """What SGLang's DFLASH worker made of a prompt; tokens and accepted count as those of Prompt do."""
+    """The result of SGLang's DFLASH worker for a prompt; tokens and accepted are counted as in Prompt."""
 
     id: str
     category: str
@@ -53,11 +53,11 @@ class ServedPrompt:
 
 @frozen
 class LiveResult:
-    """What SGLang's own code made of the draft.
+    """The result of SGLang's own code for the draft.
 
     version: of SGLang. prompts: in the order given. forward: what was compared ("3 layers, window 8, context 17") ->
-    largest difference between SGLang's draft class and ours. ties: answers or steps that left ours where two logits lay
-    closer than the tie margin, which is no mistake. details: further figures for check.json.
+    largest difference between SGLang's draft class and ours. ties: answers or steps that differ where two logits are
+    closer than the tie margin, which is not a mistake. details: further figures for check.json.
     """
 
     version: str
@@ -74,5 +74,5 @@ def nan_last(value: float) -> float:
 
 
 def largest(values: Iterable[float]) -> float:
-    """The largest number, NaN where one is."""
+    """The largest number, NaN if there is one."""
     return max(values, key=nan_last)

@@ -12,7 +12,7 @@ from ops.capture_targets.server_args import refused_args
 
 
 def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, object] | None) -> None:
-    """Refuse arguments that a capture may not be given either, all of them at once."""
+    """Rejects the arguments that a capture rejects too, all of them at once."""
     refused = refused_args(given or {})
     if refused:
         raise ValueError(f"'{attribute.name}': {'; '.join(refused)}")
@@ -27,7 +27,7 @@ def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, o
 )
 @frozen(kw_only=True)
 class CheckExport:
-    """Check a serving directory against the contract, and serve held-out prompts with it where SGLang is installed."""
+    """Check a serving directory against the contract, and serve held-out prompts with it if SGLang is installed."""
 
     draft: Draft
     target: TargetModel
@@ -35,15 +35,15 @@ class CheckExport:
     report: Report
     live: Literal["auto", "required", "off"] = field(
         default="auto",
-        help='"auto": ask SGLang where it is installed, and say so where it is not; "required": fail without it',
+        help='"auto": check with SGLang if it is installed, else warn; "required": fail without it',
     )
     live_prompts: int | None = field(
         default=8,
         validator=validators.optional(validators.ge(1)),
-        help="prompts of each category that SGLang decodes; all of the evaluation unless given",
+        help="prompts of each category that SGLang decodes; none: all of the evaluation",
     )
     dtype: Literal["float32", "bfloat16", "float16"] | None = field(
-        default=None, help="of the forward passes in SGLang; that of the evaluation unless given"
+        default=None, help="of the forward passes in SGLang; default: that of the evaluation"
     )
     forward_tolerance: float = field(
         default=1e-4,
@@ -53,12 +53,12 @@ class CheckExport:
     server_args: dict[str, bool | int | float | str] | None = field(
         default=None,
         validator=sglang_args,
-        help="further arguments of SGLang's ServerArgs for the live stage: those that capture_targets takes",
+        help="further arguments of SGLang's ServerArgs for the live stage: those that capture_targets accepts",
     )
     output = CheckedDraft
     shows_results = True
     main_figures = "check/(tau_served(_.+)?|live_skipped)"
 
     def chosen_libraries(self) -> tuple[str, ...]:
-        """SGLang, so that the node runs again where it was installed since."""
+        """SGLang, so that the node runs again once it is installed."""
         return () if self.live == "off" else ("sglang",)

@@ -1,4 +1,4 @@
-"""What the gate found: check.json, the metrics, the rows of served.jsonl, and the model card's accepted lengths."""
+"""The gate's results: check.json, the metrics, the rows of served.jsonl, and the model card's accepted lengths."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 from attrs import frozen
 
 from dsl.stage import Stage
+from ops.check_export.departures import served_tau
 from ops.check_export.live_result import LiveResult, Prompt, largest
 from ops.export_draft.card import table
 from ops.lib.drafts.decoding.decode import Decoded
 
 ALL = "all"
 REPEAT = (
-    "on a machine with a GPU and SGLang, ask it with `dflow resume RUN --from check`: until then the result is kept"
+    "on a machine with a GPU and SGLang, check it with `dflow resume RUN --from check`: until then the result is kept"
 )
 
 
 @frozen(kw_only=True)
 class Outcome:
-    """report is the evaluation's report.json; prompts those that SGLang decoded, or would have decoded.
-
-    Where served is None, skipped says why SGLang was not asked.
+    """report: the evaluation's report.json. prompts: those that SGLang decoded, or would have decoded.
+    skipped: why SGLang was not used, if served is None.
     """
 
     report: Mapping[str, Any]
@@ -67,16 +67,16 @@ class Outcome:
         }
 
     def metrics(self) -> dict[str, float]:
-        """The figures under the names they have in MLflow."""
+        """The figures by their names in MLflow."""
         flat = {
             "check/static_passed": 1.0,
             "check/live_skipped": float(self.served is None),
             "check/prompts": float(len(self.prompts)),
             "check/warnings": float(len(self.warnings)),
         }
-        # Of these prompts alone, and so beside what was served alone: else it would pass for the tau of the evaluation.
-        both = () if self.tau_served is None else (("evaluate", self.tau_evaluate), ("served", self.tau_served))
-        for kind, taus in both:
+        # Without served figures, the tau of these prompts would be mistaken for that of the evaluation.
+        taus_by_kind = () if self.tau_served is None else (("evaluate", self.tau_evaluate), ("served", self.tau_served))
+        for kind, taus in taus_by_kind:
             for category, tau in taus.items():
                 if tau is not None:
                     flat[f"check/tau_{kind}" + ("" if category == ALL else f"_{category}")] = tau
@@ -99,17 +99,17 @@ class Outcome:
                 "category": prompt.category,
                 "tokens": list(prompt.tokens),
                 "accepted": list(prompt.accepted),
-                "accepted_evaluate": list(asked.accepted),
+                "accepted_evaluate": list(evaluated.accepted),
             }
-            for asked, prompt in zip(self.prompts, served, strict=False)
+            for evaluated, prompt in zip(self.prompts, served, strict=False)
         ]
 
     def show(self, stage: Stage) -> None:
         """The result in a few lines."""
-        stage.info("the serving directory keeps the contract")
+        stage.info("the serving directory meets the contract")
         if self.served is None or self.tau_served is None:
             reason = " ".join(str(self.skipped).split())
-            stage.warn(f"the live stage was SKIPPED, SGLang has not seen this draft: {reason}; {REPEAT}")
+            stage.warn(f"the live stage was SKIPPED, so SGLang has not checked this draft: {reason}; {REPEAT}")
         else:
             stage.info(
                 f"SGLang {self.served.version} served {len(self.prompts)} prompts, tau "
@@ -120,17 +120,12 @@ class Outcome:
 
 
 def by_category(answers: Sequence[tuple[str, Decoded]]) -> dict[str, float | None]:
-    """tau = generated tokens / verification steps, of all answers and by category; None where no step was made."""
+    """tau = generated tokens / verification steps, of all answers and by category; None without a step."""
     groups: dict[str, list[Decoded]] = {ALL: []}
     for category, answer in answers:
         groups[ALL].append(answer)
         groups.setdefault(category, []).append(answer)
-    return {name: tau(group) for name, group in groups.items()}
-
-
-def tau(answers: Sequence[Decoded]) -> float | None:
-    steps = sum(answer.steps for answer in answers)
-    return sum(answer.generated for answer in answers) / steps if steps else None
+    return {name: served_tau(group) for name, group in groups.items()}
 
 
 def card_text(outcome: Outcome) -> str:
@@ -146,7 +141,7 @@ def card_text(outcome: Outcome) -> str:
         f"{report['dtype']}), with 95 % bootstrap intervals over the prompts.",
         table(("prompts", "number", "tau", "interval"), rows),
         f"The answers are the target's own: {report['lossless']['errors']} differ, {report['lossless']['ties']} at a "
-        "tie between two logits.",
+        "tie of two logits.",
     ]
     if outcome.served is None or outcome.tau_served is None:
         parts.append(f"Not served by SGLang yet ({outcome.skipped}); {REPEAT}.")

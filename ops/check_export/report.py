@@ -1,4 +1,4 @@
-"""What `check_export` shows of its artifact."""
+"""Report sections of `check_export`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ops.lib.report_sections import Section, Table, facts
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """What passed, and tau as it was measured and as SGLang served it."""
+    """The checks that passed, and tau as evaluated and as served by SGLang."""
     check = read_json(folder / "check.json")
     live = {f"live: {name}": value for name, value in check["live"].items()}
     sections = [Section("gate", facts({"static": check["static"], **live}))]

@@ -1,11 +1,12 @@
 """The gate: check a serving directory against the contract, serve prompts with SGLang, and write what is shipped.
 
-The static stage needs no SGLang and always runs. The live stage asks SGLang's own code: `live` says whether it must.
+The static stage needs no SGLang and always runs. The live stage runs SGLang's own code; `live` decides whether it must.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,8 +28,8 @@ SERVED = "served.jsonl"
 def check_export(config: CheckExport, stage: Stage) -> None:
     """Write the CheckedDraft artifact.
 
-    Raises DataError where the draft breaks the contract, where SGLang makes something else of it than `evaluate` did,
-    or where the report is of another draft.
+    Raises DataError if the draft breaks the contract, if SGLang's results differ from those of `evaluate`, or if the
+    report is of another draft.
     """
     draft, target, tokens = (stage.inputs[name] for name in ("draft", "target", "tokens"))
     report = read_json(stage.inputs["report"].path / "report.json")
@@ -52,31 +53,32 @@ def check_export(config: CheckExport, stage: Stage) -> None:
     if served is not None and served.mistakes:
         kept = stage.work_dir / SERVED
         write_jsonl(kept, outcome.served_rows())
-        refuse(draft.path, served.mistakes, f"what SGLang decoded of each prompt: {kept}")
+        refuse(draft.path, served.mistakes, f"SGLang's answer to each prompt: {kept}")
     write(stage, outcome)
     stage.progress(1, 1)
 
 
 def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Raises DataError where the accepted lengths are those of another draft, target or set of prompts, and where
-    they were measured as no draft is served: prompts are taken from the tokens, and answers compared token by token.
+    """Raises DataError if the accepted lengths are those of another draft, target or set of prompts, or were measured
+    with other settings than a draft is served with: prompts come from the tokens, and answers are compared token by
+    token.
     """
     other = [name for name, digest in report["inputs"].items() if digest != inputs[name].digest]
     if other:
         raise DataError(
-            f"{inputs['report'].path}: this report was made with another {' and another '.join(other)} than the "
-            "node has; give evaluate and check_export the same draft, target and tokens"
+            f"{inputs['report'].path}: this report was made with another {' and another '.join(other)} than this "
+            "node reads; give evaluate and check_export the same draft, target and tokens"
         )
-    unlike = (
+    differing = (
         ("benchmark", report["benchmark"] is not None),
         ("temperature", report["temperature"] > 0),
         ("block_size", report["block_size"] != report["block_size_trained"]),
     )
-    if named := [name for name, is_unlike in unlike if is_unlike]:
+    if named := [name for name, differs in differing if differs]:
         raise DataError(
-            f"{inputs['report'].path}: this evaluation cannot be compared with what is served, for its "
+            f"{inputs['report'].path}: this evaluation cannot be compared with a served draft, because of its "
             f"{' and '.join(named)}; give check_export one of the held-out split, greedy and in blocks as trained, "
-            "and evaluate the rest in a node beside it"
+            "and evaluate the rest in a separate node"
         )
 
 
@@ -86,11 +88,11 @@ def choose_prompts(
     """The first `live_prompts` of each category, in the order of the evaluation."""
     reader = TokenReader(stage.inputs["tokens"], report["split"])
     index = {record["id"]: place for place, record in enumerate(reader.records)}
-    taken: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     chosen = []
     for row in rows:
-        count = taken[row["category"]] = taken.get(row["category"], 0) + 1
-        if config.live_prompts is None or count <= config.live_prompts:
+        counts[row["category"]] += 1
+        if config.live_prompts is None or counts[row["category"]] <= config.live_prompts:
             sample = reader.sample(index[row["id"]])
             chosen.append(Prompt(sample, tuple(row["tokens"]), tuple(row["accepted"]), report["max_new_tokens"]))
     return chosen
@@ -103,45 +105,45 @@ def serve(config: CheckExport, stage: Stage, prompts: Sequence[Prompt]) -> tuple
     try:
         require_sglang("the live stage of check_export")
     except DataError as error:
-        return _passed_over(config, error)
+        return _skipped(config, error)
     draft_dir, target_dir = stage.inputs["draft"].path, stage.inputs["target"].path / "model"
     try:
         from ops.check_export.live import check_live
 
         return check_live(draft_dir, target_dir, prompts, config, stage), None
     except LiveUnavailable as error:
-        return _passed_over(config, error)
+        return _skipped(config, error)
 
 
-def _passed_over(config: CheckExport, error: DataError) -> tuple[None, str]:
+def _skipped(config: CheckExport, error: DataError) -> tuple[None, str]:
     if config.live == "required":
-        raise DataError(f'{error} (live = "required"; "auto" passes the stage over)') from error
+        raise DataError(f'{error} (live = "required"; "auto" skips the stage)') from error
     return None, str(error)
 
 
 def image_warnings(tokens: Mapping[str, Any]) -> list[str]:
-    """What to mind where a server would prepare images otherwise than the training did."""
+    """A warning if a server would prepare images differently than the training did."""
     if tokens["image_token_id"] is None or tokens.get("image_backend") != "pillow":
         return []
     return [
         "the draft's images were prepared with pillow, and SGLang prepares them with torchvision, whose pixels differ "
-        "where an image is resized: start the server with --image-processor-backend pil, as the model card does"
+        "if an image is resized: start the server with --image-processor-backend pil, as the model card does"
     ]
 
 
 def server_arg_warnings(config: Mapping[str, Any]) -> list[str]:
-    """What to mind where the features were captured with arguments that the live stage does not give SGLang."""
+    """A warning if the features were captured with arguments that the live stage does not pass to SGLang."""
     flags = number_formats(config["dflow"].get("server_args"))
     if not flags:
         return []
     return [
         f"the draft's features were captured by SGLang with {shlex.join(flags)}, which the live stage and evaluate do "
-        "without: start the server with it, as dflow serve and the model card do; tau may differ there"
+        "not use: start the server with it, as dflow serve and the model card do; tau may differ there"
     ]
 
 
 def write(stage: Stage, outcome: Outcome) -> None:
-    """The serving directory as it is shipped, with tau in its card, and what was checked."""
+    """Writes the serving directory as shipped, with tau in its card, and check.json."""
     source, shipped = stage.inputs["draft"].path, stage.out_dir / "draft"
     shipped.mkdir(exist_ok=True)
     for name in (CONFIG, WEIGHTS):

@@ -1,4 +1,4 @@
-"""What the gate lacks here, before a run's first stage."""
+"""Missing requirements of the gate, before a run's first stage."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from ops.lib.missing_libraries import missing_sglang
 
 
 def unmet(config: CheckExport) -> dict[str, str]:
-    """SGLang, where the live stage must not be passed over."""
+    """SGLang, if the live stage is required."""
     if config.live != "required":
         return {}
     missing = missing_sglang("live", "the gate")
-    return {name: f'{text}; live = "auto" passes the stage over' for name, text in missing.items()}
+    return {name: f'{text}; live = "auto" skips the stage' for name, text in missing.items()}

@@ -98,7 +98,7 @@ def rounding(results: Sequence[PromptResult]) -> dict[str, float | int | None]:
     """
     moved = []
     for result in results:
-        common = _common(result.plain.tokens, result.speculative.tokens)
+        common = common_length(result.plain.tokens, result.speculative.tokens)
         pairs = zip(result.plain.margins[:common], result.speculative.margins[:common], strict=False)
         moved += [abs(plain - speculative) for plain, speculative in pairs]
     if not moved:
@@ -170,7 +170,7 @@ def _differences(result: PromptResult) -> Iterable[Difference]:
     for draft, answer in (("trained", result.speculative), ("random", result.random)):
         if answer is None or answer.tokens == result.plain.tokens:
             continue
-        position = _common(result.plain.tokens, answer.tokens)
+        position = common_length(result.plain.tokens, answer.tokens)
         plain_token, plain_margin = _at(result.plain, position)
         speculative_token, speculative_margin = _at(answer, position)
         yield Difference(
@@ -188,7 +188,7 @@ def _differences(result: PromptResult) -> Iterable[Difference]:
         )
 
 
-def _common(plain: Sequence[int], other: Sequence[int]) -> int:
+def common_length(plain: Sequence[int], other: Sequence[int]) -> int:
     """How many leading tokens are the same."""
     pairs = enumerate(zip(plain, other, strict=False))
     return next((place for place, (one, two) in pairs if one != two), min(len(plain), len(other)))

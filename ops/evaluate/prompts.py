@@ -1,69 +1,76 @@
-"""Prompts from the held-out split or a benchmark file, and whether answers have positions left."""
+"""Prompts from the held-out split or a benchmark file, and whether answers have positions left.
+
+A benchmark is a file of JSON lines (or one array) of
+
+    {"id": "gsm8k-1", "category": "math", "messages": [{"role": "user", "content": "..."}], "images": ["cats/7.png"]}
+
+A row is read as `ingest` reads it: contents are texts or lists of parts, images stand where a part or <image> says, or
+else at the start of the first user turn; paths start at the file's folder and stay in it. Unlike there, nothing is
+skipped: results of a benchmark with missing prompts cannot be compared, so every line
+that cannot be used is a mistake, and all are reported at once.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import frozen
 
 from dsl.errors import DataError
+from dsl.op import op_of
 from dsl.stage import Stage
-from ops.evaluate.benchmark import read_benchmark
+from ops.evaluate.benchmark_rows import BenchmarkRow, Misfit, benchmark_rows, refuse
 from ops.evaluate.op import Evaluate
+from ops.inject_images.messages import messages as joined_messages
+from ops.inject_images.op import InjectImages
+from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.target.model import Target, check_images_fit, check_patches_fit
+from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
 from ops.tokenize_chat.encode import ChatEncoder
+from ops.tokenize_chat.samples import load_image, prompt_sample
+from ops.tokenize_chat.template import Messages
+
+MAX_PIXELS = op_of(InjectImages).fields["max_image_pixels"].default
+MIN_SIDE = op_of(InjectImages).fields["min_image_side"].default
+SHOWN = 100
 
 
-class Prompt(Protocol):
+@frozen(eq=False)
+class Prompt:
     """A prompt whose images are read when they are needed.
 
-    origin: where a user finds it. length: in tokens, those of the images included.
+    origin: where a user finds it. length: in tokens, those of the images included. sample: reads the target's input,
+    its first `prompt_tokens` tokens.
     """
 
-    @property
-    def origin(self) -> str: ...
-    @property
-    def id(self) -> str: ...
-    @property
-    def category(self) -> str: ...
-    @property
-    def length(self) -> int: ...
+    origin: str
+    id: str
+    category: str
+    length: int
+    has_images: bool
+    sample: Callable[[], TokenSample]
 
-    def sample(self) -> TokenSample:
-        """The target's input: the first `prompt_tokens` tokens."""
-
-
-@frozen
-class HeldOut:
-    """A sample of the split, whose answer is not used."""
-
-    reader: TokenReader
-    place: int
-
-    @property
-    def origin(self) -> str:
-        return f"sample {self.id}"
-
-    @property
-    def id(self) -> str:
-        return str(self.reader.records[self.place]["id"])
-
-    @property
-    def category(self) -> str:
-        return str(self.reader.records[self.place]["category"])
-
-    @property
-    def length(self) -> int:
-        return int(self.reader.records[self.place]["prompt_tokens"])
-
-    def sample(self) -> TokenSample:
-        return self.reader.sample(self.place)
+    @classmethod
+    def held_out(cls, reader: TokenReader) -> list[Prompt]:
+        """The samples of a split, whose answers are not used."""
+        return [
+            cls(
+                origin=f"sample {row['id']}",
+                id=str(row["id"]),
+                category=str(row["category"]),
+                length=int(row["prompt_tokens"]),
+                has_images=row["category"] == "image",
+                sample=partial(reader.sample, place),
+            )
+            for place, row in enumerate(reader.records)
+        ]
 
 
 def processor_of(stage: Stage, target: Target) -> Processor:
@@ -84,7 +91,7 @@ def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Pr
     if config.benchmark is None:
         reader = TokenReader(stage.inputs["tokens"], config.split)
         check_images_fit(reader, target.family)
-        prompts: list[Prompt] = [HeldOut(reader, place) for place in range(len(reader))]
+        prompts = Prompt.held_out(reader)
         if not prompts:
             raise DataError(
                 f'the split "{config.split}" has no samples to evaluate; set "split" of samples in the JSONL file, '
@@ -94,15 +101,58 @@ def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Pr
     info = TokenReader(stage.inputs["tokens"]).info
     encoder = ChatEncoder(processor, info.get("enable_thinking"))
     asked = read_benchmark(Path(config.benchmark), encoder)
-    if any(prompt.images for prompt in asked):
+    if any(prompt.has_images for prompt in asked):
         check_patches_fit(info, target.family)
     return first_of_each(asked, config.max_prompts, stage.info)
 
 
+def read_benchmark(file: Path, encoder: ChatEncoder) -> list[Prompt]:
+    """All prompts of the file. Raises DataError with every line that cannot be used, as `file:line: what to fix`."""
+    prompts: list[Prompt] = []
+    misfits: list[Misfit] = []
+    with strict_pillow():
+        for row in benchmark_rows(file):
+            if isinstance(row, Misfit):
+                misfits.append(row)
+                continue
+            try:
+                prompts.append(_prompt(row, encoder))
+            except Unusable as fault:
+                misfits.append(Misfit(row.place, f"{fault.reason}: {fault.detail}" if fault.detail else fault.reason))
+    refuse(file, misfits, len(misfits) + len(prompts))
+    return prompts
+
+
+def _prompt(row: BenchmarkRow, encoder: ChatEncoder) -> Prompt:
+    """Raises Unusable."""
+    asked = row.sample
+    turns = joined_messages({"conversations": [turn.row() for turn in asked.turns], "images": asked.images}, "in-place")
+    if asked.images and (encoder.processor.image_processor is None or encoder.processor.image_token_id is None):
+        raise Unusable("it has an image, and the target is a text model", "remove it")
+    for image in asked.images:
+        reason, detail = fault_of(_encoded(image), MAX_PIXELS, MIN_SIDE)
+        if reason:
+            raise Unusable(reason, f"{image}: {detail}" if isinstance(image, Path) else detail)
+    sample = partial(_sample, asked.id, row.category, turns, asked.images, encoder)
+    return Prompt(row.place, asked.id, row.category, len(sample().input_ids), bool(asked.images), sample)
+
+
+def _sample(
+    sample_id: str, category: str, turns: Messages, images: tuple[Path | bytes, ...], encoder: ChatEncoder
+) -> TokenSample:
+    """Raises Unusable."""
+    chunks = [load_image(_encoded(image), encoder.processor) for image in images]
+    return prompt_sample(sample_id, category, turns, chunks, encoder)
+
+
+def _encoded(image: Path | bytes) -> bytes:
+    return image if isinstance(image, bytes) else image.read_bytes()
+
+
 def first_of_each(
-    prompts: Iterable[Prompt], max_prompts: int | None, info: Callable[[str], None] = print
+    prompts: Iterable[Prompt], max_prompts: int | None, info: Callable[[str], None] | None = None
 ) -> list[Prompt]:
-    """The first `max_prompts` of each category, all of them where that is None; reports how many are left out."""
+    """The first `max_prompts` of each category, all of them if that is None. info: gets how many are omitted."""
     seen: Counter[str] = Counter()
     chosen = []
     for prompt in prompts:
@@ -110,7 +160,7 @@ def first_of_each(
         if max_prompts is None or seen[prompt.category] <= max_prompts:
             chosen.append(prompt)
     cut = {name: count for name, count in seen.items() if max_prompts is not None and count > max_prompts}
-    if cut:
+    if cut and info is not None:
         shares = ", ".join(f"{max_prompts} of {count} of {name}" for name, count in cut.items())
         info(f"max_prompts selects the first prompts of each category: {shares}")
     return chosen
@@ -119,9 +169,6 @@ def first_of_each(
 def by_length(prompts: Sequence[Prompt]) -> list[int]:
     """The places of the prompts, those of similar length side by side, so that a batch has little padding."""
     return sorted(range(len(prompts)), key=lambda place: prompts[place].length)
-
-
-SHOWN = 100
 
 
 def check_lengths(

@@ -1,7 +1,7 @@
 """Decode prompts by real speculative decoding, and measure tau.
 
-Every prompt is also decoded plainly, for the check that nothing is lost and for the speed-up (turns.py).
-was decoded is kept batch by batch, and everything is written before a loss is raised as an error.
+Every prompt is also decoded plainly, for the check that nothing is lost and for the speed-up (turns.py). Everything is
+written before a loss is raised as an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ops.evaluate.prompts import check_lengths, choose_prompts, processor_of
 from ops.evaluate.report import interval_text
 from ops.evaluate.statistics import is_repetition
 from ops.evaluate.summary import Summary, metrics
-from ops.evaluate.turns import Decoder, decode_in_turns, journal_file
+from ops.evaluate.turns import JOURNAL, Decoder, decode_in_turns
 from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
@@ -93,7 +93,7 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
     report_result(stage, summary, report["tau"]["all"], measured, text)
     if losses is not None and losses.errors:
         # Answers decoded with the bug must not be reused once it is fixed.
-        journal_file(stage.work_dir).unlink()
+        (stage.work_dir / JOURNAL).unlink()
         raise DataError(
             lossless_message(losses, summary.config.largest_tie, measured["rounding"], text, str(folder.resolve()))
         )

@@ -54,22 +54,13 @@ class BatchResult:
     time: BatchTime
     parts: Mapping[str, Mapping[str, float]]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> BatchResult:
-        results = (
-            PromptResult(
-                row["id"],
-                row["category"],
-                _decoded(row["plain"]),
-                _decoded(row["speculative"]),
-                None if row["random"] is None else _decoded(row["random"]),
-            )
-            for row in told["results"]
-        )
-        return cls(tuple(results), BatchTime(**told["time"]), told["parts"])
+    def from_json(cls, values: Mapping[str, Any]) -> BatchResult:
+        results = []
+        for row in values["results"]:
+            answers = {way: row[way] and _decoded(row[way]) for way in ("plain", "speculative", "random")}
+            results.append(PromptResult(row["id"], row["category"], **answers))
+        return cls(tuple(results), BatchTime(**values["time"]), values["parts"])
 
 
 @define
@@ -103,19 +94,20 @@ class Journal:
 
     def add(self, batch: BatchResult) -> None:
         with self.path.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json_line(batch.to_json()))
+            file.write(json_line(asdict(batch)))
         self.batches.append(batch)
 
 
-def _decoded(told: Mapping[str, Any]) -> Decoded:
+def _decoded(values: Mapping[str, Any]) -> Decoded:
     near = {
         int(place): {int(token): distance for token, distance in tokens.items()}
-        for place, tokens in told["near"].items()
+        for place, tokens in values["near"].items()
     }
-    return Decoded(tuple(told["tokens"]), tuple(told["accepted"]), tuple(told["margins"]), near)
+    return Decoded(tuple(values["tokens"]), tuple(values["accepted"]), tuple(values["margins"]), near)
 
 
 WARM_UP_TOKENS = 1
+JOURNAL = "decoded.jsonl"  # in the work folder
 PARTS: tuple[Part, ...] = ("prefill", "draft", "verify")
 
 
@@ -177,7 +169,7 @@ def decode_in_turns(
     Raises StopRequested; what was decoded is kept.
     """
     order = by_length(prompts)
-    journal = Journal(journal_file(stage.work_dir), [prompts[place].id for place in order])
+    journal = Journal(stage.work_dir / JOURNAL, [prompts[place].id for place in order])
     stage.progress(journal.prompts_done, len(prompts))
     if journal.prompts_done < len(prompts):
         decoder.warm_up(_warm_up_samples(prompts, order[journal.prompts_done :], batch_size))
@@ -200,10 +192,6 @@ def _warm_up_samples(prompts: Sequence[Prompt], left: Sequence[int], batch_size:
         if with_image is not None:
             samples[-1] = with_image
     return samples
-
-
-def journal_file(work_dir: Path) -> Path:
-    return work_dir / "decoded.jsonl"  # "batches.jsonl" of older versions lacks the margins of ties
 
 
 def _timed(

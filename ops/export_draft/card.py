@@ -1,6 +1,6 @@
 """The model card of a draft: README.md of its serving directory. The same draft gives the same card.
 
-What only the evaluation knows, the accepted lengths, stands between two marks; `with_measured` fills that place.
+The accepted lengths, known only after the evaluation, are between two marks; `with_measured` fills that place.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def with_place(text: str) -> str:
 
 
 def with_measured(card: str, text: str) -> str:
-    """The card with `text` as its section of accepted lengths; at the end where the card has lost the place."""
+    """The card with `text` as its section of accepted lengths; at the end if the card has no such place."""
     before, begin, rest = card.partition(BEGIN)
     _old, end, after = rest.partition(END)
     if not begin or not end:
@@ -104,7 +104,7 @@ def _target(facts: CardFacts) -> str:
 
 
 def _serving(facts: CardFacts) -> str:
-    """The command, as for this directory; the target's place is a shell variable where it has no model id."""
+    """The command for this directory; the target's place is a shell variable if it has no model id."""
     served = facts.served
     model_id, revision = facts.target.get("model_id"), facts.target.get("revision")
     draft = DraftOption(path=".", block_size=facts.draft.block_size)
@@ -122,7 +122,7 @@ def _serving(facts: CardFacts) -> str:
     if served.needs_patch:
         text.append(
             "The launcher is dflow's: it starts SGLang's own server and gives this target the one method that DFLASH "
-            f"asks for and that SGLang {SGLANG_VERSION} lacks for it."
+            f"needs and that SGLang {SGLANG_VERSION} lacks for it."
         )
     if served.captured_flags:
         text.append(
@@ -190,7 +190,7 @@ def _recipe(facts: CardFacts) -> str:
 
 def _tracking(facts: CardFacts) -> str:
     return (
-        "## Where it came from\n\nThe training is the MLflow run that this filter finds; its parent is the run of the "
+        "## Origin\n\nThe training is the MLflow run that this filter finds; its parent is the run of the "
         f"whole pipeline.\n\n```\ntags.`dflow.digest` = '{facts.training_digest}'\n```"
     )
 

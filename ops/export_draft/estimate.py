@@ -1,4 +1,4 @@
-"""What `export_draft` needs: the disk for the serving directory."""
+"""Needs of `export_draft`: the disk for the serving directory."""
 
 from __future__ import annotations
 

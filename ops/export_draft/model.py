@@ -13,7 +13,7 @@ SHELL_BEGIN, SHELL_END = "```sh\n", "\n```"  # of the model card
 
 
 def logged_model(folder: Path) -> LoggedModel:
-    """Of a serving directory. A step takes the target's hidden states and an anchor token, and proposes tokens."""
+    """Describes a serving directory: a step proposes tokens from the target's hidden states and an anchor token."""
     serving = read_json(folder / "config.json")
     draft = from_serving(serving)
     width = len(draft.target_layer_ids) * draft.hidden_size

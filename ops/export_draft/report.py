@@ -1,4 +1,4 @@
-"""What `export_draft` shows of its artifact."""
+"""Report sections of `export_draft`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,5 @@ SHOWN = (
 def report(folder: Path) -> Sequence[Section]:
     """The shape of the draft, and its serving contract."""
     config = read_json(folder / "config.json")
-    contract = {**facts_of_contract(config), "bytes": (folder / "model.safetensors").stat().st_size}
+    contract = {**config.get("dflash_config", {}), "bytes": (folder / "model.safetensors").stat().st_size}
     return [Section("draft", facts({**contract, **{name: config[name] for name in SHOWN if name in config}}))]
-
-
-def facts_of_contract(config: dict[str, dict[str, object]]) -> dict[str, object]:
-    """The layers that it reads and its mask token."""
-    return dict(config.get("dflash_config", {}))

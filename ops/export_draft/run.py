@@ -24,8 +24,8 @@ from ops.lib.target.model import read_config, target_info
 def export_draft(config: ExportDraft, stage: Stage) -> None:
     """Write config.json, model.safetensors and README.md, and nothing else.
 
-    Raises DataError where the draft was trained for another target or its files contradict each other, or where what
-    was written breaks the contract.
+    Raises DataError if the draft was trained for another target, if its files contradict each other, or if the written
+    files break the contract.
     """
     draft, target = stage.inputs["draft"], stage.inputs["target"]
     training = read_json(draft.path / "training.json")
@@ -62,7 +62,7 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
 
 
 def check_training(path: Path, shape: DraftConfig, captured: Mapping[str, Any]) -> None:
-    """Raises DataError where a draft's config.json is not that of the features it was trained on (training.json)."""
+    """Raises DataError if a draft's config.json differs from that of its training features (training.json)."""
     differing = [
         f"{name}: {json.dumps(value)} in config.json, {json.dumps(captured[name])} in training.json"
         for name, value in (

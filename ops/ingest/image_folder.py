@@ -15,7 +15,8 @@ from attrs import frozen
 from dsl.errors import DataError
 from ops.ingest.image_values import IMAGE_NAMES, ImageFinder
 from ops.ingest.row_form import is_valid_text
-from ops.ingest.sample import IMAGE, DroppedSample, RawSample, Turn, Unusable
+from ops.ingest.sample import IMAGE, DroppedSample, RawSample, Turn
+from ops.lib.data.sample_account import Unusable
 
 LABEL = "{label}"
 NO_CLASS = "all"  # the label of images without classes; the folder's own name would change their answers where it moves

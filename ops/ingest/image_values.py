@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from attrs import frozen
 
-from ops.ingest.sample import Unusable
+from ops.lib.data.sample_account import Unusable
 
 MISSING, OUTSIDE = "image missing", "image outside the folder"
 REMOTE, UNDECODABLE = "image behind a URL", "image undecodable"

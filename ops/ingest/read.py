@@ -14,8 +14,9 @@ from ops.ingest.image_values import ImageFinder, path_named
 from ops.ingest.records import Record
 from ops.ingest.row_form import row_mistake
 from ops.ingest.rows import image_values, sample_of_row
-from ops.ingest.sample import DroppedSample, RawSample, Unusable
+from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.source import SPLIT_NAMES, find_format, parts_of
+from ops.lib.data.sample_account import Unusable
 
 SHOWN_MISTAKES = 20
 DRAWN_SPLITS = ("test", "val")

@@ -35,7 +35,8 @@ from attrs import frozen
 
 from ops.ingest.image_values import AUDIO, VIDEO, ImageFinder
 from ops.ingest.row_form import TURN_TEXTS, first_value, is_valid_text, part_image, part_kind, row_images, turn_list
-from ops.ingest.sample import IMAGE, DroppedSample, ImagePart, RawSample, Turn, Unusable, with_leading_images
+from ops.ingest.sample import IMAGE, DroppedSample, ImagePart, RawSample, Turn, with_leading_images
+from ops.lib.data.sample_account import Unusable
 
 TOOLS, DIFFER, IN_ANSWER = "tool calls are not supported", "placeholders and images differ", "image in an answer"
 ROLE_NAMES = {

@@ -15,11 +15,11 @@ from ops.ingest.digits import digit_samples
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
 from ops.ingest.read import Read, read_samples
-from ops.ingest.sample import DroppedSample, RawSample, Unusable
+from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.splits import hash_of, quotas, split_of
 from ops.lib.data.files import json_line, write_json
 from ops.lib.data.image_packs import PACK_BYTES, PackWriter
-from ops.lib.data.sample_account import NOT_TAKEN, SPLITS, Tally
+from ops.lib.data.sample_account import NOT_TAKEN, SPLITS, Tally, Unusable
 
 UNREADABLE, FILE_TOO_LARGE = "image unreadable", "image file too large"
 MAX_IMAGE_BYTES = PACK_BYTES  # of an encoded image; a larger file is not read

@@ -8,8 +8,6 @@ from typing import Any
 
 from attrs import frozen
 
-ROLES = ("system", "user", "assistant")
-
 
 @frozen
 class ImagePart:
@@ -44,7 +42,7 @@ class RawSample:
     """A conversation that can be used.
 
     split   train, val or test, or None: to be drawn by hash of draw_id, out of train and the splits of `draw`
-    turns   in order; roles of ROLES
+    turns   in order; their roles are system, user and assistant
     images  files, or the encoded images themselves: as many as the turns have places for images
     label   what a right answer says, where the source tells it apart from the answer
     """
@@ -65,15 +63,6 @@ class DroppedSample:
     id: str
     reason: str
     detail: str = ""
-
-
-class Unusable(Exception):
-    """The sample at hand has to be dropped."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
 
 
 def with_leading_images(turns: Iterable[Turn], count: int) -> tuple[Turn, ...]:

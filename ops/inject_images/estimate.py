@@ -1,4 +1,4 @@
-"""What `inject_images` will make, known after a trial on a few samples."""
+"""Estimate of `inject_images` after a trial on a few samples."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ LINE_BREAKS = "\r\n"
 
 
 def messages(row: dict[str, Any], policy: str) -> list[dict[str, Any]]:
-    """Chat messages of an ingested sample without fault; no two texts stand side by side."""
+    """Chat messages of a valid ingested sample; adjacent texts are joined."""
     keep_images = policy == "in-place"
     turns = [{**turn, "content": _joined(turn["content"], keep_images)} for turn in row["conversations"]]
     if row["images"] and not keep_images:
@@ -19,18 +19,18 @@ def messages(row: dict[str, Any], policy: str) -> list[dict[str, Any]]:
 
 
 def _joined(parts: Iterable[dict[str, Any]], keep_images: bool) -> list[dict[str, Any]]:
-    """Neighbouring texts as one; where an image leaves from between two texts, one line break parts them."""
+    """Adjacent texts as one; texts between which an image was removed are separated by one line break."""
     joined: list[dict[str, Any]] = []
-    left = False  # whether an image stood behind the last part
+    is_removed = False  # whether an image after the last part was removed
     for part in parts:
         if part["type"] == "image" and not keep_images:
-            left = True
+            is_removed = True
             continue
         if part["type"] == "text" and joined and joined[-1]["type"] == "text":
-            before, behind = joined[-1]["text"], part["text"]
-            text = f"{before.rstrip(LINE_BREAKS)}\n{behind.lstrip(LINE_BREAKS)}" if left else before + behind
+            before, after = joined[-1]["text"], part["text"]
+            text = f"{before.rstrip(LINE_BREAKS)}\n{after.lstrip(LINE_BREAKS)}" if is_removed else before + after
             joined[-1] = {**part, "text": text}
         else:
             joined.append(part)
-        left = False
+        is_removed = False
     return joined

@@ -1,4 +1,4 @@
-"""Declaration of `inject_images`: where images stand in a conversation, and which can be used."""
+"""Declaration of `inject_images`: where images are placed in a conversation, and which are valid."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ops.artifacts import ImageSamples, Samples
 )
 @frozen(kw_only=True)
 class InjectImages:
-    """Put each sample's images where the policy wants them, after checking that they can be decoded."""
+    """Check that each sample's images can be decoded, and place them by the policy."""
 
     samples: Samples
     image_policy: Literal["first-user-turn", "in-place"] = field(
         default="first-user-turn",
         help='"first-user-turn": one image, at the start of the first user turn; samples with more are dropped and '
-        'counted. "in-place": any number, each where its placeholder stands',
+        'counted. "in-place": any number, each at its placeholder',
     )
     max_image_pixels: int = field(
         default=64_000_000, validator=validators.ge(1), help="larger images are dropped and counted"
@@ -37,6 +37,6 @@ class InjectImages:
         default=None,
         neutral=True,
         validator=validators.optional(validators.ge(1)),
-        help="images checked at the same time; all cores unless given. The result does not depend on it",
+        help="images checked at the same time; default: the number of cores. Does not affect the result",
     )
     output = ImageSamples

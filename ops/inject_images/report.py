@@ -1,4 +1,4 @@
-"""What `inject_images` shows of its artifact."""
+"""Report sections of `inject_images`."""
 
 from __future__ import annotations
 

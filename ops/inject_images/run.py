@@ -1,4 +1,4 @@
-"""Run `inject_images`: check each image and put it where the policy wants it, one sample at a time."""
+"""Run `inject_images`: check each image and place it by the policy, one sample at a time."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ops.lib.vision.images import fault_of, strict_pillow
 Fault = tuple[str, str]  # reason, detail; two empty strings for none
 NO_FAULT = ("", "")
 SEVERAL, NO_USER_TURN = "more than one image", "image but no user turn"
-DIFFER, ALONE = "placeholders and images differ", "a turn of nothing but an image"
+DIFFER, ONLY_IMAGE = "placeholders and images differ", "a turn of nothing but an image"
 
 
 def inject_images(config: InjectImages, stage: Stage) -> None:
     """Write samples.jsonl with chat messages, link the image packs, and write summary.json and dropped.csv.
 
     Images are checked by threads, since Pillow decodes outside Python's lock, a bounded number of samples ahead; the
-    rows keep their order. Memory holds those samples and the digests of the images.
+    rows keep their order. Those samples and the digests of the images are in memory.
     Drop reasons: "image undecodable", "image too large", "image too small", "placeholders and images differ" and, with
     image_policy = "first-user-turn", "more than one image", "image but no user turn" and "a turn of nothing but an
-    image" (which another turn than the first would leave empty).
-    Raises DataError for more drops than max_dropped, and where no sample is left.
+    image" (a turn other than the first user turn, left empty).
+    Raises DataError for more drops than max_dropped, and if no sample is left.
     """
     samples: Samples = stage.inputs["samples"]
     tally = Tally(stage, "inject")
@@ -70,7 +70,7 @@ class _Check:
     known: dict[bytes, Fault] = field(factory=dict)  # digest -> fault of an image
 
     def fault(self, row: dict[str, Any]) -> Fault:
-        """(reason, detail); two empty strings where the row can be used."""
+        """(reason, detail); two empty strings if the row is valid."""
         places = sum(part["type"] == "image" for turn in row["conversations"] for part in turn["content"])
         if places != len(row["images"]):
             return DIFFER, f"{places} placeholders, {len(row['images'])} images"
@@ -101,7 +101,7 @@ def _policy_fault(row: dict[str, Any]) -> Fault:
     if first is None:
         return NO_USER_TURN, ""
     empty = next((place for place, turn in enumerate(turns, start=1) if turn is not first and not _texts(turn)), None)
-    return NO_FAULT if empty is None else (ALONE, f'turn {empty}; image_policy = "in-place" keeps it')
+    return NO_FAULT if empty is None else (ONLY_IMAGE, f'turn {empty}; image_policy = "in-place" keeps it')
 
 
 def _texts(turn: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What is foreseen of artifacts before they are made: by these the `estimate` hooks of the ops inform each other.
+"""Expected properties of artifacts before they exist, which the `estimate` hooks of the ops pass to each other.
 
 After a trial on a few samples, samples and tokens are counted as well, in the trial and for the full run: by kind,
 since images and texts differ in size, and splits in number.
@@ -82,9 +82,9 @@ class TokensCounted(SamplesForeseen):
 
 @frozen(kw_only=True)
 class TokensForeseen:
-    """Token shards. by_split: counted tokens, None before they are made. expected: by the user's word, None without it.
-    longest: tokens of the longest sample that is kept. vocab_size: of a built-in processor, else None. counted: the
-    samples and their tokens, after a trial.
+    """Token shards. by_split: counted tokens, None before they exist. expected: by the user, or None. longest: tokens
+    of the longest sample that is kept. vocab_size: of a built-in processor, else None. counted: the samples and their
+    tokens, after a trial.
     """
 
     by_split: Mapping[str, int] | None
@@ -94,7 +94,7 @@ class TokensForeseen:
     counted: TokensCounted | None = None
 
     def count(self, splits: tuple[str, ...]) -> int | None:
-        """Tokens of the splits; the expected number stands for any of them."""
+        """Tokens of the splits; the expected number counts for any of them."""
         if self.by_split is None:
             return self.expected
         return sum(self.by_split.get(split, 0) for split in splits)
@@ -120,7 +120,7 @@ class StepsForeseen:
 
 @frozen(kw_only=True)
 class DraftForeseen:
-    """The shape of a draft that is to be trained, or was. dtype: of its weights in the store."""
+    """The shape of a draft. dtype: of its weights in the store."""
 
     shape: DraftConfig
     dtype: str = "float32"
@@ -141,29 +141,29 @@ def first_counted(*foreseen: TokensForeseen | FeaturesForeseen | None) -> Tokens
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A config.json without any library. Raises DataError where it is not there or no JSON object."""
+    """A config.json without any library. Raises DataError if it is missing or not a JSON object."""
     try:
         config = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
     if not isinstance(config, dict):
-        raise DataError(f"{path}: holds no JSON object")
+        raise DataError(f"{path}: not a JSON object")
     return config
 
 
 def amount(count: int | None) -> tuple[int, str]:
-    """How many tokens a need is told for, and the words for it: of the data, or a million where their count is open."""
+    """The number of tokens that a need is given for, and its unit: the data's tokens, or a million if unknown."""
     return (MILLION, "a million tokens") if count is None else (count, "")
 
 
 def kept_samples(artifact: Path, given: Counts) -> Counts:
-    """The samples in an artifact. Of each kind the full run keeps the share that the trial kept."""
+    """The samples in an artifact. The full run is assumed to keep the same share of each kind as the trial."""
     kept: Counter[Kind] = Counter((row["category"], row["split"]) for row in read_jsonl(artifact / "samples.jsonl"))
     return Counts(kept, {kind: count * _share(kind, kept, given.trial) for kind, count in given.full.items()})
 
 
 def counted_tokens(artifact: Path, samples: Counts) -> Counts:
-    """The tokens of an artifact's samples. Of each kind those of the full run are as long as those of the trial."""
+    """The tokens of an artifact's samples. Those of the full run are assumed as long as the trial's, by kind."""
     tokens: Counter[Kind] = Counter()
     for row in read_jsonl(artifact / "samples.jsonl"):
         tokens[row["category"], row["split"]] += row["tokens"]
@@ -171,7 +171,7 @@ def counted_tokens(artifact: Path, samples: Counts) -> Counts:
 
 
 def _share(kind: Kind, part: Mapping[Kind, float], whole: Mapping[Kind, float]) -> float:
-    """How much of `part` there is for one of `whole`: of this kind, else of its category, else of all."""
+    """The ratio of `part` to `whole`: of this kind, else of its category, else of all."""
     alike = [{kind}, {other for other in whole if other[0] == kind[0]}, set(whole)]
     for kinds in alike:
         count = sum(whole.get(other, 0) for other in kinds)

@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 @frozen
 class Tensor:
-    """An input or an output of a model. dtype as numpy calls it; shape: -1 for a dimension of any size."""
+    """An input or an output of a model. dtype: numpy's name; shape: -1 for a dimension of any size."""
 
     name: str
     dtype: str
@@ -21,7 +21,7 @@ class Tensor:
 
 @frozen(kw_only=True)
 class LoggedModel:
-    """kind: what models of this kind are called, to find them by. params: what it was made with."""
+    """kind: the name by which models of this kind are found. params: the settings of its training."""
 
     kind: str
     inputs: tuple[Tensor, ...]

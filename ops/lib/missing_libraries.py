@@ -1,4 +1,4 @@
-"""Libraries that a config asks for and that are not installed: field -> sentence with the way out. Loads none."""
+"""Libraries that a config needs and that are not installed: field -> message with the remedy. Loads none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ops.lib.sglang.version import require_sglang
 
 
 def missing_sglang(field: str, what: str) -> dict[str, str]:
-    """what: the part of dflow that needs it, as the sentence names it."""
+    """what: the part of dflow that needs it, for the message."""
     try:
         require_sglang(what)
     except DataError as error:
@@ -18,10 +18,10 @@ def missing_sglang(field: str, what: str) -> dict[str, str]:
 
 
 def missing_torchvision(image_backend: str) -> dict[str, str]:
-    """Where it resizes images."""
+    """torchvision, if it resizes images."""
     if image_backend != "torchvision" or importlib.util.find_spec("torchvision") is not None:
         return {}
     return {
-        "image_backend": "torchvision is not installed here: install the build of it that fits the installed torch, "
-        'or take image_backend = "pillow"'
+        "image_backend": "torchvision is not installed: install the build that fits the installed torch, "
+        'or set image_backend = "pillow"'
     }

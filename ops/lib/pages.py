@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def environment(**options: Any) -> Environment:
-    """For templates of pages. options: more of those that `jinja2.Environment` takes."""
+    """For templates of pages. options: further ones of `jinja2.Environment`."""
     from jinja2 import Environment, StrictUndefined
 
     return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **options)
@@ -31,9 +31,9 @@ def page_style() -> Markup:
 
 
 def page_text(template: bytes | None, **values: object) -> str:
-    """The page that a template, as `get_data` returns it, makes of the values and of `style`, see `page_style`.
+    """Renders a template, as `get_data` returns it, with the values and `style`, see `page_style`.
 
-    It may show texts of unknown origin by the filter `visible`.
+    The filter `visible` is for texts of unknown origin.
     """
     found = environment()
     found.filters["visible"] = visible
@@ -41,7 +41,7 @@ def page_text(template: bytes | None, **values: object) -> str:
 
 
 def visible(text: str) -> Markup:
-    """A text of unknown origin, escaped: line ends are visible, characters that turn the direction of text replaced."""
+    """Escapes a text of unknown origin; marks line ends, and replaces characters that change the direction of text."""
     from markupsafe import Markup, escape
 
     plain = "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
@@ -49,7 +49,7 @@ def visible(text: str) -> Markup:
 
 
 def thumbnail(image: Image.Image, pixels: int) -> str:
-    """A data: address of the image, whose longer side is made that long at most. Changes the image."""
+    """A data: address of the image, scaled so that its longer side is at most `pixels`. Changes the image."""
     from PIL import Image
 
     image.thumbnail((pixels, pixels), Image.Resampling.LANCZOS)

@@ -1,10 +1,10 @@
-"""What an op shows of an artifact of its own in `dflow report`, and sections that several ops share.
+"""Sections that an op shows of its artifact in `dflow report`, and those that several ops share.
 
-An op has a hook for that (dsl/op_class.py), which loads no torch:
+They come from a hook of the op (dsl/op_class.py), which loads no torch:
 
     report(folder of the artifact) -> Sequence[Section]
 
-All text is plain: the report escapes it. The one exception is `Html`, which is shown in a frame of its own in which no
+All text is plain: the report escapes it. The one exception is `Html`, which is shown in a sandboxed frame in which no
 script runs and nothing is loaded.
 """
 
@@ -37,8 +37,8 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @frozen
 class Table:
-    """Rows of cells under the names of the columns; a number stands on the right, None as a dash. Two columns
-    without names, "", hold names and values, which a report of several runs puts into one table.
+    """Rows of cells under the names of the columns; numbers are right-aligned, None is a dash. Two columns
+    without names, "", are names and values, which a report of several runs joins into one table.
 
     Raises ConfigError for a row of another length.
     """
@@ -54,10 +54,10 @@ class Table:
 
 @frozen
 class Series:
-    """Points of one colour. x are numbers, or for bars names too; low and high: the interval of each y, None for none.
+    """Points of one colour. x are numbers, or names for bars; low and high: the interval of each y, None without one.
 
-    A y that is not finite leaves a gap. Raises ConfigError for lists that do not fit each other, for a y or a bound
-    that is no number, and for an x that is not finite.
+    A y that is not finite leaves a gap. Raises ConfigError for lists of different lengths, for a y or a bound
+    that is not a number, and for an x that is not finite.
     """
 
     name: str
@@ -69,14 +69,14 @@ class Series:
     def __attrs_post_init__(self) -> None:
         lengths = {len(values) for values in (self.x, self.y, self.low or self.y, self.high or self.y)}
         if len(lengths) > 1 or bool(self.low) != bool(self.high):
-            raise ConfigError(f'series "{self.name}": x, y, low and high are not of one length')
+            raise ConfigError(f'series "{self.name}": x, y, low and high differ in length')
         bounds = [bound for bound in (*self.low, *self.high) if bound is not None]
         wrong = [value for value in (*self.y, *bounds) if not _is_number(value)]
         if wrong:
-            raise ConfigError(f'series "{self.name}": {_told(wrong[0])} is no number')
+            raise ConfigError(f'series "{self.name}": {_shown_number(wrong[0])} is not a number')
         nowhere = [x for x in self.x if not isinstance(x, str) and not (_is_number(x) and math.isfinite(x))]
         if nowhere:
-            raise ConfigError(f'series "{self.name}": {_told(nowhere[0])} is no place on an axis')
+            raise ConfigError(f'series "{self.name}": {_shown_number(nowhere[0])} is not finite')
 
 
 @frozen
@@ -100,7 +100,7 @@ class Chart:
 
 @frozen
 class Html:
-    """A page or a part of one, from a file of the artifact, escaped by whoever made it. height: px of its frame."""
+    """A page or a part of one, from a file of the artifact, already escaped. height: px of its frame."""
 
     text: str
     height: int = 480
@@ -108,7 +108,7 @@ class Html:
 
 @frozen
 class Picture:
-    """A PNG, JPEG, GIF or WebP file; alt says what it shows to who cannot see it."""
+    """A PNG, JPEG, GIF or WebP file; alt: a description for readers who cannot see it."""
 
     path: Path
     alt: str
@@ -116,10 +116,10 @@ class Picture:
 
 @frozen(kw_only=True)
 class Account:
-    """What became of the samples that a node read: came_in = all kept + all dropped.
+    """Counts of the samples that a node read: came_in = all kept + all dropped.
 
-    kept: by split; dropped: by reason. splits: those that the node reads; all of them for none. The report puts the
-    accounts of all nodes together, from the source to the training, and says where they do not add up.
+    kept: by split; dropped: by reason. splits: those that the node reads; empty: all. The report joins the
+    accounts of all nodes, from the source to the training, and shows where they do not add up.
     """
 
     came_in: int
@@ -135,7 +135,7 @@ Body = Table | Chart | Html | Picture | Account
 class Section:
     """A part of a report: a title, what is shown, and a note below in plain text.
 
-    Sections of the same title and node stand side by side where a report shows several runs; charts are drawn into one.
+    In a report of several runs, sections of the same title and node are side by side, and their charts are one.
     """
 
     title: str
@@ -144,7 +144,7 @@ class Section:
 
 
 def account_sections(folder: Path) -> list[Section]:
-    """What a data op kept and dropped, and the first of those that it dropped for a fault of theirs."""
+    """The samples that a data op kept and dropped, and the first that it dropped for a fault."""
     summary = read_json(folder / "summary.json")
     account = Account(came_in=summary["in"], kept=summary["splits"], dropped=summary["dropped"])
     sections = [Section("samples", account)]
@@ -159,13 +159,13 @@ def account_sections(folder: Path) -> list[Section]:
 
 
 def facts(values: Mapping[str, Any], names: Sequence[str] = ()) -> Table:
-    """A row for each value, or for those named that are there."""
+    """A row for each value, or for each present one of `names`."""
     chosen = {name: values[name] for name in names if name in values} if names else values
     return Table(("", ""), [(name, shown_value(value)) for name, value in chosen.items()])
 
 
 def shown_value(value: Any) -> Cell:
-    """A value of a JSON file as a cell: numbers and texts as they are, digests by their beginning."""
+    """A value of a JSON file as a cell: numbers and texts unchanged, digests shortened."""
     if isinstance(value, str) and DIGEST.fullmatch(value):
         return value[:12]
     if value is None or (isinstance(value, (int, float, str)) and not isinstance(value, bool)):
@@ -184,12 +184,12 @@ def shard_counts(shards: Iterable[Mapping[str, Any]]) -> tuple[Counter[str], Cou
 
 
 def first_rows(file: Path) -> list[dict[str, Any]]:
-    """As many as a report takes the time for."""
+    """The first ROWS_READ rows."""
     return list(islice(read_jsonl(file), ROWS_READ))
 
 
 def histogram(name: str, values: Sequence[float]) -> Series:
-    """How many values lie in each of some bins of one width; x is where a bin begins."""
+    """Counts of the values in up to BINS bins of equal width; x: the lower bound of a bin."""
     low, high = min(values), max(values)
     width = max(1, -(-(int(high) - int(low) + 1) // BINS))
     counts = Counter((int(value) - int(low)) // width for value in values)
@@ -202,5 +202,5 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) <= MOST)
 
 
-def _told(value: object) -> str:
-    return "an int beyond all floats" if isinstance(value, int) else shortened(str(value))
+def _shown_number(value: object) -> str:
+    return "an int too large for a float" if isinstance(value, int) else shortened(str(value))

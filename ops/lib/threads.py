@@ -1,8 +1,8 @@
-"""The table of CPU threads: how many an op makes use of, by the size of the target that it computes with.
+"""The table of CPU threads: how many an op can use, by the size of its target.
 
-A small model's products are so short that a second thread brings little, a third next to nothing, and all of them wait
-for each other wherever something else keeps a core busy. Speed with two threads over that with one, in whole stages of
-the built-in target (3.1 million parameters) on two quiet cores, with waits of 1,000 turns and of 300,000:
+A small model's matrix products are so short that a second thread gains little, a third almost nothing, and all threads
+wait for each other whenever another process uses a core. Speed with two threads over that with one, in whole stages of
+the built-in target (3.1 million parameters) on two idle cores, spinning for 1,000 iterations and for 300,000:
 
     finetune_vlm 1.2, 1.5    capture_targets 1.3, 1.4    train_dflash 0.75, 0.9    evaluate 0.65, 1.05
 """
@@ -41,7 +41,7 @@ def threads_of_decoding(config: Any, folders: Folders) -> int | None:
 
 
 def threads_of_finetuning(config: Any, folders: Folders) -> int | None:
-    """By the checkpoint that the training starts from. A model id counts as large: it may not be here yet."""
+    """By the checkpoint that the training starts from. A model id counts as large: it may not be downloaded yet."""
     if is_builtin(config.init):
         tokens = folders["tokens"]
         info = _read(tokens / "tokens.json") if isinstance(tokens, Path) else None
@@ -53,13 +53,13 @@ def threads_of_finetuning(config: Any, folders: Folders) -> int | None:
 
 
 def _target(folders: Folders) -> Mapping[str, Any] | None:
-    """The config.json of the target that the node reads, None where there is none."""
+    """The config.json of the node's target, None without one."""
     target = folders["target"]
     return _read(target / "model" / "config.json") if isinstance(target, Path) else None
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:
-    """None for a file that the stage will refuse."""
+    """None for a file that the stage will reject."""
     try:
         return read_config(path)
     except DataError:
@@ -67,7 +67,7 @@ def _read(path: Path) -> Mapping[str, Any] | None:
 
 
 def _limit(config: Mapping[str, Any] | None, parameters: int, threads: int) -> int | None:
-    """The threads where the target is no larger; a config that does not tell its size is a large one's."""
+    """The threads if the target has at most these parameters; a config without sizes counts as large."""
     if config is None:
         return None
     try:

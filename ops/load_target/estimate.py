@@ -1,4 +1,4 @@
-"""What `load_target` needs: the disk for the checkpoint. And where the config.json of a target is found."""
+"""Needs of `load_target`: the disk for the checkpoint; and the search for a target's config.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
 
 
 def estimate(config: LoadTarget, outlook: Outlook) -> Estimate:
-    """The weights' files; raises DataError where no config.json tells the sizes."""
+    """By the files of the weights; raises DataError if no config.json with the sizes is found."""
     if outlook.artifact is not None:
         return Estimate(foreseen=TargetForeseen.of(read_config(outlook.artifact / "model" / "config.json")))
     target = TargetForeseen.of(find_config(config.checkpoint, config.revision, outlook.root))
@@ -27,15 +27,15 @@ def estimate(config: LoadTarget, outlook: Outlook) -> Estimate:
         size = sum(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern))
         return Estimate(disk={"checkpoint": size}, foreseen=target)
     size = (target.sizes.parameters + target.sizes.mtp) * ITEM_SIZES[dtype_of(target.config)]
-    note = f"the download takes another {shown_bytes(size)} in Hugging Face's cache ({hub_cache()})"
+    note = f"the download needs another {shown_bytes(size)} in Hugging Face's cache ({hub_cache()})"
     return Estimate(disk={"checkpoint": size}, notes=(note,), foreseen=target)
 
 
 def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, Any]:
-    """The config.json of a checkpoint directory; of a model id the file targets/<owner>/<name>/<commit>.json beside the
-    pipeline file or in pipelines/, or else what Hugging Face's cache holds. Nothing is downloaded.
+    """The config.json of a checkpoint directory; for a model id targets/<owner>/<name>/<commit>.json beside the
+    pipeline file or in pipelines/, else that of Hugging Face's cache. Nothing is downloaded.
 
-    Raises DataError where there is none.
+    Raises DataError if there is none.
     """
     directory = Path(checkpoint)
     if directory.is_dir():
@@ -45,17 +45,17 @@ def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, 
     for path in (root / "targets" / kept, TARGETS / kept, cached):
         if path.is_file():
             return read_config(path)
-    raise DataError(f"the sizes of {checkpoint} are not known here: put its config.json at {root / 'targets' / kept}")
+    raise DataError(f"the sizes of {checkpoint} are unknown: put its config.json at {root / 'targets' / kept}")
 
 
 def hub_cache() -> Path:
-    """Where huggingface_hub keeps what it downloads."""
+    """The folder of huggingface_hub's downloads."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
 
 
 def dtype_of(config: Any) -> str:
-    """The dtype of a checkpoint's weights; bfloat16 where its config does not say."""
+    """The dtype of a checkpoint's weights; bfloat16 if its config names none."""
     text = config.get("text_config") or {}
     places = (config, text)
     named = next((place[key] for key in ("dtype", "torch_dtype") for place in places if place.get(key)), "bfloat16")

@@ -1,4 +1,4 @@
-"""Declaration of `load_target`: a target from a checkpoint directory or a model id, as it is."""
+"""Declaration of `load_target`: an unchanged target from a checkpoint directory or a model id."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ops.artifacts import TargetModel
 )
 @frozen(kw_only=True)
 class LoadTarget:
-    """Take a Hugging Face checkpoint as the target; its files are copied into the store."""
+    """Use a Hugging Face checkpoint as the target; its files are copied into the store."""
 
     checkpoint: str = field(
         external=True, model_id=True, pinned_by="revision", help="a checkpoint directory, or a model id"
     )
     revision: str | None = field(default=None, help="the commit of a model id, 40 hex digits: a branch may move")
     mask_token_id: int | None = field(
-        default=None, help="id of the mask token; that of the tokenizer or the family unless given"
+        default=None, help="id of the mask token; default: that of the tokenizer or the family"
     )
     embed_key: str | None = field(
-        default=None, help="name of the embedding's tensor in the checkpoint's files; found by itself unless given"
+        default=None, help="name of the embedding's tensor in the checkpoint's files; default: detected"
     )
     lm_head_key: str | None = field(
-        default=None, help="name of the head's tensor in the checkpoint's files; found by itself unless given"
+        default=None, help="name of the head's tensor in the checkpoint's files; default: detected"
     )
     trust_remote_code: bool = field(
-        default=False, help="run the *.py files of the checkpoint, which travel along then; read them first"
+        default=False, help="run the *.py files of the checkpoint, which are then copied too; read them first"
     )
     output = TargetModel

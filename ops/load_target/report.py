@@ -1,4 +1,4 @@
-"""What `load_target` and `finetune_vlm` show of the target."""
+"""Report sections of `load_target` and `finetune_vlm`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ops.lib.report_sections import Section, facts
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """What the target is, and what was measured while it was made."""
+    """The target, and the measurements of its training."""
     sections = [Section("target", facts(read_json(folder / "target.json")))]
     metrics = read_json(folder / "metrics.json")
     if metrics:

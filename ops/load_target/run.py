@@ -1,4 +1,4 @@
-"""Take a checkpoint as the target: copy its weights, config and processor, and describe it."""
+"""Use a checkpoint as the target: copy its weights, config and processor, and describe it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     if info["vision"] and processor.image_processor is None:
         raise DataError(
             f"{directory}: a vision-language model without an image processor (preprocessor_config.json); copy "
-            "that file from where the checkpoint comes from"
+            "that file from the checkpoint's source"
         )
     if not Path(config.checkpoint).is_dir():  # a path is content, not a name
         info |= {"model_id": config.checkpoint, "revision": config.revision}

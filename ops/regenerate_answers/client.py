@@ -25,6 +25,7 @@ import httpx
 from attrs import define, field, frozen
 
 from dsl.errors import ConfigError, DataError, TransientError
+from ops.lib.data.sample_account import Unusable
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.wire import Reply, parameters, read_reply
 
@@ -39,13 +40,8 @@ CONNECT_S = 15.0
 SHOWN = 500  # characters of a server's message
 
 
-class Refused(Exception):
+class Refused(Unusable):
     """The server answers other conversations, but not this one: one of two reasons, and its message."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
 
 
 class _Rejected(Exception):

@@ -1,7 +1,7 @@
 """Conversations that are answered again, turn after turn, by any backend.
 
 Each prompt holds the target's own earlier answers. A conversation that ends with its user's turn gets an answer there.
-Nothing here depends on the filters, which filters.py applies to what was answered.
+Nothing here depends on the filters, which run.py applies to what was answered.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 from attrs import Factory, asdict, define, evolve, field
 
+from ops.lib.data.sample_account import Unusable
 from ops.regenerate_answers.shards import Answer, Key
-from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Unusable
+from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages
 
 LONG_PROMPT = "prompt longer than max_prompt_tokens"
 IMAGE_IN_ANSWER = "image in an answer"

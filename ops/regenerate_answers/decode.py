@@ -40,8 +40,3 @@ def generate(target: Target, prompts: Sequence[TokenSample], draws_BN: Tensor, s
         target, target.inputs(prompts), [one.id for one in prompts], sampling.max_new_tokens, next_tokens
     )
     return [list(one.tokens) for one in decoded]
-
-
-def ends_with_eos(tokens: Sequence[int], eos_token_ids: frozenset[int]) -> bool:
-    """Whether an answer is closed by an EOS token."""
-    return bool(tokens) and tokens[-1] in eos_token_ids

@@ -16,6 +16,7 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from dsl.errors import DataError, StopRequested
+from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.images import DECODE_ERRORS, UNDECODABLE
 from ops.regenerate_answers.client import ChatClient, Refused
 from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation
@@ -23,7 +24,6 @@ from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
 from ops.regenerate_answers.shards import Answer, Journal, Shard
 from ops.regenerate_answers.wire import Reply, request_seed, wire_messages
-from ops.tokenize_chat.template import Unusable
 
 ASK_STOP_S = 0.1
 HOPELESS = 20  # refusals before the first answer: it is not for the samples' sake

@@ -14,14 +14,14 @@ from attrs import frozen
 
 from dsl.errors import StopRequested
 from ops.lib.data.batching import batches_by_length
+from ops.lib.data.sample_account import Unusable
 from ops.lib.drafts.decoding.sampling import uniform_draws
 from ops.lib.target.model import Target
 from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation
-from ops.regenerate_answers.decode import Sampling, ends_with_eos, generate
+from ops.regenerate_answers.decode import Sampling, generate
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
 from ops.regenerate_answers.shards import Answer, Journal, Key, Shard
-from ops.tokenize_chat.template import Unusable
 
 
 @frozen
@@ -94,7 +94,7 @@ class Answerer:
         return {asking.key: self._answer(asking, tokens) for asking, tokens in zip(asked, answers, strict=True)}
 
     def _answer(self, conversation: Conversation, tokens: list[int]) -> Answer:
-        stopped = ends_with_eos(tokens, self.target.eos_token_ids)
+        stopped = bool(tokens) and tokens[-1] in self.target.eos_token_ids
         text = self.prompts.text(tokens[:-1] if stopped else tokens)
         said = Answer(text, "stop" if stopped else "length", len(tokens))
         return conversation.judged(said, lambda messages: self.prompts.gives(messages, tokens))

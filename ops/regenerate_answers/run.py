@@ -1,15 +1,16 @@
 """Run `regenerate_answers`: the target's own answers in place of the data set's, shard by shard.
 
 A shard is a run of consecutive samples; what the target answered to each is one line of a file in the work folder,
-which appears whole or not at all. Of the shards under way the answers are kept as they come (journal.py), so a stage
+which appears whole or not at all. Of the shards under way the answers are kept as they come (shards.py), so a stage
 that was stopped or killed loses one batch, or the requests in flight, at most. Filters are applied when the samples are
 written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,19 +21,33 @@ from ops.lib.data.files import json_line, link_or_copy, read_jsonl, write_json
 from ops.lib.data.sample_account import Tally
 from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
-from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER
+from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, turns_of, with_answers
 from ops.regenerate_answers.endpoint import EndpointAnswerer
-from ops.regenerate_answers.filters import UNTRAINED, refusal, regenerated_row, remedies
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
 from ops.regenerate_answers.shards import Shard, shards
 
+FINISHED = "finish reason {}"
+TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
+RETOKENISED = "tokenised otherwise than generated"
+UNTRAINED = "a target that writes tokens of the chat template is likely not trained, or has another chat template"
+# What lets answers through that were dropped for a reason.
+REMEDIES = {
+    FINISHED.format(
+        "length"
+    ): 'raise max_new_tokens, or keep answers that were cut: finish_reasons = ["stop", "length"]',
+    TOO_SHORT: "lower min_answer_tokens",
+    TOO_LONG: "raise max_answer_tokens",
+    RETOKENISED: "set drop_retokenised = false",
+    SPECIAL_IN_ANSWER: UNTRAINED,
+}
+
 
 def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     """Write the ImageSamples artifact with new answers; the samples of other splits pass unchanged.
 
-    Drop reasons: those of filters.py, conversations.py and client.py, and those for which tokenize_chat drops a prompt.
+    Drop reasons: those of `refusal`, conversations.py and client.py, and those for which tokenize_chat drops a prompt.
     Raises DataError for images that the target cannot see, for a server that refuses all, for more drops than
     max_dropped, and where no answer is left; TransientError for a server that answers no more.
     """
@@ -111,3 +126,38 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
     if config.backend == "endpoint":
         counts["prompted_differently"] = prompted
     stage.log({f"regenerate/{name}": count for name, count in counts.items()}, step=0)
+
+
+def refusal(config: RegenerateAnswers, outcome: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(reason, detail) for which a sample is dropped, that of its first answer at fault; None where it is kept.
+
+    outcome: a line of a shard in the work folder, see `Conversation.outcome`.
+    """
+    for answer in outcome["answers"]:
+        tokens = answer["tokens"]
+        if answer["finish_reason"] not in config.finish_reasons:
+            return FINISHED.format(answer["finish_reason"]), ""
+        if tokens < config.min_answer_tokens:
+            return TOO_SHORT, f"{tokens} tokens"
+        if config.max_answer_tokens is not None and tokens > config.max_answer_tokens:
+            return TOO_LONG, f"{tokens} tokens"
+        if config.drop_retokenised and answer["retokenised_differently"]:
+            return RETOKENISED, ""
+    return (outcome["reason"], outcome["detail"]) if outcome["reason"] else None
+
+
+def regenerated_row(row: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """The sample with its new answers, and how each of them ended."""
+    answers = outcome["answers"]
+    return {
+        **row,
+        "messages": with_answers(turns_of(row), [answer["text"] for answer in answers]),
+        "finish_reasons": [answer["finish_reason"] for answer in answers],
+        "answer_tokens": [answer["tokens"] for answer in answers],
+    }
+
+
+def remedies(reasons: Iterable[str]) -> str:
+    """What would keep samples that were dropped for these reasons."""
+    known = [REMEDIES[reason] for reason in reasons if reason in REMEDIES]
+    return "; ".join([*known, "a target that was not trained ends no answer"])

@@ -1,4 +1,4 @@
-"""What `shard_sequence` will plan, known after a trial on a few samples."""
+"""Estimate of `shard_sequence` after a trial on a few samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def estimate(config: ShardSequence, outlook: Outlook) -> Estimate | None:
     if outlook.trial is None or given is None:
         return None
     tokens, samples = given.tokens.of(("train",))[1], given.samples.of(("train",))[1]
-    left_free = tokens / max(samples, 1) / 2  # a step ends where the next sample does not fit: half of one, on average
+    left_free = tokens / max(samples, 1) / 2  # a step ends before the sample that does not fit: half of one, on average
     of_epoch = max(1, math.ceil(tokens / max(config.tokens_per_step - left_free, config.tokens_per_step / 2)))
     steps = Amount(read_json(outlook.trial.artifact / "plan.json")["steps"], of_epoch * config.epochs, "steps")
     foreseen = StepsForeseen(steps=steps, tokens_per_step=tokens / of_epoch)

@@ -25,7 +25,7 @@ ONE_SOURCE = (
 )
 @frozen(kw_only=True)
 class ShardSequence:
-    """Plan the global steps of training: which samples each takes, in an order that depends on the seed alone."""
+    """Plan the global steps of training: which samples each uses, in an order that depends only on the seed."""
 
     features: TargetFeatures | None = attrs.field(default=None, validator=list(ONE_SOURCE))
     tokens: TokenShards | None = None

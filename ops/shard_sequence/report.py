@@ -1,4 +1,4 @@
-"""What `shard_sequence` shows of its artifact."""
+"""Report sections of `shard_sequence`."""
 
 from __future__ import annotations
 

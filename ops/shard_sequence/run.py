@@ -63,9 +63,9 @@ def _lengths(stage: Stage) -> list[int]:
 def plan_steps(
     lengths: Sequence[int], tokens_per_step: int, pad_multiple: int, epochs: int, seed: int
 ) -> Iterator[Step]:
-    """The steps in order. Every sample is taken once per epoch; no step crosses from one epoch into the next."""
+    """The steps in order. Every sample is used once per epoch; no step has samples of two epochs."""
     if not lengths:
-        raise DataError(f"the split {SPLIT} holds no sample; there is nothing to train on")
+        raise DataError(f"the split {SPLIT} has no samples; there is nothing to train on")
     padded = [padded_length(length, pad_multiple) for length in lengths]
     longest = max(range(len(padded)), key=padded.__getitem__)
     if padded[longest] > tokens_per_step:
@@ -88,5 +88,5 @@ def plan_steps(
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
-    """A permutation of range(count) that depends on (seed, epoch) alone: sorted by the sha256 of each place."""
+    """A permutation of range(count) that depends only on (seed, epoch): sorted by the sha256 of each index."""
     return sorted(range(count), key=lambda sample: hashlib.sha256(f"{seed}/{epoch}/{sample}".encode()).digest())

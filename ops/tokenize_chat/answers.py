@@ -19,6 +19,7 @@ from typing import Any
 
 from attrs import frozen
 
+from ops.lib.data.sample_account import Unusable
 from ops.tokenize_chat.template import (
     ANSWER_NOT_FOUND,
     END_OF_THOUGHT,
@@ -27,7 +28,6 @@ from ops.tokenize_chat.template import (
     Messages,
     Span,
     Template,
-    Unusable,
     texts_of,
     thinks,
 )

@@ -15,6 +15,7 @@ from attrs import frozen
 from tokenizers import Encoding
 from torch import Tensor
 
+from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.answers import Rendered, render_answers
 from ops.tokenize_chat.template import (
@@ -26,7 +27,6 @@ from ops.tokenize_chat.template import (
     OTHER_PLACEHOLDERS,
     Messages,
     Template,
-    Unusable,
     answer_words,
     value_or_unusable,
 )

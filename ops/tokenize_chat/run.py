@@ -13,7 +13,7 @@ from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
 from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.data.ordered_threads import available_cores, in_order
-from ops.lib.data.sample_account import SPLITS, Tally
+from ops.lib.data.sample_account import SPLITS, Tally, Unusable
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.target.fetch import find_processor
 from ops.lib.vision.images import strict_pillow
@@ -23,7 +23,7 @@ from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.preview import Preview
 from ops.tokenize_chat.samples import tokenize_rows
-from ops.tokenize_chat.template import MISFITS, Unusable, texts_of
+from ops.tokenize_chat.template import MISFITS, texts_of
 from ops.tokenize_chat.writer import ShardWriter
 
 PORTION_ROWS, PORTION_IMAGES = 16, 2  # of one turn of a worker: enough to pay for the overhead, little memory

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from ops.lib.data.image_packs import read_packed
+from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.vision.chunks import Chunk, ImageChunk, TextChunk, concatenate, place_images
+from ops.lib.vision.chunks import ImageChunk, concatenate, place_images
 from ops.lib.vision.images import DECODE_ERRORS, UNDECODABLE, decode
 from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.encode import ChatEncoder, Encoded, num_images
 from ops.tokenize_chat.op import TokenizeChat
-from ops.tokenize_chat.template import Messages, Unusable, value_or_unusable
+from ops.tokenize_chat.template import Messages, value_or_unusable
 
 IMAGE_REFUSED = "image refused by the processor"
 TOO_LONG = "longer than max_length"
@@ -87,23 +89,9 @@ def prompt_sample(
 
     Raises Unusable.
     """
-    processor = encoder.processor
     input_ids = encoder.prompt(messages)
-    no_answer = torch.zeros(len(input_ids), dtype=torch.bool)
-    chunks: list[Chunk] = [TextChunk(input_ids, no_answer)]
-    if images:
-        assert processor.image_token_id is not None  # no ImageChunk is made without
-        chunks = place_images(input_ids, no_answer, processor.image_token_id, images)
-    placed = concatenate(chunks, processor.patch_dim)
-    return TokenSample(
-        id=sample_id,
-        category=category,
-        input_ids=placed.input_ids,
-        loss_mask=placed.loss_mask,
-        pixel_values=placed.pixel_values,
-        image_grid_thw=placed.image_grid_thw,
-        prompt_tokens=len(placed.input_ids),
-    )
+    prompt = Encoded(input_ids, torch.zeros(len(input_ids), dtype=torch.bool), 0, len(input_ids))
+    return evolve(with_images(sample_id, prompt, images, encoder.processor), category=category)
 
 
 def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], processor: Processor) -> TokenSample:

@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from dsl.errors import ConfigError
+from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.processor import Processor
 
 T = TypeVar("T")
@@ -35,15 +36,6 @@ MISFITS = (FAILED, ANSWER_NOT_FOUND, NOT_CLOSED, ANSWER_CHANGED, OTHER_PLACEHOLD
 
 THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokenizers, and yet part of what they say
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-
-class Unusable(Exception):
-    """A sample cannot be tokenised: a reason of a small set, and what is particular to this sample."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
 
 
 def value_or_unusable(function: Callable[..., T], *arguments: Any) -> T | Unusable:

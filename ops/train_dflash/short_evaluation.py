@@ -17,7 +17,7 @@ from torch import nn
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.evaluate.prompts import HeldOut, check_lengths
+from ops.evaluate.prompts import Prompt, check_lengths, first_of_each
 from ops.evaluate.statistics import acceptance_length
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
@@ -59,7 +59,8 @@ class ShortEvaluation:
         if not config.measures_tau:
             return None
         reader = TokenReader(stage.inputs["tokens"], "val")
-        prompts = sorted(first_of_each_category(reader, config.eval_prompts), key=lambda prompt: prompt.length)
+        prompts = first_of_each(Prompt.held_out(reader), config.eval_prompts)
+        prompts.sort(key=lambda prompt: prompt.length)
         if not prompts:
             if config.select == "tau":
                 raise DataError(
@@ -112,17 +113,6 @@ class ShortEvaluation:
         own = dict(self.draft.named_parameters())
         for name, parameter in model.named_parameters():
             own[name].copy_(gathered(parameter))
-
-
-def first_of_each_category(reader: TokenReader, limit: int) -> list[HeldOut]:
-    """The first `limit` samples of each category, in the order of the split."""
-    counts: dict[str, int] = {}
-    chosen = []
-    for place, record in enumerate(reader.records):
-        counts[record["category"]] = counts.get(record["category"], 0) + 1
-        if counts[record["category"]] <= limit:
-            chosen.append(HeldOut(reader, place))
-    return chosen
 
 
 def _always(target: Target) -> Lend:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from array import array
 
 import attrs
 import colour_chats as colours
@@ -11,11 +12,14 @@ import torch
 from capture_cases import FAMILIES, furthest, make_samples, make_target, processor_of
 from colour_chats import packed, trained  # noqa: F401 (fixtures)
 from PIL import Image
+from sglang.srt.managers import mm_schedule
+from sglang.srt.managers.schedule_batch import MultimodalInputs, Req
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.drafts.losses.log_probs import token_log_probs as our_log_probs
-from ops.lib.sglang.answers import greedy, served_request, token_log_probs
-from ops.lib.sglang.mm_processor import ServedPrompts
+from ops.lib.drafts.losses.log_probs import token_log_probs
+from ops.lib.sglang.mm_processor import ServedPrompt, ServedPrompts
+from ops.lib.sglang.requests import greedy_request
 from ops.lib.sglang.runtime import SglangRuntime
 from ops.lib.target.model import Target
 from ops.lib.vision.batch import collate
@@ -25,15 +29,16 @@ from ops.regenerate_answers.decode import Sampling, generate
 CPU = {"device": "cpu", "dtype": "float32", "pool_tokens": 4096, "context_length": 1024}
 QUESTION = "What colour is it?"
 HELD_OUT = 6
+NEW_TOKENS = 12
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sglang_holds_an_answer_as_probable_as_we_do(name, tmp_path):
     artifact = make_target(name, tmp_path)
     samples = make_samples(processor_of(artifact), FAMILIES[name])
-    ours = {case: our_log_probs(Target.load(artifact), collate([sample]))[0] for case, sample in samples.items()}
+    ours = {case: token_log_probs(Target.load(artifact), collate([sample]))[0] for case, sample in samples.items()}
     with SglangRuntime.start(artifact.path / "model", **CPU) as runtime:
-        theirs = {case: token_log_probs(runtime, sample) for case, sample in samples.items()}
+        theirs = {case: runtime.token_log_probs(sample) for case, sample in samples.items()}
     for case, sample in samples.items():
         learnt = sample.loss_mask[1:]
         difference = furthest([ours[case][learnt]], [theirs[case][learnt]])
@@ -65,8 +70,8 @@ def test_a_solid_red_image_that_goes_through_sglangs_preprocessing_and_sampling_
         prompts["text"] = served.prompt(counting, [])
     processor = load_processor(str(trained.checkpoint))
     with SglangRuntime.start(trained.checkpoint, **CPU) as runtime:
-        requests = [served_request(prompt, name, 12) for name, prompt in prompts.items()]
-        answers = greedy(runtime, requests, 12, processor.eos_token_ids)
+        requests = [served_request(prompt, name) for name, prompt in prompts.items()]
+        answers = greedy(runtime, requests, processor.eos_token_ids)
     said = dict(zip(prompts, map(processor.tokenizer.decode, answers), strict=True))
     expected = {name: f"It is {name.split()[0]}.<|im_end|>" for name in pictures}
     right = sum(said[name] == answer for name, answer in expected.items())
@@ -74,6 +79,31 @@ def test_a_solid_red_image_that_goes_through_sglangs_preprocessing_and_sampling_
     assert said == expected | {"text": "There are three of them.<|im_end|>"}
     target = attrs.evolve(trained.target, info={"eos_token_ids": processor.eos_token_ids})
     assert answers == answered(target, prompts)
+
+
+def served_request(prompt: ServedPrompt, name: str) -> Req:
+    """A greedy request from the result of SGLang's own preprocessing of a prompt."""
+    images = None if prompt.output is None else MultimodalInputs.from_processor_output(prompt.output)
+    padded_ids = prompt.input_ids.tolist() if images is None else images.padded_input_ids
+    return greedy_request(name, prompt.input_ids, array("q", padded_ids), images, NEW_TOKENS)
+
+
+@torch.inference_mode()
+def greedy(runtime: SglangRuntime, requests: list[Req], eos_token_ids) -> list[list[int]]:
+    """The greedy answer to each request, its EOS included; all are decoded together, step by step."""
+    mm_schedule.embedding_cache.clear()
+    with runtime.prepared(requests) as (batch, forward_batch):
+        steps = []
+        for step in range(NEW_TOKENS):
+            if step:
+                batch.input_ids = steps[-1].to(torch.int64)
+                batch.prepare_for_decode()
+                forward_batch = ForwardBatch.init_new(batch, runtime.runner, return_hidden_states_before_norm=False)
+            output = runtime.runner.forward(forward_batch).logits_output
+            steps.append(runtime.runner.sample(output, forward_batch))
+    answers = torch.stack(steps, dim=1).tolist()
+    ends = [next((at for at, token in enumerate(each) if token in eos_token_ids), NEW_TOKENS) for each in answers]
+    return [answer[: end + 1] for answer, end in zip(answers, ends, strict=True)]
 
 
 def answered(target: Target, prompts) -> list[list[int]]:
@@ -90,4 +120,4 @@ def answered(target: Target, prompts) -> list[list[int]]:
         )
         for name, prompt in prompts.items()
     ]
-    return generate(target, samples, torch.zeros(len(samples), 12), Sampling(12, 0.0, 1.0))
+    return generate(target, samples, torch.zeros(len(samples), NEW_TOKENS), Sampling(NEW_TOKENS, 0.0, 1.0))

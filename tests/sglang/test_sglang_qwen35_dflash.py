@@ -104,7 +104,7 @@ def test_states_that_keep_refused_tokens_or_lose_accepted_ones_give_other_answer
 
 
 def test_convolution_states_in_sglangs_default_of_bfloat16_change_answers_in_float32(case, monkeypatch, capsys):
-    monkeypatch.setattr(dflash_worker, "_convolution_states", lambda _dtype: nullcontext())
+    monkeypatch.setattr(dflash_worker, "environment", lambda _changes: nullcontext())
     wrong = wrong_from(case, served(case, "noisy"))
     with capsys.disabled():
         print(f"\nqwen3_5, convolution states in bfloat16: the first wrong token of each prompt is number {wrong}")

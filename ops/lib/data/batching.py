@@ -1,8 +1,11 @@
-"""Batches of samples of similar length, and padded lengths."""
+"""Batches of samples of similar length, padded lengths, and values spread over many."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int, filled: int | None = None) -> list[list[int]]:
@@ -27,3 +30,9 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int, filled: int | N
 def padded_length(length: int, pad_multiple: int) -> int:
     """The length rounded up to a multiple."""
     return -(-length // pad_multiple) * pad_multiple
+
+
+def spread(values: Sequence[T], count: int) -> list[T]:
+    """`count` of the values, all of them if there are fewer, at even distances."""
+    count = min(count, len(values))
+    return [values[number * len(values) // count] for number in range(count)]

@@ -14,6 +14,15 @@ NOT_TAKEN = "over max_samples"  # omitted because the user wants fewer: not the 
 SHOWN = 10
 
 
+class Unusable(Exception):
+    """A sample has to be dropped. reason: one of a small set; detail: what is particular to this sample."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
 class Tally:
     """Counts samples, and writes dropped ones to dropped.csv immediately: id, reason, detail.
 

@@ -9,30 +9,29 @@ until every request of a batch is done.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, frozen
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.managers import mm_schedule
-from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from dsl.errors import ConfigError, DataError
+from ops.lib.data.batching import padded_length
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded, until_eos
-from ops.lib.sglang.dflash_setter import patch_setter
+from ops.lib.sglang.layers import patch_setter
+from ops.lib.sglang.meeting import environment
 from ops.lib.sglang.process import NO_PORT, enter, leave, make_server_args
 from ops.lib.sglang.requests import VisionTokens, make_request
-from ops.lib.sglang.runtime import NoPrefixes
+from ops.lib.sglang.runtime import clear_pools, prefill_batch
 from ops.lib.sglang.version import require_sglang
 
 MAX_REQUESTS = 16
@@ -77,15 +76,6 @@ class DflashEngine:
     vision: VisionTokens | None
     pool_tokens: int
     max_requests: int
-    tree_cache: NoPrefixes | None = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        runner = self.target.model_runner
-        self.tree_cache = NoPrefixes(
-            page_size=runner.page_size,
-            device=runner.device,
-            token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator,
-        )
 
     @classmethod
     def start(
@@ -121,7 +111,7 @@ class DflashEngine:
         )
         place = enter(arguments)
         try:
-            with ExitStack() as undo, _convolution_states(dtype):
+            with ExitStack() as undo, environment({"SGLANG_MAMBA_CONV_DTYPE": dtype}):  # else rounded to bfloat16
                 undo.callback(leave)
                 common = {"server_args": arguments, "gpu_id": place.gpu_id, "nccl_port": NO_PORT}
                 target = TpModelWorker(**common)
@@ -141,14 +131,12 @@ class DflashEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Releases everything, so that another model can be started in this process."""
-        self.target = self.worker = self.tree_cache = None
+        self.target = self.worker = None
         leave()
 
     @property
@@ -220,7 +208,11 @@ class DflashEngine:
     ) -> list[Decoded]:
         """The answers to prompts decoded as one batch; a finished request leaves it."""
         try:
-            batch = self._prefill(samples, max_new_tokens)
+            requests = [
+                make_request(sample, sample.input_ids[: sample.prompt_tokens], self.vision, max_new_tokens + 1)
+                for sample in samples
+            ]
+            batch = prefill_batch(self.target.model_runner, requests, SpeculativeAlgorithm.DFLASH)
             result = self.worker.forward_batch_generation(batch)
             tokens = [[token] for token in result.next_token_ids.tolist()]
             accepted: list[list[int]] = [[] for _ in samples]
@@ -243,28 +235,7 @@ class DflashEngine:
                     accepted[at].append(yielded - 1)
                     tokens[at] = until_eos([*tokens[at], *blocks[row][:yielded]], eos)
         finally:
-            self.clear_pools()
-
-    def _prefill(self, samples: Sequence[TokenSample], max_new_tokens: int) -> ScheduleBatch:
-        """A batch of the prompts, ready for its first forward pass."""
-        runner = self.target.model_runner
-        batch = ScheduleBatch.init_new(
-            reqs=[
-                make_request(sample, sample.input_ids[: sample.prompt_tokens], self.vision, max_new_tokens + 1)
-                for sample in samples
-            ],
-            req_to_token_pool=runner.req_to_token_pool,
-            token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator,
-            tree_cache=self.tree_cache,
-            model_config=self.model_config,
-            enable_overlap=False,
-            spec_algorithm=SpeculativeAlgorithm.DFLASH,
-        )
-        batch.prepare_for_extend()
-        if batch.input_ids is None:
-            batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device, non_blocking=True)
-            batch.prefill_input_ids_cpu = None
-        return batch
+            clear_pools(self.target.model_runner)
 
     def _groups(self, samples: Sequence[TokenSample], max_new_tokens: int) -> Iterator[list[TokenSample]]:
         """The samples in order, in groups that fit the pool."""
@@ -286,16 +257,10 @@ class DflashEngine:
         if group:
             yield group
 
-    def clear_pools(self) -> None:
-        """Clears the state of every request."""
-        self.target.model_runner.req_to_token_pool.clear()
-        self.target.model_runner.token_to_kv_pool_allocator.clear()
-
 
 def tokens_of(sample: TokenSample, max_new_tokens: int, block_size: int, page_size: int = 1) -> int:
     """Pool tokens that a request needs until it is done."""
-    tokens = sample.prompt_tokens + max_new_tokens + RESERVED_BLOCKS * block_size
-    return -(-tokens // page_size) * page_size
+    return padded_length(sample.prompt_tokens + max_new_tokens + RESERVED_BLOCKS * block_size, page_size)
 
 
 def _is_done(tokens: Sequence[int], max_new_tokens: int, eos: frozenset[int]) -> bool:
@@ -331,18 +296,3 @@ def _allocate(target: TpModelWorker, worker: Any) -> None:
         one.init_attention_backends()
     for one in (target, worker):
         one.init_cuda_graphs()
-
-
-@contextmanager
-def _convolution_states(dtype: str) -> Iterator[None]:
-    """Keeps the convolution states of linear attention in the model's dtype; SGLang rounds them to bfloat16."""
-    name = "SGLANG_MAMBA_CONV_DTYPE"
-    kept = os.environ.get(name)
-    os.environ[name] = dtype
-    try:
-        yield
-    finally:
-        if kept is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = kept

@@ -16,9 +16,11 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
+from ops.lib.data.batching import padded_length
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.sglang.dflash_worker import DflashEngine
+from ops.lib.sglang.runtime import clear_pools
 
 SHARES_OF_BLOCK = (0.5, 1, 2)  # of context, so that it is shorter and longer than a block
 LONG_CONTEXT = 40
@@ -86,7 +88,7 @@ def sglang_hidden(engine: DflashEngine, features_TF: Tensor, anchor: int, config
     worker, runner = engine.worker, engine.worker.draft_model_runner
     length, block, device = len(features_TF), config.block_size, runner.device
     total = length + block
-    slots = runner.token_to_kv_pool_allocator.alloc(_pages(total, runner.page_size))[:total].to(torch.int64)
+    slots = runner.token_to_kv_pool_allocator.alloc(padded_length(total, runner.page_size))[:total].to(torch.int64)
     requests = torch.ones(1, dtype=torch.int64, device=device)  # row 0 is for padding
     runner.req_to_token_pool.req_to_token[1, :total] = slots.to(runner.req_to_token_pool.req_to_token.dtype)
     positions = torch.arange(total, device=device)
@@ -114,7 +116,7 @@ def sglang_hidden(engine: DflashEngine, features_TF: Tensor, anchor: int, config
         )
         return runner.forward(forward_batch).logits_output.hidden_states[1:]
     finally:
-        engine.clear_pools()
+        clear_pools(engine.target.model_runner)
 
 
 @torch.inference_mode()
@@ -129,7 +131,3 @@ def _embeddings(engine: DflashEngine, ids: list[int]) -> Tensor:
     """Rows [len(ids), M] of the target's embedding as SGLang holds it."""
     embed = engine.target.model_runner.model.get_input_embeddings()
     return embed(torch.tensor(ids, device=engine.worker.draft_model_runner.device))
-
-
-def _pages(tokens: int, page_size: int) -> int:
-    return -(-tokens // page_size) * page_size

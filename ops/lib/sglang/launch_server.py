@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from ops.lib.sglang.dflash_setter import patch_setter
+from ops.lib.sglang.layers import patch_setter
 
 PLACE = "sglang.srt.model_executor.model_runner_components.attention_backend_setup.configure_aux_hidden_state_capture"
 

@@ -1,8 +1,22 @@
-"""Sets the layers whose inputs SGLang's model keeps, in the way of each family's class.
+"""Sets the layers whose inputs SGLang's model keeps, and patches the models that implement the setter wrongly.
 
 SGLang numbers by the layer whose input is kept: for the feature of layer k that is k + 1. Both setters, that of DFLASH
 and that of EAGLE-3, accept feature ids and add 1; called without ids, EAGLE-3's keeps the inputs of
 layers 2, n // 2 and n - 3, so its default features are those of layers 1, n // 2 - 1 and n - 4.
+
+In SGLang 0.5.21 the setter of DFLASH is missing or wrong in these models:
+
+Dense Qwen3-VL: the wrapper's `set_dflash_layers_to_capture` calls a method of that name that its decoder lacks,
+and the server dies with an AttributeError. The decoder captures the inputs of the layers in `layers_to_capture`, and
+the wrapper has already incremented the ids, so only storing them is missing.
+
+Qwen2.5-VL: the wrapper has no such method, and the server dies with a ValueError. Its
+`set_eagle3_layers_to_capture` accepts the same ids and has the required effect.
+
+Qwen3.5 without a vision tower: its class defines the method twice, and the second, which wins, does not increment the
+ids. Nothing fails; every feature is that of the previous layer, and the draft's proposals are rejected.
+
+This module loads neither torch nor sglang.
 """
 
 from __future__ import annotations
@@ -11,7 +25,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dsl.errors import DataError
-from ops.lib.sglang.dflash_setter import patch_setter
+
+SETTER = "set_dflash_layers_to_capture"
+EAGLE_SETTER = "set_eagle3_layers_to_capture"
 
 Recipe = Literal["dflash", "eagle3"]
 
@@ -19,21 +35,19 @@ Recipe = Literal["dflash", "eagle3"]
 def set_layers_to_capture(model: Any, layer_ids: Sequence[int], num_layers: int, recipe: Recipe = "dflash") -> None:
     """Makes SGLang's model keep the input of layer k+1 for each k of `layer_ids`, and of no other layer.
 
-    Calls the setter of the recipe, or if the model's class lacks it (Qwen2.5-VL has none for DFLASH) or has a
-    broken one, the other; both keep the same states. Raises DataError for the last layer, whose id SGLang silently
-    drops, for ids out of range, and for a model that has neither.
+    Calls the setter of the recipe, or if the model's class lacks it or has one without effect, the other; both keep
+    the same states. Raises DataError for the last layer, whose id SGLang silently drops, for ids out of range, and for
+    a model that has neither.
     """
     beyond = [layer_id for layer_id in layer_ids if not 0 <= layer_id < num_layers - 1]
     if beyond:
         raise DataError(f"layers {beyond} cannot be captured from {num_layers} layers: use 0 to {num_layers - 2}")
     patch_setter(model)
     keep_no_layers(model)
-    setters = {
-        "dflash": getattr(model, "set_dflash_layers_to_capture", None) if dflash_setter_works(model) else None,
-        "eagle3": getattr(model, "set_eagle3_layers_to_capture", None) if eagle3_setter_works(model) else None,
-    }
-    other: Recipe = "eagle3" if recipe == "dflash" else "dflash"
-    setter = setters[recipe] or setters[other]
+    setters = [getattr(model, SETTER, None), getattr(model, EAGLE_SETTER, None)]
+    if type(model).__name__.startswith("Qwen3_5"):
+        setters[1] = None  # inherited from Qwen3-VL: it fills a list, but Qwen3.5's decoder reads marks on the layers
+    setter = next(filter(None, setters if recipe == "dflash" else reversed(setters)), None)
     if setter is None:
         raise DataError(f"SGLang's {type(model).__name__} cannot keep the hidden states of its layers")
     setter(list(layer_ids))
@@ -48,19 +62,29 @@ def keep_no_layers(model: Any) -> None:
             layer._is_layer_to_capture = False
 
 
-def dflash_setter_works(model: Any) -> bool:
-    """Whether the setter, if the model has one, reaches its decoder.
+def patch_setter(model: Any) -> bool:
+    """Adds the missing method to the class of SGLang's model or of its decoder; False if it is already correct.
 
-    Dense Qwen3-VL has a wrapper that calls a method which only the mixture-of-experts decoder has.
+    Only the classes named here are changed. Qwen3.5 inherits from Qwen3-VL's wrapper, but its decoder has the method.
     """
-    if type(model).__name__ == "Qwen3VLForConditionalGeneration":
-        return hasattr(model.model, "set_dflash_layers_to_capture")
-    return True
+    name, wrapper, decoder = type(model).__name__, type(model), type(model.model)
+    if name == "Qwen3VLForConditionalGeneration" and not hasattr(decoder, SETTER):
+        setattr(decoder, SETTER, _store_layers)
+        return True
+    if wrapper.__module__.endswith(".qwen3_5_text") and getattr(wrapper, SETTER) is not _capture_behind:
+        setattr(wrapper, SETTER, _capture_behind)
+        return True
+    if name == "Qwen2_5_VLForConditionalGeneration" and not hasattr(wrapper, SETTER):
+        setattr(wrapper, SETTER, getattr(wrapper, EAGLE_SETTER))
+        return True
+    return False
 
 
-def eagle3_setter_works(model: Any) -> bool:
-    """Whether the setter affects the decoder.
+def _capture_behind(wrapper: Any, layers: list[int]) -> None:
+    """The output of a layer is the input of the next one."""
+    wrapper.capture_aux_hidden_states = True
+    wrapper.model.set_dflash_layers_to_capture([layer + 1 for layer in layers])
 
-    Qwen3.5 inherits Qwen3-VL's, which fills a list, but its decoder reads marks on the layers.
-    """
-    return not type(model).__name__.startswith("Qwen3_5")
+
+def _store_layers(decoder: Any, layers: list[int]) -> None:
+    decoder.layers_to_capture = list(layers)

@@ -12,12 +12,12 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from attrs import define, field
+from attrs import define
 from sglang.kernels.ops.mamba.triton_ops import initialize_mamba_selective_state_update_backend
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import ModelConfig
@@ -31,6 +31,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from dsl.errors import DataError
+from ops.lib.data.batching import padded_length
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.sglang.layers import Recipe, keep_no_layers, set_layers_to_capture
 from ops.lib.sglang.process import MAX_REQUESTS, NO_PORT, enter, leave, make_server_args
@@ -49,15 +50,6 @@ class SglangRuntime:
     pool_tokens: int
     context_length: int
     max_requests: int
-    _tree_cache: Any = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        """SGLang queries a prefix cache for each batch; this one is always empty."""
-        self._tree_cache = NoPrefixes(
-            page_size=self.runner.page_size,
-            device=self.runner.device,
-            token_to_kv_pool_allocator=self.runner.token_to_kv_pool_allocator,
-        )
 
     @classmethod
     def start(
@@ -117,14 +109,12 @@ class SglangRuntime:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Releases everything, so that another model can be started in this process."""
-        self.runner = self._tree_cache = None
+        self.runner = None
         leave()
 
     @property
@@ -186,6 +176,22 @@ class SglangRuntime:
                 f"and passes of {self.pool_tokens}"
             )
 
+    @torch.inference_mode()
+    def token_log_probs(self, sample: TokenSample) -> Tensor:
+        """Log-probability of input_ids[1:], each given the tokens before it, float32 [S - 1] on the CPU.
+
+        As a server returns them for a prompt. For the token of an image the value has no meaning: SGLang looks up
+        the padding value in its place. Raises DataError for a sample too long for the runtime.
+        """
+        self.check_length(sample.id, len(sample.input_ids))
+        request = make_request(sample, sample.input_ids, self.vision)
+        request.return_logprob = True
+        request.logprob_start_len = 0
+        mm_schedule.embedding_cache.clear()
+        with self.prepared([request]) as (_batch, forward_batch):
+            output = self.runner.forward(forward_batch).logits_output
+        return output.input_token_logprobs[: len(sample.input_ids) - 1].float().cpu()
+
     def prefill(self, samples: Sequence[TokenSample]) -> None:
         """The same passes without keeping or copying states: the baseline for the speed of `states`."""
         keep_no_layers(self.model)
@@ -201,20 +207,8 @@ class SglangRuntime:
         self, requests: Sequence[Req], mode: CaptureHiddenMode | None = None
     ) -> Iterator[tuple[ScheduleBatch, ForwardBatch]]:
         """A batch of the requests, ready for its prefill; it is removed from the pools afterwards."""
-        batch = ScheduleBatch.init_new(
-            reqs=list(requests),
-            req_to_token_pool=self.runner.req_to_token_pool,
-            token_to_kv_pool_allocator=self.runner.token_to_kv_pool_allocator,
-            tree_cache=self._tree_cache,
-            model_config=self.model_config,
-            enable_overlap=False,
-            spec_algorithm=SpeculativeAlgorithm.NONE,
-        )
         try:
-            batch.prepare_for_extend()
-            if batch.input_ids is None:
-                batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device, non_blocking=True)
-                batch.prefill_input_ids_cpu = None
+            batch = prefill_batch(self.runner, requests)
             yield (
                 batch,
                 ForwardBatch.init_new(
@@ -222,8 +216,7 @@ class SglangRuntime:
                 ),
             )
         finally:
-            self.runner.req_to_token_pool.clear()
-            self.runner.token_to_kv_pool_allocator.clear()
+            clear_pools(self.runner)
 
     @torch.inference_mode()
     def _prefill(self, requests: list[Req], layer_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -278,12 +271,41 @@ class SglangRuntime:
 
     def _paged(self, tokens: int) -> int:
         """Pool tokens of a sample, in whole pages."""
-        page = self.runner.page_size
-        return -(-tokens // page) * page
+        return padded_length(tokens, self.runner.page_size)
+
+
+def prefill_batch(
+    runner: ModelRunner, requests: Sequence[Req], algorithm: SpeculativeAlgorithm = SpeculativeAlgorithm.NONE
+) -> ScheduleBatch:
+    """A batch of the requests, ready for its first forward pass."""
+    pools = {
+        "req_to_token_pool": runner.req_to_token_pool,
+        "token_to_kv_pool_allocator": runner.token_to_kv_pool_allocator,
+    }
+    prefixes = NoPrefixes(page_size=runner.page_size, device=runner.device, **pools)
+    batch = ScheduleBatch.init_new(
+        reqs=list(requests),
+        **pools,
+        tree_cache=prefixes,
+        model_config=runner.model_config,
+        enable_overlap=False,
+        spec_algorithm=algorithm,
+    )
+    batch.prepare_for_extend()
+    if batch.input_ids is None:
+        batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device, non_blocking=True)
+        batch.prefill_input_ids_cpu = None
+    return batch
+
+
+def clear_pools(runner: ModelRunner) -> None:
+    """Clears the state of every request."""
+    runner.req_to_token_pool.clear()
+    runner.token_to_kv_pool_allocator.clear()
 
 
 class NoPrefixes(SimpleNamespace):
-    """An empty replacement for SGLang's prefix cache."""
+    """The prefix cache that SGLang queries for each batch, always empty."""
 
     def supports_swa(self) -> bool:
         return False

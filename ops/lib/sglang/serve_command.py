@@ -20,7 +20,7 @@ from ops.lib.vision.pixel_limits import served_pixels
 
 LAUNCHER = "sglang.launch_server"
 MENDED_LAUNCHER = "ops.lib.sglang.launch_server"
-# In the pinned version these targets lack what DFLASH needs; see dflash_setter.py.
+# In the pinned version these targets lack what DFLASH needs; see layers.py.
 MENDED_TYPES = frozenset({"qwen3_vl", "qwen2_5_vl", "qwen3_5_text", "qwen3_5_moe_text"})
 # Linear attention keeps a convolution state, which SGLang stores in bfloat16 whatever the dtype of the model.
 CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
@@ -64,33 +64,19 @@ class Served:
         return {}
 
     @classmethod
-    def of(
-        cls,
-        target: Mapping[str, Any],
-        dtype: str,
-        image_backend: str | None = "pillow",
-        pixels: Mapping[str, int] | None = None,
-        server_args: Mapping[str, Any] | None = None,
-    ) -> Served:
-        """From a target.json."""
-        return cls(
-            model_type=target["model_type"],
-            vision=target["vision"],
-            dtype=dtype,
-            image_backend=image_backend,
-            pixels=dict(pixels or {}),
-            trust_remote_code=target["trust_remote_code"],
-            server_args=dict(server_args or {}),
-        )
-
-    @classmethod
     def as_trained(
         cls, target: Mapping[str, Any], config: Mapping[str, Any], captured: Mapping[str, Any], model_dir: Path
     ) -> Served:
         """From a target.json, its config.json, "captured" of the draft's training.json, and the target's checkpoint."""
-        images = (captured.get("image_backend") or "pillow") if target["vision"] else None
-        pixels, given = served_pixels(captured, model_dir), captured.get("server_args")
-        return cls.of(target, checkpoint_dtype(config), images, pixels, given)
+        return cls(
+            model_type=target["model_type"],
+            vision=target["vision"],
+            dtype=checkpoint_dtype(config),
+            image_backend=(captured.get("image_backend") or "pillow") if target["vision"] else None,
+            pixels=served_pixels(captured, model_dir),
+            trust_remote_code=target["trust_remote_code"],
+            server_args=captured.get("server_args") or {},
+        )
 
 
 @frozen(kw_only=True)

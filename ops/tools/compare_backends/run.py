@@ -29,11 +29,11 @@ from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.run import check_fits
 from ops.capture_targets.sglang import SglangBackend
+from ops.lib.data.batching import spread
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.losses.log_probs import token_log_probs
-from ops.lib.sglang.answers import token_log_probs as served_log_probs
 from ops.lib.sglang.mm_processor import ServedPrompts
 from ops.lib.sglang.process import float32_refusal
 from ops.lib.sglang.version import SGLANG_VERSION
@@ -162,14 +162,10 @@ def choose(readers: Mapping[str, TokenReader], count: int) -> list[TokenSample]:
     seen = [(reader, row) for reader, row in places if reader.records[row]["category"] == "image"]
     read = [(reader, row) for reader, row in places if reader.records[row]["category"] != "image"]
     with_images = min(len(seen), max(count - len(read), (count + 1) // 2))
-    chosen = [*_spread(seen, with_images), *_spread(read, min(len(read), count - with_images))]
+    chosen = [*spread(seen, with_images), *spread(read, count - with_images)]
     if not chosen:
         raise DataError(f"no samples in the splits {', '.join(readers)}: nothing to compare")
     return [reader.sample(row) for reader, row in chosen]
-
-
-def _spread(places: list[Any], count: int) -> list[Any]:
-    return [places[number * len(places) // count] for number in range(count)]
 
 
 def device_of(node: GraphNode) -> str:
@@ -230,7 +226,7 @@ def with_sglang(
     stage = OneProcess({"target": request.target, "tokens": request.tokens}, device)
     with closing(SglangBackend.start(config, stage, request.readers)) as backend:
         states = [states.features for states in backend.forward(samples, layer_ids)]
-        return BackendOutput(states, [served_log_probs(backend.runtime, sample) for sample in samples])
+        return BackendOutput(states, [backend.runtime.token_log_probs(sample) for sample in samples])
 
 
 def compare_log_probs(

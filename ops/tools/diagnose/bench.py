@@ -7,10 +7,12 @@ from math import hypot
 from typing import Any
 
 import numpy as np
+import torch
 from attrs import asdict, define, evolve, field, frozen
 from torch import Tensor
 
 from ops.evaluate.statistics import tau_interval
+from ops.lib.data.batching import spread
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
@@ -19,13 +21,13 @@ from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
 from ops.tools.diagnose.certainty import is_certainly_above, most, passes
-from ops.tools.diagnose.misfits import misfits
 
 RESAMPLINGS = 2000
 # The least gain that counts. Several settings are tried, so one that is no better must not win by chance.
 LEAST_GAIN = 0.05
 CHANCE = 0.005
 LEAST_PROMPTS = 4  # with a step, in each group: fewer do not show their spread
+SHOWN = 3  # tensors that are named
 EXPORTED, TRAINED = "those of the export", "those of the training"
 
 
@@ -93,6 +95,24 @@ class Bench:
 def _shape(config: DraftConfig) -> dict[str, Any]:
     fed = ("target_layer_ids", "mask_token_id")
     return {name: value for name, value in asdict(config).items() if name not in fed}
+
+
+def misfits(config: DraftConfig, weights: Mapping[str, Tensor]) -> list[str]:
+    """What prevents a model of this config from using these weights, one text for each kind."""
+    with torch.device("meta"):
+        expected = DraftModel(config).state_dict()
+    both = sorted(expected.keys() & weights.keys())
+    kinds = {
+        "missing": sorted(expected.keys() - weights.keys()),
+        "left over": sorted(weights.keys() - expected.keys()),
+        "of another shape": [name for name in both if expected[name].shape != weights[name].shape],
+        "not of finite numbers": [name for name in both if not weights[name].isfinite().all()],
+    }
+    return [f"tensors {kind}: {_named(names)}" for kind, names in kinds.items() if names]
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def tau_of(answers: Sequence[Decoded]) -> float:
@@ -178,6 +198,5 @@ def spread_samples(reader: TokenReader, count: int) -> list[TokenSample]:
     chosen: list[int] = []
     for done, group in enumerate(sorted(places.values(), key=len)):
         share = (count - len(chosen)) // (len(places) - done)
-        taken = min(len(group), share)
-        chosen += [group[number * len(group) // taken] for number in range(taken)]
+        chosen += spread(group, share)
     return [reader.sample(index) for index in sorted(chosen)]

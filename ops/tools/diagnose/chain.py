@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attrs import asdict, frozen
+from attrs import frozen
 
 from dsl.errors import DataError
 from dsl.graph import Graph, GraphNode
@@ -38,9 +38,6 @@ class Evaluation:
     benchmark: str | None
     temperature: float | None
     block_size: int | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @frozen(kw_only=True)

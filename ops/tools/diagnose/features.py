@@ -14,6 +14,7 @@ from torch import Tensor
 from ops.artifacts import TargetFeatures, TokenShards
 from ops.capture_targets.agreement import FLOAT32_TOLERANCE, NARROW_TOLERANCE
 from ops.capture_targets.huggingface import forward_batch
+from ops.lib.data.batching import spread
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import Target
@@ -49,7 +50,7 @@ def features_finding(
     if features is None or learnt is None:
         return unmeasured(NAME, "the store no longer has the draft's training features")
     stored, tokens = FeatureReader(features, SPLIT), TokenReader(learnt, SPLIT)
-    indices = _spread_places(min(len(stored), len(tokens)))
+    indices = spread(range(min(len(stored), len(tokens))), SAMPLES)
     if not indices:
         return unmeasured(NAME, f"the split {SPLIT} has none")
     samples = [tokens.sample(index) for index in indices]
@@ -127,8 +128,3 @@ def _allowed(dtype: str) -> float:
 
 def _same_text(stored: FeatureReader, index: int, sample: TokenSample) -> bool:
     return torch.equal(stored.labels(index)[0], sample.input_ids)
-
-
-def _spread_places(count: int) -> list[int]:
-    taken = min(SAMPLES, count)
-    return [number * count // taken for number in range(taken)]

@@ -20,10 +20,9 @@ from ops.lib.drafts.dflash.config import (
     unfit_text,
 )
 from ops.lib.drafts.dflash.load import read_config, read_weights
-from ops.tools.diagnose.bench import EXPORTED, TRAINED, Setting
+from ops.tools.diagnose.bench import EXPORTED, TRAINED, Setting, misfits
 from ops.tools.diagnose.feeding import CONFIG, LAYERS, NORMAL, Trained
 from ops.tools.diagnose.finding import Finding
-from ops.tools.diagnose.misfits import misfits
 
 NAME = "export"
 CAN_BE_LOADED = "the config is readable, and the file has every tensor of its model in its shape, with finite numbers"

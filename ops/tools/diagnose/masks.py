@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import torch
-from attrs import frozen
-from torch import Tensor
+from attrs import define
 
 from ops.artifacts import TargetModel, TokenShards
+from ops.lib.data.batching import spread
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.losses.slots import slot_weights
 from ops.lib.target.model import target_info, text_config
@@ -22,20 +22,20 @@ MOST_CUT = 0.25
 MASK_NAMES = ("loss mask", "cut blocks", "mask token in texts")
 
 
-@frozen
+@define
 class MaskCounts:
     """Counts over samples: tokens, image tokens, tokens of the loss mask, samples without an anchor,
     slots of all possible blocks, those that the mask keeps, and occurrences of the mask token in texts.
     """
 
-    samples: int
-    tokens: int
-    image_tokens: int
-    loss_tokens: int
-    without: int
-    slots: int
-    kept: int
-    mask_tokens: int
+    samples: int = 0
+    tokens: int = 0
+    image_tokens: int = 0
+    loss_tokens: int = 0
+    without: int = 0
+    slots: int = 0
+    kept: int = 0
+    mask_tokens: int = 0
 
 
 def mask_findings(
@@ -54,28 +54,19 @@ def mask_findings(
 
 def look(reader: TokenReader, mask_token_id: int, block_size: int) -> MaskCounts:
     """Counts over the samples; every anchor that the training may draw counts once."""
-    tokens = image_tokens = loss_tokens = without = slots = kept = mask_tokens = count = 0
-    image_token_id = reader.info["image_token_id"]
-    for input_ids_S, loss_mask_S in _labels(reader):
+    counts, image_token_id = MaskCounts(), reader.info["image_token_id"]
+    for place in spread(range(len(reader)), LOOKED_AT):
+        input_ids_S, loss_mask_S = reader.labels(place)
         anchors_A = (loss_mask_S[:-1] & loss_mask_S[1:]).nonzero().squeeze(1)
-        kept += int((slot_weights(loss_mask_S, anchors_A, torch.ones(block_size))[:, 1:] > 0).sum())
-        slots += len(anchors_A) * (block_size - 1)
-        without += not len(anchors_A)
-        tokens += len(input_ids_S)
-        image_tokens += 0 if image_token_id is None else int((input_ids_S == image_token_id).sum())
-        loss_tokens += int(loss_mask_S.sum())
-        mask_tokens += int((input_ids_S == mask_token_id).sum())
-        count += 1
-    return MaskCounts(count, tokens, image_tokens, loss_tokens, without, slots, kept, mask_tokens)
-
-
-def _labels(reader: TokenReader) -> Iterator[tuple[Tensor, Tensor]]:
-    return (reader.labels(place) for place in _looked_at(reader))
-
-
-def _looked_at(reader: TokenReader) -> list[int]:
-    taken = min(LOOKED_AT, len(reader))
-    return [number * len(reader) // taken for number in range(taken)]
+        counts.kept += int((slot_weights(loss_mask_S, anchors_A, torch.ones(block_size))[:, 1:] > 0).sum())
+        counts.slots += len(anchors_A) * (block_size - 1)
+        counts.without += not len(anchors_A)
+        counts.tokens += len(input_ids_S)
+        counts.image_tokens += 0 if image_token_id is None else int((input_ids_S == image_token_id).sum())
+        counts.loss_tokens += int(loss_mask_S.sum())
+        counts.mask_tokens += int((input_ids_S == mask_token_id).sum())
+        counts.samples += 1
+    return counts
 
 
 def anchors_by_category(reader: TokenReader, num_anchors: int | None) -> dict[str, int]:
@@ -84,7 +75,7 @@ def anchors_by_category(reader: TokenReader, num_anchors: int | None) -> dict[st
     Of many samples a part is counted, spread over the split: only the shares matter.
     """
     anchors: dict[str, int] = {}
-    for place in _looked_at(reader):
+    for place in spread(range(len(reader)), LOOKED_AT):
         loss_mask_S = reader.labels(place)[1]
         possible = int((loss_mask_S[:-1] & loss_mask_S[1:]).sum())
         drawn = possible if num_anchors is None else min(possible, num_anchors)

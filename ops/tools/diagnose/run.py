@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import asdict
 
 from dsl.errors import DataError, DflowError
 from dsl.graph_json import graph_from_json
@@ -42,12 +43,19 @@ from ops.tools.diagnose.outcomes import (
     random_finding,
     repetition_finding,
 )
-from ops.tools.diagnose.steps import EXPORT, FEATURES, FED, RANDOM, TARGET, TRAINING, Steps
 from ops.tools.diagnose.trained import explained, target_finding, trained_of
 
 NOW = "dflow: now: "
 LEARNT = "train"  # the split that a draft is trained on
 CEILING = 0.95  # of block_size: a tau that can hardly rise
+TARGET, EXPORT, FED, RANDOM, FEATURES, TRAINING = STEPS = (
+    "loading the target",
+    "the draft as exported",
+    "the draft's inputs",
+    "random weights",
+    "the stored features",
+    "the samples of the training",
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,12 +75,28 @@ def _report(what: str) -> None:
     print(f"{NOW}{what}", flush=True)
 
 
+class Steps:
+    """report: called with each step that begins, and with each part of it."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._now = ""
+
+    def begin(self, step: str) -> None:
+        """One of STEPS."""
+        self._now = f"{STEPS.index(step) + 1} of {len(STEPS)}, {step}"
+        self._report(self._now)
+
+    def part(self, what: str) -> None:
+        self._report(f"{self._now}: {what}")
+
+
 def diagnose(
     chain: Chain, prompts: int, curve: Sequence[Sequence[float]], again: str, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """{"node", "split", "instead_of": the requested one if it has no prompt, or null, "prompts", "dtype",
     "device", "max_new_tokens", "tau": {"exported", "low", "high", "mended"}, "block_size", "evaluation": that of the
-    run, as Evaluation.to_json has it, or null, "findings": [the fields of Finding, ...]}: causes first.
+    run, its fields, or null, "findings": [the fields of Finding, ...]}: causes first.
     "exported", "low" and "high" are null if the export cannot be used, the last two also for one prompt with a step.
     "mended": with everything fixed that needs no training; if that is close to block_size, nothing that only
     explains a low tau is a cause: "is_judged" is then false. What is wrong at any tau remains a cause.
@@ -94,13 +118,14 @@ def diagnose(
         raise DataError(f"{chain.node}: every answer is one token long, which needs no draft")
     steps.begin(FED)
     mended = correct(bench, exported, trained, held_out, again)
-    answers = bench.decode(mended.setting, held_out, "put right")
+    answers = bench.decode(mended.setting, held_out, "with corrected inputs")
     steps.begin(RANDOM)
     untrained = random_draft(mended.setting.config, 0, device, getattr(torch, chain.dtype))
     by_chance = bench.decode_with(untrained, mended.setting.use, held_out)
     of_target = target_finding(chain.draft, chain.training, chain.target)
     steps.begin(FEATURES)
-    wrong_at_any_tau = [*put_first(of_export, mended.findings), of_target, _features(chain, target)]
+    of_features = features_finding(target, chain.features, chain.learnt, is_online=chain.is_online)
+    wrong_at_any_tau = [*put_first(of_export, mended.findings), of_target, of_features]
     steps.begin(TRAINING)
     known = trained.config or mended.setting.config  # an export may have values that no training used
     others = [
@@ -123,7 +148,7 @@ def diagnose(
         "device": device,
         "max_new_tokens": chain.max_new_tokens,
         "block_size": mended.setting.config.block_size,
-        "evaluation": None if chain.evaluation is None else chain.evaluation.to_json(),
+        "evaluation": None if chain.evaluation is None else asdict(chain.evaluation),
         "tau": {**_as_exported(as_exported, of_export, exported.config.block_size), "mended": tau_of(answers)},
         "findings": [finding.to_json() for finding in sorted_findings(findings)],
     }
@@ -156,10 +181,6 @@ def _samples(tokens: TokenShards, split: str, target: Target, count: int) -> lis
     check_tokens_fit(reader.info, target.info)
     check_images_fit(reader, target.family)
     return spread_samples(reader, count)
-
-
-def _features(chain: Chain, target: Target) -> Finding:
-    return features_finding(target, chain.features, chain.learnt, is_online=chain.is_online)
 
 
 def _against_training(

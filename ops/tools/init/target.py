@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, field, frozen
 
 from dsl.errors import ConfigError, DataError
 from ops.capture_targets.layers import spread_layers
@@ -31,11 +31,15 @@ class Target:
     checkpoint: str
     revision: str | None
     config: Mapping[str, Any]
-    sizes: TargetSizes
     tokenizer: Path | None
     pixel_limits: Mapping[str, int]
-    pixel_factor: int
     thinks: bool
+    sizes: TargetSizes = field(default=Factory(lambda self: TargetSizes.of(self.config), takes_self=True))
+
+    @property
+    def pixel_factor(self) -> int:
+        seeing = self.sizes.seeing or {}
+        return int(seeing.get("patch_size", 16)) * int(seeing.get("spatial_merge_size", 2))
 
     @property
     def sees(self) -> bool:
@@ -65,9 +69,14 @@ def read_target(checkpoint: str) -> Target:
         tokenizer = directory / TOKENIZER
         if not tokenizer.is_file():
             raise DataError(f"{checkpoint}: {TOKENIZER} is missing; --target names the directory of a checkpoint")
-        config = read_config(directory / "config.json")
-        limits, thinks = pixel_limits(directory / PREPROCESSOR), _thinks(directory)
-        return _target(str(directory.resolve()), None, config, tokenizer, limits, thinks)
+        return Target(
+            checkpoint=str(directory.resolve()),
+            revision=None,
+            config=read_config(directory / "config.json"),
+            tokenizer=tokenizer,
+            pixel_limits=pixel_limits(directory / PREPROCESSOR),
+            thinks=_thinks(directory),
+        )
     known = {path.parent.relative_to(TARGETS).as_posix(): path.stem for path in TARGETS.glob("*/*/*.json")}
     if checkpoint not in known:
         listed = ", ".join(sorted(known))
@@ -75,29 +84,13 @@ def read_target(checkpoint: str) -> Target:
             f"--target {checkpoint}: no such directory, and dflow only knows the model ids {listed}; "
             "download the checkpoint and name its directory"
         )
-    config = find_config(checkpoint, known[checkpoint], Path())
-    return _target(checkpoint, known[checkpoint], config, None, {}, checkpoint in THINKING)
-
-
-def _target(
-    checkpoint: str,
-    revision: str | None,
-    config: dict[str, Any],
-    tokenizer: Path | None,
-    limits: Mapping[str, int],
-    thinks: bool,
-) -> Target:
-    sizes = TargetSizes.of(config)
-    seeing = sizes.seeing or {}
     return Target(
         checkpoint=checkpoint,
-        revision=revision,
-        config=config,
-        sizes=sizes,
-        tokenizer=tokenizer,
-        pixel_limits=limits,
-        pixel_factor=int(seeing.get("patch_size", 16)) * int(seeing.get("spatial_merge_size", 2)),
-        thinks=thinks,
+        revision=known[checkpoint],
+        config=find_config(checkpoint, known[checkpoint], Path()),
+        tokenizer=None,
+        pixel_limits={},
+        thinks=checkpoint in THINKING,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from ops.lib.data.files import read_jsonl
+from ops.lib.data.image_packs import read_packed
 
 HELD_OUT = ("test", "val", "train")  # splits of the prompt to try: the first of these that has one
 
@@ -59,9 +60,7 @@ def chat_messages(row: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
 
 def _data_url(folder: Path, image: Mapping[str, Any]) -> str:
     """The data URL of an image reference of ops/artifacts.py; SGLang recognises the format by the bytes."""
-    with (folder / image["pack"]).open("rb") as pack:
-        pack.seek(image["offset"])
-        return "data:image/png;base64," + base64.b64encode(pack.read(image["size"])).decode()
+    return "data:image/png;base64," + base64.b64encode(read_packed(folder, dict(image))).decode()
 
 
 def prompt_text(prompt: ChatPrompt) -> str:

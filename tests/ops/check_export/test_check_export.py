@@ -243,7 +243,7 @@ def test_a_draft_that_sglang_serves_otherwise_is_not_called_done(tmp_path, gate_
     ) as error:
         check(tmp_path, gate_inputs)
     kept = tmp_path / "work" / "served.jsonl"
-    assert str(error.value).endswith(f"what SGLang decoded of each prompt: {kept}")
+    assert str(error.value).endswith(f"SGLang's answer to each prompt: {kept}")
     prompts = list(read_jsonl(gate_inputs["report"].path / "prompts.jsonl"))
     assert {row["id"]: row["accepted"][1:] for row in prompts} == {
         row["id"]: row["accepted"] for row in read_jsonl(kept)
@@ -277,7 +277,7 @@ def test_a_machine_on_which_sglang_cannot_serve_is_passed_over_or_refused(tmp_pa
     monkeypatch.setattr(live, "check_live", Serving(LiveUnavailable("SGLang refuses DFLASH on a CPU")).check_live)
     reason = read_json(check(tmp_path / "a", gate_inputs).out_dir / "check.json")["live"]["reason"]
     assert "SGLang refuses DFLASH on a CPU" == reason
-    warned = "warning: the live stage was SKIPPED, SGLang has not seen this draft: SGLang refuses DFLASH on a CPU"
+    warned = "warning: the live stage was SKIPPED, so SGLang has not checked this draft: SGLang refuses DFLASH on a CPU"
     assert [line.startswith(warned) for line in capsys.readouterr().out.splitlines() if "SKIPPED" in line] == [True]
     with pytest.raises(DataError, match="refuses DFLASH on a CPU"):
         check(tmp_path / "b", gate_inputs, live="required")

@@ -183,11 +183,11 @@ def test_the_cause_is_named_from_what_the_draft_was_given(case, draft, prompts):
     early = cause(features_SF=given(case, image, outputs=True)[0])
     assert 2 == early.count("before deepstack's visual features are added")
     assert "layer 3" not in early
-    assert 4 == cause(features_SF=features.flip(0)).count("are of no layer's")
-    assert 4 == cause(features_SF=features * torch.nan).count("differ by nan of their size and are of no layer's")
+    assert 4 == cause(features_SF=features.flip(0)).count("match no layer's")
+    assert 4 == cause(features_SF=features * torch.nan).count("differ by nan of their size and match no layer's")
     start = image.sample.prompt_tokens
     moved = torch.cat([features[:start], features[start:].roll(1, dims=0)])
-    assert 4 == cause(features_SF=moved).count("are of no layer's answer")
+    assert 4 == cause(features_SF=moved).count("match no layer's answer")
     assert UNKNOWN.text == cause()
 
 

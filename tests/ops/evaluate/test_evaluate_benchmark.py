@@ -19,9 +19,8 @@ from dsl.estimate import Outlook, Trial
 from dsl.launch import Launch
 from dsl.op import Ref
 from ops.artifacts import Draft, ImageSamples, Samples, TargetModel, TokenShards
-from ops.evaluate.benchmark import read_benchmark
 from ops.evaluate.estimate import estimate
-from ops.evaluate.prompts import first_of_each
+from ops.evaluate.prompts import first_of_each, read_benchmark
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
@@ -185,13 +184,13 @@ def test_a_benchmark_takes_the_place_of_the_split_and_its_categories_are_those_o
     assert 2 == (stage.out_dir / "prompts.html").read_text().count("<img")
 
 
-def test_what_a_limit_leaves_out_of_a_benchmark_is_told(encoder, tmp_path, capsys):
+def test_what_a_limit_leaves_out_of_a_benchmark_is_reported(encoder, tmp_path):
+    reported: list[str] = []
     asked = read_benchmark(Path(written(tmp_path, good_rows())), encoder)
-    assert ["m1", "v1", "talk"] == [prompt.id for prompt in first_of_each(asked, 1)]
-    assert "1 of 2 of math, 1 of 2 of look\n" in capsys.readouterr().out
-    assert asked == first_of_each(asked, 2)
-    assert asked == first_of_each(asked, None)
-    assert "" == capsys.readouterr().out
+    assert ["m1", "v1", "talk"] == [prompt.id for prompt in first_of_each(asked, 1, reported.append)]
+    assert asked == first_of_each(asked, 2, reported.append)
+    assert asked == first_of_each(asked, None, reported.append)
+    assert ["max_prompts selects the first prompts of each category: 1 of 2 of math, 1 of 2 of look"] == reported
 
 
 def test_rows_that_are_too_long_with_their_answers_are_named_by_file_and_line_before_anything_is_decoded(

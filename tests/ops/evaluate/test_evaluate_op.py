@@ -17,13 +17,13 @@ from dsl.errors import ConfigError, DataError, StopRequested
 from ops.artifacts import Draft, TargetModel
 from ops.check_export.run import check_report
 from ops.evaluate import turns
+from ops.evaluate.prompts import Prompt, first_of_each
 from ops.evaluate.report import report as evaluate_sections
 from ops.evaluate.statistics import is_repetition
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.decode import decode_plain
 from ops.lib.target.model import Target
-from ops.train_dflash.short_evaluation import first_of_each_category
 
 CONTENT = ("report.json", "prompts.jsonl", "prompts.html")
 KNOWN = 2 * BLOCK + 2  # tokens of an answer
@@ -40,7 +40,7 @@ def draft(target, tokens, tmp_path_factory) -> Draft:
     BLOCK - 1, BLOCK - 1 and 1 of them, and behind them what chance gives, next to nothing.
     """
     reader, loaded = TokenReader(tokens, "test"), Target.load(target)
-    prompts = [prompt.sample() for prompt in first_of_each_category(reader, 2)]
+    prompts = [prompt.sample() for prompt in first_of_each(Prompt.held_out(reader), 2)]
     answers = [decode_plain(loaded, prompt, KNOWN - 1) for prompt in prompts]
     folder = tmp_path_factory.mktemp("draft")
     own = with_answers(folder / "tokens", reader.info, prompts, answers)
@@ -111,7 +111,7 @@ def test_a_stopped_evaluation_goes_on_with_the_next_batch_and_ends_with_the_same
 ):
     with pytest.raises(StopRequested, match="2 of 4 prompts are decoded and kept"):
         run_evaluate(tmp_path, draft, target, tokens, stop_after=1)
-    with turns.journal_file(tmp_path / "work").open("a") as file:
+    with (tmp_path / "work" / turns.JOURNAL).open("a") as file:
         file.write('{"half": ')  # what kill -9 may leave
     decoded = []
     decode = turns.decode_plain_batch

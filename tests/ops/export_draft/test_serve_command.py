@@ -106,7 +106,7 @@ def test_the_shell_line_quotes_what_a_shell_would_split():
 def test_what_a_target_json_says_decides():
     target = {"model_type": "qwen3_vl", "vision": True, "trust_remote_code": False, "hidden_size": 64}
 
-    assert served("qwen3_vl", dtype="float32") == Served.of(target, "float32")
+    assert served("qwen3_vl", dtype="float32") == Served.as_trained(target, {}, {}, Path("no-such-folder"))
 
 
 @pytest.mark.parametrize(

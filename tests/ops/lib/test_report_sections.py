@@ -36,15 +36,15 @@ class Shown:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"x": [1, 2], "y": [1.0]}, "not of one length"),
-        ({"x": [1], "y": [1.0], "low": [0.5]}, "not of one length"),
-        ({"x": [1], "y": ["much"]}, "much is no number"),
-        ({"x": [1], "y": [1.0], "low": ["a"], "high": [2.0]}, "a is no number"),
-        ({"x": [1], "y": [10**400]}, "an int beyond all floats is no number"),
-        ({"x": [10**400], "y": [1.0]}, "an int beyond all floats is no place on an axis"),
-        ({"x": [1, float("nan")], "y": [1.0, 2.0]}, "nan is no place on an axis"),
-        ({"x": [float("-inf")], "y": [1.0]}, "-inf is no place on an axis"),
-        ({"x": [None], "y": [1.0]}, "None is no place on an axis"),
+        ({"x": [1, 2], "y": [1.0]}, "x, y, low and high differ in length"),
+        ({"x": [1], "y": [1.0], "low": [0.5]}, "x, y, low and high differ in length"),
+        ({"x": [1], "y": ["much"]}, "much is not a number"),
+        ({"x": [1], "y": [1.0], "low": ["a"], "high": [2.0]}, "a is not a number"),
+        ({"x": [1], "y": [10**400]}, "an int too large for a float is not a number"),
+        ({"x": [10**400], "y": [1.0]}, "an int too large for a float is not finite"),
+        ({"x": [1, float("nan")], "y": [1.0, 2.0]}, "nan is not finite"),
+        ({"x": [float("-inf")], "y": [1.0]}, "-inf is not finite"),
+        ({"x": [None], "y": [1.0]}, "None is not finite"),
     ],
 )
 def test_a_series_whose_lists_do_not_fit_is_refused_when_it_is_made(values, problem) -> None:

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder, Encoded
-from ops.tokenize_chat.template import NO_ANSWER, SPECIAL_IN_TEXT, Unusable
+from ops.tokenize_chat.template import NO_ANSWER, SPECIAL_IN_TEXT
 
 TEXT = "It's a cat, isn't it?  We'LL see:\n\n  12 of them.\r\n" * 20
 PIECES = [

@@ -11,11 +11,12 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from dsl.errors import ConfigError
+from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
-from ops.tokenize_chat.template import Template, Unusable
+from ops.tokenize_chat.template import Template
 
 TEXTS = "What is it?\n\nA cat.\n\nSure? Very. I see ears, so it is one. Answer: Question: \n\n" * 20
 TEMPLATES = {"qwen3": QWEN3, "qwen3.5": QWEN35, "qwen2.5-vl": QWEN25_VL, "plain": PLAIN}

@@ -10,10 +10,10 @@ from transformers import AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import DataError
+from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.builtin import CHAT_TEMPLATE, write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
-from ops.tokenize_chat.template import Unusable
 
 MESSAGES = [
     {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},

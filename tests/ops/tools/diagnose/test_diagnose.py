@@ -47,7 +47,7 @@ from ops.tools.diagnose import feeding, run
 from ops.tools.diagnose.bench import EXPORTED, Bench, Gain, Setting, tau_of
 from ops.tools.diagnose.chain import Chain
 from ops.tools.diagnose.finding import TOO_FEW
-from ops.tools.diagnose.steps import STEPS
+from ops.tools.diagnose.run import STEPS
 from ops.tools.diagnose.trained import trained_of
 
 FALLING = [(step, 4 - 0.1 * step) for step in range(1, 25)]  # to the step whose weights are exported

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from attrs import asdict
 from serve_cases import PIPELINE
 
 from dsl.graph import Graph
@@ -131,7 +132,7 @@ def test_of_two_evaluations_that_of_the_split_is_followed_and_named(read, tmp_pa
     assert 128 == chain.max_new_tokens
     expected = {"node": "eval", "tau": 2.5, "benchmark": None, "temperature": None, "block_size": None}
     assert chain.evaluation is not None
-    assert expected == chain.evaluation.to_json()
+    assert expected == asdict(chain.evaluation)
 
 
 def test_what_the_only_evaluation_does_otherwise_is_told(read, tmp_path):
@@ -146,7 +147,7 @@ def test_what_the_only_evaluation_does_otherwise_is_told(read, tmp_path):
         "block_size": 3,
     }
     assert chain.evaluation is not None
-    assert expected == chain.evaluation.to_json()
+    assert expected == asdict(chain.evaluation)
 
 
 def test_without_an_evaluation_there_is_none_to_tell(read, tmp_path):
