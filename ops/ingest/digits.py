@@ -2,8 +2,8 @@
 
 The images are those of scikit-learn's `load_digits`: 8 x 8 cells with 0 (paper) to 16 (full) units of ink. Rows count
 from 1 at the top, columns from 1 at the left; the first one wins a tie. An answer is a function of its question and of
-the image alone. It names the digit once, in the form "the digit 7", and goes on with things that have to be read
-from the image, so that a draft model which only knows the phrasing is caught out every few tokens.
+the image alone. It names the digit once, in the form "the digit 7", and continues with facts that have to be read
+from the image, so that a draft model which only knows the phrasing fails every few tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from ops.ingest.sample import IMAGE, RawSample, Turn
 
 FULL = 16  # ink of a full cell
-DARK = 8  # a cell with at least so much ink is dark
+DARK = 8  # least ink of a dark cell
 TEST_IMAGES = 297
 VAL_IMAGES = 45
 
@@ -136,7 +136,7 @@ def digit_samples() -> list[RawSample]:
 
 
 def digit_named(text: str) -> int | None:
-    """The digit that an answer names as "the digit 7", or None where it names none or more than one."""
+    """The digit that an answer names as "the digit 7", or None if it names none or several."""
     named = DIGIT_NAMED.findall(text)
     return int(named[0]) if len(named) == 1 else None
 
@@ -150,7 +150,7 @@ def digit_png(ink: np.ndarray) -> bytes:
 
 
 def digit_facts(ink: np.ndarray, digit: int) -> dict[str, str]:
-    """Everything an answer may say, as words. ink: int [8, 8], 0..16.
+    """All facts for the answers, as text. ink: int [8, 8], 0..16.
 
     Sums are in units of ink; `_rounded` and the middle are to the nearest 10, percentages to the nearest 5, centres
     of mass to the nearest tenth of a cell, halves up. The middle is rows and columns 3 to 6; a corner is 2 x 2 cells.

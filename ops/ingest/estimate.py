@@ -11,7 +11,7 @@ from ops.lib.data.files import read_json
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.estimates import Counts, Kind, SamplesForeseen, kept_samples
 
-READ_WHOLE = "the source is read to its end in the smoke run too; in the full one the images are written beside"
+READ_WHOLE = "the smoke run reads the whole source too; the full run also writes the images"
 
 
 def smoke(config: Ingest, samples: int) -> dict[str, Any]:
@@ -20,16 +20,16 @@ def smoke(config: Ingest, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: Ingest, outlook: Outlook) -> Estimate | None:
-    """The trial has counted the whole source; before it nothing is known."""
+    """By the trial's counts of the whole source; None before it."""
     trial = outlook.trial
     if trial is None:
         return None
-    held: dict[Kind, float] = {}
-    taken: dict[Kind, float] = {}
+    full: dict[Kind, float] = {}
+    small: dict[Kind, float] = {}
     for category, by_split in read_json(trial.artifact / "source.json").items():
         counts = {split: by_split[split] for split in SPLITS if split in by_split}
-        held |= {(category, split): count for split, count in quotas(counts, config.max_samples).items()}
-        taken |= {(category, split): count for split, count in quotas(counts, trial.config.max_samples).items()}
-    samples = kept_samples(trial.artifact, Counts(taken, held))
+        full |= {(category, split): count for split, count in quotas(counts, config.max_samples).items()}
+        small |= {(category, split): count for split, count in quotas(counts, trial.config.max_samples).items()}
+    samples = kept_samples(trial.artifact, Counts(small, full))
     growth = Growth(output=samples.amount("samples").growth, notes=(READ_WHOLE,))
     return Estimate(growth=growth, foreseen=SamplesForeseen(samples=samples))

@@ -1,7 +1,7 @@
 """Samples from a folder of images: `<class>/<image>`, or all directly in it, without classes.
 
-Above either there may be the folders `train`, `val` and `test`. An image that lies beside such folders has no class, or
-no split, and is dropped. Folders of which none holds an image count for none.
+Above either there may be the folders `train`, `val` and `test`. An image beside such folders has no class, or
+no split, and is dropped. Folders without images are ignored.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ops.ingest.sample import IMAGE, DroppedSample, RawSample, Turn
 from ops.lib.data.sample_account import Unusable
 
 LABEL = "{label}"
-NO_CLASS = "all"  # the label of images without classes; the folder's own name would change their answers where it moves
+NO_CLASS = "all"  # label of images without classes; the folder's name would change their answers when it is moved
 BESIDE = "image beside folders"
 
 
 @frozen
 class ClassImage:
-    """path: relative to the folder; label: None beside the folders of others; split: as its folder says, or None."""
+    """path: relative to the folder; label: None beside class folders; split: by its folder, or None."""
 
     path: Path
     label: str | None
@@ -33,9 +33,9 @@ class ClassImage:
 
 
 def class_images(folder: Path, split_names: dict[str, str]) -> Iterator[ClassImage]:
-    """Every file below a class folder, or of a folder without folders, by path, and images beside such folders.
+    """Every file in a class folder, or in a folder without folders, by path, and images beside such folders.
 
-    Hidden ones are passed over.
+    Hidden files are ignored.
     """
     top = _class_folders(folder)
     if top and all(name.lower() in split_names for name in top):
@@ -78,7 +78,7 @@ def _of_classes(folder: Path, below: Path, split: str | None) -> Iterator[ClassI
 
 
 def _beside(folder: Path, below: Path) -> Iterator[ClassImage]:
-    """The images in a folder of folders; other files there, such as a list of the classes, are none of the data."""
+    """The images in a folder of folders; other files there, such as a list of the classes, are not data."""
     names = sorted(entry.name for entry in os.scandir(folder / below) if not entry.is_dir())
     for name in names:
         if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_NAMES:
@@ -94,7 +94,7 @@ def _files(folder: Path, below: Path, label: str, split: str | None) -> Iterator
 
 
 def _class_folders(folder: Path) -> list[str]:
-    """The folders in it, unless none of them holds an image."""
+    """The folders in it, or none if none of them has an image."""
     names = _folders(folder)
     return names if any(_holds_image(folder / name) for name in names) else []
 

@@ -4,8 +4,8 @@ A sample is dropped for one of these reasons:
 
     image missing               no such file, or not a regular one
     image outside the folder    a path that leads out of the folder of images, by "..", a link or an absolute path
-    image behind a URL          http(s): nothing is downloaded, since a URL's content is no input that a key can name
-    image undecodable           base64 that is none
+    image behind a URL          http(s): nothing is downloaded, since a key cannot name a URL's content
+    image undecodable           invalid base64
     videos are not supported    a data: URL of a video; likewise for audio
 """
 
@@ -28,7 +28,7 @@ VIDEO, AUDIO = "videos are not supported", "audio is not supported"
 
 IMAGE_NAMES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 DATA_URL = re.compile(r"data:(?P<type>[\w.+-]*)[^,]*?(?P<base64>;base64)?,", re.IGNORECASE)
-# The beginning of base64 of a PNG, JPEG, GIF, WebP, BMP and TIFF: 60 characters of this alphabet are no file name.
+# The beginning of base64 of a PNG, JPEG, GIF, WebP, BMP and TIFF: 60 characters of this alphabet are not a file name.
 BASE64 = re.compile(r"(?=iVBORw0KGgo|/9j/|R0lGOD|UklGR|Qk|SUkqA|TU0AK)[A-Za-z0-9+/]{60}")
 SHOWN = 120
 
@@ -37,7 +37,7 @@ SHOWN = 120
 class ImageFinder:
     """Finds the images of rows.
 
-    root            the folder that relative paths start from, and that no path leaves unless allow_outside
+    root            the folder of relative paths, which no path leaves without allow_outside
     remedy          what to do about a path that does
     """
 
@@ -54,12 +54,12 @@ class ImageFinder:
         if name is not None:
             return self.file(name)
         if isinstance(value, dict):
-            held = [value[key] for key in ("bytes", "base64", "path", "url") if value.get(key)]
-            value = held[0] if held else b""
+            values = [value[key] for key in ("bytes", "base64", "path", "url") if value.get(key)]
+            value = values[0] if values else b""
         return value if isinstance(value, bytes) else _decoded(value)
 
     def file(self, name: str) -> Path:
-        """The file behind a path. Raises Unusable where it is missing, or outside."""
+        """The file of a path. Raises Unusable if it is missing, or outside."""
         shown = name if len(name) <= SHOWN else f"{name[:SHOWN]}..."
         try:
             path = (self.root / name).resolve()
@@ -82,7 +82,7 @@ def is_image_value(value: Any) -> bool:
 
 
 def path_named(value: Any) -> str | None:
-    """The path of an image that is a file, None for one that the row itself holds or that a URL names."""
+    """The path of an image file, None for an image in the row itself or behind a URL."""
     if isinstance(value, dict):
         if value.get("bytes") or value.get("base64"):
             return None

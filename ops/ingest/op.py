@@ -33,19 +33,19 @@ class Ingest:
     )
     format: Literal["auto", "json", "parquet", "arrow", "image-folder"] = field(
         default="auto",
-        help='of the source; "auto" tells by its content. Rows of "json", "parquet" and "arrow" may be spelled as '
-        "conversations, as OpenAI messages or as LLaVA / ShareGPT",
+        help='of the source; "auto" detects it. Rows of "json", "parquet" and "arrow" may have the form of '
+        "conversations, OpenAI messages or LLaVA / ShareGPT",
     )
     image_root: str | None = field(
         default=None,
-        help="folder that relative paths of images start from, seen from the file's own folder, the default",
+        help="folder of relative image paths, itself relative to the file's own folder, which is the default",
     )
     allow_outside: bool = field(
         default=False,
-        help="use images that lie outside that folder too; otherwise their samples are dropped and counted",
+        help="also use images outside that folder; otherwise their samples are dropped and counted",
     )
     duplicate_ids: Literal["refuse", "number"] = field(
-        default="refuse", help='two samples with one id are a mistake, or ("number") the second becomes "id#2"'
+        default="refuse", help='two samples with one id are an error, or ("number") the second becomes "id#2"'
     )
     question: str = field(
         default="What is in the image?", help="for images by class: the user's turn; {label} is the name of the class"
@@ -56,7 +56,7 @@ class Ingest:
     val_fraction: float = field(
         default=0.02,
         validator=validators.and_(validators.ge(0), validators.lt(1)),
-        help="share of the samples without a given split that goes to val, by hash of the id",
+        help="share of val among the samples without a split of their own, by hash of the id",
     )
     test_fraction: float = field(
         default=0.1,
@@ -71,7 +71,7 @@ class Ingest:
     max_samples: int | None = field(
         default=None,
         validator=validators.optional(validators.ge(1)),
-        help="take only this many samples of each category, spread over the splits",
+        help="use only this many samples of each category, spread over the splits",
     )
     max_dropped: int | None = field(
         default=None, validator=validators.optional(validators.ge(0)), help="fail when more samples are dropped"
@@ -81,9 +81,9 @@ class Ingest:
 
     def __attrs_post_init__(self) -> None:
         if self.val_fraction + self.test_fraction >= 1:
-            raise ValueError("val_fraction and test_fraction leave nothing to train on: together they must be below 1")
+            raise ValueError("val_fraction and test_fraction leave nothing to train on: their sum must be below 1")
         if LABEL not in self.answer:
-            raise ValueError(f'answer must hold "{LABEL}", which stands for the name of the class')
+            raise ValueError(f'answer must contain "{LABEL}", which becomes the name of the class')
 
     def reading(self) -> Reading:
         """How the source on disk is read."""
@@ -99,7 +99,7 @@ class Ingest:
         )
 
     def external_files(self) -> Mapping[str, Path | None]:
-        """The image files that the source names, or the files that hold the data of the built-in sample."""
+        """The image files that the source names, or the data files of the built-in sample."""
         if self.source == "builtin:digits":
             return builtin_files()
         return dict(named_images(self.reading())) if Path(self.source).exists() else {}

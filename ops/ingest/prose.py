@@ -20,7 +20,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"*(])")
 def prose_samples() -> list[RawSample]:
     """About 300 questions about topics, each answered with a passage of the topic's text; splits by hash of the id.
 
-    A passage that is in several topics is used once, so that no text of the train split is in the test split.
+    A passage of several topics is used once, so that no text of the train split is in the test split.
     """
     candidates = {sample[2]: sample for topic in sorted(topics) for sample in _topic_samples(topic)}
     chosen = sorted(candidates.values(), key=lambda sample: hashlib.sha256(sample[0].encode()).hexdigest())[:SAMPLES]
@@ -44,7 +44,7 @@ def _topic_samples(topic: str) -> Iterator[tuple[str, str, str]]:
 def passages(text: str) -> list[str]:
     """Runs of whole sentences of 32 to 60 words within one paragraph, in order.
 
-    Headings, code, grammar, tables and lists are left out: a paragraph counts where every line starts at the margin.
+    Headings, code, grammar, tables and lists are left out: a paragraph is used if every line starts at the margin.
     """
     found = []
     for paragraph in re.split(r"\n\s*\n", text):

@@ -1,4 +1,4 @@
-"""All samples of a source on disk as one stream, with every mistake of its files reported together."""
+"""All samples of a source on disk as one stream, with all mistakes in its files reported together."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Reading:
 
 
 def read_samples(reading: Reading) -> Iterator[Read]:
-    """(share of the source that is behind it, sample) in order, one at a time.
+    """(Share of the source read so far, sample) in order, one at a time.
 
-    Raises DataError for a source that cannot be read, and, when all of it is read, with up to 20 mistakes of its rows
-    as `file:line: what is wrong`; nothing is yielded behind the first mistake.
+    Raises DataError for an unreadable source, and, after all of it is read, with up to 20 mistakes in its rows
+    as `file:line: what is wrong`; nothing is yielded after the first mistake.
     """
     form = find_format(reading.source, reading.format)
     if form == "image-folder":
@@ -53,11 +53,11 @@ def read_samples(reading: Reading) -> Iterator[Read]:
 
 
 def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
-    """Every image that a row names by a path: (name, file), None where it is missing or may not be used.
+    """Every image that a row names by a path: (name, file), None if it is missing or not allowed.
 
-    A name starts from the source's folder, or from image_root seen from there, so that it stays the same where the
-    whole folder is moved. Broken rows are passed over. Nothing for a folder whose images cannot lie elsewhere: its
-    content is that of the source itself.
+    A name is relative to the source's folder, or to image_root there, so that it stays the same when the
+    whole folder is moved. Broken rows are skipped. Nothing for a folder whose images cannot be elsewhere: they are
+    part of the source itself.
     """
     if reading.source.is_dir() and reading.image_root is None and not reading.allow_outside:
         return
@@ -78,7 +78,7 @@ def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
 
 
 def _names(reading: Reading, form: str) -> Iterator[tuple[Path, str]]:
-    """(folder that it starts from, name) in all rows."""
+    """(Folder of relative paths, name) of all images in rows."""
     for part in parts_of(reading.source, form, with_bytes=False):
         for record in part.records():
             if record.mistake or row_mistake(record.row):
@@ -108,7 +108,7 @@ def _rows(reading: Reading, form: str) -> Iterator[Read]:
                 own = record.row.get("id")
                 default = f"{part.name}:{record.number}" if part.name else str(record.number)
                 named = default if own is None else str(own)
-                sample_id, mistake = ids.take(named, record)
+                sample_id, mistake = ids.unique(named, record)
             if mistake:
                 mistakes.append(f"{record.place}: {mistake}")
                 if len(mistakes) == SHOWN_MISTAKES:
@@ -127,7 +127,7 @@ def _rows(reading: Reading, form: str) -> Iterator[Read]:
 def _with_split(
     sample: RawSample | DroppedSample, part: str | None, given: set[str | None]
 ) -> RawSample | DroppedSample:
-    """The sample with the split of its part, unless it has its own; splits that no part has are drawn from train."""
+    """The sample with its own split, else that of its part; splits without a part are drawn from train."""
     if isinstance(sample, DroppedSample) or sample.split is not None or part is None:
         return sample
     absent = tuple(name for name in DRAWN_SPLITS if name not in given)
@@ -138,13 +138,13 @@ def _with_split(
 
 @define
 class _Ids:
-    """The ids in use, and their places."""
+    """The ids in use, and their records."""
 
     duplicates: str
-    places: dict[str, tuple[str, int]] = attrs.Factory(dict)  # origin and number, which take less than a text
+    places: dict[str, tuple[str, int]] = attrs.Factory(dict)  # origin and number, which need less memory than a text
 
-    def take(self, wanted: str, record: Record) -> tuple[str, str]:
-        """(id, mistake): `wanted`, or with a number behind it where that is taken and duplicates are numbered."""
+    def unique(self, wanted: str, record: Record) -> tuple[str, str]:
+        """(id, mistake): `wanted`, or with a number after it if it is in use and duplicates are numbered."""
         place = (record.origin, record.number)
         if wanted not in self.places:
             self.places[wanted] = place

@@ -14,18 +14,18 @@ from attrs import frozen
 from dsl.errors import DataError
 
 CHUNK = 1 << 20
-LONGEST = 256 << 20  # characters of one element of an array: a broken one is read up to here
+LONGEST = 256 << 20  # characters of one element of an array, after which it counts as broken
 SPACE = re.compile(r"[\s,]*")
 
 
 @frozen
 class Record:
-    """One row of a source, or what is wrong with it.
+    """One row of a source, or the mistake in it.
 
     number  within the file, from 1: the line, or the row
-    origin  what stands before the number in messages: "file:", or "file: row "
-    folder  that relative paths of images start from
-    share   how much of the file is behind it, 0..1
+    origin  the text before the number in messages: "file:", or "file: row "
+    folder  of relative image paths
+    share   of the file read so far, 0..1
     """
 
     number: int
@@ -41,7 +41,7 @@ class Record:
 
 
 def json_records(file: Path) -> Iterator[Record]:
-    """The records of a JSON file; blank lines are passed over. Raises DataError where the file cannot be read."""
+    """The records of a JSON file; blank lines are skipped. Raises DataError for an unreadable file."""
     try:
         size = max(file.stat().st_size, 1)
         origin = f"{file}:"
@@ -100,7 +100,7 @@ def _elements(file: Path) -> Iterator[tuple[int, int, Any, str]]:
 
 
 class _ArrayText:
-    """The text of an array behind its "[", read piece by piece. line: of the next element, from 1."""
+    """The text of an array after its "[", read piece by piece. line: of the next element, from 1."""
 
     def __init__(self, opened: BinaryIO) -> None:
         self.line = 1
@@ -109,7 +109,7 @@ class _ArrayText:
         self._text, self._start, self._ended = "", 0, False
 
     def enter(self) -> None:
-        """Go behind the "[", which is the first character except white space."""
+        """Skip the "[", the first character except white space."""
         self.peek()
         self._skip(self._start + 1)
 
@@ -124,7 +124,7 @@ class _ArrayText:
             self._more(CHUNK)
 
     def element(self) -> tuple[Any, str]:
-        """The next element, or what is wrong with it; twice as much text is read while it has no end."""
+        """The next element, or the mistake in it; the text is doubled until the element ends."""
         while True:
             try:
                 value, end = json.JSONDecoder().raw_decode(self._text, self._start)

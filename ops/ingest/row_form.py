@@ -1,4 +1,4 @@
-"""The form of a row: what is a mistake in the file, in contrast to a fault of one sample."""
+"""The form of a row: mistakes in the file, in contrast to faults of one sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "inpu
 
 
 def row_mistake(row: Any) -> str:
-    """What is wrong with the form of a row, or an empty string."""
+    """The mistake in the form of a row, or an empty string."""
     if not isinstance(row, dict):
         return f"expected an object, got {type(row).__name__}"
     key = "messages" if row.get("messages") is not None else "conversations"
@@ -39,7 +39,7 @@ def row_mistake(row: Any) -> str:
     sample_id = row.get("id")
     if isinstance(sample_id, bool) or not isinstance(sample_id, (str, int, type(None))):
         return f'"id" must be a string or an integer, got {sample_id!r}'
-    return "" if is_valid_text(str(sample_id)) else '"id" holds half a surrogate pair'
+    return "" if is_valid_text(str(sample_id)) else '"id" contains half a surrogate pair'
 
 
 def turn_list(row: dict[str, Any]) -> Any:
@@ -58,7 +58,7 @@ def row_images(row: dict[str, Any]) -> list[Any]:
 
 
 def part_kind(part: dict[str, Any]) -> str:
-    """The type of a content part, which its only key gives away where it is not said; or an empty string."""
+    """The type of a content part, inferred from its only key if not given; or an empty string."""
     kind = part.get("type")
     if isinstance(kind, str):
         return kind
@@ -66,14 +66,14 @@ def part_kind(part: dict[str, Any]) -> str:
 
 
 def part_image(part: dict[str, Any]) -> Any:
-    """The image that a content part holds or names, or None."""
+    """The image in a content part, or None."""
     if part.get("base64") is not None:
         return {"base64": part["base64"]}
     return first_value(part, ("image", "image_url", "url", "path"))
 
 
 def first_value(mapping: dict[str, Any], names: tuple[str, ...]) -> Any:
-    """The value of the first of the names that is there and not null."""
+    """The value of the first of the names that is present and not null."""
     return next((mapping[name] for name in names if mapping.get(name) is not None), None)
 
 
@@ -82,9 +82,9 @@ def is_valid_text(text: str) -> bool:
 
 
 def _key_mistake(row: dict[str, Any], key: str) -> str:
-    """A misspelt key loses data, other columns (image_id, idx) belong to a data set: the value distinguishes them.
+    """A misspelt key loses data, other columns (image_id, idx) are normal: the value distinguishes them.
 
-    No key is misspelt where the one that it would stand for is given; the turns always are.
+    A key is not misspelt if the one that it resembles is present; the turns always are.
     """
     if key in KEYS:
         return ""
@@ -99,7 +99,7 @@ def _key_mistake(row: dict[str, Any], key: str) -> str:
 
 
 def _meant_turns(row: dict[str, Any]) -> str:
-    """The key that seems to stand for the turns, as `, but "mesages" (did you mean "messages"?)`; or nothing."""
+    """The key that seems to mean the turns, as `, but "mesages" (did you mean "messages"?)`; or nothing."""
     hints = {key: did_you_mean(key, ("messages", "conversations")) for key in row if key not in KEYS}
     return next((f', but "{key}" ({meant})' for key, meant in hints.items() if meant), "")
 
@@ -141,7 +141,7 @@ def _part_mistake(part: Any) -> str:
 
 
 def _as_list(value: Any) -> list[Any]:
-    """One value or several; null, "" and a struct of nulls, as tables hold them, are none."""
+    """One value or several, without null, "" and structs of nulls, which tables contain."""
     members = value if isinstance(value, list) else [value]
     return [member for member in members if not (member in (None, "") or _is_empty_struct(member))]
 

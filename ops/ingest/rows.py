@@ -1,28 +1,28 @@
-"""A row of any spelling as a sample.
+"""A row of any supported form as a sample.
 
     {"id": "a1", "split": "train", "image": "cats/7.png",
      "conversations": [{"role": "user", "text": "..."}, {"role": "assistant", "text": "..."}]}
 
 `conversations` or `messages`; a turn has `role` (or `from`: human, gpt) and `content` (or `text`, `value`). A content
-is a text, in which <image> stands for the next of the row's images, or a list of parts: {"type": "text", "text"},
-{"type": "image_url", "image_url": {"url"}}, {"type": "image", "image"}; an image part without an image of its own
-stands for the next of the row's images. `image` and `images` take one image or a list (ops/ingest/image_values.py);
-where nothing says where they stand, it is the start of the first user turn. `id`, `split`, `system` and `label`, what a
-right answer says, may be missing.
+is a text, in which <image> means the next of the row's images, or a list of parts: {"type": "text", "text"},
+{"type": "image_url", "image_url": {"url"}}, {"type": "image", "image"}; an image part without its own image
+means the next of the row's images. `image` and `images` are one image or a list (ops/ingest/image_values.py);
+without placeholders they are placed at the start of the first user turn. `id`, `split`, `system` and `label`, the
+correct answer, are optional.
 
-Texts stay as they are but for three things: the line breaks between a turn's text and the images that lead or end it
-("<image>\nWhat?", "What?\n<image>"), since chat templates put images and texts side by side; texts of nothing but white
-space at a turn's ends; and the white space behind an answer, which the target would end before.
+Texts are unchanged, with three exceptions, which are removed: the line breaks between a turn's text and the images at
+its ends ("<image>\nWhat?", "What?\n<image>"), since chat templates join images and texts; texts of only white
+space at a turn's ends; and the white space after an answer, before which the target would end.
 
-What form a row must have is in ops/ingest/row_form.py. A well-formed sample that cannot be used is dropped, for a
+ops/ingest/row_form.py checks the form of a row. A well-formed sample that cannot be used is dropped, for a
 reason of ops/ingest/image_values.py or one of these:
 
     no turns, empty text, no answer, starts with the assistant
-    invalid text                    half a surrogate pair, which no UTF-8 can hold
+    invalid text                    half a surrogate pair, which is not valid UTF-8
     unknown role                    other than system, user, assistant and their other names
     unknown content part            neither a text nor an image
-    placeholders and images differ  in number, or a placeholder names an image that is not there
-    image in an answer              which no target can write
+    placeholders and images differ  in number, or a placeholder names a missing image
+    image in an answer              which no target can generate
     tool calls are not supported    and videos, and audio
 """
 
@@ -68,9 +68,9 @@ class Placed:
 def sample_of_row(
     row: dict[str, Any], sample_id: str, finder: ImageFinder, *, require_answers: bool = True
 ) -> RawSample | DroppedSample:
-    """The sample of a row of the right form, with `split` as the row gives it.
+    """The sample of a well-formed row, with the row's `split`.
 
-    require_answers: otherwise a conversation without an answer is kept where it ends with the user's turn.
+    require_answers: if false, a conversation without an answer is kept if it ends with the user's turn.
     """
     try:
         _refuse_other_media(row)
@@ -84,7 +84,7 @@ def sample_of_row(
 
 
 def image_values(row: dict[str, Any]) -> Iterator[Any]:
-    """All images that a row of any form names."""
+    """All images of a row of any form."""
     yield from row_images(row)
     for turn in turn_list(row) or ():
         content = first_value(turn, TURN_TEXTS) if isinstance(turn, dict) else None
@@ -94,7 +94,7 @@ def image_values(row: dict[str, Any]) -> Iterator[Any]:
 
 
 def _label(row: dict[str, Any]) -> str | None:
-    """The string of `label`; numbers, as tables hold them for classes, are a column like others."""
+    """The string of `label`; numbers, which tables have for classes, are ignored."""
     label = row.get("label")
     if not isinstance(label, str) or not label.strip():
         return None
@@ -128,7 +128,7 @@ def _turns(row: dict[str, Any]) -> Iterator[tuple[str, list[str | Placed], str |
 
 
 def _of_text(text: str, role: str) -> list[str | Placed]:
-    """A text and the images that stand in it; an answer's text is taken as it is."""
+    """A text and the images in it; an answer's text is unchanged."""
     if role == "assistant":
         return [text]
     for placeholder, reason in REFUSED_PLACEHOLDERS:
@@ -152,7 +152,7 @@ def _of_part(part: dict[str, Any], role: str) -> list[str | Placed]:
 
 
 def _joined(items: Iterable[str | Placed]) -> list[str | Placed]:
-    """Neighbouring texts as one, and no empty text."""
+    """Adjacent texts as one, without empty texts."""
     joined: list[str | Placed] = []
     for item in items:
         if isinstance(item, str) and joined and isinstance(joined[-1], str):
@@ -172,7 +172,7 @@ def _stripped(items: list[str | Placed], role: str) -> list[str | Placed]:
 
 
 def _without_breaks(items: list[str | Placed], strip: Callable[[str, str], str]) -> list[str | Placed]:
-    """The items without white space before the first text, and that without the line breaks behind an image."""
+    """The items without white space before the first text, and that without the line breaks after an image."""
     start = next((place for place, item in enumerate(items) if isinstance(item, str) and item.strip()), len(items))
     images = [item for item in items[:start] if isinstance(item, Placed)]
     text, rest = items[start : start + 1], items[start + 1 :]
@@ -180,7 +180,7 @@ def _without_breaks(items: list[str | Placed], strip: Callable[[str, str], str])
 
 
 def _check(turns: list[tuple[str, list[str | Placed], str | None]], require_answers: bool) -> None:
-    """Raise Unusable where the conversation cannot be learned from."""
+    """Raise Unusable if the conversation cannot be learned from."""
     spoken = [role for role, _, _ in turns if role != "system"]
     texts = [item for _, items, _ in turns for item in items if isinstance(item, str)]
     texts += [reasoning for _, _, reasoning in turns if reasoning]

@@ -1,4 +1,4 @@
-"""Run `ingest`: read samples, give each a split, pack the images and write everything down, one sample at a time."""
+"""Run `ingest`: read samples, give each a split, pack the images and write them, one sample at a time."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from ops.lib.data.image_packs import PACK_BYTES, PackWriter
 from ops.lib.data.sample_account import NOT_TAKEN, SPLITS, Tally, Unusable
 
 UNREADABLE, FILE_TOO_LARGE = "image unreadable", "image file too large"
-MAX_IMAGE_BYTES = PACK_BYTES  # of an encoded image; a larger file is not read
+MAX_IMAGE_BYTES = PACK_BYTES  # of an encoded image
 Group = tuple[str, str]  # category, split
 
 
 def ingest(config: Ingest, stage: Stage) -> None:
     """Write samples.jsonl, the image packs, summary.json, dropped.csv and, with max_samples, source.json.
 
-    Memory holds one sample, the ids of all, and the digests of the images. With max_samples the source is read twice.
-    Drop reasons: those of ops/ingest/rows.py, "image unreadable" (the file is there but cannot be read),
+    One sample, the ids of all, and the digests of the images are in memory. With max_samples the source is read twice.
+    Drop reasons: those of ops/ingest/rows.py, "image unreadable" (the file exists but cannot be read),
     "image file too large" (more than MAX_IMAGE_BYTES), and "over max_samples" (which max_dropped does not count).
-    Raises DataError for mistakes in the source, for more drops than max_dropped, and where no sample is left.
+    Raises DataError for mistakes in the source, for more drops than max_dropped, and if no sample is left.
     """
-    last_taken = None
+    last_kept = None
     if config.max_samples is not None:
-        counts, last_taken = last_hashes(config, config.max_samples)
+        counts, last_kept = last_hashes(config, config.max_samples)
         write_json(stage.out_dir / "source.json", counts)
     tally = Tally(stage, "ingest")
     packs = PackWriter(stage.out_dir)
@@ -44,12 +44,12 @@ def ingest(config: Ingest, stage: Stage) -> None:
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
         for done, (share, sample) in enumerate(read_source(config), start=1):
             if done % 100 == 0:
-                stage.progress(done, max(done, round(done / share)))  # how many there are is known at the end
+                stage.progress(done, max(done, round(done / share)))  # the total is estimated until the end
             if isinstance(sample, DroppedSample):
                 tally.drop(sample.reason, sample.id, sample.detail)
                 continue
             split = split_of(config, sample)
-            if last_taken is not None and hash_of(config.seed or 0, sample.id) > last_taken[category(sample), split]:
+            if last_kept is not None and hash_of(config.seed or 0, sample.id) > last_kept[category(sample), split]:
                 tally.drop(NOT_TAKEN, sample.id)
                 continue
             try:
@@ -70,7 +70,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
 
 
 def read_source(config: Ingest) -> Iterator[Read]:
-    """(share of the source that is behind it, sample) in order.
+    """(Share of the source read so far, sample) in order.
 
     Raises DataError for an unknown built-in sample, and for mistakes in a file.
     """
@@ -93,8 +93,8 @@ def category(sample: RawSample) -> str:
 
 
 def last_hashes(config: Ingest, max_samples: int) -> tuple[dict[str, dict[str, int]], dict[Group, int]]:
-    """(how many samples the source holds, by category and split; the last hash to take of every group, -1 for none):
-    max_samples of each category, dealt over its splits.
+    """(Number of samples in the source, by category and split; the last hash to keep in every group, -1 for none):
+    max_samples of each category, distributed over its splits.
     """
     smallest: dict[Group, list[int]] = defaultdict(list)  # heaps of negative hashes: the largest hash on top
     counts: Counter[Group] = Counter()
@@ -106,18 +106,20 @@ def last_hashes(config: Ingest, max_samples: int) -> tuple[dict[str, dict[str, i
         heapq.heappush(smallest[group], -hash_of(config.seed or 0, sample.id))
         if len(smallest[group]) > max_samples:
             heapq.heappop(smallest[group])
-    held = {name: {split: counts[name, split] for split in SPLITS if counts[name, split]} for name in ("image", "text")}
+    in_source = {
+        name: {split: counts[name, split] for split in SPLITS if counts[name, split]} for name in ("image", "text")
+    }
     last: dict[Group, int] = {}
-    for name, of_category in held.items():
+    for name, of_category in in_source.items():
         for split, quota in quotas(of_category, max_samples).items():
             last[name, split] = sorted(-negative for negative in smallest[name, split])[quota - 1] if quota else -1
-    return held, last
+    return in_source, last
 
 
 def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, object]:
-    """A line of samples.jsonl; its images are added to the packs.
+    """A line of samples.jsonl; adds its images to the packs.
 
-    Raises OSError for a file that cannot be read, and Unusable for an image above MAX_IMAGE_BYTES.
+    Raises OSError for an unreadable file, and Unusable for an image above MAX_IMAGE_BYTES.
     """
     encoded = [_encoded(image) for image in sample.images]
     return {

@@ -19,9 +19,9 @@ IMAGE = ImagePart()
 
 @frozen
 class Turn:
-    """One turn: texts, and IMAGE where the next of the sample's images stands.
+    """One turn: texts, and IMAGE for each of the sample's images in order.
 
-    reasoning_content   the assistant's reasoning before its answer, if the source keeps the two apart
+    reasoning_content   the assistant's reasoning before its answer, if the source separates the two
     """
 
     role: str
@@ -41,10 +41,10 @@ class Turn:
 class RawSample:
     """A conversation that can be used.
 
-    split   train, val or test, or None: to be drawn by hash of draw_id, out of train and the splits of `draw`
+    split   train, val or test, or None: drawn by hash of draw_id, from train and the splits of `draw`
     turns   in order; their roles are system, user and assistant
-    images  files, or the encoded images themselves: as many as the turns have places for images
-    label   what a right answer says, where the source tells it apart from the answer
+    images  files, or the encoded images themselves: as many as the turns have places
+    label   the correct answer, if the source has it separately
     """
 
     id: str
@@ -58,7 +58,7 @@ class RawSample:
 
 @frozen
 class DroppedSample:
-    """A sample that cannot be used, and why; `detail` says what is particular to this one."""
+    """A sample that cannot be used, and why; `detail` describes this one."""
 
     id: str
     reason: str

@@ -1,4 +1,4 @@
-"""A source on disk: which format it has, which parts it consists of, and which split each part stands for."""
+"""A source on disk: its format, its parts, and the split of each part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REMEDY = 'say which: format = "json", "parquet", "arrow" or "image-folder"'
 
 @frozen
 class Part:
-    """A file, or one division of an Arrow data set. split: as its name says, or None; name: for the ids of rows."""
+    """A file, or one division of an Arrow data set. split: by its name, or None; name: for the ids of rows."""
 
     name: str
     split: str | None
@@ -36,12 +36,12 @@ def find_format(source: Path, wanted: str) -> str:
     if wanted == "auto":
         return _format_of_folder(source) if source.is_dir() else _format_of_file(source)
     if wanted in ("arrow", "image-folder") and not source.is_dir():
-        raise DataError(f'{source}: format = "{wanted}" reads a folder, and this is a file')
+        raise DataError(f'{source}: format = "{wanted}" reads a folder, but this is a file')
     return wanted
 
 
 def parts_of(source: Path, form: str, with_bytes: bool = True) -> Iterator[Part]:
-    """The parts of a source of rows, in order. with_bytes: also what the binary columns of Parquet files hold."""
+    """The parts of a source of rows, in order. with_bytes: with the binary columns of Parquet files."""
     suffixes: tuple[str, ...] = JSON_NAMES
     read: Callable[[Path], Iterator[Record]] = json_records
     if form != "json":
@@ -65,13 +65,13 @@ def _giving(records: Iterator[Record]) -> Callable[[], Iterator[Record]]:
 
 
 def split_named(name: str) -> str | None:
-    """The split that a name stands for: "train-00000-of-00004", "data/validation", "test_sft"; None for any other."""
+    """The split of a name: "train-00000-of-00004", "data/validation", "test_sft"; None for any other."""
     found = [match for step in name.split("/") if (match := NAMED.match(step))]
     return SPLIT_NAMES[found[-1][1].lower()] if found else None
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of a format in a folder and the folders in it; those that `datasets` and the Hub add are no data."""
+    """The files of a format in a folder and the folders in it; without those that `datasets` and the Hub add."""
     found = [file for pattern in ("*", "*/*") for file in folder.glob(pattern) if file.suffix.lower() in suffixes]
     described = ("dataset_info.json", "dataset_infos.json", *ARROW_FILES)
     relative = (file for file in found if file.name not in described and file.is_file())
@@ -100,15 +100,15 @@ def _format_of_file(file: Path) -> str:
 
 
 def _format_of_folder(folder: Path) -> str:
-    """Arrow by its description; else Parquet or JSON files, beside which images may lie; else images."""
+    """Arrow by its description; else Parquet or JSON files, with or without images; else images."""
     if any((folder / name).is_file() for name in ARROW_FILES):
         return "arrow"
     found = [form for form, suffixes in (("json", JSON_NAMES), ("parquet", (".parquet",))) if _files(folder, suffixes)]
     if len(found) == 2:
-        raise DataError(f"{folder}: holds JSON files and Parquet files; {REMEDY}, or name one file")
+        raise DataError(f"{folder}: contains JSON files and Parquet files; {REMEDY}, or name one file")
     if found:
         return found[0]
     below = (file for pattern in ("*", "*/*", "*/*/*") for file in folder.glob(pattern))
     if any(file.suffix.lower() in IMAGE_NAMES for file in below):
         return "image-folder"
-    raise DataError(f"{folder}: holds neither JSON nor Parquet files, no Arrow data set and no images; {REMEDY}")
+    raise DataError(f"{folder}: contains neither JSON nor Parquet files, no Arrow data set and no images; {REMEDY}")

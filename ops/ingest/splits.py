@@ -1,4 +1,4 @@
-"""Which split a sample gets, and how a limited number of samples is dealt over the splits."""
+"""The split of a sample, and how a limited number of samples is distributed over the splits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ops.ingest.sample import RawSample
 
 
 def split_of(config: Ingest, sample: RawSample) -> str:
-    """The given split, or else a function of (seed, id)."""
+    """The sample's own split, else a function of (seed, id)."""
     if sample.split is not None:
         return sample.split
     place = hash_of(config.seed or 0, sample.draw_id or sample.id) / 2**64
@@ -26,7 +26,7 @@ def hash_of(seed: int, sample_id: str) -> int:
 
 
 def quotas(counts: Mapping[str, int], limit: int | None) -> dict[str, int]:
-    """`limit` things dealt over groups in proportion to their sizes, by largest remainder; each gets one if it can."""
+    """Distributes `limit` over groups by their sizes, by largest remainder; each gets at least one if possible."""
     total = sum(counts.values())
     if limit is None or limit >= total:
         return dict(counts)

@@ -21,9 +21,9 @@ NEEDS_DATASETS = (
 
 
 def parquet_records(file: Path, *, with_bytes: bool = True) -> Iterator[Record]:
-    """The rows of a Parquet file, a few at a time; with_bytes: also what binary columns hold.
+    """The rows of a Parquet file, a few at a time; with_bytes: with the binary columns.
 
-    Raises DataError where it cannot be read.
+    Raises DataError if it cannot be read.
     """
     try:
         with parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False) as opened:
@@ -36,9 +36,9 @@ def parquet_records(file: Path, *, with_bytes: bool = True) -> Iterator[Record]:
 
 
 def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]:
-    """(name of the division or None, its rows) of a folder that `datasets.Dataset(Dict).save_to_disk` wrote.
+    """(Name of the division or None, its rows) of a folder that `datasets.Dataset(Dict).save_to_disk` wrote.
 
-    Images stay encoded: nothing is decoded. Raises DataError without the library, and for a folder it cannot read.
+    Images stay encoded. Raises DataError without the library, and for a folder it cannot read.
     """
     try:
         import datasets

@@ -1,13 +1,13 @@
-"""Requests to an OpenAI-compatible server: retried where it is down or busy, ended at once where it never will do.
+"""Requests to an OpenAI-compatible server: retried if it is down or busy, ended if no retry can help.
 
-    connection error, timeout, 408, 409, 425, 429, 5xx, an unreadable answer    tried again, later and later
-    401, 402, 403, 404, a redirect                                              DataError: no request would fare better
-    other 4xx                                                                   Refused: this conversation alone
+    connection error, timeout, 408, 409, 425, 429, 5xx, an unreadable answer    retried with exponential backoff
+    401, 402, 403, 404, a redirect                                              DataError: every request would fail
+    other 4xx                                                                   Refused: only this conversation
 
-A request whose attempts are used up says nothing about whose fault it is. Then a question that every server can answer
-is asked: where that is answered, the conversation is at fault (Refused), and elsewhere the server (TransientError, so
-that the node is tried again a while later). The same question is asked before all others, so that a wrong name or
-parameter costs one request. That nobody can be reached is told at the first request that finds it.
+A request without attempts left does not show what is at fault. Then a trivial question is sent: if it is answered, the
+conversation is at fault (Refused), else the server (TransientError, so that the node is retried later). The same
+question is sent before all others, so that a wrong name or parameter costs one request. An unreachable server is
+reported at the first failed request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LATER = (408, 409, 425, 429)
 NEVER = (401, 402, 403, 404)
 REFUSED, SERVER_FAILS = "refused by the server", "the server fails on it"
 LONGEST_BACKOFF_S, LONGEST_WAIT_S = 60.0, 3600.0
-FEW_RETRIES = 2  # of the question whether the server is there, after a request that was retried in vain
+FEW_RETRIES = 2  # of the trivial question after a request without attempts left
 CONNECT_S = 15.0
 SHOWN = 500  # characters of a server's message
 
@@ -53,8 +53,8 @@ class _Rejected(Exception):
         self.message = message
 
 
-class _UsedUp(Exception):
-    """No attempt is left; has the outcome of the last one."""
+class _NoAttemptLeft(Exception):
+    """No attempt is left; the message is the outcome of the last one."""
 
 
 @frozen
@@ -67,8 +67,7 @@ class _Failed:
 
 @define
 class ChatClient:
-    """One server. info: shows the user a line. requests, retries: made so far; models: those it serves, each with its
-    owner."""
+    """One server. info: reports a line to the user. requests, retries: made so far; models: served name -> owner."""
 
     config: RegenerateAnswers
     info: Callable[[str], None]
@@ -78,12 +77,12 @@ class ChatClient:
     retries: int = 0
     models: dict[str, str] = field(factory=dict)
     _dialect: str | None = None  # known after the first request
-    _is_away: bool = False  # and the user knows
-    _asking: asyncio.Lock = field(factory=asyncio.Lock)
+    _is_away: bool = False  # and that was reported
+    _detecting: asyncio.Lock = field(factory=asyncio.Lock)
 
     @classmethod
     def of(cls, config: RegenerateAnswers, info: Callable[[str], None]) -> ChatClient:
-        """To be used as a context. Raises ConfigError where the variable of the API key is not set."""
+        """To be used as a context. Raises ConfigError if the variable of the API key is not set."""
         key = api_key(config)
         client = httpx.AsyncClient(
             base_url=f"{str(config.endpoint).rstrip('/')}/",
@@ -103,11 +102,11 @@ class ChatClient:
     async def complete(self, messages: list[dict[str, Any]], seed: int | None) -> Reply:
         """The server's answer to a conversation.
 
-        Raises Refused, DataError where the server will never answer one, and TransientError where it does not now.
+        Raises Refused, DataError if the server will never answer any, and TransientError if it is down.
         """
-        async with self._asking:  # the first one asks what the server is, the others wait for it
+        async with self._detecting:  # the first one detects the server's dialect, the others wait for it
             if self._dialect is None:
-                self._dialect = await self._introduced()
+                self._dialect = await self._detect_dialect()
         drawn = {} if seed is None else {"seed": seed}
         body = {**parameters(self.config, self._dialect), "messages": messages, **drawn}
         try:
@@ -116,20 +115,20 @@ class ChatClient:
             if fault.status in NEVER or fault.status < 400:
                 raise DataError(self._refusal(fault)) from fault
             raise Refused(REFUSED, f"{fault.status}: {fault.message}") from fault
-        except _UsedUp as fault:
-            await self._ask_anything(self._dialect, min(self.config.retries, FEW_RETRIES))
+        except _NoAttemptLeft as fault:
+            await self._ask_trivial(self._dialect, min(self.config.retries, FEW_RETRIES))
             raise Refused(SERVER_FAILS, str(fault)) from fault
 
-    async def _introduced(self) -> str:
-        """The dialect to speak. Raises DataError where no such model is served, TransientError without an answer."""
+    async def _detect_dialect(self) -> str:
+        """The dialect to use. Raises DataError if no such model is served, TransientError without an answer."""
         try:
-            self.models = await self._request("GET", "models", _served, None, self.config.retries)
+            self.models = await self._request("GET", "models", _served_models, None, self.config.retries)
         except _Rejected as fault:
             if fault.status in (401, 402, 403) or fault.status < 400:
                 raise DataError(self._refusal(fault)) from fault
-            self.models = {}  # a gateway may have no list
-        except _UsedUp as fault:
-            raise TransientError(self._gone(str(fault))) from fault
+            self.models = {}  # a gateway may not list them
+        except _NoAttemptLeft as fault:
+            raise TransientError(self._down(str(fault))) from fault
         if self.models and self.config.model not in self.models:
             raise DataError(
                 f'{self.config.endpoint} serves no model "{self.config.model}"; it serves {self._names()}: give one of '
@@ -138,21 +137,21 @@ class ChatClient:
         owner = self.models.get(str(self.config.model), "")
         by_owner = owner if owner in ("sglang", "vllm") else "openai"
         dialect = by_owner if self.config.dialect == "auto" else self.config.dialect
-        await self._ask_anything(dialect, self.config.retries)
+        await self._ask_trivial(dialect, self.config.retries)
         return dialect
 
-    async def _ask_anything(self, dialect: str, retries: int) -> None:
-        """One token in answer to a short question, asked as all questions are.
+    async def _ask_trivial(self, dialect: str, retries: int) -> None:
+        """Requests one token in answer to a short question, with the parameters of all requests.
 
-        Raises DataError where the server refuses it, TransientError where no answer comes.
+        Raises DataError if the server rejects it, TransientError without an answer.
         """
         question = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
         try:
             await self._chat({**parameters(self.config, dialect), **question}, retries)
         except _Rejected as fault:
             raise DataError(self._refusal(fault)) from fault
-        except _UsedUp as fault:
-            raise TransientError(self._gone(str(fault))) from fault
+        except _NoAttemptLeft as fault:
+            raise TransientError(self._down(str(fault))) from fault
 
     async def _chat(self, body: Mapping[str, Any], retries: int) -> Reply:
         return await self._request("POST", "chat/completions", read_reply, body, retries)
@@ -160,7 +159,7 @@ class ChatClient:
     async def _request(
         self, method: str, path: str, read: Callable[[Any], T], body: Mapping[str, Any] | None, retries: int
     ) -> T:
-        """What `read` finds in the response. Raises _Rejected and _UsedUp."""
+        """The response as `read` parses it. Raises _Rejected and _NoAttemptLeft."""
         for attempt in range(retries + 1):
             self.requests += 1
             outcome = await self._attempt(method, path, read, body)
@@ -171,9 +170,9 @@ class ChatClient:
                 break
             self.retries += 1
             backoff = min(self.config.backoff_s * 2**attempt, LONGEST_BACKOFF_S)
-            # Jitter: requests that failed together must not come again together.
+            # Jitter: requests that failed together must not be repeated together.
             await asyncio.sleep(max(failed.wait_s, backoff * random.uniform(0.5, 1.0)))
-        raise _UsedUp(f"{attempt + 1} attempts, the last: {failed.why}")
+        raise _NoAttemptLeft(f"{attempt + 1} attempts, the last: {failed.why}")
 
     async def _attempt(
         self, method: str, path: str, read: Callable[[Any], T], body: Mapping[str, Any] | None
@@ -182,7 +181,7 @@ class ChatClient:
             async with asyncio.timeout(self.config.timeout_s):
                 response = await self.http.request(method, path, json=body)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            return self._unreached(self._hidden(f"{type(error).__name__}: {error}".rstrip(": ")))
+            return self._unreachable(self._hidden(f"{type(error).__name__}: {error}".rstrip(": ")))
         except (TimeoutError, httpx.TimeoutException):
             return _Failed(f"no answer within {self.config.timeout_s:g} s")
         except httpx.RequestError as error:
@@ -190,26 +189,28 @@ class ChatClient:
         self._is_away = False
         status = response.status_code
         if status in LATER or status >= 500:
-            return _Failed(f"{status}: {self._error_text(response)}", asked_wait(response.headers.get("Retry-After")))
+            return _Failed(
+                f"{status}: {self._error_text(response)}", retry_after_s(response.headers.get("Retry-After"))
+            )
         if status >= 300:
             raise _Rejected(status, self._error_text(response))
         try:
             return read(response.json())
-        except ValueError as error:  # a proxy's page, or an answer that was broken off
+        except ValueError as error:  # a proxy's page, or an incomplete answer
             return _Failed(self._hidden(str(error)))
 
-    def _unreached(self, why: str) -> _Failed:
-        """The first of several requests says so, since the retries of all of them may take long."""
+    def _unreachable(self, why: str) -> _Failed:
+        """Reported once for several requests, and at once, since all their retries may take long."""
         if not self._is_away:
             self._is_away = True
-            again = f"further attempts: {self.config.retries}, later and later"
+            again = f"retrying up to {self.config.retries} times"
             self.info(f"{self.config.endpoint} cannot be reached ({why}); {again}")
         return _Failed(why)
 
     def _error_text(self, response: httpx.Response) -> str:
-        """The server's message, without the API key, which some repeat."""
+        """The server's message, without the API key, which some servers repeat."""
         if response.is_redirect:
-            return self._hidden(f"redirected to {response.headers.get('Location')}; give that address as endpoint")
+            return self._hidden(f"redirected to {response.headers.get('Location')}; set endpoint to that address")
         try:
             data = response.json()
         except ValueError:
@@ -222,7 +223,7 @@ class ChatClient:
         return self._hidden(" ".join(str(data).split()))[:SHOWN]
 
     def _hidden(self, message: str) -> str:
-        """Without the API key, as such or as addresses quote it, and with nothing that UTF-8 could not write."""
+        """Without the API key, plain or URL-quoted, and valid as UTF-8."""
         for key in (self.key, quote(self.key, safe="")) if self.key else ():
             message = message.replace(key, "<API key>")
         return message.encode(errors="replace").decode()
@@ -236,32 +237,32 @@ class ChatClient:
             401: "the API key is missing or wrong; api_key_env names the environment variable that holds it",
             402: "the account has no credit left",
             403: "the API key may not use this model",
-            404: 'the model or the address is unknown there; endpoint is the base URL, which mostly ends in "/v1"',
-        }.get(fault.status, "no conversation would fare better: see to the parameters, extra_body among them")
+            404: 'unknown model or address; endpoint is the base URL, which usually ends in "/v1"',
+        }.get(fault.status, "every conversation would fail: check the parameters, including extra_body")
         served = f"; it serves {self._names()}" if self.models and fault.status == 404 else ""
-        return f"{self.config.endpoint} refuses: {fault.status}: {fault.message}\n{advice}{served}"
+        return f"{self.config.endpoint} rejects requests: {fault.status}: {fault.message}\n{advice}{served}"
 
-    def _gone(self, why: str) -> str:
+    def _down(self, why: str) -> str:
         return (
-            f"{self.config.endpoint} does not answer: {why}\nall answers so far are kept; see that the server runs and "
-            "is reached from here, then resume (retries, backoff_s and timeout_s say how long to wait for it)"
+            f"{self.config.endpoint} does not answer: {why}\nall answers so far are kept; check that the server runs "
+            "and can be reached from here, then resume (retries, backoff_s and timeout_s decide how long to wait)"
         )
 
 
 def api_key(config: RegenerateAnswers) -> str | None:
-    """The key from the environment. Raises ConfigError where the variable is named but not set."""
+    """The key from the environment. Raises ConfigError if the variable is named but not set."""
     if config.api_key_env is None:
         return None
     key = os.environ.get(config.api_key_env, "").strip()
     if not key:
         raise ConfigError(f'api_key_env = "{config.api_key_env}": this environment variable is not set')
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f'api_key_env = "{config.api_key_env}": the variable holds more than one line of ASCII')
+        raise ConfigError(f'api_key_env = "{config.api_key_env}": the variable must be one line of ASCII')
     return key
 
 
-def asked_wait(header: str | None, now: datetime | None = None) -> float:
-    """Seconds that a Retry-After header asks for, given as seconds or as a date; 0 without one that can be read."""
+def retry_after_s(header: str | None, now: datetime | None = None) -> float:
+    """Seconds of a Retry-After header, which has seconds or a date; 0 without a readable one."""
     if not header:
         return 0.0
     try:
@@ -276,8 +277,8 @@ def asked_wait(header: str | None, now: datetime | None = None) -> float:
     return max(0.0, (when - (now or datetime.now(UTC))).total_seconds())
 
 
-def _served(data: Any) -> dict[str, str]:
-    """Name -> owner of each model in the answer to GET models; none where a gateway answers something else."""
+def _served_models(data: Any) -> dict[str, str]:
+    """Name -> owner of each model in the answer to GET models; empty if a gateway answers something else."""
     try:
         return {str(model["id"]): str(model.get("owned_by", "")) for model in data["data"]}
     except (KeyError, TypeError, AttributeError):

@@ -1,6 +1,6 @@
-"""Conversations that are answered again, turn after turn, by any backend.
+"""Conversations that are answered again, turn by turn, by any backend.
 
-Each prompt holds the target's own earlier answers. A conversation that ends with its user's turn gets an answer there.
+Each prompt contains the target's own earlier answers. A conversation that ends with the user's turn gets an answer.
 Nothing here depends on the filters, which run.py applies to what was answered.
 """
 
@@ -19,23 +19,23 @@ LONG_PROMPT = "prompt longer than max_prompt_tokens"
 IMAGE_IN_ANSWER = "image in an answer"
 NOTHING_ASKED = "no turn to answer"
 EMPTY_ANSWER = "empty answer"
-SPECIAL_IN_ANSWER = "special token in the target's answer"  # that of a prompt is found before it is asked
+SPECIAL_IN_ANSWER = "special token in the target's answer"  # those in a prompt are found before the request
 
 
 def turns_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The turns of a sample, an empty answer behind them where the user has the last word."""
+    """The turns of a sample, with an empty answer at the end if the last turn is the user's."""
     turns = list(row["messages"])
     spoken = [turn["role"] for turn in turns if turn["role"] != "system"]
     return [*turns, {"role": "assistant", "content": []}] if spoken[-1:] == ["user"] else turns
 
 
 def with_answers(turns: Messages, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """The turns with these answers in place of theirs, up to the next answer, or to the end."""
-    given, messages = iter(texts), []
+    """The turns with these answers in place of their own, up to the next answer, or to the end."""
+    remaining, messages = iter(texts), []
     for turn in turns:
         if turn["role"] != "assistant":
             messages.append(turn)
-        elif (text := next(given, None)) is not None:
+        elif (text := next(remaining, None)) is not None:
             messages.append({"role": "assistant", "content": [{"type": "text", "text": text}]})
         else:
             break
@@ -44,7 +44,7 @@ def with_answers(turns: Messages, texts: Sequence[str]) -> list[dict[str, Any]]:
 
 @define
 class Conversation:
-    """A sample under way. reason: why it can be asked no more, empty where it can."""
+    """A sample being answered. reason: why it is dropped, empty if it is not."""
 
     row: dict[str, Any]
     answers: list[Answer] = field(factory=list)
@@ -67,7 +67,7 @@ class Conversation:
 
     @property
     def key(self) -> Key:
-        """Of the next answer."""
+        """The key of the next answer."""
         return self.row["id"], len(self.answers)
 
     @property
@@ -80,7 +80,7 @@ class Conversation:
         self.reason, self.detail = answer.reason, answer.detail
 
     def outcome(self) -> dict[str, Any]:
-        """What a shard of the work folder keeps: the answers, and why there are no more."""
+        """Its line in a shard of the work folder: the answers, and the reason for which it is dropped."""
         return {
             "id": self.row["id"],
             "answers": [asdict(answer) for answer in self.answers],
@@ -89,17 +89,17 @@ class Conversation:
         }
 
     def drop(self, reason: str, detail: str) -> None:
-        """Ask no more."""
+        """Request no further answers."""
         self.reason, self.detail = reason, detail
 
-    def judged(self, said: Answer, same: Callable[[Messages], bool]) -> Answer:
-        """The next answer with what its tokenisation says of it; same(messages up to it): see `Prompts.gives`."""
-        if not said.text.strip():
-            return evolve(said, reason=EMPTY_ANSWER)
-        messages = with_answers(self.turns, [*(answer.text for answer in self.answers), said.text])
-        answered = max(place for place, turn in enumerate(messages) if turn["role"] == "assistant")
+    def judged(self, answer: Answer, same: Callable[[Messages], bool]) -> Answer:
+        """The next answer with the result of its tokenisation; same(messages up to it): see `Prompts.gives`."""
+        if not answer.text.strip():
+            return evolve(answer, reason=EMPTY_ANSWER)
+        messages = with_answers(self.turns, [*(earlier.text for earlier in self.answers), answer.text])
+        last = max(place for place, turn in enumerate(messages) if turn["role"] == "assistant")
         try:
-            return evolve(said, retokenised_differently=not same(messages[: answered + 1]))
+            return evolve(answer, retokenised_differently=not same(messages[: last + 1]))
         except Unusable as fault:
             reason = SPECIAL_IN_ANSWER if fault.reason == SPECIAL_IN_TEXT else fault.reason
-            return evolve(said, reason=reason, detail=fault.detail)
+            return evolve(answer, reason=reason, detail=fault.detail)

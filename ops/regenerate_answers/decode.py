@@ -18,7 +18,7 @@ from ops.lib.target.model import Target
 
 @frozen
 class Sampling:
-    """How a token is chosen. temperature 0 is greedy; top_p keeps the likeliest tokens that reach this probability."""
+    """How a token is chosen. temperature: 0 is greedy; top_p: keep the most likely tokens up to this probability."""
 
     max_new_tokens: int
     temperature: float = 0.0
@@ -26,10 +26,10 @@ class Sampling:
 
 
 def generate(target: Target, prompts: Sequence[TokenSample], draws_BN: Tensor, sampling: Sampling) -> list[list[int]]:
-    """The tokens that answer each prompt, the EOS included where the answer reached it.
+    """The tokens of the answer to each prompt, with the EOS if the answer reached it.
 
     prompts: samples whose input_ids end with the generation prompt. draws_BN: float64 [B, max_new_tokens] in [0, 1),
-    see `uniform_draws`; a token depends on its own row alone, but for the rounding of a batched forward pass.
+    see `uniform_draws`; a token depends only on its own row, except for the rounding of a batched forward pass.
     """
     draws_BN = draws_BN.to(target.device)
 

@@ -1,9 +1,8 @@
-"""Answers of a target that runs behind a server.
+"""Answers of a target behind a server.
 
-A fixed number of workers takes conversations one by one, across the borders of shards, and leads each to its end, turn
-after turn. An answer depends on its own conversation alone, so the order in which they come changes nothing. Each
-answer is journalled when it is there. What the server refuses is not: a resumed stage asks again, and it is final only
-with its shard.
+A fixed number of workers processes conversations one by one, across shards, each to its end, turn by turn. An answer
+depends only on its own conversation, so their order does not matter. Each answer is journalled when it arrives.
+Refusals are not: a resumed stage repeats the request, and a refusal is final only with its shard.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ from ops.regenerate_answers.prompts import Prompts
 from ops.regenerate_answers.shards import Answer, Journal, Shard
 from ops.regenerate_answers.wire import Reply, request_seed, wire_messages
 
-ASK_STOP_S = 0.1
-HOPELESS = 20  # refusals before the first answer: it is not for the samples' sake
+STOP_POLL_S = 0.1
+HOPELESS = 20  # refusals before the first answer: the samples are not at fault
 
 
 @define
-class ShardUnderWay:
+class OpenShard:
     shard: Shard
     journal: Journal
     conversations: list[Conversation]
     open: int
 
     @classmethod
-    def of(cls, shard: Shard) -> ShardUnderWay:
+    def of(cls, shard: Shard) -> OpenShard:
         conversations = [Conversation(row) for row in shard.rows]
         return cls(shard, shard.journal(), conversations, len(conversations))
 
     def close(self) -> None:
-        """One conversation is at its end; with the last one the shard is written."""
+        """Counts a finished conversation; with the last one the shard is written."""
         self.open -= 1
         if not self.open:
             self.shard.finish(conversation.outcome() for conversation in self.conversations)
 
 
 @frozen
-class Asked:
-    """A prompt on its way: what is sent, and what it is here."""
+class Request:
+    """A prompt: the messages to send, and its tokens here."""
 
     messages: list[dict[str, Any]]
     prompt_ids: list[int]
@@ -60,7 +59,7 @@ class Asked:
 
 @define
 class EndpointAnswerer:
-    """Answers whole runs of shards. answers, tokens, seconds: of this attempt."""
+    """Answers all shards. answers, tokens, seconds: of this attempt."""
 
     config: RegenerateAnswers
     prompts: Prompts
@@ -77,16 +76,16 @@ class EndpointAnswerer:
     def answer_all(self, work: Iterable[Shard], progress: Callable[[int], None]) -> None:
         """Answer the shards that are not finished yet. progress(n): n samples are done.
 
-        Raises StopRequested, DataError where the server refuses all, and TransientError where it answers no more. The
-        answers so far are kept.
+        Raises StopRequested, DataError if the server refuses all, and TransientError if it is down. The answers so far
+        are kept.
         """
         self._progress = progress
         progress(0)
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             asyncio.run(self._answer_all(work))
         finally:
-            self.seconds = time.monotonic() - begun
+            self.seconds = time.monotonic() - start
 
     async def _answer_all(self, work: Iterable[Shard]) -> None:
         async with self.client:
@@ -107,22 +106,22 @@ class EndpointAnswerer:
 
     async def _stop(self) -> None:
         while not self.stop_requested():
-            await asyncio.sleep(ASK_STOP_S)
+            await asyncio.sleep(STOP_POLL_S)
 
-    def _conversations(self, work: Iterable[Shard]) -> Iterator[tuple[ShardUnderWay, Conversation]]:
+    def _conversations(self, work: Iterable[Shard]) -> Iterator[tuple[OpenShard, Conversation]]:
         for shard in work:
             if shard.is_finished:
                 self._finished(len(shard.rows))
                 continue
-            under_way = ShardUnderWay.of(shard)
-            for conversation in under_way.conversations:
-                yield under_way, conversation
+            open_shard = OpenShard.of(shard)
+            for conversation in open_shard.conversations:
+                yield open_shard, conversation
 
     def _finished(self, samples: int) -> None:
         self.done += samples
         self._progress(self.done)
 
-    async def _worker(self, queue: Iterator[tuple[ShardUnderWay, Conversation]]) -> None:
+    async def _worker(self, queue: Iterator[tuple[OpenShard, Conversation]]) -> None:
         for shard, conversation in queue:
             while not conversation.finished:
                 await self._next_turn(conversation, shard.journal)
@@ -132,37 +131,37 @@ class EndpointAnswerer:
     async def _next_turn(self, conversation: Conversation, journal: Journal) -> None:
         if conversation.key not in journal.answers:
             try:
-                asked = await asyncio.to_thread(self._request, conversation)
+                request = await asyncio.to_thread(self._next_request, conversation)
             except Unusable as fault:
                 conversation.drop(fault.reason, fault.detail)
                 return
-            if len(asked.prompt_ids) > self.config.max_prompt_tokens:
-                conversation.drop(LONG_PROMPT, f"{len(asked.prompt_ids)} tokens")
+            if len(request.prompt_ids) > self.config.max_prompt_tokens:
+                conversation.drop(LONG_PROMPT, f"{len(request.prompt_ids)} tokens")
                 return
             drawn = self.config.temperature > 0
             seed = request_seed(self.config.seed or 0, conversation.key) if drawn else None
             try:
-                reply = await self.client.complete(asked.messages, seed)
+                reply = await self.client.complete(request.messages, seed)
             except Refused as fault:
                 self._refused(conversation, fault, journal)
                 return
-            answer = await asyncio.to_thread(self._answer, conversation, asked, reply)
+            answer = await asyncio.to_thread(self._answer, conversation, request, reply)
             journal.add({conversation.key: answer})
             self.answers, self.tokens = self.answers + 1, self.tokens + answer.tokens
         conversation.take(journal.answers[conversation.key])
 
     def _refused(self, conversation: Conversation, fault: Refused, journal: Journal) -> None:
-        """Drop the sample. Raises DataError where the server has refused the first ones, all of them."""
+        """Drop the sample. Raises DataError if the server has refused all of the first ones."""
         conversation.drop(fault.reason, fault.detail)
         self._refusals += 1
         if self._refusals >= HOPELESS and not self.answers and not journal.answers:
             raise DataError(
-                f"{self.config.endpoint} refused the first {HOPELESS} samples, all of them; the last, "
+                f"{self.config.endpoint} refused all of the first {HOPELESS} samples; the last, "
                 f'"{conversation.row["id"]}": {fault.detail}'
             )
 
-    def _request(self, conversation: Conversation) -> Asked:
-        """The next prompt. Raises Unusable where it cannot be asked."""
+    def _next_request(self, conversation: Conversation) -> Request:
+        """The next prompt. Raises Unusable if it cannot be sent."""
         messages = conversation.messages
         sample = self.prompts.sample(conversation.row, messages)
         encoded = self.prompts.encoded_images(conversation.row, messages)
@@ -170,40 +169,40 @@ class EndpointAnswerer:
             on_the_wire = wire_messages(messages, encoded)
         except DECODE_ERRORS as error:
             raise Unusable(UNDECODABLE, str(error)) from error
-        return Asked(on_the_wire, sample.input_ids.tolist(), bool(encoded), self.prompts.opens_thought(messages))
+        return Request(on_the_wire, sample.input_ids.tolist(), bool(encoded), self.prompts.opens_thought(messages))
 
-    def _answer(self, conversation: Conversation, asked: Asked, reply: Reply) -> Answer:
-        differently = self._prompted_differently(conversation, asked, reply)
+    def _answer(self, conversation: Conversation, request: Request, reply: Reply) -> Answer:
+        differently = self._prompted_differently(conversation, request, reply)
         ids = reply.token_ids
         if ids is not None:
             closed = bool(ids) and ids[-1] in self.prompts.encoder.processor.eos_token_ids
             text = self.prompts.text(ids[:-1] if closed else ids)
-            said = Answer(text, reply.finish_reason, len(ids), prompted_differently=differently)
-            return conversation.judged(said, lambda messages: self.prompts.gives(messages, ids))
-        text, cut = reply.full_text(asked.opens_thought), reply.finish_reason != "stop"
-        if reply.tokens is None:  # a server that counts nothing leaves nothing to compare with
-            said = Answer(text, reply.finish_reason, self.prompts.length(text) + (not cut))
-            return conversation.judged(evolve(said, prompted_differently=differently), lambda _: True)
-        said = Answer(text, reply.finish_reason, reply.tokens, prompted_differently=differently)
-        return conversation.judged(said, lambda messages: self.prompts.count(messages) - cut == reply.tokens)
+            answer = Answer(text, reply.finish_reason, len(ids), prompted_differently=differently)
+            return conversation.judged(answer, lambda messages: self.prompts.gives(messages, ids))
+        text, cut = reply.full_text(request.opens_thought), reply.finish_reason != "stop"
+        if reply.tokens is None:  # without the server's count there is nothing to compare
+            answer = Answer(text, reply.finish_reason, self.prompts.length(text) + (not cut))
+            return conversation.judged(evolve(answer, prompted_differently=differently), lambda _: True)
+        answer = Answer(text, reply.finish_reason, reply.tokens, prompted_differently=differently)
+        return conversation.judged(answer, lambda messages: self.prompts.count(messages) - cut == reply.tokens)
 
-    def _prompted_differently(self, conversation: Conversation, asked: Asked, reply: Reply) -> bool:
-        """Whether the server read another prompt, as far as it tells. The first time a note says so."""
-        if reply.prompt_ids is not None and not asked.has_images:
-            differently = reply.prompt_ids != asked.prompt_ids
-        else:  # engines write numbers of their own in the places of image tokens
-            differently = reply.prompt_tokens is not None and reply.prompt_tokens != len(asked.prompt_ids)
+    def _prompted_differently(self, conversation: Conversation, request: Request, reply: Reply) -> bool:
+        """Whether the server read another prompt, as far as it reports. Reported to the user once."""
+        if reply.prompt_ids is not None and not request.has_images:
+            differently = reply.prompt_ids != request.prompt_ids
+        else:  # engines replace image tokens by values of their own
+            differently = reply.prompt_tokens is not None and reply.prompt_tokens != len(request.prompt_ids)
         if differently and not self._warned:
             self._warned = True
             self.client.info(
                 f'the server reads another prompt of sample "{conversation.row["id"]}" ({reply.prompt_tokens} '
-                f"tokens) than dflow renders here ({len(asked.prompt_ids)}): is its chat template another, or the "
-                "sizes of its images, or enable_thinking? Answers to other prompts teach less"
+                f"tokens) than dflow renders here ({len(request.prompt_ids)}): compare its chat template, its image "
+                "sizes and enable_thinking. Answers to other prompts are worse to learn from"
             )
         return differently
 
     def figures(self) -> dict[str, float]:
-        """What this attempt did, and how fast."""
+        """Counts and speed of this attempt."""
         counts = {"requests": self.client.requests, "retries": self.client.retries}
         if not self.answers:
             return {**counts}

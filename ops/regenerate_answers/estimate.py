@@ -1,4 +1,4 @@
-"""What `regenerate_answers` needs where the target answers here: its weights, a batch's cache and passes."""
+"""Needs of `regenerate_answers` if the target runs here: its weights, and a batch's cache and passes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ops.lib.threads import threads_of_decoding
 from ops.regenerate_answers.op import RegenerateAnswers
 
 HARDLY_TRAINED = (
-    "a target that was trained for a few steps only gives answers as long as they may be: time, tokens and features "
-    "from here on are at most what is told"
+    "a target trained for only a few steps gives answers of the maximum length: time, tokens and features "
+    "from here on are upper bounds"
 )
 
 threads = threads_of_decoding
 
 
 def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
-    """Tokens are drawn, and every answer is kept: the likeliest token of a target that was trained for a few steps may
-    be one without a text, again and again, and its answers come to no end.
+    """Samples tokens, and keeps every answer: a target trained for a few steps may repeat one token without text, and
+    its answers do not end.
     """
     return {
         "temperature": max(config.temperature, 1.0),
@@ -35,7 +35,7 @@ def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: RegenerateAnswers, outlook: Outlook) -> Estimate:
-    """No memory where a server answers. A batch holds at most batch_tokens, the new tokens included, or one sample."""
+    """No memory if a server answers. A batch has at most batch_tokens, the new tokens included, or one sample."""
     target: TargetForeseen | None = outlook.inputs["target"]
     given: SamplesForeseen | None = outlook.inputs["samples"]
     growth = foreseen = None
@@ -64,7 +64,7 @@ def estimate(config: RegenerateAnswers, outlook: Outlook) -> Estimate:
 
 
 def _answered(config: RegenerateAnswers, samples: Counts) -> Amount:
-    """Samples answered together need hardly longer than one, so the number of batches gives the least time."""
+    """Samples answered together take little longer than one, so the number of batches gives the least time."""
     small, full = samples.of(config.splits)
     together = config.concurrency if config.backend == "endpoint" else config.batch_tokens / config.max_new_tokens
     batches = math.ceil(small / max(together, 1))

@@ -1,6 +1,6 @@
-"""Answers of a target that is loaded here.
+"""Answers of a target that is loaded in this process.
 
-The answers of a turn are generated for all samples of a shard before the next turn is asked, so that samples of similar
+The answers of a turn are generated for all samples of a shard before those of the next turn, so that samples of similar
 length share a batch.
 """
 
@@ -26,7 +26,7 @@ from ops.regenerate_answers.shards import Answer, Journal, Key, Shard
 
 @frozen
 class Answerer:
-    """Everything that is the same for all samples."""
+    """Answers shards by the target."""
 
     config: RegenerateAnswers
     target: Target
@@ -39,7 +39,7 @@ class Answerer:
         progress(done)
         for shard in work:
             if not shard.is_finished:
-                shard.finish(self.answer(shard.rows, shard.journal(), _behind(done, progress)))
+                shard.finish(self.answer(shard.rows, shard.journal(), _added_to(done, progress)))
             done += len(shard.rows)
             progress(done)
 
@@ -48,22 +48,22 @@ class Answerer:
     ) -> list[dict[str, Any]]:
         """The outcome of each sample, in order. report(n): n of them are finished. Raises StopRequested.
 
-        Batches are cut as if the journal were empty, so that answers do not depend on where an earlier attempt ended.
+        Batches are formed as if the journal were empty: answers must not depend on where an earlier attempt ended.
         """
         conversations = [Conversation(row) for row in rows]
-        while asked := [conversation for conversation in conversations if not conversation.finished]:
-            lengths = [self._prompt_length(conversation) for conversation in asked]
+        while pending := [conversation for conversation in conversations if not conversation.finished]:
+            lengths = [self._prompt_length(conversation) for conversation in pending]
             places = [place for place, length in enumerate(lengths) if length]
             padded = [lengths[place] + self.config.max_new_tokens for place in places]
             for batch in batches_by_length(padded, self.config.batch_tokens):
-                self._answer_batch([asked[places[index]] for index in batch], journal)
+                self._answer_batch([pending[places[index]] for index in batch], journal)
                 report(sum(conversation.finished for conversation in conversations))
         return [conversation.outcome() for conversation in conversations]
 
     def _prompt_length(self, conversation: Conversation) -> int:
-        """Tokens of what the target is asked next; 0 where the sample is dropped.
+        """Tokens of the next prompt; 0 if the sample is dropped.
 
-        The prompt is made again when its turn has come: the pixels of a whole shard may not fit into memory.
+        The prompt is rendered again for its batch: the pixels of a whole shard may not fit into memory.
         """
         try:
             length = len(self.prompts.sample(conversation.row, conversation.messages).input_ids)
@@ -75,31 +75,31 @@ class Answerer:
             return 0
         return length
 
-    def _answer_batch(self, asked: Sequence[Conversation], journal: Journal) -> None:
-        missing = [conversation for conversation in asked if conversation.key not in journal.answers]
+    def _answer_batch(self, batch: Sequence[Conversation], journal: Journal) -> None:
+        missing = [conversation for conversation in batch if conversation.key not in journal.answers]
         if missing:
             if self.stop_requested():
                 raise StopRequested("regeneration stopped; all answers so far are kept")
             journal.add(self._generated(missing))
-        for conversation in asked:
+        for conversation in batch:
             conversation.take(journal.answers[conversation.key])
 
-    def _generated(self, asked: Sequence[Conversation]) -> dict[Key, Answer]:
+    def _generated(self, batch: Sequence[Conversation]) -> dict[Key, Answer]:
         """The next answer of each conversation, from one batch."""
         config = self.config
-        draws = [uniform_draws(config.seed or 0, *asking.key, config.max_new_tokens) for asking in asked]
-        prompts = [self.prompts.sample(asking.row, asking.messages) for asking in asked]
+        draws = [uniform_draws(config.seed or 0, *each.key, config.max_new_tokens) for each in batch]
+        prompts = [self.prompts.sample(each.row, each.messages) for each in batch]
         sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p)
         answers = generate(self.target, prompts, torch.stack(draws), sampling)
-        return {asking.key: self._answer(asking, tokens) for asking, tokens in zip(asked, answers, strict=True)}
+        return {each.key: self._answer(each, tokens) for each, tokens in zip(batch, answers, strict=True)}
 
     def _answer(self, conversation: Conversation, tokens: list[int]) -> Answer:
         stopped = bool(tokens) and tokens[-1] in self.target.eos_token_ids
         text = self.prompts.text(tokens[:-1] if stopped else tokens)
-        said = Answer(text, "stop" if stopped else "length", len(tokens))
-        return conversation.judged(said, lambda messages: self.prompts.gives(messages, tokens))
+        answer = Answer(text, "stop" if stopped else "length", len(tokens))
+        return conversation.judged(answer, lambda messages: self.prompts.gives(messages, tokens))
 
 
-def _behind(before: int, progress: Callable[[int], None]) -> Callable[[int], None]:
-    """progress, told of samples in addition to those done before."""
+def _added_to(before: int, progress: Callable[[int], None]) -> Callable[[int], None]:
+    """progress, called with samples in addition to those done before."""
     return lambda finished: progress(before + finished)

@@ -1,4 +1,4 @@
-"""Declaration of `regenerate_answers`: the target answers the prompts of the samples itself."""
+"""Declaration of `regenerate_answers`: the target answers the prompts of the samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsl.field_rules import Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import ImageSamples, TargetModel
 
-# What every request says by the fields of the op, or what its answer could not be read with.
+# Parameters that the op's fields set, or that would change the form of the response.
 OWN_PARAMETERS = (
     "model",
     "messages",
@@ -26,10 +26,12 @@ OWN_PARAMETERS = (
 )
 
 NEEDS_TARGET = Needs(
-    "huggingface", 'backend = "huggingface" needs a target; backend = "endpoint" does with a processor', ("target",)
+    "huggingface",
+    'backend = "huggingface" needs a target; backend = "endpoint" can use a processor instead',
+    ("target",),
 )
 ENDPOINT_ONLY = Only("backend", "endpoint", "'{name}' is for backend = \"endpoint\" only")
-NO_SERVER = Only("backend", "huggingface", "'{name}' is the server's affair with backend = \"endpoint\": leave it out")
+NO_SERVER = Only("backend", "huggingface", "'{name}' is set on the server with backend = \"endpoint\": leave it out")
 
 
 @op(
@@ -42,7 +44,7 @@ NO_SERVER = Only("backend", "huggingface", "'{name}' is the server's affair with
 )
 @frozen(kw_only=True)
 class RegenerateAnswers:
-    """Replace the answers of the samples by the target's own, turn after turn."""
+    """Replace the answers of the samples by the target's own, turn by turn."""
 
     samples: ImageSamples
     target: TargetModel | None = None
@@ -57,7 +59,7 @@ class RegenerateAnswers:
         external=True,
         model_id=True,
         pinned_by="revision",
-        help="for a server whose target is no node here: checkpoint directory or model id with the target's tokenizer, "
+        help="for a server whose target is not a node: checkpoint directory or model id with the target's tokenizer, "
         "chat template and image processor; no weights are read",
     )
     revision: str | None = field(
@@ -71,7 +73,7 @@ class RegenerateAnswers:
         default=None,
         validator=ENDPOINT_ONLY,
         neutral=True,
-        help='base URL of an OpenAI-compatible server ("http://host:30000/v1"); where it runs is not what it answers',
+        help='base URL of an OpenAI-compatible server ("http://host:30000/v1")',
     )
     model: str | None = field(
         default=None, validator=ENDPOINT_ONLY, help="name under which the server serves the target"
@@ -79,7 +81,7 @@ class RegenerateAnswers:
     dialect: Literal["auto", "openai", "sglang", "vllm"] = field(
         default="auto",
         validator=ENDPOINT_ONLY,
-        help='which parameters beyond OpenAI\'s the server takes; "auto": by the owner that it names for its models',
+        help='parameters that the server accepts besides OpenAI\'s; "auto": by the owner that it reports for a model',
     )
     extra_body: dict[str, Any] | None = field(
         default=None,
@@ -90,7 +92,7 @@ class RegenerateAnswers:
         default=None,
         validator=ENDPOINT_ONLY,
         neutral=True,
-        help="environment variable that holds the API key, which itself is recorded nowhere",
+        help="environment variable with the API key, which is never recorded",
     )
     concurrency: int = field(
         default=32, validator=validators.ge(1), neutral=True, help="requests in flight to the server at the same time"
@@ -99,41 +101,43 @@ class RegenerateAnswers:
         default=8,
         validator=validators.ge(0),
         neutral=True,
-        help="further attempts of a request that failed for the server's or the network's fault",
+        help="retries of a request after a failure of the server or the network",
     )
     backoff_s: float = field(
         default=1.0,
         validator=validators.ge(0),
         neutral=True,
-        help="seconds before the first further attempt, doubled each time up to a minute; the server may ask for more",
+        help="seconds before the first retry, doubled each time up to a minute; the server may request more",
     )
     timeout_s: float = field(
         default=600.0, validator=validators.gt(0), neutral=True, help="seconds for one request and its answer"
     )
     splits: tuple[Literal["train", "val", "test"], ...] = field(
-        default=("train", "val"), help="the splits to answer anew; the samples of the others pass unchanged"
+        default=("train", "val"), help="the splits to answer again; samples of other splits stay unchanged"
     )
-    temperature: float = field(default=0.0, validator=validators.ge(0), help="of the sampling; 0: the likeliest token")
+    temperature: float = field(
+        default=0.0, validator=validators.ge(0), help="of the sampling; 0: the most likely token"
+    )
     top_p: float = field(
         default=1.0,
         validator=validators.and_(validators.gt(0), validators.le(1)),
-        help="sample among the likeliest tokens that together reach this probability",
+        help="sample among the most likely tokens that together reach this probability",
     )
     max_new_tokens: int = field(default=1024, validator=validators.ge(1), help="tokens of one answer, its EOS included")
     max_prompt_tokens: int = field(
         default=3072, validator=validators.ge(1), help="samples with a longer prompt are dropped, never cut"
     )
     enable_thinking: bool | None = field(
-        default=None, help="for chat templates that know it; their own default unless given"
+        default=None, help="for chat templates that have it; default: that of the template"
     )
     min_pixels: int | None = field(
-        default=None, validator=validators.optional(validators.ge(1)), help="the processor's own unless given"
+        default=None, validator=validators.optional(validators.ge(1)), help="default: the processor's own"
     )
     max_pixels: int | None = field(
-        default=None, validator=validators.optional(validators.ge(1)), help="the processor's own unless given"
+        default=None, validator=validators.optional(validators.ge(1)), help="default: the processor's own"
     )
     image_backend: Literal["pillow", "torchvision"] = field(
-        default="pillow", help="the library that resizes images; torchvision has to be installed"
+        default="pillow", help="the library that resizes images; torchvision must be installed"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", validator=NO_SERVER, help="of the forward pass"
@@ -141,7 +145,7 @@ class RegenerateAnswers:
     finish_reasons: tuple[Literal["stop", "length"], ...] = field(
         default=("stop",),
         validator=validators.min_len(1),
-        help='keep answers that ended so: "stop" by an EOS token, "length" at max_new_tokens',
+        help='keep answers that ended like this: "stop" by an EOS token, "length" at max_new_tokens',
     )
     min_answer_tokens: int = field(
         default=2, validator=validators.ge(1), help="samples with a shorter answer are dropped; EOS counts"
@@ -158,16 +162,16 @@ class RegenerateAnswers:
         default=16384,
         validator=validators.ge(1),
         neutral=True,
-        help="padded tokens of one batch, the new ones included",
+        help="padded tokens of one batch, new ones included",
     )
     shard_samples: int = field(
-        default=256, validator=validators.ge(1), neutral=True, help="samples that are asked their next turn together"
+        default=256, validator=validators.ge(1), neutral=True, help="samples whose next turn is answered together"
     )
     max_dropped: int | None = field(
         default=None,
         validator=validators.optional(validators.ge(0)),
         neutral=True,
-        help="fail when more samples are dropped; outside the key, so that finished shards survive a change of it",
+        help="fail when more samples are dropped; does not affect caching, so finished shards survive a change of it",
     )
     seed: int | None = seed_field()
     output = ImageSamples
@@ -187,28 +191,28 @@ class RegenerateAnswers:
         if (self.target is None) == (self.processor is None):
             yield (
                 'backend = "endpoint" needs either a target or a processor (checkpoint directory or model id): prompts '
-                "are measured, and answers compared, with the target's own tokenizer and chat template"
+                "are counted, and answers compared, with the target's own tokenizer and chat template"
             )
         if own := [name for name in OWN_PARAMETERS if name in (self.extra_body or {})]:
-            yield f"extra_body may not hold {', '.join(own)}: the op's own fields say that"
+            yield f"extra_body may not contain {', '.join(own)}: set the op's own fields"
 
     def chosen_libraries(self) -> tuple[str, ...]:
-        """What enters the key beside key_libraries."""
+        """Libraries in the key besides key_libraries."""
         return ("torchvision",) if self.image_backend == "torchvision" else ()
 
 
 def url_fault(url: str) -> tuple[str, str] | None:
-    """(what is wrong, the URL as it may be shown) of a base URL; None where nothing is."""
+    """(The mistake, the URL without secrets) of a base URL; None if it is valid."""
     try:
         parts = urlsplit(url)
         password, host = parts.password or parts.username, parts.hostname
     except ValueError as error:
-        return f"is no URL: {error}", url
+        return f"is not a URL: {error}", url
     if password is not None:
         shown = url.replace(parts.netloc.rpartition("@")[0], "...")
         return "has a user or a password, which would be recorded: use api_key_env", shown
     if parts.scheme not in ("http", "https") or not host:
-        return "is no URL of the form http://host:port/v1 or https://host/v1", url
+        return "is not a URL of the form http://host:port/v1 or https://host/v1", url
     if parts.query or parts.fragment:
-        return "has a part behind ? or #: give the base URL alone", f"{parts.scheme}://{parts.netloc}{parts.path}"
+        return "has a part after ? or #: give only the base URL", f"{parts.scheme}://{parts.netloc}{parts.path}"
     return None

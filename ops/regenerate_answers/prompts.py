@@ -1,4 +1,4 @@
-"""What the target is asked, token for token as tokenize_chat renders it with the target's processor."""
+"""Prompts for the target, token by token as tokenize_chat renders them with the target's processor."""
 
 from __future__ import annotations
 
@@ -22,30 +22,32 @@ from ops.tokenize_chat.template import THINK, Messages
 
 @frozen
 class Prompts:
-    """The target's chat encoder over samples whose image packs lie in `folder`."""
+    """The target's chat encoder for samples whose image packs are in `folder`."""
 
     encoder: ChatEncoder
     folder: Path
 
     @classmethod
     def load(cls, config: RegenerateAnswers, target: TargetModel | None, folder: Path) -> Prompts:
-        """With the target's processor, or that of the config where there is no target.
+        """With the target's processor, or that of the config without a target.
 
         Raises ConfigError for an enable_thinking that the target's template does not read.
         """
-        given = config.trust_remote_code
-        source = str(target.path / "model") if target else find_processor(str(config.processor), config.revision, given)
+        trusted = config.trust_remote_code
+        source = (
+            str(target.path / "model") if target else find_processor(str(config.processor), config.revision, trusted)
+        )
         processor = load_processor(
             source,
             config.min_pixels,
             config.max_pixels,
-            trust_remote_code=target_info(target)["trust_remote_code"] if target else given,
+            trust_remote_code=target_info(target)["trust_remote_code"] if target else trusted,
             image_backend=config.image_backend,
         )
         return cls(ChatEncoder(processor, config.enable_thinking), folder)
 
     def check_sees_images(self, sample_id: str) -> None:
-        """Raises DataError where the target is a text model."""
+        """Raises DataError if the target is a text model."""
         processor = self.encoder.processor
         if processor.image_processor is None or processor.image_token_id is None:
             raise DataError(
@@ -54,21 +56,21 @@ class Prompts:
             )
 
     def opens_thought(self, messages: Messages) -> bool:
-        """Whether the generation prompt behind `messages` opens a thought, so that no answer says the tag."""
+        """Whether the generation prompt after `messages` opens a thought, so that answers lack the tag."""
         return self.encoder.template.render(messages, prompt=True).rstrip().endswith(THINK)
 
     def sample(self, row: dict[str, Any], messages: Messages) -> TokenSample:
-        """The turns so far of a sample and the generation prompt, with the images that they show. Raises Unusable."""
+        """The turns so far of a sample and the generation prompt, with their images. Raises Unusable."""
         references = row["images"][: sum(map(num_images, messages))]
         images = load_images(references, self.folder, self.encoder.processor)
         return prompt_sample(row["id"], row["category"], messages, images, self.encoder)
 
     def encoded_images(self, row: dict[str, Any], messages: Messages) -> list[bytes]:
-        """The images that the turns show, as they were ingested."""
+        """The images of the turns, as they were ingested."""
         return [read_packed(self.folder, reference) for reference in row["images"][: sum(map(num_images, messages))]]
 
     def text(self, tokens: list[int]) -> str:
-        """Generated tokens, without their EOS, as the text of an answer; marks of thinking stay in it."""
+        """Generated tokens, without their EOS, as the text of an answer, with its thinking tags."""
         return self.encoder.processor.tokenizer.decode(
             tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -76,17 +78,17 @@ class Prompts:
     def gives(self, messages: Messages, tokens: list[int]) -> bool:
         """Whether tokenising `messages`, which end with an answer's text, gives the answer's tokens again.
 
-        Raises Unusable where tokenize_chat would drop the sample for its answer.
+        Raises Unusable if tokenize_chat would drop the sample for its answer.
         """
         prompt = self.encoder.prompt(messages[:-1]).tolist()
         input_ids = self.encoder.encode(messages).input_ids.tolist()
         return input_ids[: len(prompt) + len(tokens)] == [*prompt, *tokens]
 
     def count(self, messages: Messages) -> int:
-        """Tokens of the last answer as tokenize_chat cuts it, the EOS included. Raises Unusable."""
+        """Tokens of the last answer in tokenize_chat, EOS included. Raises Unusable."""
         encoded = self.encoder.encode(messages)
         return int(encoded.loss_mask[encoded.prompt_tokens :].sum())
 
     def length(self, text: str) -> int:
-        """Tokens of a text by itself."""
+        """Tokens of a text."""
         return len(self.encoder.processor.tokenizer.encode(text, add_special_tokens=False))

@@ -1,4 +1,4 @@
-"""What `regenerate_answers` shows of its artifact: the account, how answers ended, and some of them."""
+"""Report sections of `regenerate_answers`: the account, how answers ended, and some of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LETTERS = 400
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The account of samples, finish reasons, lengths, the first answers, and what the server took."""
+    """The account of samples, finish reasons, lengths, the first answers, and the server's speed."""
     rows = first_rows(folder / "samples.jsonl")
     reasons = Counter(reason for row in rows for reason in row.get("finish_reasons", ()))
     lengths = [tokens for row in rows for tokens in row.get("answer_tokens", ())]
@@ -37,7 +37,7 @@ def report(folder: Path) -> Sequence[Section]:
 
 
 def _text(row: Mapping[str, Any], role: str) -> str:
-    """The text of the last message of that role, without images."""
-    said = [message for message in row["messages"] if message["role"] == role]
-    parts = said[-1]["content"] if said else ()
+    """The text of the last message of a role, without images."""
+    found = [message for message in row["messages"] if message["role"] == role]
+    parts = found[-1]["content"] if found else ()
     return shortened("".join(part["text"] for part in parts if part["type"] == "text"), LETTERS)

@@ -1,8 +1,8 @@
 """Run `regenerate_answers`: the target's own answers in place of the data set's, shard by shard.
 
-A shard is a run of consecutive samples; what the target answered to each is one line of a file in the work folder,
-which appears whole or not at all. Of the shards under way the answers are kept as they come (shards.py), so a stage
-that was stopped or killed loses one batch, or the requests in flight, at most. Filters are applied when the samples are
+A shard is a run of consecutive samples; the target's answers to each are one line of a file in the work folder,
+which appears whole or not at all. Answers of unfinished shards are kept as they arrive (shards.py), so a stage
+that was stopped or killed loses at most one batch, or the requests in flight. Filters are applied when the samples are
 written.
 """
 
@@ -31,8 +31,8 @@ from ops.regenerate_answers.shards import Shard, shards
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
 RETOKENISED = "tokenised otherwise than generated"
-UNTRAINED = "a target that writes tokens of the chat template is likely not trained, or has another chat template"
-# What lets answers through that were dropped for a reason.
+UNTRAINED = "a target that writes tokens of the chat template is probably not trained, or has another chat template"
+# How to keep answers that were dropped for a reason.
 REMEDIES = {
     FINISHED.format(
         "length"
@@ -45,11 +45,11 @@ REMEDIES = {
 
 
 def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
-    """Write the ImageSamples artifact with new answers; the samples of other splits pass unchanged.
+    """Write the ImageSamples artifact with new answers; the samples of other splits stay unchanged.
 
     Drop reasons: those of `refusal`, conversations.py and client.py, and those for which tokenize_chat drops a prompt.
-    Raises DataError for images that the target cannot see, for a server that refuses all, for more drops than
-    max_dropped, and where no answer is left; TransientError for a server that answers no more.
+    Raises DataError for images without a vision target, for a server that refuses all, for more drops than
+    max_dropped, and if no answer is left; TransientError for a server that is down.
     """
     samples: ImageSamples = stage.inputs["samples"]
     target: TargetModel | None = stage.inputs.get("target")
@@ -66,7 +66,7 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
 def answer_here(
     config: RegenerateAnswers, stage: Stage, prompts: Prompts, work: Iterable[Shard], progress: Callable[[int], None]
 ) -> None:
-    """Load the target and let it answer."""
+    """Answer with the target, loaded in this process."""
     target = Target.load(stage.inputs["target"], stage.device, getattr(torch, config.dtype))
     Answerer(config, target, prompts, stage.stop_requested).answer_all(work, progress)
 
@@ -74,7 +74,7 @@ def answer_here(
 def answer_by_server(
     config: RegenerateAnswers, stage: Stage, prompts: Prompts, work: Iterable[Shard], progress: Callable[[int], None]
 ) -> None:
-    """Let a server answer, and write what this attempt took to measurements.json."""
+    """Answer with a server, and write the speed of this attempt to measurements.json."""
     client = ChatClient.of(config, stage.info)
     answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested)
     answerer.answer_all(work, progress)
@@ -85,7 +85,7 @@ def answer_by_server(
 
 
 def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> int:
-    """How many samples are to be answered. Raises DataError where there is none, or the target sees no images."""
+    """The number of samples to answer. Raises DataError if there is none, or for images without a vision target."""
     count = 0
     for row in read_jsonl(folder / "samples.jsonl"):
         if row["split"] in config.splits:
@@ -121,7 +121,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
         raise DataError(f"no answer of the target is left:\n{tally.reasons()}\n{remedies(tally.dropped)}")
     tally.finish(config.max_dropped)
     if SPECIAL_IN_ANSWER in tally.dropped:
-        stage.warn(f"{tally.dropped[SPECIAL_IN_ANSWER]} answers hold special tokens: {UNTRAINED}")
+        stage.warn(f"{tally.dropped[SPECIAL_IN_ANSWER]} answers contain special tokens: {UNTRAINED}")
     counts = {"answers": answers, "tokens": tokens, "retokenised_differently": retokenised}
     if config.backend == "endpoint":
         counts["prompted_differently"] = prompted
@@ -129,7 +129,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
 
 
 def refusal(config: RegenerateAnswers, outcome: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(reason, detail) for which a sample is dropped, that of its first answer at fault; None where it is kept.
+    """(reason, detail) for which a sample is dropped, that of its first answer at fault; None if it is kept.
 
     outcome: a line of a shard in the work folder, see `Conversation.outcome`.
     """
@@ -147,7 +147,7 @@ def refusal(config: RegenerateAnswers, outcome: Mapping[str, Any]) -> tuple[str,
 
 
 def regenerated_row(row: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """The sample with its new answers, and how each of them ended."""
+    """The sample with its new answers, their finish reasons and lengths."""
     answers = outcome["answers"]
     return {
         **row,
@@ -158,6 +158,6 @@ def regenerated_row(row: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[
 
 
 def remedies(reasons: Iterable[str]) -> str:
-    """What would keep samples that were dropped for these reasons."""
+    """How to keep samples that were dropped for these reasons."""
     known = [REMEDIES[reason] for reason in reasons if reason in REMEDIES]
-    return "; ".join([*known, "a target that was not trained ends no answer"])
+    return "; ".join([*known, "an untrained target does not end its answers"])

@@ -1,6 +1,6 @@
-"""Shards of the samples to answer: each is one file of outcomes in the work folder, whole or not there.
+"""Shards of the samples to answer: each is one file of outcomes in the work folder, complete or absent.
 
-The answers of a shard under way are kept batch by batch in its journal, which survives a stop or a kill.
+The answers of an unfinished shard are kept batch by batch in its journal, which survives a stop or a kill.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ops.regenerate_answers.op import RegenerateAnswers
 
 @frozen
 class Answer:
-    """One answer as the target gave it, before any filter.
+    """One answer of the target, before any filter.
 
-    tokens: how many, the EOS included; retokenised_differently: its text gives other tokens in tokenize_chat;
-    prompted_differently: a server read other tokens than tokenize_chat makes of the prompt. reason: why no sample can
-    be made of it, empty where one can.
+    tokens: their number, EOS included; retokenised_differently: its text gives other tokens in tokenize_chat;
+    prompted_differently: a server read other tokens of the prompt than tokenize_chat. reason: why the answer cannot be
+    used, empty if it can.
     """
 
     text: str
@@ -40,7 +40,7 @@ Key = tuple[str, int]  # the sample's id, and which of its answers, from 0
 
 @define
 class Journal:
-    """Answers in a file with one line a batch; half a line, which a kill may leave, is cut off."""
+    """Answers in a file with one line per batch; an incomplete line, left by a kill, is truncated."""
 
     path: Path
     answers: dict[Key, Answer] = field(init=False, factory=dict)
@@ -51,7 +51,7 @@ class Journal:
         written = self.path.read_bytes()
         whole = written[: written.rfind(b"\n") + 1]
         if len(whole) < len(written):
-            os.truncate(self.path, len(whole))  # never rewritten: a kill in between would lose all
+            os.truncate(self.path, len(whole))  # not rewritten: a kill in between would lose all
         for line in whole.splitlines():
             self.answers |= {(sample_id, turn): Answer(**answer) for sample_id, turn, answer in json.loads(line)}
 
@@ -64,7 +64,7 @@ class Journal:
 
 @frozen
 class Shard:
-    """Consecutive samples to answer. The file's name tells which, so that another shard_samples takes no wrong file."""
+    """Consecutive samples to answer. Their range is in the file's name, so another shard_samples uses no wrong file."""
 
     start: int
     rows: list[dict[str, Any]]
@@ -72,7 +72,7 @@ class Shard:
 
     @property
     def path(self) -> Path:
-        """Where the outcomes lie, one a line in the order of the rows, once all of them are there."""
+        """The file of the outcomes, one per line in the order of the rows; exists once all are known."""
         return self.work_dir / f"{self.start:08d}-{self.start + len(self.rows):08d}.jsonl"
 
     @property
@@ -80,11 +80,11 @@ class Shard:
         return self.path.exists()
 
     def journal(self) -> Journal:
-        """The answers that an earlier attempt left, and the place for new ones."""
+        """The answers of an earlier attempt, and the file for new ones."""
         return Journal(self.path.with_suffix(".answers"))
 
     def finish(self, outcomes: Iterable[dict[str, Any]]) -> None:
-        """Write the outcomes; the journal has served."""
+        """Write the outcomes, and remove the journal."""
         partial = self.path.with_suffix(".partial")
         write_jsonl(partial, outcomes)
         finish_file(partial, self.path)

@@ -1,4 +1,4 @@
-"""What regenerating answers lacks here, before a run's first stage."""
+"""Missing requirements of regenerating answers, before a run's first stage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ops.regenerate_answers.op import RegenerateAnswers
 
 
 def unmet(config: RegenerateAnswers) -> dict[str, str]:
-    """torchvision, where it resizes images, and the server's API key."""
+    """torchvision, if it resizes images, and the server's API key."""
     missing = missing_torchvision(config.image_backend)
     if config.api_key_env is not None and not os.environ.get(config.api_key_env, "").strip():
         missing["api_key_env"] = (

@@ -1,6 +1,6 @@
 """Requests to an OpenAI-compatible server for a conversation, and its responses.
 
-Source of the forms: the chat completions API of OpenAI; for DIALECTS the protocol modules of SGLang 0.5.21 and the
+Sources: the chat completions API of OpenAI; for DIALECTS the protocol modules of SGLang 0.5.21 and the
 documentation of vLLM.
 """
 
@@ -20,8 +20,8 @@ from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.shards import Key
 from ops.tokenize_chat.template import END_OF_THOUGHT, THINK, Messages, texts_of
 
-# A checkpoint's generation_config.json would else choose what the config leaves out, a repetition penalty with greedy
-# decoding too; and token ids tell what was said when the text does not: special tokens, and thoughts taken out of it.
+# Otherwise a checkpoint's generation_config.json sets what a request omits, even a repetition penalty with greedy
+# decoding; and the text may lack special tokens and thoughts, which the token ids contain.
 _NEUTRAL_SAMPLING = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 DIALECTS: dict[str, dict[str, Any]] = {
     "openai": {},
@@ -33,13 +33,19 @@ DIALECTS: dict[str, dict[str, Any]] = {
     },
     "vllm": {**_NEUTRAL_SAMPLING, "skip_special_tokens": False, "return_token_ids": True},
 }
-FINAL = ("stop", "length", "content_filter", "tool_calls", "function_call")  # anything else, "abort" say, is no answer
-ID_LIMIT = 2**31  # tokenizers take ids of 32 bits
+FINAL = (
+    "stop",
+    "length",
+    "content_filter",
+    "tool_calls",
+    "function_call",
+)  # anything else, such as "abort", is not an answer
+ID_LIMIT = 2**31  # tokenizers use ids of 32 bits
 
 
 @frozen
 class Reply:
-    """An answer as the server tells it. text: None where token_ids say it; prompt_ids, prompt_tokens: what it read."""
+    """A server's answer. token_ids: None if not reported; prompt_ids, prompt_tokens: as the server read it."""
 
     text: str
     thought: str
@@ -50,8 +56,8 @@ class Reply:
     prompt_ids: list[int] | None
 
     def full_text(self, prompt_opens_thought: bool) -> str:
-        """Everything behind the generation prompt. A server with a reasoning parser took the thought out of it, and
-        the white space around the thought, which is put back as the families' templates write it.
+        """Everything after the generation prompt. A server with a reasoning parser removes the thought and the white
+        space around it, which is restored as the families' templates write it.
         """
         if not self.thought:
             return self.text
@@ -60,7 +66,7 @@ class Reply:
 
 
 def parameters(config: RegenerateAnswers, dialect: str) -> dict[str, Any]:
-    """What all requests have in common."""
+    """The parameters of all requests."""
     thinking = {} if config.enable_thinking is None else {"enable_thinking": config.enable_thinking}
     return {
         "model": config.model,
@@ -74,14 +80,14 @@ def parameters(config: RegenerateAnswers, dialect: str) -> dict[str, Any]:
 
 
 def request_seed(seed: int, key: Key) -> int:
-    """A seed of 31 bits for one answer, a function of the arguments alone."""
+    """A seed of 31 bits for one answer, depending only on the arguments."""
     sample_id, turn = key
     return int.from_bytes(hashlib.sha256(f"{seed}\0{turn}\0{sample_id}".encode()).digest()[:4], "big") >> 1
 
 
 def wire_messages(messages: Messages, images: Sequence[bytes]) -> list[dict[str, Any]]:
     """Messages with their images, in order, as data URLs; without images a message is one text, which every server
-    takes and none joins with blanks of its own.
+    accepts and none joins with blanks.
     """
     encoded = iter(images)
     return [{"role": message["role"], "content": _content(message, encoded)} for message in messages]
@@ -99,15 +105,15 @@ def _content(message: Mapping[str, Any], images: Iterator[bytes]) -> str | list[
 
 
 def data_url(encoded: bytes) -> str:
-    """An image as it was ingested. Where engines would decode it to other pixels than dflow does (turned by EXIF data,
+    """An image as it was ingested. If engines would decode it to other pixels than dflow does (rotated by EXIF data,
     16-bit grey, which Pillow clips), or not know its format, it is sent as a PNG of dflow's pixels. Raises one of
     DECODE_ERRORS.
     """
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
         upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
-        as_it_is = upright and not image.mode.startswith("I") and image.format in FORMATS
-        mime = Image.MIME[image.format] if as_it_is and image.format else "image/png"
-    if not as_it_is:
+        is_unchanged = upright and not image.mode.startswith("I") and image.format in FORMATS
+        mime = Image.MIME[image.format] if is_unchanged and image.format else "image/png"
+    if not is_unchanged:
         buffer = io.BytesIO()
         decode(encoded).save(buffer, "PNG")
         encoded = buffer.getvalue()
@@ -115,35 +121,35 @@ def data_url(encoded: bytes) -> str:
 
 
 def read_reply(data: Any) -> Reply:
-    """The answer in a response. Raises ValueError where there is none, one that the server broke off, or one with
-    something else in a field than the forms of these servers have there.
+    """The answer in a response. Raises ValueError for a response without an answer, with an incomplete one, or with a
+    malformed field.
     """
     try:
         choice, usage = data["choices"][0], data.get("usage") or {}
         message, finish_reason = choice["message"], choice["finish_reason"]
         text, thought = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
-        told = [choice.get("response_token_ids"), choice.get("token_ids")]
-        told_prompt = [choice.get("prompt_token_ids"), data.get("prompt_token_ids")]
+        ids = [choice.get("response_token_ids"), choice.get("token_ids")]
+        prompt_ids = [choice.get("prompt_token_ids"), data.get("prompt_token_ids")]
         counts = usage.get("completion_tokens"), usage.get("prompt_tokens")
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"no chat completion: {str(data)[:200]}") from error
+        raise ValueError(f"not a chat completion: {str(data)[:200]}") from error
     if finish_reason not in FINAL:
-        raise ValueError(f"broken off by the server: finish_reason {finish_reason!r:.100}")
-    said = _text("content", text) + _text("reasoning_content", thought)
-    token_ids = _first("token_ids", told, range(ID_LIMIT))
+        raise ValueError(f"aborted by the server: finish_reason {finish_reason!r:.100}")
+    full_text = _text("content", text) + _text("reasoning_content", thought)
+    token_ids = _first("token_ids", ids, range(ID_LIMIT))
     return Reply(
         text=text or "",
         thought=thought or "",
         finish_reason=finish_reason,
         tokens=_count("completion_tokens", counts[0]),
-        token_ids=None if said and not token_ids else token_ids,  # no ids of an answer that is there: not told
+        token_ids=None if full_text and not token_ids else token_ids,  # no ids of a non-empty answer: not reported
         prompt_tokens=_count("prompt_tokens", counts[1]),
-        prompt_ids=_first("prompt_token_ids", told_prompt, None) or None,
+        prompt_ids=_first("prompt_token_ids", prompt_ids, None) or None,
     )
 
 
 def _text(name: str, value: object) -> str:
-    """A text that can be tokenised and written, the empty one for null. Raises ValueError."""
+    """A valid text, empty for null. Raises ValueError."""
     if not isinstance(value, str | None):
         raise _malformed(name, "a text", value)
     try:
@@ -160,7 +166,7 @@ def _count(name: str, value: object) -> int | None:
 
 
 def _first(name: str, values: Sequence[Any], known: range | None) -> list[int] | None:
-    """The first list of ids that is told, each of them in `known`: engines put numbers of their own into prompts."""
+    """The first reported list of ids, each in `known`; None allows any: engines put own values into prompts."""
     ids = next((value for value in values if value is not None), None)
     if ids is None:
         return None

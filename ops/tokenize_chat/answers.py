@@ -1,16 +1,16 @@
 """Positions of the answers in the text of a rendered conversation, in characters.
 
-With `{% generation %}` marks, the template says it. Without them, an answer is what follows its generation prompt:
+With `{% generation %}` marks, the template marks them. Without them, an answer follows its generation prompt:
 
     last answer      the text of the conversation begins with that of the messages before the answer and the
-                     generation prompt, which is what serving would give the target
-    earlier answers  cannot be found like this: a thinking template shows them without the thought, so the text of the
-                     messages before them, with a generation prompt that opens a thought, is not how the text begins.
+                     generation prompt, as a server would give it to the target
+    earlier answers  cannot be found like this: a thinking template shows them without the thought, so the text does
+                     not begin with the messages before them and a generation prompt that opens a thought.
                      The conversation is rendered a second time with a mark at the end of the text before each answer
-                     and one where its words begin. Between the two stand the end of a turn and the header of
+                     and one where its words begin. Between the two are the end of a turn and the header of
                      an answer. That is compared with the same stretch before the last answer, which is known: the
-                     answer begins behind what the two have in common. So a thought that the template keeps belongs to
-                     the answer, and one that it strips is missed nowhere.
+                     answer begins after their common part. So a thought that the template keeps belongs to the
+                     answer, and a stripped one is not expected.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Rendered:
     """A conversation that ends with an answer, as text.
 
     prompt_end      characters up to and with the generation prompt of the last answer
-    answers         first character of every answer that is learnt, and the one behind it where the template marks it
+    answers         first character of every learnt answer, and its end if the template marks it
     """
 
     text: str
@@ -67,14 +67,14 @@ def render_answers(template: Template, messages: Messages, last_only: bool) -> R
 
 
 def _marked(text: str, spans: list[Span], prompt_end: int, last_only: bool) -> tuple[tuple[int, int | None], ...]:
-    """The marked spans. The last answer begins behind its generation prompt, even where the mark comes earlier, and so
-    does an earlier answer that shows what is prompted behind the mark.
+    """The marked spans. The last answer begins after its generation prompt, even if the mark is earlier, and so
+    does an earlier answer that begins with the prompted text after the mark.
     """
     joined: list[Span] = []
     first = next((start for start, end in spans if end > prompt_end), prompt_end)
     prompted = text[first:prompt_end]
     for start, end in spans:
-        start = max(start, prompt_end) if end > prompt_end else _behind(prompted, text, start, end)
+        start = max(start, prompt_end) if end > prompt_end else _after_prompted(prompted, text, start, end)
         if start == end:
             continue
         if joined and joined[-1][1] == start:
@@ -85,34 +85,35 @@ def _marked(text: str, spans: list[Span], prompt_end: int, last_only: bool) -> t
     return tuple(span for span in joined if span[1] > prompt_end or not last_only)
 
 
-def _behind(prompted: str, text: str, start: int, end: int) -> int:
-    """Where the earlier answer marked from `start` to `end` begins behind what of it would be prompted.
+def _after_prompted(prompted: str, text: str, start: int, end: int) -> int:
+    """Where the earlier answer marked from `start` to `end` begins, after its prompted part.
 
-    Raises Unusable for one with another thought than the prompt has.
+    Raises Unusable for one with another thought than the prompt.
     """
     answer = text[start:end]
     if answer.startswith(prompted):
         return start + len(prompted)
     if THINK in prompted and answer.startswith(THINK) and END_OF_THOUGHT in answer:
-        raise Unusable(OTHER_THOUGHT, f"an earlier answer shows {answer[:30]!r}, prompted is {prompted!r}")
+        raise Unusable(OTHER_THOUGHT, f"an earlier answer shows {answer[:30]!r}, but {prompted!r} is prompted")
     return start
 
 
 def _not_prompted(answer: dict[str, Any], prompt: str, text: str) -> Unusable:
-    """Why an answer cannot be found: the text of the conversation begins otherwise than the prompt before it."""
+    """Why an answer cannot be found: the text of the conversation does not begin with its prompt."""
     if thinks(answer):
         return Unusable(OTHER_THOUGHT, f"the prompt ends with {prompt[-30:]!r}; check enable_thinking")
     place = next((place for place, pair in enumerate(zip(prompt, text, strict=False)) if pair[0] != pair[1]), len(text))
     return Unusable(
-        ANSWER_NOT_FOUND, f"{text[place : place + 30]!r} stands where the prompt has {prompt[place : place + 30]!r}"
+        ANSWER_NOT_FOUND,
+        f"the text has {text[place : place + 30]!r}, but the prompt {prompt[place : place + 30]!r}",
     )
 
 
 @frozen
 class Stretch:
-    """What stands in the text between the words of an answer and those of the message before it.
+    """The text between the words of an answer and those of the message before it.
 
-    start: its first character; shown: the end of a turn, the header of an answer, and the thought where it is shown.
+    start: its first character; shown: the end of a turn, the header of an answer, and the thought if it is shown.
     """
 
     start: int
@@ -130,32 +131,32 @@ def _earlier(template: Template, messages: Messages, text: str, prompt_end: int)
         start = None
         if stretches:
             answer = "".join(texts_of(messages[turn]))
-            start = _behind_header(stretches[-1].shown, text, stretches[turn], answer)
+            start = _after_header(stretches[-1].shown, text, stretches[turn], answer)
         starts.append(_end_of_prompt(template, messages, turn, text) if start is None else start)
     return starts
 
 
 def _end_of_prompt(template: Template, messages: Messages, turn: int, text: str) -> int:
-    """Where the generation prompt of the answer of a turn ends in `text`, which has to begin with all up to it."""
+    """Where the generation prompt of the answer of a turn ends in `text`, which must begin with everything up to it."""
     prompt = template.render(messages[:turn], prompt=True)
     if not text.startswith(prompt):
         raise _not_prompted(messages[turn], prompt, text)
     return len(prompt)
 
 
-def _behind_header(header: str, text: str, stretch: Stretch, answer: str) -> int | None:
-    """Where in `text` the answer behind a stretch begins; None where that is unclear.
+def _after_header(header: str, text: str, stretch: Stretch, answer: str) -> int | None:
+    """Where in `text` the answer after a stretch begins; None if that is unclear.
 
-    header: the stretch before the last answer, as far as its generation prompt goes. An answer whose words repeat the
-    rest of it, such as the "<think>" of an unclosed thought that the prompt also opens, begins behind them.
+    header: the stretch before the last answer, up to the end of its generation prompt. An answer whose words repeat the
+    rest of it, such as the "<think>" of an unclosed thought that the prompt also opens, begins after them.
     """
-    # Blanks at the end of the message before stand in the stretch as well, unless the template strips them.
+    # Blanks at the end of the previous message are in the stretch as well, unless the template strips them.
     header, bare = header.lstrip(), stretch.shown.lstrip()
     start = stretch.start + len(stretch.shown) - len(bare)
     if text.startswith(header, start):
         return start + len(header)
     words = answer.rpartition(END_OF_THOUGHT)[2]
-    blanks = words[: len(words) - len(words.lstrip())]  # so may those with which the answer begins, or some of them
+    blanks = words[: len(words) - len(words.lstrip())]  # so may be those at the start of the answer, or some of them
     parts = (bare.removesuffix(blanks[first:]) for first in range(len(blanks), -1, -1))
     # With a part of a prompted thought, the answer has another thought than the prompt.
     return next((start + len(part) for part in parts if header.startswith(part) and THINK not in part), None)
@@ -165,7 +166,7 @@ def _stretches(
     template: Template, messages: Messages, turns: list[int], text: str, prompt_end: int
 ) -> dict[int, Stretch]:
     """The stretch before the answer of each turn, and as -1 that of the last answer up to the end of its generation
-    prompt; empty where the template does more with a mark than to show it.
+    prompt; empty if the template does more with a mark than show it.
     """
     everything = "".join(part for message in messages for part in texts_of(message))
     mark = next(character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in everything)
@@ -188,19 +189,19 @@ def _stretches(
 
 
 def _mark_words(message: dict[str, Any], mark: str) -> dict[str, Any]:
-    """With a mark where the answer's words begin, behind its thought and blanks, which a template may strip."""
+    """With a mark where the answer's words begin, after its thought and blanks, which a template may strip."""
     parts = list(message["content"])
     if not parts or parts[0]["type"] != "text":
         return {**message, "content": [{"type": "text", "text": mark}, *parts]}
     text = parts[0]["text"]
     words = text.rfind(END_OF_THOUGHT) + len(END_OF_THOUGHT) if END_OF_THOUGHT in text else 0
-    if text[words:].strip():  # a mark behind nothing but blanks would keep the template from stripping them
+    if text[words:].strip():  # a mark after only blanks would keep the template from stripping them
         words = len(text) - len(text[words:].lstrip())
     return {**message, "content": [{"type": "text", "text": text[:words] + mark + text[words:]}, *parts[1:]]}
 
 
 def _mark_end(message: dict[str, Any], mark: str) -> dict[str, Any]:
-    """With a mark behind the message's last word."""
+    """With a mark after the message's last word."""
     parts = list(message["content"])
     if not parts or parts[-1]["type"] != "text":
         return {**message, "content": [*parts, {"type": "text", "text": mark}]}

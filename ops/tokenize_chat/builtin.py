@@ -22,7 +22,7 @@ SPECIAL_TOKENS = (
 )
 SYSTEM_PROMPT = "You are a helpful assistant."
 
-# How Qwen's tokenizers cut text into words: digits one by one, a letter run with one character before it.
+# How Qwen's tokenizers split text into words: digits one by one, a letter run with one character before it.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -49,7 +49,7 @@ MIN_PIXELS, MAX_PIXELS = 16 * 16, 64 * 64  # 4 to 64 image tokens
 def write_builtin_processor(folder: Path, conversations: Iterable[list[dict[str, Any]]], vocab_size: int) -> None:
     """Train the tokenizer on chat messages and save it with its template and image processor.
 
-    vocab_size counts the special tokens; fewer tokens come out of a text too small for so many merges.
+    vocab_size includes the special tokens; a small text gives fewer tokens.
     The same messages give the same files.
     """
     tokenizer = Tokenizer(models.BPE())
@@ -89,7 +89,7 @@ def write_builtin_processor(folder: Path, conversations: Iterable[list[dict[str,
 
 
 def _texts(conversations: Iterable[list[dict[str, Any]]]) -> Iterator[str]:
-    """What the template shows of each conversation, the special tokens apart."""
+    """The text that the template shows of each conversation, without special tokens."""
     for messages in conversations:
         yield f"system\n{SYSTEM_PROMPT}"
         for message in messages:

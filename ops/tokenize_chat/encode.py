@@ -1,7 +1,7 @@
 """One conversation into token ids and a loss mask, from one tokenisation of its whole text.
 
-Tokenising a prefix again could cut words otherwise, so what belongs to an answer is found by the characters that each
-token covers. Every image is one placeholder here; `samples.py` puts the tokens of the images in their places.
+Tokenising a prefix again could split words differently, so answers are found by the characters that each
+token covers. Every image is one placeholder here; `samples.py` replaces it by the tokens of the image.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ TrainOn = Literal["assistant", "last"]
 
 @frozen(eq=False)
 class Encoded:
-    """input_ids int64 [S], one placeholder per image; loss_mask bool [S], true on every answer that is learnt and on
-    the EOS token that closes it, unless the answer was cut; loss_tokens: how many these are; prompt_tokens: tokens up
+    """input_ids int64 [S], one placeholder per image; loss_mask bool [S], true for every learnt answer and
+    the EOS token that closes it, unless the answer was cut; loss_tokens: their number; prompt_tokens: tokens up
     to and with the generation prompt of the last answer.
     """
 
@@ -50,8 +50,8 @@ class Encoded:
 class ChatEncoder:
     """The template and the tokenizer of a processor; threads may share one.
 
-    train_on: "assistant" has every answer in the loss mask, "last" the last one only. enable_thinking: as the template
-    knows it. Raises ConfigError for an enable_thinking that the template does not read.
+    train_on: "assistant" puts every answer in the loss mask, "last" only the last one. enable_thinking: for the
+    template. Raises ConfigError for an enable_thinking that the template does not read.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ChatEncoder:
     def encode(self, messages: Messages, cut: Sequence[bool] = ()) -> Encoded:
         """Tokenise chat messages whose last one is an answer.
 
-        cut: of each answer, whether it ends in the middle; nobody wrote the EOS that the template puts there, so it is
+        cut: for each answer, whether it was cut; its EOS comes only from the template, so it is
         not learnt. Raises Unusable; for one of MISFITS the sample or the chat template is at fault.
         """
         rendered = self._rendered(messages)
@@ -79,7 +79,7 @@ class ChatEncoder:
     ) -> list[Encoded | Unusable]:
         """`encode` of each conversation, or why it is unusable.
 
-        One call tokenises them all outside Python's lock, so that threads use as many cores. The tokenizer's own
+        One call tokenises them all without Python's lock, so that threads run in parallel. The tokenizer's own
         threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would not survive a fork.
         """
         rendered = [value_or_unusable(self._rendered, messages) for messages in conversations]
@@ -113,7 +113,7 @@ class ChatEncoder:
                 raise Unusable(NOT_CLOSED, f"EOS tokens: {list(self.processor.eos_token_ids)}")
             last = closed_by
             mask[first : last if is_cut else last + 1] = True
-        # The last answer begins there, unless a mark leaves the beginning out.
+        # The last answer begins there, unless a mark omits its beginning.
         prompt_tokens = first if start == rendered.prompt_end else _token_at(tokens, rendered.prompt_end, rendered.text)
         answer = rendered.text[rendered.prompt_end : tokens.token_to_chars(last)[0]]
         if not all(words in answer for words in answer_words(messages[-1])):
@@ -121,7 +121,7 @@ class ChatEncoder:
         return Encoded(torch.from_numpy(ids), torch.from_numpy(mask), int(np.count_nonzero(mask)), prompt_tokens)
 
     def prompt(self, messages: Messages) -> Tensor:
-        """int64 [S]: what serving gives the target to answer `messages`, one placeholder per image.
+        """int64 [S]: the target's input for answering `messages`, one placeholder per image.
 
         Raises as `encode`.
         """
@@ -132,12 +132,14 @@ class ChatEncoder:
         return torch.from_numpy(ids)
 
     def _cut(self, cut: Sequence[bool], learnt: int) -> Sequence[bool]:
-        """Whether each of the `learnt` stretches of the text is an answer that ends in the middle."""
+        """Whether each of the `learnt` stretches of the text is a cut answer."""
         cut = cut[-1:] if self.last_only else cut
         if not any(cut):
             return [False] * learnt
         if len(cut) != learnt:
-            raise Unusable(ANSWER_NOT_FOUND, f"which of {len(cut)} answers was cut, in {learnt} stretches of text")
+            raise Unusable(
+                ANSWER_NOT_FOUND, f"{len(cut)} answers in {learnt} stretches of text: the cut one is unknown"
+            )
         return cut
 
     def _closes(self, ids: np.ndarray) -> np.ndarray:
@@ -166,7 +168,7 @@ def num_images(message: dict[str, Any]) -> int:
 def _token_at(tokens: Encoding, start: int, text: str) -> int:
     """The token that begins at the first character from `start` on that any token covers.
 
-    Raises Unusable where that token begins before `start`.
+    Raises Unusable if that token begins before `start`.
     """
     covering = (tokens.char_to_token(place) for place in range(start, len(text)))
     token = next((token for token in covering if token is not None), None)
@@ -176,16 +178,16 @@ def _token_at(tokens: Encoding, start: int, text: str) -> int:
 
 
 def _last_token(tokens: Encoding, closing: np.ndarray, first: int, end: int | None) -> int | None:
-    """The EOS token that closes an answer from token `first` on, or None where there is none.
+    """The EOS token that closes an answer from token `first` on, or None without one.
 
-    closing: the places of all EOS tokens, int [E]. Without a mark that is the first of them; with a mark up to
-    character `end`, the last one within it or right behind it: some templates mark what they write behind the EOS,
+    closing: the places of all EOS tokens, int [E]. Without a mark it is the first of them; with a mark up to
+    character `end`, the last one within it or directly after it: some templates mark text after the EOS too,
     others end the mark before it.
     """
     if end is None:
         place = int(np.searchsorted(closing, first))
         return int(closing[place]) if place < len(closing) else None
-    behind = tokens.char_to_token(end)
-    bound = tokens.char_to_token(end - 1) if behind is None else behind
+    after = tokens.char_to_token(end)
+    bound = tokens.char_to_token(end - 1) if after is None else after
     place = int(np.searchsorted(closing, bound, side="right")) - 1 if bound is not None else -1
     return int(closing[place]) if place >= 0 and closing[place] >= first else None

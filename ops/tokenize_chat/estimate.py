@@ -54,7 +54,7 @@ def estimate(config: TokenizeChat, outlook: Outlook) -> Estimate:
 
 
 def _pixels(target: TargetForeseen | None) -> tuple[str, ...]:
-    """The number of image tokens is not known before, the size of one is."""
+    """The size of an image token; their number is unknown before."""
     if target is None or target.sizes.seeing is None:
         return ()
     size = target.sizes.pixel_bytes

@@ -20,13 +20,13 @@ from ops.artifacts import ImageSamples, TargetModel, TokenShards
 )
 @frozen(kw_only=True)
 class TokenizeChat:
-    """Apply the chat template, put the tokens of images in place, and mark the answers in a loss mask."""
+    """Apply the chat template, insert the tokens of images, and mark the answers in a loss mask."""
 
     samples: ImageSamples
     target: TargetModel | None = attrs.field(
         default=None,
         validator=Given(
-            "target and processor are both given: leave one out, a target has its own processor",
+            "target and processor are both given: omit one, a target has its own processor",
             left_out={"processor": "builtin"},
         ),
     )
@@ -36,7 +36,7 @@ class TokenizeChat:
         model_id=True,
         pinned_by="revision",
         help='"builtin" (a byte-level BPE trained on the samples) or a checkpoint directory or model id; '
-        "leave it out where a target is given: its own processor is taken",
+        "omit it with a target, whose own processor is used",
     )
     revision: str | None = field(default=None, help="the commit of a model id, 40 hex digits: a branch may move")
     trust_remote_code: bool = field(
@@ -50,7 +50,7 @@ class TokenizeChat:
     )
     enable_thinking: bool | None = field(
         default=None,
-        help="passed to the chat template, which decides unless given; false for a thinking target and answers "
+        help="passed to the chat template; default: that of the template; false for a thinking target and answers "
         "without reasoning",
     )
     max_length: int = field(default=3072, validator=validators.ge(8), help="longer samples are dropped, never cut")
@@ -58,18 +58,18 @@ class TokenizeChat:
         default=32, validator=validators.ge(1), help="samples with fewer answer tokens are dropped"
     )
     min_pixels: int | None = field(
-        default=None, validator=validators.optional(validators.ge(1)), help="the processor's own unless given"
+        default=None, validator=validators.optional(validators.ge(1)), help="default: the processor's own"
     )
     max_pixels: int | None = field(
-        default=None, validator=validators.optional(validators.ge(1)), help="the processor's own unless given"
+        default=None, validator=validators.optional(validators.ge(1)), help="default: the processor's own"
     )
     image_backend: Literal["pillow", "torchvision"] = field(
         default="pillow",
-        help="the library that resizes images, which should be the one that the serving engine takes; torchvision has "
-        "to be installed",
+        help="the library that resizes images, which should be that of the serving engine; torchvision must "
+        "be installed",
     )
     shard_samples: int = field(
-        default=256, validator=validators.ge(1), help="samples in one shard; fewer where their images are large"
+        default=256, validator=validators.ge(1), help="samples in one shard; fewer if their images are large"
     )
     preview_samples: int = field(
         default=20, validator=validators.ge(0), help="samples of the train split shown in preview.html"
@@ -81,16 +81,16 @@ class TokenizeChat:
         default=None,
         neutral=True,
         validator=validators.optional(validators.ge(1)),
-        help="how many tokens there will be, as `dflow plan` tells disk by it until they are counted; changes nothing",
+        help="estimated number of tokens, by which `dflow plan` estimates disk until they are counted",
     )
     workers: int | None = field(
         default=None,
         neutral=True,
         validator=validators.optional(validators.ge(1)),
-        help="samples worked on at the same time; all cores unless given. The result does not depend on it",
+        help="samples processed at the same time; default: the number of cores. Does not affect the result",
     )
     output = TokenShards
 
     def chosen_libraries(self) -> tuple[str, ...]:
-        """What enters the key beside key_libraries."""
+        """Libraries in the key besides key_libraries."""
         return ("torchvision",) if self.image_backend == "torchvision" else ()

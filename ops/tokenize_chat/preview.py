@@ -1,6 +1,6 @@
-"""The first samples of the train split as a person reads them, with every token in its colour; of preview.html.
+"""The first samples of the train split for a reader, with every token in its colour: preview.html.
 
-The page is one file without scripts and without any address; texts are data of unknown origin and are escaped.
+The page is one file without scripts and links; texts are of unknown origin and are escaped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ THUMBNAIL = 160  # pixels of the longer side
 
 @frozen(eq=False)
 class Shown:
-    """A sample without its pixels, which may be large. images: the references of those it has."""
+    """A sample without its pixels, which may be large. images: its references."""
 
     place: int
     sample_id: str
@@ -43,7 +43,7 @@ class Preview:
         self._found: dict[str, list[Shown]] = {"image": [], "text": []}
 
     def add(self, sample: TokenSample, images: Sequence[Mapping[str, Any]]) -> None:
-        """images: the references of the sample's images, and maybe more behind them."""
+        """images: the references of the sample's images, possibly with more after them."""
         of_its_kind = self._found[sample.category]
         if len(of_its_kind) < self._wanted:
             of_its_kind.append(
@@ -59,7 +59,7 @@ class Preview:
             )
 
     def chosen(self) -> list[Shown]:
-        """What is shown, in the order of the samples."""
+        """The samples to show, in order."""
         images, texts = self._found["image"], self._found["text"]
         with_images = min(len(images), max((self._wanted + 1) // 2, self._wanted - len(texts)))
         shown = images[:with_images] + texts[: self._wanted - with_images]
@@ -78,7 +78,7 @@ class Preview:
 
 @frozen
 class _Token:
-    """kind: "l" where it is learnt, "i" for all tokens of an image."""
+    """kind: "l" if it is learnt, "i" for all tokens of an image."""
 
     text: str
     kind: str
@@ -87,7 +87,7 @@ class _Token:
 
 
 def _tokens(shown: Shown, processor: Processor) -> list[_Token]:
-    """One for every token; one for all that stand for the same image, as far as they follow each other."""
+    """One for every token; one for each run of image tokens."""
     texts = [processor.tokenizer.decode([token]) for token in shown.ids]
     tokens = []
     runs = groupby(

@@ -1,4 +1,4 @@
-"""Report sections of `tokenize_chat`: counts, lengths, and the preview of what the draft learns."""
+"""Report sections of `tokenize_chat`: counts, lengths, and the preview of the loss mask."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from ops.tokenize_chat.samples import tokenize_rows
 from ops.tokenize_chat.template import MISFITS, texts_of
 from ops.tokenize_chat.writer import ShardWriter
 
-PORTION_ROWS, PORTION_IMAGES = 16, 2  # of one turn of a worker: enough to pay for the overhead, little memory
-FIRST_SAMPLES = 100  # misfits before any sample is kept; enough for odd samples that stand together
+PORTION_ROWS, PORTION_IMAGES = 16, 2  # of one task of a worker: enough to outweigh its overhead, little memory
+FIRST_SAMPLES = 100  # misfits before any sample is kept; more than odd samples in a row
 
 Row = dict[str, Any]
 
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     """Write the token shards, tokens.json, samples.jsonl, preview.html, the processor's files and summary.json.
 
-    Rows are read three times, once for each split, and never kept: memory has one shard and the workers' rows.
+    Rows are read three times, once for each split, and never kept: only one shard and the workers' rows are in memory.
     Drop reasons: "no answer", "special token in the text", "refused by the chat template", "answer begins inside a
     token", "reasoning does not fit the generation prompt", "image undecodable", "image refused by the processor",
     "longer than max_length" (never cut), "fewer than min_loss_tokens", and the MISFITS of template.py.
@@ -86,7 +86,7 @@ def account(
     writer: ShardWriter,
     preview: Preview,
 ) -> None:
-    """Keep or drop a row, in the order of the rows. Raises DataError for a template that fits none of them."""
+    """Keep or drop a row, in the order of the rows. Raises DataError for a template that suits none of them."""
     if isinstance(sample, Unusable):
         tally.drop(sample.reason, row["id"], sample.detail)
         trial.dropped(sample.reason, row["id"], sample.detail)
@@ -102,9 +102,9 @@ def account(
 class TemplateTrial:
     """Whether the chat template is usable: a sample at fault is dropped, a template at fault ends the run.
 
-    The template is at fault where samples are misfits, one after the other, before any is kept: the first
-    FIRST_SAMPLES of them, or all where there are fewer. Samples dropped for something else say nothing about it.
-    Samples come in the order of the rows, so that the outcome does not depend on the workers.
+    The template is at fault if FIRST_SAMPLES samples, or all if there are fewer, are misfits before any is kept.
+    Samples dropped for other reasons do not count. Samples come in the order of the rows, so that the outcome does not
+    depend on the workers.
     """
 
     source: str
@@ -125,16 +125,16 @@ class TemplateTrial:
             self.finish()
 
     def finish(self) -> None:
-        """After the last sample. Raises DataError where the template is at fault."""
+        """After the last sample. Raises DataError if the template is at fault."""
         if self._misfits and not self._served:
             raise DataError(
-                f"the chat template of {self.source} fits none of {self._misfits} samples, the first of which is "
-                f"{self._first}; do template, tokenizer and samples belong together?"
+                f"the chat template of {self.source} suits none of {self._misfits} samples, the first of which is "
+                f"{self._first}; check that template, tokenizer and samples belong together"
             )
 
 
 def portions(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    """Rows in groups of a few, of fewer where they have images."""
+    """Rows in small groups, smaller with images."""
     portion: list[Row] = []
     images = 0
     for row in rows:
@@ -167,12 +167,12 @@ def prepare_processor(config: TokenizeChat, target: TargetModel | None, file: Pa
 
 
 def check_images(file: Path, processor: Processor) -> int:
-    """The number of rows. Raises DataError where one has an image and the processor takes none."""
+    """The number of rows. Raises DataError for an image without an image processor."""
     total = 0
-    takes_images = processor.image_processor is not None and processor.image_token_id is not None
+    supports_images = processor.image_processor is not None and processor.image_token_id is not None
     for row in read_jsonl(file):
         total += 1
-        if row["images"] and not takes_images:
+        if row["images"] and not supports_images:
             raise DataError(
                 f'processor {processor.source}: sample "{row["id"]}" has an image, but there is no image processor '
                 f'(preprocessor_config.json) or no token "{processor.image_token}"; take that of a vision-language '
@@ -182,7 +182,7 @@ def check_images(file: Path, processor: Processor) -> int:
 
 
 def label(row: Row) -> str:
-    """What a right answer says: the row's own label, or else the text of the last answer."""
+    """The correct answer: the row's own label, else the text of the last answer."""
     if "label" in row:
         return str(row["label"])
     last = next(message for message in reversed(row["messages"]) if message["role"] == "assistant")

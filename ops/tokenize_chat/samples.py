@@ -1,4 +1,4 @@
-"""Rows of the injected samples into token samples: text, images, and the two put together."""
+"""Rows of the injected samples into token samples: text, images, and both combined."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def tokenize_rows(
 ) -> list[TokenSample | Unusable]:
     """A sample of each row, or the reason to drop it.
 
-    Turns behind the last answer are left out, with their images: nothing there is learnt, and a thinking template would
-    take the last answer for history.
+    Turns after the last answer are omitted, with their images: nothing there is learnt, and a thinking template would
+    treat the last answer as history.
     """
     conversations = [up_to_last_answer(row["messages"]) for row in rows]
-    cuts = [[reason == "length" for reason in row.get("finish_reasons", ())] for row in rows]  # where regenerated
+    cuts = [[reason == "length" for reason in row.get("finish_reasons", ())] for row in rows]  # if regenerated
 
     def sample(row: dict[str, Any], messages: Messages, encoded: Encoded) -> TokenSample:
-        # Before the images are decoded, which takes longer: neither count gets better with them.
+        # Checked before the images are decoded, which takes longer and does not lower either count.
         check_length(len(encoded.input_ids), config.max_length)
         if encoded.loss_tokens < config.min_loss_tokens:
             raise Unusable(TOO_FEW_LOSS_TOKENS, f"{encoded.loss_tokens} of {config.min_loss_tokens}")
@@ -54,7 +54,7 @@ def tokenize_rows(
 
 
 def up_to_last_answer(messages: Messages) -> Messages:
-    """Empty where there is no answer."""
+    """The messages up to the last answer; empty without one."""
     answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
     return messages[: answers[-1] + 1] if answers else ()
 
@@ -71,7 +71,7 @@ def load_images(references: Sequence[Mapping[str, Any]], folder: Path, processor
 
 
 def load_image(encoded: bytes, processor: Processor) -> ImageChunk:
-    """An encoded image as the target gets it. Raises Unusable for one that is refused."""
+    """An encoded image as the target's input. Raises Unusable for one that is refused."""
     try:
         image = decode(encoded)
     except DECODE_ERRORS as error:
@@ -95,7 +95,7 @@ def prompt_sample(
 
 
 def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], processor: Processor) -> TokenSample:
-    """The sample with the tokens of each image in the place of its placeholder, which no answer learns."""
+    """The sample with the tokens of each image in place of its placeholder; they are not learnt."""
     ids, mask, prompt_tokens = encoded.input_ids, encoded.loss_mask, encoded.prompt_tokens
     pixel_values, grids = _no_images(processor.patch_dim)
     if images:

@@ -31,10 +31,10 @@ ANSWER_NOT_FOUND = "answer not found in the rendered text"
 NOT_CLOSED = "no EOS token behind an answer"
 ANSWER_CHANGED = "answer changed by the chat template"
 OTHER_PLACEHOLDERS = "placeholders differ from the images"
-# One odd sample may meet with them under a good template; under one that does not serve, every sample does.
+# Single samples may have these with a good template; with an unusable one, every sample has.
 MISFITS = (FAILED, ANSWER_NOT_FOUND, NOT_CLOSED, ANSWER_CHANGED, OTHER_PLACEHOLDERS)
 
-THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokenizers, and yet part of what they say
+THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokenizers, but part of the text
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -49,7 +49,7 @@ def value_or_unusable(function: Callable[..., T], *arguments: Any) -> T | Unusab
 class Template:
     """The chat template of a processor, which threads may share.
 
-    enable_thinking goes to the template; None leaves the choice to it. has_marks: `{% generation %}` is used.
+    enable_thinking: passed to the template, None for its default. has_marks: `{% generation %}` is used.
     Raises ConfigError for an enable_thinking that the template does not read.
     """
 
@@ -63,11 +63,11 @@ class Template:
         self._strings_only = processor.image_processor is None
         self._special_tokens = [token for token in processor.special_tokens if token not in (THINK, END_OF_THOUGHT)]
         self.has_marks = GENERATION.search(self._text) is not None
-        # transformers keeps the marks of the rendering under way in the compiled template, which is shared.
+        # transformers keeps the marks of the current rendering in the compiled template, which is shared.
         self._turn: AbstractContextManager[Any] = Lock() if self.has_marks else nullcontext()
 
     def check(self, messages: Messages) -> None:
-        """Raises Unusable where a text holds a special token, which would pass for a part of the template.
+        """Raises Unusable if a text contains a special token, which would look like a part of the template.
 
         The texts of a message count as one: an image between two of them may have been moved away.
         """
@@ -79,14 +79,14 @@ class Template:
                 raise Unusable(SPECIAL_IN_TEXT, token)
 
     def render(self, messages: Messages, prompt: bool = False) -> str:
-        """The text of the messages; prompt: with the generation prompt behind them.
+        """The text of the messages; prompt: with the generation prompt after them.
 
-        Raises Unusable where the template refuses the messages, or fails on them.
+        Raises Unusable if the template refuses the messages, or fails on them.
         """
         return self._render(messages, add_generation_prompt=prompt)[0]
 
     def render_marked(self, messages: Messages) -> tuple[str, list[Span]]:
-        """The text, and what the template marks in it as generated. Raises as `render`."""
+        """The text, and the spans that the template marks as generated. Raises as `render`."""
         return self._render(messages, return_assistant_tokens_mask=True)
 
     def _render(self, messages: Messages, **options: bool) -> tuple[str, list[Span]]:
@@ -97,9 +97,9 @@ class Template:
                 texts, spans = render_jinja_template(
                     conversations=[messages], chat_template=self._text, **options, **self._arguments
                 )
-        except TemplateError as error:  # e.g. a template that knows no system role, or wants the roles to alternate
+        except TemplateError as error:  # e.g. a template without a system role, or one that requires alternating roles
             raise Unusable(REFUSED_BY_TEMPLATE, str(error)) from error
-        except TypeError as error:  # e.g. one that wants texts where it gets a list of parts
+        except TypeError as error:  # e.g. one that expects texts instead of lists of parts
             raise Unusable(FAILED, str(error)) from error
         return texts[0], spans[0] if spans else []
 
@@ -114,5 +114,5 @@ def answer_words(message: dict[str, Any]) -> list[str]:
 
 
 def thinks(message: dict[str, Any]) -> bool:
-    """Whether the answer comes with reasoning, in its own key or in a block of its text."""
+    """Whether the answer has reasoning, in its own key or in a block of its text."""
     return bool(message.get("reasoning_content")) or END_OF_THOUGHT in "".join(texts_of(message))

@@ -7,5 +7,5 @@ from ops.tokenize_chat.op import TokenizeChat
 
 
 def unmet(config: TokenizeChat) -> dict[str, str]:
-    """torchvision, where it resizes images."""
+    """torchvision, if it resizes images."""
     return missing_torchvision(config.image_backend)

@@ -1,4 +1,4 @@
-"""Token shards and their records, written as samples come."""
+"""Token shards and their records, written as samples arrive."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from ops.lib.data.files import json_line
 from ops.lib.data.token_shards import TokenSample, write_token_shard
 
-SHARD_BYTES = 256 * 1024 * 1024  # of pixels: what is kept in memory until a shard is written
+SHARD_BYTES = 256 * 1024 * 1024  # of pixels kept in memory until a shard is written
 
 
 class ShardWriter:
     """Collects samples, split by split, and writes a shard whenever it has enough of them.
 
-    shards: what tokens.json says of them; tokens, loss_tokens: of all samples.
+    shards: their entries in tokens.json; tokens, loss_tokens: of all samples.
     """
 
     def __init__(self, folder: Path, shard_samples: int, patch_dim: int, shard_bytes: int = SHARD_BYTES) -> None:
@@ -31,7 +31,7 @@ class ShardWriter:
         (folder / "samples.jsonl").touch()
 
     def add(self, sample: TokenSample, split: str, label: str) -> None:
-        """Splits come one after the other."""
+        """Splits must come one after the other."""
         self._samples.append(sample)
         self._labels.append(label)
         self._bytes += sample.pixel_values.nbytes
@@ -39,7 +39,7 @@ class ShardWriter:
             self.flush(split)
 
     def flush(self, split: str) -> None:
-        """Write what is there as a shard of the split."""
+        """Write the collected samples as a shard of the split."""
         if not self._samples:
             return
         name = f"{split}-{sum(shard['split'] == split for shard in self.shards):05d}.safetensors"

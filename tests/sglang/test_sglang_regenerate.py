@@ -93,6 +93,6 @@ def test_a_name_that_sglang_does_not_serve_is_refused_although_sglang_would_answ
 
 def test_a_parameter_that_sglang_refuses_ends_the_stage_before_the_samples(samples, talker, server, tmp_path):
     with pytest.raises(
-        DataError, match=r"refuses: 400: frequency_penalty must be.*\n.*see to the parameters, extra_body"
+        DataError, match=r"rejects requests: 400: frequency_penalty must be.*\n.*check the parameters, including extra"
     ):
         run_endpoint(tmp_path, samples, talker, server, extra_body={"frequency_penalty": 77.0})

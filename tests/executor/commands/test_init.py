@@ -177,8 +177,8 @@ def test_features_that_the_disk_does_not_hold_are_captured_while_training(
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("empty", ["holds neither JSON nor Parquet", "the folder is empty"]),
-        ("papers", ["holds neither JSON nor Parquet", "files found: 2 .pdf, 1 no suffix"]),
+        ("empty", ["contains neither JSON nor Parquet", "the folder is empty"]),
+        ("papers", ["contains neither JSON nor Parquet", "files found: 2 .pdf, 1 no suffix"]),
         ("broken.jsonl", ["broken.jsonl:2: broken JSON at column 13", 'broken.jsonl:3: no list "messages"']),
         ("nothing.jsonl", ["nothing.jsonl: holds no samples"]),
         (

@@ -134,7 +134,7 @@ def test_the_plan_counts_requests_and_reserved_blocks_as_the_live_stage_does():
 @pytest.mark.parametrize("name", ["draft", "target", "tokens"])
 def test_a_report_of_another_draft_target_or_tokens_is_refused(tmp_path, gate_inputs, name):
     other = gate_inputs | {name: attrs.evolve(gate_inputs[name], digest="0" * 64)}
-    with pytest.raises(DataError, match=f"this report was made with another {name} than the node has"):
+    with pytest.raises(DataError, match=f"this report was made with another {name} than this node reads"):
         check(tmp_path, other)
 
 

@@ -120,7 +120,7 @@ def test_images_by_class_become_questions_and_labels(tmp_path):
         {"role": "assistant", "content": [{"type": "text", "text": "It is a dog."}]},
     ]
     assert (summary["in"], summary["dropped"]) == (4, {"not an image": 1})
-    with pytest.raises(ConfigError, match=r'answer must hold "\{label\}"'):
+    with pytest.raises(ConfigError, match=r'answer must contain "\{label\}"'):
         Ingest(source="x", answer="a cat")
 
 
@@ -225,9 +225,9 @@ def test_columns_of_an_older_sequence_become_turns(tmp_path):
     [
         (
             {"a.txt": b"hello"},
-            "holds neither JSON nor Parquet files, no Arrow data set and no images; say which",
+            "contains neither JSON nor Parquet files, no Arrow data set and no images; say which",
         ),
-        ({"a.jsonl": b"{}", "b.parquet": b""}, "holds JSON files and Parquet files; say which"),
+        ({"a.jsonl": b"{}", "b.parquet": b""}, "contains JSON files and Parquet files; say which"),
         ({"b.parquet": b"broken"}, "cannot be read as Parquet"),
         ({"state.json": b"{}"}, "cannot be read as an Arrow data set"),
     ],
@@ -252,7 +252,7 @@ def test_a_file_that_tells_nothing_says_what_to_do(tmp_path, name, content, mess
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         read(tmp_path / name, tmp_path)
-    with pytest.raises(DataError, match='format = "image-folder" reads a folder, and this is a file'):
+    with pytest.raises(DataError, match='format = "image-folder" reads a folder, but this is a file'):
         read(tmp_path / name, tmp_path, format="image-folder")
 
 

@@ -144,7 +144,7 @@ def test_an_image_that_cannot_be_read_is_dropped(tmp_path, monkeypatch):
         ('{"conversations": [], "split": "dev"}', "\"split\" must be one of train, val, test, got 'dev'"),
         ('{"conversations": [], "split": ["train"]}', "\"split\" must be one of train, val, test, got ['train']"),
         ('{"conversations": [], "id": 1.5}', '"id" must be a string or an integer, got 1.5'),
-        ('{"conversations": [], "id": "\\ud800"}', '"id" holds half a surrogate pair'),
+        ('{"conversations": [], "id": "\\ud800"}', '"id" contains half a surrogate pair'),
         ("[" * 100_000, "broken JSON: maximum recursion depth exceeded"),
     ],
 )

@@ -279,8 +279,8 @@ def test_an_answer_that_never_ends_leaves_nothing_and_says_so(samples, target, t
     with pytest.raises(DataError, match=r"no answer of the target is left:\n +8  finish reason length") as caught:
         run(tmp_path, samples, target, max_new_tokens=3)
     assert str(caught.value).splitlines()[-1] == (
-        'raise max_new_tokens, or keep answers that were cut: finish_reasons = ["stop", "length"]; a target that was '
-        "not trained ends no answer"
+        'raise max_new_tokens, or keep answers that were cut: finish_reasons = ["stop", "length"]; '
+        "an untrained target does not end its answers"
     )
 
 
@@ -294,7 +294,7 @@ def test_answers_with_special_tokens_are_dropped_and_laid_to_the_target(samples,
     count = summary["dropped"]["special token in the target's answer"]
     assert count > 0 and "special token in the text" not in summary["dropped"]
     said = capsys.readouterr().out
-    assert f"warning: {count} answers hold special tokens: a target that writes tokens of the chat template" in said
+    assert f"warning: {count} answers contain special tokens: a target that writes tokens of the chat template" in said
     special = load_processor(str(checkpoint)).special_tokens
     texts = [text for answers in answers_of(stage).values() for text in answers]
     assert not [text for text in texts if any(token in text for token in special)]

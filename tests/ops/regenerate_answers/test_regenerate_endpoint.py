@@ -214,12 +214,12 @@ def test_what_a_killed_stage_had_journalled_is_not_asked_again(samples, talker, 
 MISTAKES = {
     "needs an endpoint": {"endpoint": None},
     "needs a model": {"model": None},
-    r"is no URL of the form http://host:port/v1": {"endpoint": "host:30000/v1"},
+    r"is not a URL of the form http://host:port/v1": {"endpoint": "host:30000/v1"},
     r'endpoint = "http://...@host/v1" has a user or a password': {"endpoint": "http://me:sesame@host/v1"},
-    "has a part behind": {"endpoint": "http://host/v1?key=1"},
+    "has a part after": {"endpoint": "http://host/v1?key=1"},
     "needs either a target or a processor": {"processor": "there"},
-    "'dtype' is the server's affair": {"dtype": "bfloat16"},
-    "extra_body may not hold max_tokens, seed": {"extra_body": {"seed": 1, "max_tokens": 3, "top_k": 2}},
+    "'dtype' is set on the server": {"dtype": "bfloat16"},
+    "extra_body may not contain max_tokens, seed": {"extra_body": {"seed": 1, "max_tokens": 3, "top_k": 2}},
     "'endpoint' is for backend = \"endpoint\" only": {"backend": "huggingface"},
 }
 
@@ -343,7 +343,7 @@ def test_that_no_server_is_there_is_told_before_the_retries_are_over(samples, ta
     with pytest.raises(StopRequested):
         regenerate_answers(endpoint_config(server, retries=1, backoff_s=60.0), stage)
     assert f"info: {server.url} cannot be reached (ConnectError: " in stage.said
-    assert "); further attempts: 1, later and later\n" in stage.said
+    assert "); retrying up to 1 times\n" in stage.said
 
 
 def test_a_server_that_is_not_there_may_be_later_and_is_told_once(samples, talker, tmp_path, capsys):
@@ -354,7 +354,7 @@ def test_a_server_that_is_not_there_may_be_later_and_is_told_once(samples, talke
     assert 1 == capsys.readouterr().out.count("cannot be reached")
 
 
-@pytest.mark.parametrize(("value", "message"), [("", "is not set"), ("a\nb", "more than one line of ASCII")])
+@pytest.mark.parametrize(("value", "message"), [("", "is not set"), ("a\nb", "must be one line of ASCII")])
 def test_an_api_key_that_cannot_be_one_is_told_before_anything_is_asked(
     samples, talker, tmp_path, monkeypatch, value, message
 ):

@@ -101,7 +101,7 @@ NEVER = {
     401: "the API key is missing or wrong; api_key_env",
     403: "the API key may not use this model",
     404: 'mostly ends in "/v1"; it serves "talker"',
-    400: "see to the parameters, extra_body among them",
+    400: "check the parameters, including extra_body",
 }
 
 
@@ -111,7 +111,7 @@ def test_a_server_that_will_answer_nothing_ends_the_stage_before_the_samples_are
 ):
     with (
         ChatServer(model, fault=lambda body, attempt: Fault(status, "never")) as server,
-        pytest.raises(DataError, match=f"refuses: {status}: never\n.*{NEVER[status]}"),
+        pytest.raises(DataError, match=f"rejects requests: {status}: never\n.*{NEVER[status]}"),
     ):
         run_endpoint(tmp_path, parroted, talker, server)
     assert [] == server.conversations
@@ -122,7 +122,7 @@ def test_a_key_that_expires_meanwhile_ends_the_stage_at_once(parroted, talker, m
         ChatServer(
             model, fault=lambda body, attempt: Fault(401, "expired") if len(server.conversations) > 3 else None
         ) as server,
-        pytest.raises(DataError, match="refuses: 401: expired"),
+        pytest.raises(DataError, match="rejects requests: 401: expired"),
     ):
         run_endpoint(tmp_path, parroted, talker, server, **OPTIONS, concurrency=1)
     assert 4 == len(server.conversations)
@@ -167,7 +167,7 @@ MALFORMED = [
     ("content", [{"type": "text", "text": "Hello"}], "content is not a text"),
     ("content", "Hel\ud800lo", "content is not Unicode text"),
     ("reasoning_content", {"a": 1}, "reasoning_content is not a text"),
-    ("usage", [3], "no chat completion"),
+    ("usage", [3], "not a chat completion"),
     ("completion_tokens", "3", "completion_tokens is not a number of tokens"),
     ("completion_tokens", -1, "completion_tokens is not a number of tokens"),
     ("prompt_tokens", True, "prompt_tokens is not a number of tokens"),
@@ -176,7 +176,7 @@ MALFORMED = [
     ("token_ids", [5, 2**40], "token_ids is not a list of token ids"),
     ("response_token_ids", [5.0], "token_ids is not a list of token ids"),
     ("prompt_token_ids", {"0": 1}, "prompt_token_ids is not a list of token ids"),
-    ("finish_reason", ["\ud800"], "broken off by the server"),
+    ("finish_reason", ["\ud800"], "aborted by the server"),
 ]
 
 
@@ -253,7 +253,7 @@ def test_a_server_that_refuses_all_of_the_first_samples_ends_the_stage(talker, t
         ChatServer(
             lambda body: response("Hello", "stop"), fault=lambda body, _: None if is_probe(body) else Fault(422, "no")
         ) as server,
-        pytest.raises(DataError, match='refused the first 20 samples, all of them; the last, "19": 422: no'),
+        pytest.raises(DataError, match='refused all of the first 20 samples; the last, "19": 422: no'),
     ):
         run_endpoint(tmp_path / "run", ImageSamples(folder, "a"), talker, server, concurrency=1)
     assert 20 == len(server.conversations)

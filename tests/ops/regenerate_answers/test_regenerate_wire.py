@@ -21,7 +21,7 @@ from dsl.errors import DataError
 from ops.artifacts import ImageSamples
 from ops.lib.data.files import write_jsonl
 from ops.lib.vision.images import decode
-from ops.regenerate_answers.client import asked_wait
+from ops.regenerate_answers.client import retry_after_s
 from ops.regenerate_answers.wire import data_url, read_reply, request_seed, wire_messages
 
 
@@ -120,7 +120,7 @@ WAITS = {
 
 def test_what_a_server_asks_to_wait_is_read_as_seconds_or_a_date():
     now = datetime(2026, 10, 21, 7, 28, tzinfo=UTC)
-    assert list(WAITS.values()) == [asked_wait(header, now) for header in WAITS]
+    assert list(WAITS.values()) == [retry_after_s(header, now) for header in WAITS]
 
 
 NO_ANSWERS = ([], {}, "<html>", {"choices": []}, {"choices": [{"message": None, "finish_reason": "stop"}]})
@@ -128,13 +128,13 @@ NO_ANSWERS = ([], {}, "<html>", {"choices": []}, {"choices": [{"message": None, 
 
 @pytest.mark.parametrize("data", NO_ANSWERS, ids=map(str, NO_ANSWERS))
 def test_a_response_without_an_answer_is_no_answer(data):
-    with pytest.raises(ValueError, match="no chat completion"):
+    with pytest.raises(ValueError, match="not a chat completion"):
         read_reply(data)
 
 
 @pytest.mark.parametrize("finish_reason", ["abort", "error", None])
 def test_an_answer_that_was_broken_off_is_no_answer(finish_reason):
-    with pytest.raises(ValueError, match="broken off by the server"):
+    with pytest.raises(ValueError, match="aborted by the server"):
         read_reply(response("Half a", finish_reason))
 
 
