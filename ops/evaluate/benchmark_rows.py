@@ -48,7 +48,7 @@ def check_benchmark(file: Path) -> None:
 
 
 def benchmark_rows(file: Path) -> Iterator[BenchmarkRow | Misfit]:
-    """All lines that are not blank. Raises DataError where there is no such file."""
+    """All lines that are not blank. Raises DataError if the file is missing."""
     if not file.is_file():
         raise DataError(f"{file}: no such file; benchmark must name a file of JSON lines")
     places: dict[str, str] = {}
@@ -62,7 +62,7 @@ def benchmark_rows(file: Path) -> Iterator[BenchmarkRow | Misfit]:
 
 
 def refuse(file: Path, misfits: Sequence[Misfit], rows: int) -> None:
-    """Raises DataError with every line of the file that cannot be used, of so many; and where there is no line."""
+    """Raises DataError with every unusable line of the file, out of `rows`; and for a file without lines."""
     if misfits:
         more = [f"... and {len(misfits) - SHOWN_MISTAKES} more"] if len(misfits) > SHOWN_MISTAKES else []
         raise DataError(
@@ -80,7 +80,7 @@ def refuse(file: Path, misfits: Sequence[Misfit], rows: int) -> None:
 
 
 def _row(record: Record) -> BenchmarkRow | Misfit:
-    """Of a record of the right form."""
+    """The row of a well-formed record."""
     finder = ImageFinder(record.folder, remedy="copy it into the folder of the benchmark file")
     sample = sample_of_row(record.row, str(record.row["id"]), finder, require_answers=False)
     if isinstance(sample, DroppedSample):
@@ -91,13 +91,13 @@ def _row(record: Record) -> BenchmarkRow | Misfit:
 
 
 def _form_mistake(row: Any) -> str:
-    """What is wrong with a row, or an empty string: rules of all data files, and those of a benchmark."""
+    """The mistake in a row, or an empty string: by the rules of all data files, and those of a benchmark."""
     return row_mistake(row) or next(_lacking(row), "")
 
 
 def _lacking(row: dict[str, Any]) -> Iterator[str]:
     if row.get("id") is None or not str(row["id"]).strip():
-        yield 'no "id": give each prompt its own, by which results of two drafts can be compared'
+        yield 'no "id": give each prompt its own, by which results of two drafts are compared'
     category = row.get("category")
     if not isinstance(category, str) or not CATEGORY.fullmatch(category):
         yield (
@@ -105,9 +105,9 @@ def _lacking(row: dict[str, Any]) -> Iterator[str]:
             f"{category!r}"
         )
     if category == ALL:
-        yield f'"category" must not be "{ALL}", which means all of them together'
+        yield f'"category" must not be "{ALL}", which means all categories'
     if not any(ROLE_NAMES.get(turn.get("role", turn.get("from"))) == "user" for turn in turn_list(row)):
-        yield 'no user turn: "messages" must end with what the user says, {"role": "user", "content": "..."}'
+        yield 'no user turn: "messages" must end with a turn of the user, {"role": "user", "content": "..."}'
 
 
 def _duplicate_id(record: Record, places: dict[str, str]) -> str:

@@ -17,7 +17,7 @@ from ops.lib.threads import threads_of_decoding
 
 LONGEST = 3072  # tokens of a prompt of unknown length
 PROMPTS = 4  # of a trial
-UNTRAINED = "a draft that was trained in full needs fewer steps for an answer, and a target may end it sooner"
+UNTRAINED = "a fully trained draft needs fewer steps for an answer, and the target may end it sooner"
 
 threads = threads_of_decoding
 
@@ -55,7 +55,7 @@ def estimate(config: Evaluate, outlook: Outlook) -> Estimate:
 
 
 def _growth(config: Evaluate, outlook: Outlook) -> Growth | None:
-    """That of the prompts."""
+    """By the number of prompts."""
     if outlook.trial is None:
         return None
     given, tried = first_counted(outlook.inputs["tokens"]), outlook.trial.config
@@ -75,7 +75,7 @@ def _of_split(samples: Mapping[Kind, float], split: str) -> dict[str, float]:
 
 
 def _categories(file: Path) -> Iterator[str]:
-    """Of each line of a benchmark that the trial has read without a mistake."""
+    """The category of each line of a benchmark, which the trial has read without a mistake."""
     return (str(record.row["category"]) for record in json_records(file))
 
 

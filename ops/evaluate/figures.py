@@ -12,7 +12,7 @@ from ops.evaluate.metric_names import ALL
 
 
 def figures(report: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """(name, figure) of everything that report.json has a curve of; none where no step was made."""
+    """(Name, figure) for each curve of report.json; none without a step."""
     if report["tau"][ALL]["steps"]:
         yield "acceptance_by_slot", slots_figure(report)
         yield "accepted_lengths", lengths_figure(report)
@@ -20,7 +20,7 @@ def figures(report: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
 
 
 def slots_figure(report: Mapping[str, Any]) -> Figure:
-    """Acceptance by position in the block, the random draft beside the trained one."""
+    """Acceptance by position in the block, of the random and the trained draft."""
     figure, axes = _empty(report)
     for key, label in (("acceptance_by_slot", "trained draft"), ("acceptance_by_slot_random", "random draft")):
         if key in report:
@@ -31,7 +31,7 @@ def slots_figure(report: Mapping[str, Any]) -> Figure:
 
 
 def lengths_figure(report: Mapping[str, Any]) -> Figure:
-    """How often a step accepted how many of the draft's tokens."""
+    """How often a step accepted each number of the draft's tokens."""
     figure, axes = _empty(report)
     counts = report["accepted_lengths"]
     axes.bar(range(len(counts)), [count / max(sum(counts), 1) for count in counts])

@@ -1,12 +1,12 @@
 """Whether speculative decoding gave the target's own answers, token by token; distinguishes ties from bugs.
 
 At temperature 0 both ways choose the target's best logit, so whatever the draft proposes, the answers are the same;
-but a pass over a block and a pass over one token round differently, and where the two best logits lie closer together
-than that rounding, either may win. Such a difference is a *tie*. Rounding moves logits a little, so at a tie both
-passes see the same tokens in front: a difference counts as one only if the token of each way lies less than tie_margin
-behind the best one in the pass of the other way too. A pass that clearly prefers another token, or is undecided
-between others (wrong positions, a cache that was not rolled back), is a bug, and so is a token that was taken although
-its own pass prefers another.
+but a pass over a block and a pass over one token round differently, and if the two best logits are closer together
+than that rounding, either may win. Such a difference is a *tie*. Rounding changes logits only a little, so at a tie
+both passes rank the same tokens first: a difference is a tie only if the token of each way is less than tie_margin
+below the best one in the pass of the other way too. A pass that clearly prefers another token, or is undecided
+between others (wrong positions, a cache that was not rolled back), is a bug, and so is a chosen token that is not the
+best of its own pass.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ops.evaluate.turns import PromptResult
 from ops.lib.drafts.decoding.decode import Decoded
 
 SHOWN = 10
-MANY_TIES = 0.1  # of the answers: rounding gives some in a hundred
+MANY_TIES = 0.1  # of the answers: rounding causes a few percent
 
 
 @frozen(kw_only=True)
 class Difference:
-    """The first token at which a speculative answer leaves the plain one; behind it, nothing can be compared.
+    """The first token at which a speculative answer differs from the plain one; later ones cannot be compared.
 
-    draft: "trained" or "random". position: in the answer, 0 being the prefill's token. Token and margin are None where
-    that answer had ended already. behind_plain: how far the speculative token's logit lies behind the best one in the
-    plain pass, None where that is tie_margin or more; behind_speculative: that of the plain token in the other pass.
-    is_best: whether each way took the best token of its own pass, so far as that was undecided.
+    draft: "trained" or "random". position: in the answer, 0 being the prefill's token. Token and margin are None if
+    that answer had already ended. behind_plain: distance of the speculative token's logit from the best one in the
+    plain pass, None if that is tie_margin or more; behind_speculative: that of the plain token in the other pass.
+    is_best: whether each way chose the best token of its own pass, where several were near.
     """
 
     id: str
@@ -53,7 +53,7 @@ class Difference:
 
 @frozen
 class Losses:
-    """The result of comparing all answers. answers: how many were compared."""
+    """The result of comparing all answers. answers: their number."""
 
     answers: int
     ties: tuple[Difference, ...]
@@ -91,10 +91,10 @@ def compare(results: Sequence[PromptResult]) -> Losses:
 
 
 def rounding(results: Sequence[PromptResult]) -> dict[str, float | int | None]:
-    """By how much the margins of the two passes differ at tokens that both chose behind the same tokens.
+    """Differences of the two passes' margins at tokens that both chose after the same tokens.
 
-    That is the rounding itself, measured: a tie_margin far above `largest` may pass a bug for a tie, one below `median`
-    a tie for a bug. None where nothing could be compared.
+    They measure the rounding: with a tie_margin far above `largest` a bug may count as a tie, with one below `median` a
+    tie as a bug. None if nothing could be compared.
     """
     moved = []
     for result in results:
@@ -125,8 +125,8 @@ def lossless_message(
             f"speculative decoding changed {len(losses.errors)} of {losses.answers} answers beyond a tie (both tokens "
             f"less than tie_margin = {tie_margin:g} behind the best in both passes), {len(losses.ties)} at a tie:",
             *shown,
-            f"No draft, however bad, can do this: the target's pass over a block differs from its pass over one token "
-            f'(cache, roll-back, positions).{measured} In half precision, repeat it with dtype = "float32": what is '
+            f"No draft can cause this: the target's pass over a block differs from its pass over one token "
+            f'(cache, roll-back, positions).{measured} In half precision, repeat it with dtype = "float32": what '
             "remains is a bug.",
             f"tau and all answers: {report}",
         )
@@ -134,7 +134,7 @@ def lossless_message(
 
 
 def difference_text(error: Difference, text: Callable[[int], str]) -> str:
-    """One line: the sample, the place, both tokens and both margins. text: of a token."""
+    """One line: the sample, the position, both tokens and both margins. text: of a token."""
     drafted = "" if error.draft == "trained" else f" with the {error.draft} draft"
     return (
         f"sample {error.id} ({error.category}){drafted}: token {error.position} is "
@@ -144,7 +144,7 @@ def difference_text(error: Difference, text: Callable[[int], str]) -> str:
 
 
 def _far(error: Difference) -> str:
-    """Which pass did not see which token in front; nothing where an answer had ended, and at a tie."""
+    """Which pass did not rank which token first; empty if an answer had ended, and at a tie."""
     if error.is_tie or error.plain_token is None or error.speculative_token is None:
         return ""
     if not error.is_best:
@@ -189,7 +189,7 @@ def _differences(result: PromptResult) -> Iterable[Difference]:
 
 
 def common_length(plain: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading tokens are the same."""
+    """The number of equal leading tokens."""
     pairs = enumerate(zip(plain, other, strict=False))
     return next((place for place, (one, two) in pairs if one != two), min(len(plain), len(other)))
 
@@ -201,10 +201,10 @@ def _at(answer: Decoded, position: int) -> tuple[int | None, float | None]:
 
 
 def _behind(answer: Decoded, position: int, token: int | None) -> float | None:
-    """How far the token's logit lies behind the best one there, where it is near."""
+    """Distance of the token's logit from the best one there, if it is near."""
     return None if token is None else answer.near.get(position, {}).get(token)
 
 
 def _is_best(answer: Decoded, position: int) -> bool:
-    """Of the token that was taken there; true where no other was near, or the answer had ended."""
+    """Whether the token chosen there is the best; true if no other was near, or the answer had ended."""
     return position not in answer.near or answer.near[position].get(answer.tokens[position]) == 0

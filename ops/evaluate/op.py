@@ -13,16 +13,16 @@ from dsl.op import field, op, seed_field
 from ops.artifacts import Draft, Report, TargetModel, TokenShards
 from ops.ingest.read import Reading, named_images
 
-LEAST_TEMPERATURE = 0.001  # nearly greedy; logits that are divided by far less overflow
-# Four units in the last place of a logit between 16 and 32, in half precision; a float32 has fifty of them there.
+LEAST_TEMPERATURE = 0.001  # nearly greedy; dividing logits by much less overflows
+# Four units in the last place of a logit between 16 and 32 in half precision, fifty in float32.
 TIE_MARGINS = {"float32": 1e-4, "float16": 0.0625, "bfloat16": 0.5}
 
 
 def _temperature(_instance: object, _attribute: object, temperature: float) -> None:
-    """Greedy, or a number that logits can be divided by."""
+    """0, or a number that logits can be divided by."""
     if not math.isfinite(temperature) or 0 < temperature < LEAST_TEMPERATURE:
         raise ValueError(
-            f"'temperature': {temperature:g} is neither 0 nor a finite number from {LEAST_TEMPERATURE:g} on"
+            f"'temperature': {temperature:g} is neither 0 nor a finite number of at least {LEAST_TEMPERATURE:g}"
         )
 
 
@@ -41,43 +41,43 @@ class Evaluate:
     draft: Draft
     target: TargetModel
     tokens: TokenShards
-    split: Literal["val", "test"] = field(default="test", help="where the prompts come from, unless from a benchmark")
+    split: Literal["val", "test"] = field(default="test", help="the split of the prompts, without a benchmark")
     benchmark: str | None = field(
         default=None,
         external=True,
-        help="prompts from a file in place of the split: JSON lines with id, category, messages and, where there are "
+        help="prompts from a file instead of the split: JSON lines with id, category, messages and, if there are "
         "any, images (docs/evaluation.md)",
     )
     max_prompts: int | None = field(
-        default=64, validator=validators.optional(validators.ge(1)), help="prompts of each category; all unless given"
+        default=64, validator=validators.optional(validators.ge(1)), help="prompts of each category; none: all"
     )
     max_new_tokens: int = field(default=128, validator=validators.ge(1), help="generated tokens per prompt, at most")
     temperature: float = field(
         default=0.0,
         validator=(validators.ge(0), _temperature),
         help="0: greedy, and answers are checked token by token; above: speculative sampling from the target's own "
-        "distribution, where single answers cannot be checked",
+        "distribution, whose answers cannot be checked",
     )
     block_size: int | None = field(
         default=None,
         validator=validators.optional(validators.ge(2)),
-        help="slots of a block at inference, the anchor's included; as in training, which is the most, unless given",
+        help="slots of a block at inference, the anchor's included; default and maximum: that of the training",
     )
     batch_size: int = field(
         default=8,
         neutral=True,
         validator=validators.ge(1),
-        help="prompts decoded at the same time; the speed-up is that of this size",
+        help="prompts decoded at the same time; the speed-up is measured at this size",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", help="of the forward passes of target and draft"
     )
-    random_draft: bool = field(default=True, help="measure a randomly initialised draft beside the exported one")
+    random_draft: bool = field(default=True, help="measure a randomly initialised draft too")
     tie_margin: float | None = field(
         default=None,
         validator=validators.optional(validators.ge(0)),
-        help="where the answers of both ways first differ, it is a tie and no error if the logits of both tokens lie "
-        "less than this behind the best one, plainly and speculatively; unless given 0.0001 in float32, 0.0625 in "
+        help="the first difference of two answers is a tie and no error if the logits of both tokens are less than "
+        "this below the best one, in plain and speculative decoding; default: 0.0001 in float32, 0.0625 in "
         "float16, 0.5 in bfloat16",
     )
     bootstrap: int = field(default=2000, validator=validators.ge(1), help="resamplings for the 95 % intervals")
@@ -89,11 +89,11 @@ class Evaluate:
 
     @staticmethod
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
-        """Blocks are at most those of the training, where the pipeline trains the draft; else this is seen later."""
+        """Checks that blocks are at most those of the training, if the pipeline trains the draft."""
         size, trained = values.get("block_size"), above("draft", "draft").get("block_size")
         if size is None or trained is None or size <= trained:
             return {}
-        return {"block_size": f"{size} is more than the {trained} that the draft is trained with: take 2 to {trained}"}
+        return {"block_size": f"{size} is more than the {trained} that the draft is trained with: use 2 to {trained}"}
 
     @property
     def largest_tie(self) -> float:
@@ -107,5 +107,5 @@ class Evaluate:
         return dict(named_images(Reading(source=Path(self.benchmark), format="json")))
 
     def chosen_libraries(self) -> tuple[str, ...]:
-        """What enters the key beside key_libraries: what makes prompts of a benchmark's messages."""
+        """Libraries in the key besides key_libraries: the one that renders a benchmark's messages."""
         return () if self.benchmark is None else ("jinja2",)

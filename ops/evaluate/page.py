@@ -1,7 +1,7 @@
-"""The page of prompts and their answers as a person reads them, with each accepted run in its colour; of prompts.html.
+"""The page of prompts and their answers, with each accepted run in its colour: prompts.html.
 
-One file without scripts and without any address; texts are data of unknown origin and are escaped. The order of the
-prompts is chosen by radio buttons: each prompt carries its place in every order as a number that the style sheet reads.
+One file without scripts and links; texts are of unknown origin and are escaped. Radio buttons choose the order of the
+prompts: each prompt has its place in every order as a number that the style sheet reads.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def page(shown: Sequence[Shown], total: int) -> str:
 
 
 def runs(answer: Decoded, processor: Processor) -> Iterator[tuple[int, str, str]]:
-    """The answer cut at its verification steps; a character of several tokens stands where it is complete."""
+    """The answer cut at its verification steps; a character of several tokens is shown where it is complete."""
     cuts = [1]
     for accepted in answer.accepted:
         cuts += [cuts[-1] + accepted, cuts[-1] + accepted + 1]
@@ -126,8 +126,7 @@ def thumbnails(sample: TokenSample, processor: Processor) -> Iterator[str]:
 def picture(pixel_values: Tensor, grid: tuple[int, int, int], processor: Processor) -> Image.Image:
     """The first frame of an image from its pixel rows [t * h * w, channels * frames * p * p].
 
-    Rows stand in the order (t, h / m, w / m, m, m), m being merge_size: those of the patches that become one token
-    side by side.
+    Rows are in the order (t, h / m, w / m, m, m), m being merge_size: patches of one token are adjacent.
     """
     t, h, w = grid
     settings = processor.image_processor
@@ -151,7 +150,7 @@ def _prompt_text(processor: Processor, tokens: Sequence[int]) -> str:
 
 
 def _texts(processor: Processor, groups: Iterable[Sequence[int]]) -> Iterator[str]:
-    """The text of each group of tokens; what a group begins of a character is shown with the group that ends it."""
+    """The text of each group of tokens; a character is shown with the group that completes it."""
     pending: list[int] = []
     shown = ""
     for group in groups:

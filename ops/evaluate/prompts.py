@@ -6,8 +6,8 @@ A benchmark is a file of JSON lines (or one array) of
 
 A row is read as `ingest` reads it: contents are texts or lists of parts, images stand where a part or <image> says, or
 else at the start of the first user turn; paths start at the file's folder and stay in it. Unlike there, nothing is
-skipped: results of a benchmark with missing prompts cannot be compared, so every line
-that cannot be used is a mistake, and all are reported at once.
+skipped: results of a benchmark with missing prompts cannot be compared, so every unusable line is an error, and all
+are reported at once.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Prompt:
 
 
 def processor_of(stage: Stage, target: Target) -> Processor:
-    """The one that came with the tokens: its template, tokenizer and image sizes made the prompts trained on."""
+    """The processor stored with the tokens, whose template, tokenizer and image sizes the training used."""
     tokens = stage.inputs["tokens"]
     return load_processor(
         str(tokens.path / "processor"),
@@ -167,7 +167,7 @@ def first_of_each(
 
 
 def by_length(prompts: Sequence[Prompt]) -> list[int]:
-    """The places of the prompts, those of similar length side by side, so that a batch has little padding."""
+    """Indices of the prompts sorted by length, so that a batch has little padding."""
     return sorted(range(len(prompts)), key=lambda place: prompts[place].length)
 
 
@@ -178,15 +178,13 @@ def check_lengths(
     max_new_tokens: int,
     field: str = "max_new_tokens",
 ) -> None:
-    """Raises DataError that names every prompt whose answer could end behind the positions of target or draft.
+    """Raises DataError that names every prompt whose answer could end after the last position of target or draft.
 
-    There RoPE's angles are untrained: nothing fails, answers get poor and tau low, and a serving
-    engine rejects such a request.
+    There RoPE's angles are untrained: nothing fails, but answers are poor and tau is low, and a serving engine rejects
+    such a request. Tokens are counted as engines do it, with those of images.
 
-    text: the part of the target's config.json that describes the language model. field: what a user sets for
+    text: the part of the target's config.json that describes the language model. field: the config field of
     max_new_tokens.
-
-    Tokens are counted, those of images too, as engines do it, and the draft's positions.
     """
     limits = {
         "target": _positions(
@@ -228,7 +226,7 @@ def _remedy(too_long: Sequence[Prompt], limit: int, field: str) -> str:
 
 
 def _positions(trained: int | None, rope: Mapping[str, Any] | None) -> int | None:
-    """How many positions a model is made for: those of its config, or as many as its RoPE is stretched over."""
+    """The number of positions of a model: by its config, or by its RoPE scaling if that is larger."""
     if trained is None:
         return None
     scaling = rope or {}

@@ -32,7 +32,7 @@ def _tau(report: Mapping[str, Any]) -> Section:
             name,
             tau["prompts"],
             _rounded(tau["tau"]),
-            interval_text(tau, "one prompt has none" if tau["steps"] else "no step"),
+            interval_text(tau, "none for one prompt" if tau["steps"] else "no step"),
             _rounded(untrained[name]["tau"]) if name in untrained else None,
         )
         for name, tau in report["tau"].items()
@@ -79,9 +79,9 @@ def _curves(report: Mapping[str, Any]) -> Iterator[Section]:
             "steps",
             "bars",
         ),
-        f"Many steps at 0 are places where the draft fails. {report['tau'][ALL]['cut_steps']} steps accepted more "
-        "than the answer holds, behind its end or its longest length: they count in full here, and would gain nothing "
-        "by larger blocks.",
+        f"At steps with 0 the draft fails. {report['tau'][ALL]['cut_steps']} steps accepted more "
+        "than the answer contains, after its end or its maximum length: they count in full here, and would not gain "
+        "from larger blocks.",
     )
     parts = report["tau_by_position"]
     series = Series(
@@ -94,7 +94,7 @@ def _curves(report: Mapping[str, Any]) -> Iterator[Section]:
     yield Section(
         "tau by position in the answer",
         Chart([series], "token at which the step began", "tau", "bars"),
-        f"{sum(part['steps'] for part in parts)} steps; a fall towards the right means answers longer than those "
+        f"{sum(part['steps'] for part in parts)} steps; a decrease to the right means answers longer than those "
         "trained on, or wrong positions.",
     )
 
@@ -107,7 +107,7 @@ def _lossless(report: Mapping[str, Any]) -> Section:
     return Section(
         "Losslessness",
         Table(("differences from the target's own answers", "number"), rows),
-        f"A tie: in both passes the logits of both tokens lie less than {report['tie_margin']:g} behind the best one.",
+        f"A tie: in both passes the logits of both tokens are less than {report['tie_margin']:g} below the best one.",
     )
 
 

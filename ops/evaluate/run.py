@@ -1,7 +1,7 @@
 """Decode prompts by real speculative decoding, and measure tau.
 
-Every prompt is also decoded plainly, for the check that nothing is lost and for the speed-up (turns.py). Everything is
-written before a loss is raised as an error.
+Every prompt is also decoded plainly, to check that answers are equal and to measure the speed-up (turns.py).
+Everything is written before a loss is raised as an error.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ops.lib.drafts.dflash.load import load_draft, random_draft
 from ops.lib.target.model import Target, check_tokens_fit
 from ops.lib.vision.processor import Processor
 
-LOST = "report"  # in the work folder: the artifact of an evaluation that found a loss
+LOST = "report"  # in the work folder: the artifact of an evaluation with a loss
 
 
 def evaluate(config: Evaluate, stage: Stage) -> None:
     """Write the Report artifact.
 
-    Raises DataError where draft or tokens do not fit the target, and where speculative decoding changed an answer
+    Raises DataError if draft or tokens do not fit the target, and if speculative decoding changed an answer
     beyond a tie; the report is then in the work folder.
     """
     seed, dtype = config.seed or 0, getattr(torch, config.dtype)
@@ -76,7 +76,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
 
 
 def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
-    """Write and log everything, in the work folder where there is a loss, and only then raise it."""
+    """Write and log everything, in the work folder if there is a loss, and then raise the loss."""
     losses = summary.losses
     has_lost = losses is not None and bool(losses.errors)
     folder = stage.work_dir / LOST if has_lost else stage.out_dir
@@ -111,32 +111,30 @@ def report_result(
             f"of at most {summary.use.block_size}; {faster}"
         )
     else:
-        stage.info(
-            f"no tau: the target ends its answer to each of the {tau['prompts']} prompts with the first token; {faster}"
-        )
+        stage.info(f"no tau: the target's answer to each of the {tau['prompts']} prompts is one token; {faster}")
     repeated = sum(is_repetition(result.plain.tokens) for result in summary.results)
     if 2 * repeated > len(summary.results):
         stage.warn(
             f"{repeated} of {len(summary.results)} answers of the target repeat the same few tokens: any draft "
-            "predicts those; tau says nothing about a real target"
+            "predicts those, so tau says nothing about a real target"
         )
     if losses is None:
         stage.info(
-            "answers were sampled (temperature above 0): that nothing is lost cannot be checked token by token; an "
-            "evaluation at temperature 0 checks it"
+            "answers were sampled (temperature above 0), so they cannot be checked token by token; an "
+            "evaluation at temperature 0 checks them"
         )
         return
     for tie in losses.ties:
         stage.info(f"tie: {difference_text(tie, text)}")
     if losses.has_many_ties:
         stage.warn(
-            f"{len(losses.ties)} of {losses.answers} answers differ at a tie, more than one in ten: a bug as small as "
-            'the rounding hides among these; repeat it with dtype = "float32", where ties vanish and bugs remain'
+            f"{len(losses.ties)} of {losses.answers} answers differ at a tie, more than one in ten, which may hide a "
+            'bug as small as the rounding; repeat it with dtype = "float32", where ties vanish and bugs remain'
         )
     rounded = measured["rounding"]
     if rounded["tokens"] and rounded["p99"] > config.largest_tie:
         stage.warn(
-            "where both ways chose the same token, the margins of the two best logits differ by "
+            "if both ways chose the same token, the margins of the two best logits differ by "
             f"{rounded['median']:.1e} in the median and up to {rounded['largest']:.1e}, which is more than "
             f"tie_margin = {config.largest_tie:g}: the passes differ by more than rounding, or the margin is too "
             "small for this target (docs/evaluation.md)"

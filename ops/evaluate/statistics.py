@@ -15,7 +15,7 @@ from ops.lib.drafts.decoding.decode import Decoded
 
 PERCENTILES = (2.5, 97.5)
 Z_975 = 1.960
-POSITION_BINS = 16  # at most; the narrowest holds as many tokens
+POSITION_BINS = 16  # at most, and tokens of the narrowest bin
 
 
 @frozen
@@ -59,11 +59,11 @@ class BatchTime:
 def acceptance_length(decoded: Sequence[Decoded], resamplings: int, seed: int, block_size: float = math.inf) -> Tau:
     """tau = generated tokens / verification steps, over all prompts.
 
-    Generated tokens leave out the first one, which the prefill yields, include EOS and stop at it; `unclipped` counts
-    what was accepted behind EOS as well, and `cut_steps` are the steps that accepted more than their answer holds. The
+    Generated tokens exclude the first one, which the prefill yields, include EOS and stop at it; `unclipped` also
+    counts tokens accepted after EOS, and `cut_steps` are the steps that accepted more than their answer contains. The
     interval resamples prompts, not steps, because the steps of one answer depend on each other; it is None for fewer
-    than two prompts with a step. Everything is None where no step was made. block_size: the most that a step yields,
-    and so the end of every interval.
+    than two prompts with a step. Everything is None without a step. block_size: the most that a step yields,
+    and so the upper limit of every interval.
     """
     generated = np.array([answer.generated for answer in decoded], dtype=np.float64)
     steps = np.array([answer.steps for answer in decoded], dtype=np.float64)
@@ -87,7 +87,7 @@ def tau_interval(
 ) -> tuple[float, float] | tuple[None, None]:
     """The 95 % interval of sum(generated) / sum(steps), from prompts drawn with replacement, within what a step yields.
 
-    That is 1 to block_size tokens. Prompts without a step are left out; None where fewer than two are left.
+    That is 1 to block_size tokens. Prompts without a step are omitted; None if fewer than two remain.
     """
     counts = steps_N > 0
     generated_N, steps_N = generated_N[counts], steps_N[counts]
@@ -104,11 +104,11 @@ def _draws(count: int, resamplings: int, seed: int) -> np.ndarray:
 
 
 def _interval(estimate: float, resampled_R: np.ndarray, count: int) -> tuple[float, float]:
-    """The percentiles of the resampled figures, moved away from the estimate by what few prompts make them too narrow.
+    """The percentiles of the resampled figures, widened to correct the bias of few prompts.
 
-    Resampling `count` prompts spreads by sqrt((count - 1) / count) too little, and a spread that is itself estimated
-    of so few wants Student's t in place of the normal distribution: as in Hesterberg, What Teachers Should Know About
-    the Bootstrap (2015), section 3.4, but widened in place of taken at outer percentiles, which few prompts lack.
+    Resampling `count` prompts has too small a spread, by sqrt((count - 1) / count), and a spread estimated from few
+    prompts requires Student's t instead of the normal distribution: as in Hesterberg, What Teachers Should Know About
+    the Bootstrap (2015), section 3.4, but widened instead of using outer percentiles, which few prompts lack.
     """
     from scipy.special import stdtrit  # slow to import, and rarely needed
 
@@ -118,7 +118,7 @@ def _interval(estimate: float, resampled_R: np.ndarray, count: int) -> tuple[flo
 
 
 def steps_of(answer: Decoded) -> list[tuple[int, int]]:
-    """(position of the anchor in the answer, tokens that it yielded) of each step; nothing behind the answer's end."""
+    """(position of the anchor in the answer, tokens that it yielded) of each step; nothing after the answer's end."""
     steps, anchor = [], 0
     for accepted in answer.accepted:
         steps.append((anchor, min(accepted + 1, answer.generated - anchor)))
@@ -129,9 +129,9 @@ def steps_of(answer: Decoded) -> list[tuple[int, int]]:
 def tau_by_position(
     decoded: Sequence[Decoded], max_new_tokens: int, resamplings: int, seed: int, block_size: float = math.inf
 ) -> list[TauAtPosition]:
-    """tau of the steps that began in each part of the answer, parts without a step left out.
+    """tau of the steps that began in each part of the answer, without parts that have no step.
 
-    A part is 16 tokens long, or as many times 2 as it takes for at most 16 parts. The intervals resample prompts.
+    A part has 16 tokens, doubled until there are at most 16 parts. The intervals resample prompts.
     """
     width = POSITION_BINS
     while width * POSITION_BINS < max_new_tokens:
@@ -166,9 +166,7 @@ def tau_by_position(
 def acceptance_by_slot(decoded: Sequence[Decoded], block_size: int) -> list[float | None]:
     """Share of verification steps in which slot k of the block was accepted, for k = 1 .. block_size - 1.
 
-    None for each where no step was made.
-
-    As in `unclipped`, what was accepted behind EOS counts.
+    None for each without a step. As in `unclipped`, tokens accepted after EOS count.
     """
     accepted = np.array([count for answer in decoded for count in answer.accepted])
     if not len(accepted):
@@ -177,7 +175,7 @@ def acceptance_by_slot(decoded: Sequence[Decoded], block_size: int) -> list[floa
 
 
 def accepted_lengths(decoded: Sequence[Decoded], block_size: int) -> list[int]:
-    """How many steps accepted 0, 1, ... block_size - 1 tokens of the draft."""
+    """Counts of the steps that accepted 0, 1, ... block_size - 1 tokens of the draft."""
     counts = [0] * block_size
     for answer in decoded:
         for count in answer.accepted:
@@ -188,9 +186,9 @@ def accepted_lengths(decoded: Sequence[Decoded], block_size: int) -> list[int]:
 def speedup(batches: Sequence[BatchTime], resamplings: int, seed: int) -> dict[str, float | None]:
     """Plain seconds per token over speculative seconds per token, with an interval that resamples batches.
 
-    A batch was decoded both ways, one right after the other, so a slow moment of the machine hits both, and both are
-    resampled together. Tokens are summed before they divide: answers that were sampled differ in length, and a mean of
-    ratios would lie above the ratio. low and high are None for a single batch.
+    A batch was decoded both ways, one directly after the other, so a slow moment of the machine affects both, and both
+    are resampled together. Tokens are summed before dividing: sampled answers differ in length, and a mean of
+    ratios would be above the ratio. low and high are None for a single batch.
     """
     seconds_N2 = np.array([(batch.plain_seconds, batch.speculative_seconds) for batch in batches])
     tokens_N2 = np.array([(batch.plain_tokens, batch.speculative_tokens) for batch in batches])
@@ -207,9 +205,9 @@ def speedup(batches: Sequence[BatchTime], resamplings: int, seed: int) -> dict[s
     return {"speedup": found, "speedup_low": low, "speedup_high": high}
 
 
-FEWEST_TOKENS, LEAST_KINDS = 12, 4  # an answer of fewer tokens repeats nothing; of fewer kinds of them, it is a cycle
+FEWEST_TOKENS, LEAST_KINDS = 12, 4  # fewer tokens are no repetition; fewer distinct ones are a cycle
 
 
 def is_repetition(tokens: Sequence[int]) -> bool:
-    """Whether the second half of an answer, by when it may have settled, has fewer than LEAST_KINDS distinct tokens."""
+    """Whether the second half of an answer has fewer than LEAST_KINDS distinct tokens."""
     return len(tokens) >= FEWEST_TOKENS and len(set(tokens[len(tokens) // 2 :])) < LEAST_KINDS

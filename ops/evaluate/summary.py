@@ -28,7 +28,7 @@ WAYS = ("plain", "speculative")
 
 @frozen(kw_only=True)
 class Summary:
-    """Everything that was decoded. losses: None where answers were sampled, which cannot be compared."""
+    """All results. losses: None if answers were sampled, which cannot be compared."""
 
     config: Evaluate
     use: DraftUse
@@ -133,7 +133,7 @@ def prompt_row(result: PromptResult, prompt_tokens: int) -> dict[str, Any]:
 
 
 def metrics(report: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics by their names in MLflow; without those that could not be measured."""
+    """The metrics by their names in MLflow, without unmeasured ones."""
     flat: dict[str, float | None] = {"eval/prompts": report["prompts"]}
     if report["lossless"] is not None:
         flat |= {"eval/lossless_errors": report["lossless"]["errors"], "eval/ties": report["lossless"]["ties"]}

@@ -1,8 +1,8 @@
 """Batches decoded plainly and speculatively in turns, and timed.
 
-The two ways follow each other batch by batch, and every other batch begins with the other way, so that a slow moment
-of the machine, and what the first of two passes over the same prompts pays for the second, hit both alike.
-What is decoded is kept batch by batch in a journal, which survives a stop or a kill.
+The two ways alternate batch by batch, and every second batch begins with the other way, so that a slow moment
+of the machine, and the cost of the first of two passes over the same prompts, affect both equally.
+Results are kept batch by batch in a journal, which survives a stop or a kill.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class BatchResult:
 class Journal:
     """Batches in a file, one a line, in the order in which they were decoded.
 
-    wanted: the ids of all prompts in that order. Half a line, which a kill may leave, is cut off, and so is what other
-    prompts than these left there.
+    wanted: the ids of all prompts in that order. An incomplete line, left by a kill, is truncated, and so are results
+    of other prompts.
     """
 
     path: Path
@@ -86,7 +86,7 @@ class Journal:
             self.batches.append(batch)
             kept += len(line)
         if kept < len(written):
-            os.truncate(self.path, kept)  # never rewritten: a kill in between would lose all
+            os.truncate(self.path, kept)  # not rewritten: a kill in between would lose all
 
     @property
     def prompts_done(self) -> int:
@@ -113,7 +113,7 @@ PARTS: tuple[Part, ...] = ("prefill", "draft", "verify")
 
 @frozen
 class Decoder:
-    """Everything that is the same for all prompts. untrained: a draft with random weights, None where not wanted."""
+    """Decodes batches both ways. untrained: a draft with random weights, or None."""
 
     target: Target
     draft: DraftModel
@@ -130,7 +130,7 @@ class Decoder:
         return decode_speculative_batch(self.target, draft, samples, self.settings, self.use, clock)
 
     def batch(self, prompts: Sequence[Prompt], plain_first: bool) -> BatchResult:
-        """Both ways of one batch, and the random draft's behind them, which is not timed."""
+        """Decodes one batch both ways, and then with the random draft, which is not timed."""
         samples = [prompt.sample() for prompt in prompts]
         ways: dict[str, Callable[[DecodeClock], list[Decoded]]] = {
             "plain": lambda clock: self.plain(samples, clock),
@@ -149,11 +149,11 @@ class Decoder:
                 prompts, answers["plain"], answers["speculative"], by_chance, strict=True
             )
         )
-        took = BatchTime(seconds["plain"], tokens["plain"], seconds["speculative"], tokens["speculative"])
-        return BatchResult(tuple(results), took, parts)
+        duration = BatchTime(seconds["plain"], tokens["plain"], seconds["speculative"], tokens["speculative"])
+        return BatchResult(tuple(results), duration, parts)
 
     def warm_up(self, samples: Sequence[TokenSample]) -> None:
-        """Decode a few tokens, so that what is made on first use is not charged to the first batch."""
+        """Decode a few tokens, so that initialisation on first use does not count for the first batch."""
         brief = Decoder(
             self.target, self.draft, None, self.use, DecodeSettings(WARM_UP_TOKENS, self.settings.temperature)
         )
@@ -164,9 +164,9 @@ class Decoder:
 def decode_in_turns(
     decoder: Decoder, prompts: Sequence[Prompt], batch_size: int, stage: Stage
 ) -> tuple[list[PromptResult], list[BatchResult]]:
-    """(results in the order of the prompts, the batches). Batches of an earlier attempt are taken from work_dir.
+    """(results in the order of the prompts, the batches). Batches of an earlier attempt are read from work_dir.
 
-    Raises StopRequested; what was decoded is kept.
+    Raises StopRequested; results so far are kept.
     """
     order = by_length(prompts)
     journal = Journal(stage.work_dir / JOURNAL, [prompts[place].id for place in order])
@@ -183,11 +183,11 @@ def decode_in_turns(
     return [found[place] for place in range(len(prompts))], journal.batches
 
 
-def _warm_up_samples(prompts: Sequence[Prompt], left: Sequence[int], batch_size: int) -> list[TokenSample]:
-    """As many as a batch has, the shortest of those that are left, the last of them with an image where one has any."""
-    samples = [prompts[place].sample() for place in left[:batch_size]]
+def _warm_up_samples(prompts: Sequence[Prompt], order: Sequence[int], batch_size: int) -> list[TokenSample]:
+    """The shortest remaining ones, as many as a batch; the last has an image if any prompt has one."""
+    samples = [prompts[place].sample() for place in order[:batch_size]]
     if not any(len(sample.image_grid_thw) for sample in samples):
-        others = (prompts[place].sample() for place in left[batch_size:])
+        others = (prompts[place].sample() for place in order[batch_size:])
         with_image = next((sample for sample in others if len(sample.image_grid_thw)), None)
         if with_image is not None:
             samples[-1] = with_image
@@ -197,7 +197,7 @@ def _warm_up_samples(prompts: Sequence[Prompt], left: Sequence[int], batch_size:
 def _timed(
     decode: Callable[[DecodeClock], list[Decoded]], device: torch.device
 ) -> tuple[list[Decoded], float, dict[str, float]]:
-    """The answers, the wall-clock seconds they took with the device's work, and how these are made up."""
+    """The answers, the wall-clock seconds with the device's work, and their parts."""
     clock = DecodeClock(device)
     synchronise(device)
     start = time.perf_counter()

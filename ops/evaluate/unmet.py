@@ -10,7 +10,7 @@ from ops.evaluate.op import Evaluate
 
 
 def unmet(config: Evaluate) -> dict[str, str]:
-    """A benchmark file without mistakes: it is read when all else is done. A missing one is reported as such."""
+    """Mistakes in the benchmark file, which would otherwise be found late. A missing file is reported elsewhere."""
     if config.benchmark is None or not Path(config.benchmark).exists():
         return {}
     try:

@@ -132,7 +132,7 @@ BAD = {
         "the last message is not the user's: remove the answer"
     ),
     json.dumps({"id": "s", "category": "a", "messages": [{"role": "system", "content": "Be brief."}]}): (
-        'no user turn: "messages" must end with what the user says, {"role": "user", "content": "..."}'
+        'no user turn: "messages" must end with a turn of the user, {"role": "user", "content": "..."}'
     ),
     json.dumps({"id": "t", "category": "a", "messages": []}): "no user turn",
     json.dumps({"id": "g", "category": "a", "messages": user("?"), "images": ["gone.png"]}): "image missing: gone.png",

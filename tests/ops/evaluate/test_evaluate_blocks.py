@@ -12,7 +12,7 @@ from dsl.read_toml import read_graph
 from ops.evaluate.op import Evaluate
 
 TINY = Path(__file__).resolve().parents[3] / "pipelines" / "tiny.toml"  # trains blocks of 8
-MISTAKE = "node.eval.block_size", "9 is more than the 8 that the draft is trained with: take 2 to 8"
+MISTAKE = "node.eval.block_size", "9 is more than the 8 that the draft is trained with: use 2 to 8"
 
 
 def mistakes(*arguments: str, sweeps: Sequence[str] = ()) -> list[tuple[str, str]]:
@@ -33,7 +33,7 @@ def test_blocks_that_are_no_larger_than_in_the_training_are_right(arguments: Seq
 def test_larger_blocks_than_in_the_training_are_a_mistake_of_the_pipeline() -> None:
     assert [MISTAKE[1]] == [message for _, message in mistakes("eval.block_size=9")]
     swept = mistakes("eval.block_size=6", sweeps=["train.block_size=[4,8]"])
-    assert ["6 is more than the 4 that the draft is trained with: take 2 to 4"] == [message for _, message in swept]
+    assert ["6 is more than the 4 that the draft is trained with: use 2 to 4"] == [message for _, message in swept]
 
 
 def test_a_training_with_a_wrong_block_size_has_that_mistake_alone() -> None:

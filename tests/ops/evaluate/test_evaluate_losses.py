@@ -168,6 +168,6 @@ def test_passes_that_differ_by_more_than_rounding_are_told_even_where_no_token_c
     monkeypatch.setattr(turns, "decode_speculative_batch", moved)
     stage = run_evaluate(tmp_path, draft, target, tokens, max_prompts=1, random_draft=False)
     assert [0] == stage.metric("eval/lossless_errors")
-    assert "warning: where both ways chose the same token, the margins" in capsys.readouterr().out
+    assert "warning: if both ways chose the same token, the margins" in capsys.readouterr().out
     rounded = read_json(stage.out_dir / "measurements.json")["rounding"]
     assert 0.01 == pytest.approx(rounded["median"], abs=1e-4)

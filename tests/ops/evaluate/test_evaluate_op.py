@@ -218,7 +218,7 @@ def test_the_report_shows_every_part(stage):
     ] == list(sections)
     assert ["all", "image", "text"] == sorted(row[0] for row in sections["tau"].body.rows)
     cut = read_json(stage.out_dir / "report.json")["tau"]["all"]["cut_steps"]
-    assert f"{cut} steps accepted more than the answer holds" in sections["Accepted lengths"].note
+    assert f"{cut} steps accepted more than the answer contains" in sections["Accepted lengths"].note
     lengths = sections["Accepted lengths"].body.series[0]
     assert list(range(len(lengths.y))) == lengths.x, "numbers, so that the bars stand upright beside each other"
     (stage.out_dir / "measurements.json").rename(stage.work_dir / "away.json")
@@ -281,7 +281,7 @@ def test_one_prompt_has_a_tau_without_an_interval(draft, target, tokens, tmp_pat
     assert [[], []] == [stage.metric(name) for name in ("eval/tau_image_low", "eval/tau_text_high")]
     assert [tau["image"]["tau"]] == stage.metric("eval/tau_image")
     rows = {row[0]: row[3] for row in evaluate_sections(stage.out_dir)[0].body.rows}
-    assert "one prompt has none" == rows["image"] == rows["text"]
+    assert "none for one prompt" == rows["image"] == rows["text"]
     assert f"({tau['all']['low']:.2f} to " in capsys.readouterr().out
 
 
