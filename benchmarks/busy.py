@@ -1,15 +1,15 @@
-"""Heavy stages of a pipeline on a quiet machine and beside busy processes: throughput, against a fair share of it.
+"""Throughput of heavy stages of a pipeline on an idle machine and beside busy processes, against a fair share.
 
     python benchmarks/busy.py                     # target, capture, train and eval of pipelines/tiny.toml
-    python benchmarks/busy.py --before OLDER      # and, quiet, the same stages of an older checkout of dflow
+    python benchmarks/busy.py --before OLDER      # also the same stages of an older checkout, without busy processes
     python benchmarks/busy.py --quick             # a few steps, one round, beside one process: a dry run
 
-Throughput is the progress that a stage reports, over the time from its first report to its last; a training's first
-step is left out, which compiles kernels. A round runs a stage quiet and beside each number of busy processes, in an
-order that turns from round to round. A busy process is a loop in Python; it ends with this script, at the latest after
+Throughput is the progress that a stage reports, over the time from its first report to its last, without a training's
+first step, which compiles kernels. A round runs a stage quiet and beside each number of busy processes, in an order
+that rotates from round to round. A busy process is a loop in Python; it ends with this script, at the latest after
 LIMIT_S. Ratios are medians of the rounds' ratios.
 
-With t threads, h busy processes and c cores, a stage gets a share of t / (t + h) of all cores, and makes use of
+With t threads, h busy processes and c cores, a stage gets a share of t / (t + h) of all cores, and uses
 min(t, c) of them. The goal is 0.4 of the throughput that this share gives:
 
     0.4 * quiet * min(1, t / (t + h) * c / min(t, c))
@@ -46,9 +46,8 @@ SPIN += "while time.time() < end and os.getppid() == parent:\n    sum(range(1000
 
 @dataclass(frozen=True)
 class Stage:
-    """A node that is measured. setting: one in its key that changes its work little or not at all: another value
-    makes it run again. sizes: settings of the whole pipeline that give it enough to do. skips: units of progress before
-    the measurement.
+    """A node to measure. setting: a field of its key that hardly changes its work, so that another value runs it
+    again. sizes: settings of the pipeline that give it enough work. skips: units of progress before the measurement.
     """
 
     setting: str
@@ -68,7 +67,7 @@ STAGES = {
 
 @dataclass(frozen=True)
 class Checkout:
-    """A checkout of dflow, with a store of its own. settings: `-s` for every run, so that nodes above are reused."""
+    """A checkout of dflow, with a store of its own. settings: `-s` for every run, so that parent nodes are reused."""
 
     pipeline: Path
     root: Path
@@ -80,7 +79,7 @@ class Checkout:
         run_dflow(self.root, "run", str(self.pipeline), "--store", str(self.store), *settings, *options)
 
     def measure(self, name: str, busy: int, numbers: Iterator[int]) -> dict[str, Any]:
-        """Run a node once more beside this many busy processes: its throughput and its threads."""
+        """Run a node again beside this many busy processes: its throughput and its threads."""
         stage = STAGES[name]
         with busy_processes(busy):
             self.run("--only", name, "-s", f"{stage.setting}={stage.first + next(numbers)}")
@@ -93,14 +92,14 @@ class Checkout:
 
 
 def settings_of(names: Sequence[str], *, quick: bool) -> tuple[str, ...]:
-    """Settings that give the stages enough to do, or next to nothing."""
+    """Settings that give the stages enough work, or almost none."""
     return tuple(setting for name in names for setting in (STAGES[name].quick if quick else STAGES[name].sizes))
 
 
 def throughput(events: Sequence[dict[str, Any]], skips: int) -> float:
-    """Units of progress a second, from the first series of reports: from its beginning, or the first one behind skips.
+    """Units of progress a second, from the first series of reports, after `skips` units.
 
-    Raises RuntimeError where there are too few reports.
+    Raises RuntimeError for too few reports.
     """
     series: list[tuple[float, int]] = []
     for event in events:
@@ -116,7 +115,7 @@ def throughput(events: Sequence[dict[str, Any]], skips: int) -> float:
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """This many processes that compute without end, killed and reaped on leaving."""
+    """This many processes in an endless loop, killed and reaped on exit."""
     processes = [subprocess.Popen([sys.executable, "-c", SPIN, str(LIMIT_S)]) for _ in range(count)]
     try:
         yield
@@ -128,7 +127,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def goal(threads: int, busy: int, cores: int) -> float:
-    """The least share of the quiet throughput beside this many busy processes."""
+    """The least throughput beside this many busy processes, as a share of the quiet one."""
     return SHARE * min(1.0, threads / (threads + busy) * cores / min(threads, cores))
 
 
@@ -164,12 +163,12 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, li
 
 
 def rows_of(found: dict[str, dict[str, list[dict[str, Any]]]], busy: Sequence[int], cores: int) -> list[dict[str, Any]]:
-    """A row for each stage and number of busy processes, and one against the checkout before where there is one."""
+    """A row for each stage and number of busy processes, and one against the older checkout, if any."""
     rows = []
     for name, kinds in found.items():
         rounds, threads = Rounds(kinds), kinds["quiet"][0]["threads"]
         quiet = rounds.values("quiet", "throughput")
-        compared = []  # what a row is called, whose throughput it shows, the ratio, the goal
+        compared = []  # name of the row, kind of the throughput shown, ratio, goal
         for count in busy:
             if values := rounds.values(f"busy {count}", "throughput"):  # quiet rounds may be more than busy ones
                 ratio = median_ratio(values, quiet[: len(values)])

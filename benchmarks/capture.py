@@ -5,7 +5,7 @@
     python benchmarks/capture.py --sglang CHECKPOINT               # SGLang's capture: benchmarks/capture_engine.py
 
 Both sides run `capture_shard` on the same shard of tokens: reading, forward pass, writing. Each kind of samples (text,
-one image each, half and half) has its own shard. A round runs both sides once, the other one first in the next round;
+one image each, half and half) has its own shard. A round runs both sides once, in alternating order;
 the ratio is the median of the rounds' ratios. Before that, both sides' features are compared.
 """
 
@@ -41,13 +41,13 @@ GOAL = 3.0
 KINDS = {"text": (False,), "image": (True,), "mixed": (False, True)}
 VOCABULARY, IMAGE_TOKEN, PATCH, MERGE = 2048, 5, 4, 2
 PATCH_DIM, GRID = 3 * 2 * PATCH**2, (1, 4, 4)  # 16 x 16 pixels: 16 patches, 4 tokens
-FIRST_TEXT_ID = 8  # below stand the ids of images
+FIRST_TEXT_ID = 8  # lower ids are those of images
 ONE_BY_ONE = 1  # a budget of one token: every batch has one sample
 
 
 @frozen
 class Shapes:
-    """What random samples of a target look like: its vocabulary, and its images."""
+    """Shapes of random samples for a target: its vocabulary, and its images."""
 
     vocabulary: int = VOCABULARY
     vision_start_id: int = IMAGE_TOKEN + 1
@@ -108,7 +108,7 @@ def small_target(hidden: int, layers: int) -> Target:
                 "rope_type": "default",
                 "rope_theta": 10000.0,
                 "mrope_section": [6, 5, 5],
-                "mrope_interleaved": True,  # transformers does it anyway; SGLang asks
+                "mrope_interleaved": True,  # transformers always does it; SGLang requires it
             },
         },
         vision_config={
@@ -134,7 +134,7 @@ def small_target(hidden: int, layers: int) -> Target:
 def make_samples(
     count: int, lengths: Sequence[int], images: Sequence[bool], shapes: Shapes | None = None
 ) -> list[TokenSample]:
-    """Random tokens of lengths between the two; `images` states in turn which samples begin with an image."""
+    """Random tokens of lengths between the two; `images`, repeated: which samples begin with an image."""
     shapes = shapes or Shapes()
     generator = torch.Generator().manual_seed(1)
     shortest, longest = lengths

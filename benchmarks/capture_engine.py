@@ -1,12 +1,12 @@
 """Tokens per second of a capture by SGLang, of the engine's plain prefill of the same prompts, and of transformers.
 
-    python benchmarks/capture.py --sglang CHECKPOINT               # on a GPU: a target that is worth it, in bfloat16
+    python benchmarks/capture.py --sglang CHECKPOINT               # on a GPU: a real target, in bfloat16
     python benchmarks/capture.py --sglang --tokens 16 48 --grid 4 4 --dtype float32     # a small random Qwen3-VL
 
-The plain prefill runs the same requests in the same batches through the same model runner, and keeps and copies no
-states; the capture also brings them to the CPU. A round runs both once, the other one first in the next round; the
+The plain prefill runs the same requests in the same batches through the same model runner, without keeping or copying
+states; the capture also copies them to the CPU. A round runs both once, in alternating order; the
 ratio is the median of the rounds' ratios. transformers captures the same batches afterwards, when SGLang's memory is
-free again. Before that the three are compared: how far the states of both backends are apart, relative to their size.
+free again. The states of both backends are compared, relative to their size.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(checkpoint: Path, device: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Every round's tokens per second of each side, for each kind of samples that the target takes."""
+    """Every round's tokens per second of each side, for each kind of samples that the target supports."""
     family = family_of(AutoConfig.from_pretrained(checkpoint).to_dict())
     layer_ids = spread_layers(family.text_config["num_hidden_layers"], arguments.layers)
     shapes = shapes_of(family, arguments.grid)
@@ -140,7 +140,7 @@ def shapes_of(family: Family, grid: Sequence[int]) -> Shapes:
         return Shapes(vocabulary=vocabulary)
     special = (family.image_token_id, family.config["vision_start_token_id"])
     return Shapes(
-        vocabulary=vocabulary if min(special) < FIRST_TEXT_ID else min(special),  # no text is taken for an image
+        vocabulary=vocabulary if min(special) < FIRST_TEXT_ID else min(special),  # no text id is that of an image
         vision_start_id=family.config["vision_start_token_id"],
         image_token_id=family.image_token_id,
         patch_dim=family.patch_dim,

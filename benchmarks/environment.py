@@ -1,4 +1,4 @@
-"""speculators as a side: its virtual environment has its own packages, and torch and transformers as in ours."""
+"""The virtual environment of speculators: its own packages, with torch and transformers of the same versions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def default_folder() -> Path:
 
 
 def interpreter(folder: Path) -> Path | None:
-    """The environment's Python, or None where it is not installed."""
+    """The environment's Python, or None if it is not installed."""
     installed = any(folder.glob("lib/python*/site-packages/speculators/models/dflash/core.py"))
     return folder / "bin" / "python" if installed else None
 
 
 def install(folder: Path) -> None:
-    """Make the environment; a few minutes, about 1 GB. Raises CalledProcessError where pip fails.
+    """Make the environment; a few minutes, about 1 GB. Raises CalledProcessError if pip fails.
 
     torchvision and torchaudio, which speculators requires but its DFlash model does not use, are uninstalled: the
     published wheels are CUDA builds, and transformers fails to import beside them on a CPU torch.

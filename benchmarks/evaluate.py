@@ -3,11 +3,11 @@
     python benchmarks/evaluate.py                                  # a random target of the built-in pipeline's size
     python benchmarks/evaluate.py --target T --draft D --tokens K  # artifacts of a run: folders of its store
     python benchmarks/evaluate.py --prompts 32 --batches 4 16 --rounds 5 --json figures.json
-    python benchmarks/evaluate.py --device cuda --hidden 1024 --layers 16    # in bfloat16, seconds of the clock
+    python benchmarks/evaluate.py --device cuda --hidden 1024 --layers 16    # in bfloat16, wall-clock seconds
 
 One by one are the slow references, `decode_plain` and `decode_speculative`. A round runs every side once, in an order
-that turns from round to round; ratios are medians of the rounds' ratios. Answers of the two are compared: how many
-differ, and how near the two best logits were at the first token that does. A random draft has next to nothing
+that rotates from round to round; ratios are medians of the rounds' ratios. Answers of the two are compared: how many
+differ, and how close the two best logits were at the first differing token. A random draft has almost nothing
 accepted, so with it a speculative step yields one token.
 """
 
@@ -42,7 +42,7 @@ Side = Callable[[], list[Decoded]]
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     torch.set_num_threads(arguments.threads)
-    case = from_run(arguments) if arguments.target else by_chance(arguments)
+    case = from_run(arguments) if arguments.target else random_case(arguments)
     figures, rows = {}, [("decoding", "batch", "one by one", "in batches", "ratio", f"goal <= {GOAL:g}", "differ")]
     for kind in ("plain", "speculative"):
         sides = sides_of(case, kind, arguments.new_tokens, arguments.batches)
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @frozen
 class Case:
-    """What is decoded."""
+    """A target, a draft, and the prompts to decode."""
 
     target: Target
     draft: DraftModel
@@ -112,10 +112,10 @@ def from_run(arguments: argparse.Namespace) -> Case:
     return Case(target, load_draft(arguments.draft, arguments.device, _dtype(arguments.device)), samples)
 
 
-def by_chance(arguments: argparse.Namespace) -> Case:
+def random_case(arguments: argparse.Namespace) -> Case:
     """Random weights and prompts, half of them with an image; one token in 40 ends an answer."""
     target = small_target(arguments.hidden, arguments.layers)
-    with torch.no_grad():  # so large that answers do not repeat themselves
+    with torch.no_grad():  # large enough that answers do not repeat
         for weight in target.model.parameters():
             if weight.ndim == 2:
                 weight.normal_(std=2 * weight.shape[1] ** -0.5)
@@ -145,25 +145,25 @@ def by_chance(arguments: argparse.Namespace) -> Case:
 
 
 def _dtype(device: str) -> torch.dtype:
-    """As on a machine of that kind: float32 on a CPU."""
+    """bfloat16 on a GPU, float32 on a CPU."""
     return torch.bfloat16 if device == "cuda" else torch.float32
 
 
 def seconds_of(decode: Side, device: str) -> float:
-    """CPU seconds, or on a GPU those of the clock until it has finished its work."""
+    """CPU seconds, or on a GPU wall-clock seconds until it is idle."""
     if device == "cpu":
-        began = time.process_time()
+        start = time.process_time()
         decode()
-        return time.process_time() - began
+        return time.process_time() - start
     torch.cuda.synchronize()
-    began = time.perf_counter()
+    start = time.perf_counter()
     decode()
     torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def sides_of(case: Case, kind: str, new_tokens: int, batches: Sequence[int]) -> dict[int | None, Side]:
-    """What is measured, by the number of prompts in a batch; None: the references."""
+    """The sides, by the number of prompts in a batch; None: the references."""
     settings = DecodeSettings(new_tokens)
 
     def single() -> list[Decoded]:
@@ -181,7 +181,7 @@ def sides_of(case: Case, kind: str, new_tokens: int, batches: Sequence[int]) -> 
 
 
 def difference(single: Decoded, batched: Decoded) -> list[float]:
-    """The margin at the first token that differs; nothing where none does."""
+    """The margin at the first token that differs; empty if none does."""
     places = range(min(len(single.tokens), len(batched.tokens)))
     return [single.margins[place] for place in places if single.tokens[place] != batched.tokens[place]][:1]
 

@@ -1,11 +1,11 @@
-"""dflow's executor beside doit and DVC: what runs with little or nothing to do cost, and what changes, kills, two runs
-at once and mistakes lead to.
+"""dflow's executor compared with doit and DVC: the cost of runs with little or nothing to do, and the effects of
+changes, kills, two runs at once and mistakes.
 
     python benchmarks/execution.py
     python benchmarks/execution.py --peers-python PEERS/bin/python --rounds 9 --json figures.json
 
-What each tool gets, and how it runs a node: benchmarks/sides/tools.py. Times are medians of rounds in which every
-tool runs once, a ratio is the median of the rounds' ratios. A peer that is not installed is left out.
+How each tool is set up, and how it runs a node: benchmarks/sides/tools.py. Times are medians of rounds in which every
+tool runs once, a ratio is the median of the rounds' ratios. A peer that is not installed is omitted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from benchmarks.harness import Rounds, in_rounds, parser, save_figures, table, v
 from benchmarks.sides.tools import Tool, environment, found_tools
 
 NOOP_GOAL_S, LONG_GOAL_S, FIRST_GOAL_S = 0.30, 0.6, 10.0
-# A row's title, the function that makes a tool's cell, and how the cell of ours should begin.
+# A row's title, the function for a tool's cell, and the expected beginning of dflow's cell.
 ROWS: dict[str, tuple[str, Callable[[Tool, Path, int], str], str]] = {
     "changed": (
         "value in the middle of 10 changed, nodes that ran: same output / other output / changed back",
@@ -44,8 +44,8 @@ ROWS: dict[str, tuple[str, Callable[[Tool, Path, int], str], str]] = {
         "1 / 5 / 0",
     ),
     "helper": ("nodes of 10 that ran: helper function edited / only a comment edited", edited_helper, "10 / 0"),
-    "killed-rebuild": ("kill -9 at the half of a rebuild, then the input put back", killed_rebuild, "the whole file"),
-    "killed-executor": ("kill -9 of the executor alone", killed_executor, "the node dies with it, never"),
+    "killed-rebuild": ("kill -9 halfway through a rebuild, then the input restored", killed_rebuild, "the whole file"),
+    "killed-executor": ("kill -9 of only the executor", killed_executor, "the node dies with it, never"),
     "two-runs": ("two runs at once: how often each of 3 nodes ran", two_runs, "1x, 1x, 1x; exit codes 0 and 0"),
     "mistakes": ("three mistakes in a file, reported at once", several_mistakes, "3 of 3, 3 with"),
     "dry-run": ("dry run after a change: of the node, of the one below", what_would_run, "runs, may be"),
@@ -54,14 +54,14 @@ ROWS: dict[str, tuple[str, Callable[[Tool, Path, int], str], str]] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """The seconds of a row, why a tool has none, and the goal for ours."""
+    """The seconds of a row, why a tool has none, and the goal for dflow."""
 
     rounds: Rounds
     failed: dict[str, str]
     goal: float | None
 
     def cells(self, peers: Sequence[str]) -> list[str]:
-        """What is wanted, whether it holds, seconds of every tool, ours over each peer."""
+        """The goal, whether it holds, seconds of every tool, and dflow's over each peer's."""
         ran = self.rounds.figures
         holds = "ours" in ran and self.goal is not None and self.rounds.median("ours", "wall") <= self.goal
         wanted = "ends" if self.goal is None else f"<= {self.goal:.2f} s"
@@ -99,7 +99,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     options.add_argument("--peers-python", type=Path, help="the Python that has doit and DVC; default: this one")
     options.add_argument("--first-rounds", type=int, default=3, help="rounds of first runs; default: %(default)s")
     options.add_argument("--nodes", type=int, default=100)
-    options.add_argument("--long", type=int, default=1000, help="nodes of the long chain; 0: leave it out")
+    options.add_argument("--long", type=int, default=1000, help="nodes of the long chain; 0: no such chain")
     options.add_argument("--longest", type=int, default=10000, help="nodes of the chain that is only read; 0: no chain")
     options.add_argument("--long-tools", nargs="*", default=["ours", "doit"], help="the tools that get the long chains")
     options.add_argument("--megabytes", type=int, default=100, help="size of the file whose rebuild is killed")
@@ -145,7 +145,7 @@ def _chain(tool: Tool, folder: Path, nodes: int) -> Path:
 def _further_runs(
     tools: Sequence[Tool], folders: Mapping[str, Path], rounds: int, command: str, goal: float | None
 ) -> Cost:
-    """The same command again and again, in the folder of the last first run."""
+    """The same command repeatedly, in the folder of the last first run."""
     runs = {tool.name: partial(_measured, tool, folders[tool.name], getattr(tool, command)) for tool in tools}
     return _cost(runs, rounds, goal)
 

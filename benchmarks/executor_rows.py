@@ -1,4 +1,4 @@
-"""The rows of benchmarks/execution.py that show what a tool does, not how fast. Each function gives a table cell.
+"""The rows of benchmarks/execution.py that show what a tool does, not its speed. Each function returns a table cell.
 
 A chain of ten nodes is changed in its middle; a rebuild is killed halfway; two runs start at once; a file has mistakes.
 """
@@ -45,10 +45,10 @@ def edited_helper(tool: Tool, folder: Path, _megabytes: int) -> str:
 
 
 def killed_rebuild(tool: Tool, folder: Path, megabytes: int) -> str:
-    """All processes are killed halfway through a rebuild and the input is restored: is the half taken as done?"""
+    """All processes are killed halfway through a rebuild and the input is restored: does the half count as done?"""
     _large(tool, folder, megabytes)
     (folder / "input.txt").write_text("other text\n")
-    process = _start_held(tool, folder)
+    process = _start_halfway(tool, folder)
     os.killpg(process.pid, signal.SIGKILL)
     _end_all(folder, process)
     (folder / "input.txt").write_text("first text\n")
@@ -58,14 +58,14 @@ def killed_rebuild(tool: Tool, folder: Path, megabytes: int) -> str:
     if is_whole:
         return "the whole file is there" if again.returncode == 0 else "the run fails"
     size = file.stat().st_size >> 20 if file.exists() else 0
-    return f"{size} MB of {megabytes} taken as done" if again.returncode == 0 else "the run fails"
+    return f"{size} MB of {megabytes} count as done" if again.returncode == 0 else "the run fails"
 
 
 def killed_executor(tool: Tool, folder: Path, megabytes: int) -> str:
-    """Only the executor is killed halfway through a rebuild, and a second run starts beside what is left."""
+    """Only the executor is killed halfway through a rebuild, and a second run starts beside the remaining processes."""
     _large(tool, folder, megabytes)
     (folder / "input.txt").write_text("other text\n")
-    process = _start_held(tool, folder)
+    process = _start_halfway(tool, folder)
     (own,) = _beating(folder)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -161,20 +161,20 @@ def _large(tool: Tool, folder: Path, megabytes: int) -> None:
         raise RuntimeError(f"{tool.name}: the large file was not made")
 
 
-def _start_held(tool: Tool, folder: Path) -> subprocess.Popen[bytes]:
-    """A run that has come to the half of the large file, and waits there."""
+def _start_halfway(tool: Tool, folder: Path) -> subprocess.Popen[bytes]:
+    """A run that waits halfway through the large file."""
     (folder / "hold").touch()
     process = _start(tool, folder)
     end = time.monotonic() + WAIT_S
     while not (folder / "beats.txt").exists():
         if time.monotonic() > end or process.poll() is not None:
-            raise RuntimeError(f"{tool.name} did not come to the half: {(folder / 'output.txt').read_text()[-3000:]}")
+            raise RuntimeError(f"{tool.name} did not reach the half: {(folder / 'output.txt').read_text()[-3000:]}")
         time.sleep(0.05)
     return process
 
 
 def _beating(folder: Path) -> set[int]:
-    """The processes that write now: what is new in half a second."""
+    """The processes that write within half a second."""
     (folder / "beats.txt").unlink(missing_ok=True)
     time.sleep(0.5)
     beats = folder / "beats.txt"
@@ -182,7 +182,7 @@ def _beating(folder: Path) -> set[int]:
 
 
 def _end_all(folder: Path, *processes: subprocess.Popen[bytes]) -> None:
-    """What still runs is killed, and nothing holds any more."""
+    """Kill all remaining processes, and remove the hold."""
     for process in processes:
         _kill(os.killpg, process.pid)
         process.wait()

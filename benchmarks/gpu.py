@@ -1,7 +1,7 @@
-"""What one GPU does, in under 8 minutes: each part a process with a time limit of its own, the most important first.
+"""Benchmarks of one GPU in under 8 minutes: each part is a process with its own time limit, the most important first.
 
     benchmarks/gpu.sh                                   # writes gpu.json and gpu.md in the working directory
-    benchmarks/gpu.sh --only "step" --out figures       # the parts whose names begin so; figures.json, figures.md
+    benchmarks/gpu.sh --only "step" --out figures       # parts whose names begin with this; figures.json, figures.md
     benchmarks/gpu.sh --device cpu --tiny               # every line at tiny sizes on a CPU
 
 A part that fails or runs too long is reported as such, and the others continue. Both files are rewritten after every
@@ -32,8 +32,8 @@ from executor.launchers.stage_process import stage_environment
 from executor.system.supervisor import ChildGroup
 
 DEADLINE_S = 470.0
-PATIENCE = {"cuda": 1, "cpu": 10}  # a dry run may share its machine with others
-KEPT = 3000  # characters of what a part that failed printed last
+PATIENCE = {"cuda": 1, "cpu": 10}  # factors of the limits: a dry run may share its machine
+KEPT = 3000  # last characters of a failed part's output
 EVALUATE = {
     True: ["--prompts=3", "--new-tokens=4", "--batches", "3", "--hidden=32", "--rounds=1"],
     False: ["--prompts=12", "--new-tokens=24", "--batches", "4", "12", "--hidden=1024", "--layers=16", "--rounds=1"],
@@ -43,7 +43,7 @@ EVALUATE = {
 @dataclass(frozen=True)
 class Part:
     """A module to run. limit: seconds. writes_file: its figures go into the file of --json, not into its last line.
-    needs: the package without which it is skipped."""
+    needs: a package, without which it is skipped."""
 
     name: str
     module: str
@@ -61,13 +61,13 @@ def main(argv: Sequence[str] | None = None, start: Start | None = None) -> int:
     """start: runs a part within a number of seconds and returns its entry in the figures; see `in_process`."""
     arguments = _arguments(argv)
     parts = [part for part in parts_of(arguments.device, arguments.tiny) if part.name.startswith(arguments.only)]
-    began = time.monotonic()
+    start_s = time.monotonic()
     found: dict[str, Any] = {"commit": commit(), "device": arguments.device, "tiny": arguments.tiny, "parts": {}}
     for part in parts:
         patience = PATIENCE[arguments.device]
-        left = patience * arguments.deadline - (time.monotonic() - began)
-        found["parts"][part.name] = entry = run_part(part, min(patience * part.limit, left), start or in_process)
-        found["seconds"] = time.monotonic() - began
+        remaining = patience * arguments.deadline - (time.monotonic() - start_s)
+        found["parts"][part.name] = entry = run_part(part, min(patience * part.limit, remaining), start or in_process)
+        found["seconds"] = time.monotonic() - start_s
         print(f"{part.name}: {entry['status']}, {entry['seconds']:.0f} s {reason(entry)}".rstrip(), flush=True)
         _write(arguments.out.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
         _write(arguments.out.with_suffix(".md"), page(found))
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None, start: Start | None = None) -> int:
 
 
 def parts_of(device: str, tiny: bool) -> list[Part]:
-    """All parts, the most important first; their limits add up to more than the deadline, which ends the last ones."""
+    """All parts, the most important first; the sum of their limits exceeds the deadline, which ends the last ones."""
     where = (f"--device={device}", *(["--tiny"] if tiny else []))
     short, long = contexts(tiny)
     at_short, at_long = (_step_options(context, device, tiny) for context in (short, long))
@@ -114,13 +114,13 @@ def run_part(part: Part, limit: float, start: Start) -> dict[str, Any]:
         return {"status": "skipped", "seconds": 0.0, "why": f"{part.needs} is not installed"}
     if limit <= 0:
         return {"status": "timed out", "seconds": 0.0, "why": "no time was left for it"}
-    began = time.monotonic()
+    start_s = time.monotonic()
     entry = start(part, limit)
-    return {"status": entry.pop("status"), "seconds": time.monotonic() - began, **entry}
+    return {"status": entry.pop("status"), "seconds": time.monotonic() - start_s, **entry}
 
 
 def in_process(part: Part, limit: float) -> dict[str, Any]:
-    """Run a part as a process, which is killed at the limit with all that it started."""
+    """Run a part as a process, which is killed at the limit with its children."""
     environment = stage_environment(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
@@ -141,19 +141,19 @@ def in_process(part: Part, limit: float) -> dict[str, Any]:
 
 
 def figures_of(printed: str, file: Path | None) -> Any:
-    """What a part found: the content of its file, or its last line that is a JSON object."""
+    """A part's figures: the content of its file, or its last line that is a JSON object."""
     if file is not None:
         return json.loads(file.read_text())
     return json.loads(next(line for line in reversed(printed.splitlines()) if line.startswith("{")))
 
 
 def commit() -> str:
-    """The commit that is checked out, "+" behind it where files differ from it; "unknown" outside a checkout."""
-    asked = [["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]]
+    """The checked-out commit, with "+" if files differ from it; "unknown" outside a checkout."""
+    commands = [["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]]
     try:
         head, changes = (
             subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-            for command in asked
+            for command in commands
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
@@ -161,7 +161,7 @@ def commit() -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Replaces the file atomically."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(text)
     fresh.replace(path)
@@ -171,7 +171,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes that prove the code only")
-    parser.add_argument("--only", default="", metavar="NAME", help="the parts whose names begin so")
+    parser.add_argument("--only", default="", metavar="NAME", help="the parts whose names begin with this")
     parser.add_argument(
         "--out", type=Path, default=Path("gpu"), metavar="NAME", help="NAME.json and NAME.md are written"
     )

@@ -1,4 +1,4 @@
-"""The Markdown page of benchmarks/gpu.py: a table a part, with the device, the versions and the commit."""
+"""The Markdown page of benchmarks/gpu.py: a table per part, with the device, the versions and the commit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _table = partial(table, aligned=False)
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """All figures; parts without figures are named with the reason."""
+    """All figures; parts without figures are listed with the reason."""
     figures = {name: entry["figures"] for name, entry in found["parts"].items() if "figures" in entry}
     sections = ["# Figures of one GPU", _head(found, figures.get("machine"))]
     for title, text in (
@@ -154,7 +154,7 @@ def _parts(found: Mapping[str, Any]) -> str:
 
 
 def reason(entry: Mapping[str, Any]) -> str:
-    """Why a part gave no figures, with the last line that it printed; empty for one that gave them."""
+    """Why a part has no figures, with its last line of output; empty for one with figures."""
     last = entry.get("output", "").strip().splitlines()[-1:]
     return ": ".join(filter(None, [entry.get("why", ""), *last]))
 

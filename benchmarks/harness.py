@@ -1,7 +1,7 @@
-"""What the benchmarks share: rounds of sides, ratios, tables, command lines, processes of a side or of a checkout.
+"""Shared by the benchmarks: rounds of sides, ratios, tables, command lines, processes of a side or of a checkout.
 
-A round runs every side once, and the next round starts one side further on, so that what the machine does meanwhile
-falls on all sides alike. A ratio of two sides is the median of the rounds' ratios, not the ratio of medians. Imports no
+A round runs every side once, and the next round starts with the next side, so that other load of the machine affects
+all sides equally. A ratio of two sides is the median of the rounds' ratios, not the ratio of medians. Imports no
 torch: the parent of measured processes stays small.
 """
 
@@ -78,8 +78,8 @@ class Side:
 def run_side(side: Side, options: Sequence[str]) -> dict[str, Any]:
     """The figures that a fresh process prints as its last line.
 
-    It has one thread, and nothing in its environment changes an allocator. Raises RuntimeError with the end of its
-    output where it fails.
+    It has one thread, and its environment does not change the allocator. Raises RuntimeError with the end of its
+    output if it fails.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ALLOCATORS)}
     command = [str(side.python), "-m", side.module, *options, *side.options]
@@ -87,7 +87,7 @@ def run_side(side: Side, options: Sequence[str]) -> dict[str, Any]:
 
 
 def run_dflow(checkout: Path, *arguments: str, cwd: Path | None = None) -> None:
-    """`dflow ARGUMENTS` by the code of a checkout. Raises RuntimeError with the end of its output where it fails."""
+    """`dflow ARGUMENTS` by the code of a checkout. Raises RuntimeError with the end of its output if it fails."""
     command = [sys.executable, "-c", "import sys; from executor.cli import main; sys.exit(main())", *arguments]
     _output(command, cwd or checkout, {**os.environ, "PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"})
 
@@ -126,7 +126,7 @@ def parser(description: str | None, rounds: int | None = None) -> argparse.Argum
 
 
 def save_figures(path: Path | None, figures: Any) -> None:
-    """What --json asks for, if anything."""
+    """Writes the file of --json, if given."""
     if path is not None:
         path.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -1,4 +1,4 @@
-"""What one of P sequence-parallel ranks holds, computes and sends in a step over one long context, in tables.
+"""Memory, FLOPs and traffic of one of P sequence-parallel ranks in a step over one long context, in tables.
 
     python benchmarks/long_context.py                                    # the tables of docs/sequence_parallel.md
     python benchmarks/long_context.py --context 65536 --anchors 1024 --degree 4 16
@@ -12,8 +12,8 @@ Computed for a draft for Qwen3-8B in bfloat16 on a GPU, whose attention takes [c
     blocks       footprint.block_bytes of the rank's blocks, and their keys and values beside the context's, r L C b
     head         footprint.head_bytes
 
-FLOPs are those of the whole step over P: blocks are dealt by the context that they see, and the exchanges share the
-projections out.
+FLOPs are those of the whole step over P: blocks are distributed by the context that they see, and the exchanges
+distribute the projections.
 
 Legend: W parameters, R ranks that FSDP2 shards over, T context, t = T / P of a rank, s = T for "gather" and one process
 and T E / (G P) for "ulysses", F feature width, M hidden, L layers, C = 2 G D, G key/value heads, E = lcm(G, P), D head
@@ -96,7 +96,7 @@ def attended_share(exchange: str, kv_heads: int, degree: int) -> Fraction:
 
 
 def rank_flops(draft: DraftConfig, *, context: int, anchors: int, degree: int) -> float:
-    """Of a rank, where anchors are spread evenly over the context and every slot but the anchor's weighs."""
+    """FLOPs of a rank, with anchors spread evenly over the context and a weight for every slot but the anchor's."""
     seen, weighted = anchors * context // 2, anchors * (draft.block_size - 1)
     return step_flops(draft, context, anchors, seen, weighted) / degree
 

@@ -1,4 +1,4 @@
-"""Preprocessing against the plain loop over transformers' processor, and the memory that data sets of two sizes take.
+"""Preprocessing compared with the plain loop over transformers' processor, and its memory for data sets of two sizes.
 
     python benchmarks/preprocess.py
     python benchmarks/preprocess.py --rounds 9 --words 60 600 --sizes 1000 20000 --json figures.json

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 WORDS = " ".join(topics[name] for name in sorted(topics)).split()
-EMOJI_EVERY = 30  # words from one to the next: one or two in a short answer
+EMOJI_EVERY = 30  # words per emoji: one or two in a short answer
 CHINESE = (
     "\u8fd9\u662f\u4e00\u53ea\u732b\uff0c\u5b83\u5728\u770b\u4e66\u3002"
     "\u8bed\u8a00\u53c2\u8003\u624b\u518c\u8bf4\u660e\u4e86\u8bed\u6cd5\u3001\u8bed\u4e49\u548c\u4f8b\u5b50\u3002"
@@ -21,9 +21,9 @@ CHINESE = (
 
 
 def conversation(index: int, words: int, kind: str = "text") -> tuple[str, str]:
-    """A question, and an answer of this many words of the prose, from another place for each index.
+    """A question, and an answer of this many words of the prose, from a different place for each index.
 
-    kind: "emoji" has one now and then, "chinese" is this many characters of that language with one now and then.
+    kind: "emoji" has some emoji, "chinese" is this many Chinese characters with some emoji.
     """
     first = index * 37 % (len(WORDS) - words)
     if kind == "chinese":
@@ -50,7 +50,7 @@ def write_jsonl(file: Path, samples: int, words: int) -> None:
 
 
 def image(index: int, file_format: str, size: tuple[int, int]) -> bytes:
-    """An image file of colours that change smoothly, another one for each index."""
+    """An image file of colours that change smoothly, a different one for each index."""
     small = np.random.default_rng(index).integers(0, 256, (12, 16, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(file, format=file_format, quality=90)

@@ -1,17 +1,17 @@
-"""What sequence parallelism sends and holds per rank, against the formulas: gloo ranks on this machine's CPU.
+"""Traffic and memory of sequence parallelism per rank, compared with the formulas: gloo ranks on this machine's CPU.
 
     python benchmarks/scaling.py --context 4096 --anchors 256
 
 For every degree and exchange, fresh processes run one draft step's exchanges and attention, forward and backward: the
-context's keys and values of all layers once, then the blocks in chunks. Projections, MLP and head are left out: they
-exchange nothing and hold the same at every degree. The table shows, for the rank with the most of it,
+context's keys and values of all layers once, then the blocks in chunks. Projections, MLP and head are omitted: they
+exchange nothing and need the same memory at every degree. The table shows, for the rank with the maximum,
 
 - sent: MiB to other ranks per layer, counted in the forward and in the backward pass, beside the formula;
 - held: MiB of context keys and values that the rank attends to, all layers, beside the formula;
 - work: visible prefix tokens of its blocks, over the mean of all ranks;
-- peak: resident memory at its highest during the step, minus that before it.
+- peak: maximum resident memory during the step, minus that before it.
 
-Exits with 1 where a count differs from its formula. Linux only.
+Exits with 1 if a count differs from its formula. Linux only.
 
 Legend: P ranks, T context tokens, t = T / P, N blocks, K block size, H query heads, G key/value heads, D head size.
 """
@@ -62,7 +62,7 @@ class Sizes:
         return math.ceil(self.anchors / degree)
 
     def shapes(self, degree: int) -> dict[str, int]:
-        """The sizes that `choose_exchange` and `elements_sent` take."""
+        """The sizes for `choose_exchange` and `elements_sent`."""
         return {
             "context": self.context,
             "slots": self.dealt(degree) * degree * self.block_size,
@@ -113,27 +113,27 @@ def arguments() -> tuple[Sizes, list[int]]:
     for name, default in (("head-dim", 32), ("layers", 3), ("chunk", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    asked = vars(parser.parse_args())
-    degrees = asked.pop("degrees")
-    if asked["anchors"] > asked["context"]:
-        parser.error(f"--anchors {asked['anchors']} do not fit into --context {asked['context']}")
+    values = vars(parser.parse_args())
+    degrees = values.pop("degrees")
+    if values["anchors"] > values["context"]:
+        parser.error(f"--anchors {values['anchors']} do not fit into --context {values['context']}")
     multiple = math.lcm(*degrees)
-    asked["context"] = math.ceil(asked["context"] / multiple) * multiple
+    values["context"] = math.ceil(values["context"] / multiple) * multiple
     for degree in degrees:
         check_degree(
             world_size=degree,
             sp_degree=degree,
             sp_exchange="auto",
-            query_heads=asked["heads"],
-            kv_heads=asked["kv_heads"],
-            shortest=asked["context"],
+            query_heads=values["heads"],
+            kv_heads=values["kv_heads"],
+            shortest=values["context"],
             pad_multiple=multiple,
         )
-    return Sizes(**asked), degrees
+    return Sizes(**values), degrees
 
 
 def report(name: str, degree: int, sizes: Sizes, ranks: list[Measured]) -> bool:
-    """Print a row of the table; whether the counts of every rank are those of the formulas."""
+    """Print a row of the table; returns whether the counts of every rank equal the formulas."""
     itemsize = DTYPES[sizes.dtype].itemsize
     sent = elements_sent(name, **sizes.shapes(degree))
     heads = math.lcm(sizes.kv_heads, degree) // degree if name == "ulysses" else sizes.kv_heads
@@ -152,7 +152,7 @@ def report(name: str, degree: int, sizes: Sizes, ranks: list[Measured]) -> bool:
 
 
 def measure(name: str, degree: int, sizes: Sizes) -> list[Measured]:
-    """What each of `degree` fresh processes measured."""
+    """Measurements of `degree` fresh processes."""
     with tempfile.TemporaryDirectory() as folder:
         # The server imports torch once for all; it never computes, so forking it is safe.
         multiprocessing.set_forkserver_preload(["ops.lib.sequence_parallel.exchange"])
@@ -182,7 +182,7 @@ def step(exchange: Exchange, sizes: Sizes, rank: int, degree: int) -> Measured:
     chunks, prefix_tokens = plan(sizes, rank, degree)
     slices = [random_pair(sizes, sizes.context // degree, seed=rank) for _ in range(sizes.layers)]
     exchanged = [exchange.context(*pair) for pair in slices]
-    # The gradient of the context's keys and values is summed over the chunks, and goes back in one message a layer.
+    # The gradient of the context's keys and values is summed over the chunks, and sent back in one message per layer.
     leaves = [[x_GTD.detach().requires_grad_() for x_GTD in pair] for pair in exchanged]
     for count, seen in chunks:
         chunk_of_blocks(exchange.seen(seen), exchange, count, leaves, sizes)
@@ -210,7 +210,7 @@ def chunk_of_blocks(
 
 
 def plan(sizes: Sizes, rank: int, degree: int) -> tuple[list[tuple[int, list[ContextRange]]], int]:
-    """Chunks of blocks (how many, what those of every rank see), and the prefix tokens of this rank's blocks."""
+    """Chunks of blocks (their number, the context of every rank's), and the prefix tokens of this rank's blocks."""
     anchors_N = torch.randperm(sizes.context, generator=torch.Generator().manual_seed(0))[: sizes.anchors]
     anchors_N = anchors_N.sort().values
     dealt, dummies = deal_blocks(anchors_N, degree)

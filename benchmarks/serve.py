@@ -5,8 +5,8 @@
     python benchmarks/serve.py RUN -- --mem-fraction-static 0.8 --tp-size 2          # further arguments for SGLang
     python benchmarks/serve.py RUN --cpu                             # in an environment that lets SGLang run on a CPU
 
-A round starts a server for each side in turn, the other side first in the next round, and sends the same held-out
-prompts of the run at every concurrency, greedily, SGLang's prefix cache emptied before. Tokens per second are those of
+A round starts a server for each side, in alternating order, and sends the same held-out prompts of the run at every
+concurrency, greedily, after clearing SGLang's prefix cache. Tokens per second are those of
 all answers over the wall-clock seconds of the whole batch, prefill included. The speed-up is the median of the rounds'
 ratios. Needs a GPU, and the version of SGLang that dflow is written for.
 """
@@ -37,7 +37,7 @@ from ops.lib.sglang.version import installed_version, require_sglang
 from ops.tools.serve.chat import Answer, ask, flush_cache
 from ops.tools.serve.prompts import ChatPrompt
 
-WARM_UP = 4  # prompts per concurrency, up to it, that nobody counts: graphs, caches, autotuning
+WARM_UP = 4  # prompts before each concurrency, at most as many: graphs, caches, autotuning
 ON_A_CPU = [
     *("--device", "cpu", "--attention-backend", "torch_native", "--mm-attention-backend", "sdpa"),
     *("--sampling-backend", "pytorch", "--max-total-tokens", "16384", "--max-running-requests", "16"),
@@ -47,7 +47,7 @@ ON_A_CPU = [
 
 @frozen
 class Batch:
-    """All prompts at one concurrency: seconds of the wall clock, and the answers in the order of the prompts."""
+    """All prompts at one concurrency: wall-clock seconds, and the answers in the order of the prompts."""
 
     seconds: float
     answers: tuple[Answer, ...]
@@ -95,7 +95,7 @@ def measure(argv: Sequence[str] | None) -> int:
     store = Store.open(store_path(options.store, None), write=False)
     run = find_served(store, find_record(store.records, options.run or None), options.node, options.prompts)
     if not run.prompts:
-        raise StoreError("the store holds no samples of this run to take prompts from")
+        raise StoreError("the store has no samples of this run to use as prompts")
     for warning in run.warnings:
         print(f"warning: {warning}")
     extra = [*(ON_A_CPU if options.cpu else []), *given[end + 1 :]]
@@ -125,7 +125,7 @@ def measure(argv: Sequence[str] | None) -> int:
 def run_side(
     run: ServedRun, draft: DraftOption | None, options: argparse.Namespace, extra: Sequence[str]
 ) -> dict[int, Batch]:
-    """One server, started for this, and all prompts at each concurrency."""
+    """Start a server, and send all prompts at each concurrency."""
     address = Address(port=options.port)
     command = launch_command(str(run.target), run.served, draft, address=address, extra=extra)
     print(shell_line(command, run.served.environment), flush=True)
@@ -171,7 +171,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     options = parser(__doc__, rounds=3)
     options.add_argument("run", metavar="RUN", help='the id of a run or a part of it; "" for the latest')
     options.add_argument("--store", metavar="DIR", help="default: DFLOW_STORE, or runs/ in the project")
-    options.add_argument("--node", help="the node that exports the draft, where the run exports several")
+    options.add_argument("--node", help="the node that exports the draft, if the run exports several")
     options.add_argument("--prompts", type=int, default=64, help="held-out prompts, with images for a vision target")
     options.add_argument("--max-tokens", type=int, default=512, help="of one answer")
     options.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])

@@ -1,11 +1,11 @@
-"""The loss of a training under sequence parallelism beside that of the same training on one process, step by step.
+"""The loss of a training under sequence parallelism compared with the same training on one process, step by step.
 
     python benchmarks/sp_curve.py --store runs --steps 50 --figure docs/sp_loss_curves.png
 
-Takes the newest run of the store (or `--run`), in which everything above the node of train_dflash is done, and trains
+Uses the newest run of the store (or `--run`), in which all ancestors of the node of train_dflash are done, and trains
 its first steps in a temporary folder: on one process, and on `--degree` gloo ranks that share every sequence, with each
 exchange. The schedule is that of the whole training; nothing is written to the store. Prints the largest relative
-difference of the loss over the steps, and draws the curves. Exits with 1 where it is more than `--within`.
+difference of the loss over the steps, and draws the curves. Exits with 1 if it is more than `--within`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def training(store: Store, run: str | None) -> tuple[TrainDflash, dict[str, Any]]:
-    """Config and input artifacts of a run's only node of train_dflash. Raises DflowError where they are missing."""
+    """Config and input artifacts of a run's only node of train_dflash. Raises DflowError if they are missing."""
     record = find_record(store.records, run)
     graph, states = record.graph(), record.state.nodes
     nodes = [node for node in graph.nodes.values() if isinstance(node.config, TrainDflash)]
@@ -90,7 +90,7 @@ def training(store: Store, run: str | None) -> tuple[TrainDflash, dict[str, Any]
         if digest is None and node.inputs.get(name):
             raise DflowError(f'run {record.run}: "{node.inputs[name][0]}" above "{node.id}" is not done')
         inputs[name] = None if digest is None else node.op.edges[name].type(store.object_path(digest), digest)
-    never = 10**9  # not None, which a config that selects by a measurement refuses
+    never = 10**9  # not None, which a config that selects by a measurement rejects
     return evolve(node.config, log_every=1, checkpoint_every=never, eval_every=node.config.eval_every and never), inputs
 
 
@@ -139,7 +139,7 @@ def draw(alone: Sequence[float], shared: Mapping[str, Sequence[float]], degree: 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--store", help="as for dflow; default: DFLOW_STORE or ./runs")
-    parser.add_argument("--run", help="the run whose training it is; default: the newest")
+    parser.add_argument("--run", help="the run of the training; default: the newest")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--degree", type=int, default=2, help="ranks that share every sequence")
     parser.add_argument("--exchange", nargs="+", default=["ulysses", "gather"], choices=["ulysses", "gather", "auto"])

@@ -1,8 +1,8 @@
-"""How long a stage takes until its ranks have met, with this code and with that of another checkout.
+"""Time from the start of a stage until its ranks have met, with this code and that of another checkout.
 
     python benchmarks/start_ranks.py --other CHECKOUT [--ranks 2] [--rounds 10] [--json FILE]
 
-A round starts one stage with each. Nothing is sent to MLflow, whose import would run beside the stage. Seconds are from
+A round starts one stage with each. MLflow is off: its import would run beside the stage. Seconds are from
 the fork of the process that starts the ranks to the end of their first all-reduce over gloo; CPU seconds are those of
 that process and of all ranks up to there.
 """
@@ -61,7 +61,7 @@ launch = { kind = "torchrun", nproc = RANKS, threads = 1, device = "cpu" }
 
 
 def started(checkout: Path, folder: Path) -> dict[str, float]:
-    """The figures of one start with the code of a checkout. Raises RuntimeError where the run fails."""
+    """The figures of one start with the code of a checkout. Raises RuntimeError if the run fails."""
     with tempfile.TemporaryDirectory() as store:
         run_dflow(checkout, "run", str(folder / "pipeline.toml"), "--store", store, cwd=folder)
         [file] = Path(store).glob("objects/*/figures.json")

@@ -5,7 +5,7 @@
     python benchmarks/train_step.py --context 1024 --anchors 128 --rounds 5 --chunk 64 --json figures.json
 
 One step is forward, loss and backward, no optimizer, of one sequence in float32. What is measured, and how:
-benchmarks/sides/measured.py; who takes part: the other modules there.
+benchmarks/sides/measured.py; the sides: the other modules there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EXPONENT = 0.1
 @frozen
 class Goals:
     """Of one setting: times as factors against the dense reference and the floor, memory as a fraction of the dense
-    reference's. The dream is asked of the chunked step, all three figures at once."""
+    reference's. The dream is a goal of the chunked step, with all three figures at once."""
 
     faster: float
     floor: float
@@ -110,7 +110,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _sides(arguments: argparse.Namespace) -> list[Side]:
-    """The sides asked for; speculators only where it is installed."""
+    """The chosen sides; speculators only if it is installed."""
     sides = [
         Side(OURS, "benchmarks.sides.ours"),
         Side(CHUNKED, "benchmarks.sides.ours", ("--chunk", str(arguments.chunk))),
@@ -150,7 +150,7 @@ def _flat(arrays: dict[str, np.ndarray], names: dict[str, np.ndarray]) -> np.nda
 
 
 def _relative(array: np.ndarray, expected: np.ndarray) -> float:
-    """Norm of the difference over the norm of what is expected."""
+    """Norm of the difference over the norm of the expected."""
     difference = array.astype(np.float64) - expected.astype(np.float64)
     return float(np.linalg.norm(difference) / np.linalg.norm(expected.astype(np.float64)))
 
@@ -220,7 +220,7 @@ def _exactness_table(rows: Sequence[dict[str, object]]) -> str:
 
 
 def _growth(settings: Settings) -> str:
-    """How chunked memory grows with the number of anchors, between settings of the same context."""
+    """The growth of chunked memory with the number of anchors, between settings of the same context."""
     known = [(*size, rounds.median(CHUNKED, "mib")) for size, rounds in settings.items() if CHUNKED in rounds.figures]
     lines = []
     for (context, few, before), (other, many, after) in itertools.pairwise(known):

@@ -1,7 +1,7 @@
 """Attention and head as training runs them on the device, against plain ones in float64: errors, then times.
 
-Errors are taken with few blocks, for the dense reference makes every score; times at the size of the draft's step. An
-error is the largest difference of an element over the largest element of its tensor, gradients included.
+Errors are measured with few blocks, since the dense reference computes every score; times at the size of the draft's
+step. An error is the largest difference of an element over the largest element of its tensor, gradients included.
 
 Legend: T context, N blocks, K block size, H query heads, G key/value heads, D head size, W slots, M hidden,
 V vocabulary.
@@ -146,7 +146,7 @@ def error(expected: list[Tensor], actual: list[Tensor]) -> float:
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounded to dtype, as a leaf of its own; indices stay as they are."""
+    """Rounded to dtype, as a new leaf; indices are unchanged."""
     if not tensor.is_floating_point():
         return tensor
     return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)

@@ -1,9 +1,9 @@
 """Tokens per second of a capture by transformers of a random target of 8B shape, made on the device; or by SGLang.
 
-Timed is all that `capture_targets` does for its shards: reading tokens, forward passes, and a thread that writes each
-shard while the next is captured. With --sglang the config of the same target is in a folder, and SGLang fills it with
-weights of its own (load_format "dummy"); timed are its capture and its plain prefill, as benchmarks/capture_engine.py
-does it.
+The time is that of all work of `capture_targets` on its shards: reading tokens, forward passes, and a thread that
+writes each shard while the next is captured. With --sglang the config of the same target is in a folder, and SGLang
+uses random weights (load_format "dummy"); its capture and its plain prefill are timed as in
+benchmarks/capture_engine.py.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def by_transformers(device: str, tiny: bool, folder: Path) -> dict[str, Any]:
 
 
 def random_target(sizes: dict[str, Any], device: torch.device) -> Target:
-    """A Qwen3 with random weights in bfloat16; nothing is loaded, and the host holds none of it."""
+    """A Qwen3 with random weights in bfloat16; nothing is loaded, and nothing is on the host."""
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(Qwen3Config(**sizes), dtype=torch.bfloat16, attn_implementation="sdpa")

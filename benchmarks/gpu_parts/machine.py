@@ -1,4 +1,4 @@
-"""What the figures were taken on: device, versions, peak of a matrix product; and the FLOPs of the steps."""
+"""The machine of the figures: device, versions, peak of a matrix product; and the FLOPs of the steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ops.lib.drafts.dflash.flops import step_flops
 from ops.train_dflash.hardware import matmul_peak
 
 PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "sglang")
-# TFLOP/s of dense bfloat16 products by the data sheets; the first name that is a part of the device's counts.
+# TFLOP/s of dense bfloat16 products by the data sheets; the first name contained in the device's name is used.
 PEAKS = {
     "H200": 989.0,
     "GH200": 989.0,
@@ -59,7 +59,7 @@ def device_name(device: torch.device) -> str:
 
 
 def sheet_peak(name: str) -> float | None:
-    """FLOP/s of dense bfloat16 by the data sheet; None for a device that the table does not hold."""
+    """FLOP/s of dense bfloat16 by the data sheet; None for a device that is not in the table."""
     return next((peak * 1e12 for part, peak in PEAKS.items() if part in name), None)
 
 

@@ -1,8 +1,7 @@
 """One rank of a process group: collectives in bfloat16, and a training step sharded by FSDP2 beside one that is not.
 
-nccl on a GPU, gloo on a CPU; the store is in this process, and the backend keeps to the loopback interface. With one
-rank nothing travels: this shows that the path runs and what it costs by itself (gathering weights, reducing gradients),
-not how fast a network is.
+nccl on a GPU, gloo on a CPU; the store is in this process, and the backend uses only the loopback interface. With one
+rank nothing is sent: this tests the code and its overhead (gathering weights, reducing gradients), not a network.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
 from ops.train_dflash.sharding import shard_model
 
 DTYPE = torch.bfloat16
-ELEMENTS = {True: 1 << 12, False: 1 << 26}  # of what a collective moves, tiny and full
+ELEMENTS = {True: 1 << 12, False: 1 << 26}  # moved by a collective, tiny and full
 
 
 def main() -> None:
@@ -55,7 +54,7 @@ def main() -> None:
 
 
 def collectives(device: torch.device, tiny: bool, repeats: int) -> dict[str, Any]:
-    """Seconds of each exchange of one rank with itself, and whether its outcome is what was sent."""
+    """Seconds of each exchange of one rank with itself, and whether it returns what was sent."""
     sent = torch.randn(ELEMENTS[tiny], generator=torch.Generator(device).manual_seed(0), device=device).to(DTYPE)
     got = torch.empty_like(sent)
     runs: dict[str, Callable[[], object]] = {

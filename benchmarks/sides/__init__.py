@@ -1,1 +1,1 @@
-"""What is measured: one module a side, each run as a fresh process (`python -m benchmarks.sides.dense --help`)."""
+"""The measured sides: one module each, run as a fresh process (`python -m benchmarks.sides.dense --help`)."""

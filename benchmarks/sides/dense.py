@@ -1,6 +1,6 @@
 """The dense reference: a DFlash step in the scheme of SpecForge (sgl-project/SpecForge, specforge/core/dflash.py).
 
-Its trainer, reimplemented from that description: one forward pass over all blocks at once; in every layer keys
+Its trainer, reimplemented: one forward pass over all blocks at once; in every layer keys
 and values of [context | all blocks] are projected and joined, and SDPA runs under one dense boolean mask
 [A * K, S + A * K]; the loss goes over chunks of 128 anchors under activation checkpointing, with logits for every slot
 of the chunk, slot 0 and slots without weight included, so that each chunk's logits are made twice; accuracy is an
@@ -32,7 +32,7 @@ ROPE_THETA = 10000.0
 
 
 def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
-    """The step of the dense reference; `--chunk` does not concern it."""
+    """The step of the dense reference; `--chunk` has no effect."""
     dtype, device = problem.features_SF.dtype, problem.features_SF.device
     model = DenseDraft(problem.sizes).to(device, torch.promote_types(dtype, torch.float32))
     model.load_state_dict(problem.weights)

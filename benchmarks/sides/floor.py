@@ -1,9 +1,9 @@
-"""The matmul floor: the products of matrices that no DFlash step can do without, each timed at its shape, summed.
+"""The matmul floor: the matrix products that every DFlash step needs, each timed at its shape, summed.
 
-Everything else (norms, RoPE, softmax, the exponentials of the loss, copies) is left out, and so is what exact savings
-avoid: attention to anything a block does not see, scores made a second time in the backward pass, the mask slots' norms
-and projections in the first layer (one row stands for all), slots without weight after the last layer's keys and
-values, context behind the last anchor, gradients of the frozen head, embedding and features.
+Everything else (norms, RoPE, softmax, the exponentials of the loss, copies) is omitted, and so is what exact savings
+avoid: attention to what a block does not see, recomputed scores in the backward pass, the mask slots' norms
+and projections in the first layer (they are all equal), slots without weight after the last layer's keys and
+values, context after the last anchor, gradients of the frozen head, embedding and features.
 
 Legend: T context before the last anchor, F features, M hidden, N blocks, K block size, W weighted slots, H query heads,
 G key/value heads, D head size, I intermediate, V vocabulary.
@@ -23,7 +23,7 @@ from benchmarks.sides.measured import parser, sizes_of
 from benchmarks.sides.problem import Problem, Sizes, make_problem, slot_targets
 
 BUCKET = 8  # anchors whose queries share one product with their context
-HEAD_ROWS = 2048  # rows of logits in one product: no real step holds them all
+HEAD_ROWS = 2048  # rows of logits in one product: no real step has all of them in memory
 REPEATS = 3
 
 
@@ -105,7 +105,7 @@ def _softmax_products(batch: int, rows: int, keys: int, size: int) -> list[Produ
 
 
 def seconds(product: Product, dtype: torch.dtype) -> float:
-    """CPU seconds of `product`: the median of a few runs after one, into memory that is already there."""
+    """CPU seconds of `product`: the median of a few runs after a warm-up, into allocated memory."""
     left = _operand(product.batch, product.m, product.k, product.first_transposed, dtype)
     right = _operand(product.batch, product.k, product.n, product.second_transposed, dtype)
     out = torch.empty(product.batch, product.m, product.n, dtype=dtype)

@@ -1,7 +1,7 @@
 """The process of one side: build the problem, warm up, take one step, print its figures as one line of JSON.
 
-On the CPU: one thread, process CPU seconds (`time.process_time`) around one step, taken cold: before it, a step of
-tiny sizes has loaded libraries and kernels, on every side alike. Memory is the peak of the resident set during the step
+On the CPU: one thread, process CPU seconds (`time.process_time`) around one step, measured cold: before it, a step of
+tiny sizes has loaded libraries and kernels, on every side. Memory is the peak of the resident set during the step
 minus the resident set before it. On a GPU: the median of CUDA-event times over `--steps` steps after `--warm-up` steps
 of full size, and the peak of allocated memory above what was allocated before.
 """
@@ -28,7 +28,7 @@ from benchmarks.sides.problem import Problem, Sizes, make_problem, warm_up_sizes
 @dataclass(frozen=True, eq=False)
 class Step:
     """run: forward, loss and backward; returns the loss and how many weighted slots have their label as the best
-    token, numbers or tensors that nobody has waited for. gradients: of every parameter by its name; called after the
+    token, numbers or asynchronous tensors. gradients: of every parameter by its name; called after the
     measurement. clear: forget the gradients."""
 
     run: Callable[[], tuple[float | Tensor, int | Tensor]]

@@ -1,7 +1,7 @@
 """Our step: `ops.lib.drafts.dflash.step.Engine` on one process, as `train_dflash` builds it.
 
 On a GPU layers are compiled, as there. Weights are float32 masters at least, cast once a step. What `train_dflash`
-prepares in a thread of its own is made before the step: the micro-batch on the device, and what its blocks see on the
+prepares in a thread is prepared before the step: the micro-batch on the device, and its blocks' context ranges on the
 host, from which every step builds its masks again.
 """
 
@@ -71,7 +71,7 @@ def make_engine(
 
 
 def micro_batches(problem: Problem) -> Callable[[], MicroBatch]:
-    """The one sequence up to its last anchor, at every call as a new micro-batch."""
+    """The sequence up to its last anchor, as a new micro-batch for every call."""
     anchors_N, last = problem.anchors_A, int(problem.anchors_A.max())
     labels_NK, weights_NK = slot_targets(problem)
     start_N, end_N = torch.zeros(len(anchors_N), dtype=torch.int64), anchors_N.cpu()

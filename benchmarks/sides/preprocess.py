@@ -1,11 +1,11 @@
-"""What benchmarks/preprocess.py measures, in a process of its own: one JSON line of figures.
+"""The measurements of benchmarks/preprocess.py, in a separate process: one JSON line of figures.
 
     python -m benchmarks.sides.preprocess speed --kind text --rounds 5 --samples 200 --words 60
     python -m benchmarks.sides.preprocess memory --data data.jsonl
 
 speed: `ours` is the work of tokenize_chat on one row, rendering to token sample with loss mask and prompt length;
 `loop` is what one would write with transformers' processor: apply_chat_template to a text, then the processor's
-call, which gives ids and pixels but no loss mask. Both get the same messages and encoded images, take turns, and are
+call, which gives ids and pixels but no loss mask. Both get the same messages and encoded images, alternate, and are
 measured in CPU seconds of this process, which has one thread. memory: the peak resident set of ingest, inject_images
 and tokenize_chat, one after the other.
 """
@@ -51,7 +51,7 @@ VOCABULARY = 8000
 
 
 class NoVideo(BaseVideoProcessor):
-    """The processor class insists on a video processor, which needs torchvision."""
+    """The processor class requires a video processor, which needs torchvision."""
 
     def __init__(self) -> None:
         pass
@@ -143,7 +143,7 @@ def _rows(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
 
 def memory(data: Path, folder: Path) -> dict[str, Any]:
-    """Peak resident set of the three ops in MiB, and the number of samples that came out."""
+    """Peak resident set of the three ops in MiB, and the number of resulting samples."""
     first = FolderStage(folder / "ingest", {})
     ingest(Ingest(source=str(data), seed=0), first)
     second = FolderStage(folder / "inject", {"samples": Samples(path=first.out_dir, digest="a")})

@@ -60,9 +60,9 @@ class Problem:
 
 
 def make_problem(sizes: Sizes, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Problem:
-    """The problem of these sizes; drawn in float32, so that a run in another dtype sees the same values, rounded.
+    """The problem of these sizes; drawn in float32, so that a run in another dtype has the same values, rounded.
 
-    The head's scale gives logits a standard deviation of 2. Raises ValueError where the answer has too few tokens.
+    The head's scale gives logits a standard deviation of 2. Raises ValueError if the answer has too few tokens.
     """
     on_cpu = torch.Generator().manual_seed(SEED)  # tokens and anchors are the same on every device
     generator = torch.Generator(device).manual_seed(SEED)
@@ -88,7 +88,7 @@ def make_problem(sizes: Sizes, dtype: torch.dtype = torch.float32, device: str =
 
 
 def warm_up_sizes(sizes: Sizes) -> Sizes:
-    """The same kind of draft with everything small: its step loads libraries and kernels at next to no cost."""
+    """The same kind of draft with everything small: its step loads libraries and kernels at almost no cost."""
     return Sizes(
         context=64,
         anchors=8,
@@ -105,7 +105,7 @@ def warm_up_sizes(sizes: Sizes) -> Sizes:
 
 
 def slot_targets(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Labels int64 [A, K] and weights float32 [A, K] of every slot; slot 0 and slots behind the end weigh nothing."""
+    """Labels int64 [A, K] and weights float32 [A, K] of every slot; slot 0 and slots after the end have no weight."""
     slots_K = torch.arange(problem.sizes.block, device=problem.ids_S.device)
     positions_AK = problem.anchors_A[:, None] + slots_K
     inside_AK = (positions_AK < problem.sizes.context) & (slots_K > 0)
@@ -114,7 +114,7 @@ def slot_targets(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _weight(shape: tuple[int, ...], normal) -> Tensor:
-    """Matrices as at the start of a training; norms off one, so that their gradients differ."""
+    """Matrices as at the start of a training; norms other than 1, so that their gradients differ."""
     return normal(*shape, std=0.02) if len(shape) == 2 else 1 + normal(*shape, std=0.1)
 
 

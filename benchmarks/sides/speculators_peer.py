@@ -5,9 +5,9 @@ CPU that means SDPA under the dense mask of its `create_mask`, and the "eager" l
 backward there and its fused losses are Triton kernels; on a GPU FlexAttention under a compiled block mask, and the
 fused loss. Its labels are the best tokens of the verifier's logits, which it makes in the step from the verifier's last
 hidden states.
-Same sizes, weights, features, tokens and anchors as on the other sides, with two differences that its design asks for:
-anchors in the last block_size tokens move to the last place before them, and the verifier's hidden states are drawn at
-random, so that its loss is of the same kind but not the same number.
+Same sizes, weights, features, tokens and anchors as on the other sides, with two differences that its design requires:
+anchors in the last block_size tokens move to the last place before them, and the verifier's hidden states are
+random, so that its loss is of the same kind but has another value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FROZEN = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "v
 
 
 def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
-    """The step of speculators; `--attention` names its attention implementation, `--chunk` does not concern it."""
+    """The step of speculators; `--attention` names its attention implementation, `--chunk` has no effect."""
     on_gpu = problem.features_SF.is_cuda
     sizes = problem.sizes
     model = _model(problem, arguments.attention or ("simple_flex_attention" if on_gpu else "sdpa"))

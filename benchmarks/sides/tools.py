@@ -1,7 +1,7 @@
-"""dflow, doit and DVC on the same chains: what each needs in a folder, and the commands that a user types there.
+"""dflow, doit and DVC on the same chains: their files in a folder, and their commands.
 
-A node of dflow and of DVC runs in a process of its own. One of doit's chains is a function call in doit's process, as
-its manual shows; its large file is written by a process. dflow's runs are tracked in MLflow, the others track nothing.
+A node of dflow and of DVC runs in a separate process. A node of doit's chains is a function call in doit's process, as
+in its manual; its large file is written by a process. dflow's runs are tracked in MLflow, the others track nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILES = Path(__file__).parent / "chain"
 
 @dataclass(frozen=True)
 class Mistake:
-    """Something wrong in a file: a word that a message about it has to contain, and its line."""
+    """A mistake in a file: a word that a message about it must contain, and its line."""
 
     word: str
     line: int
@@ -40,12 +40,12 @@ class Tool:
     run: ClassVar[tuple[str, ...]]
     dry: ClassVar[tuple[str, ...]]
     check: ClassVar[tuple[str, ...]]
-    says: ClassVar[Mapping[str, str]]  # what a dry run states about the node {}: the word for it, its pattern
+    says: ClassVar[Mapping[str, str]]  # the states of the node {} in a dry run: word, pattern
     mistaken: ClassVar[tuple[str, str]]  # file, text with three mistakes
     mistakes: ClassVar[tuple[Mistake, ...]]
 
     def make(self, folder: Path) -> None:
-        """A folder with the code of the nodes, and nothing that runs yet."""
+        """A folder with the code of the nodes."""
         folder.mkdir(parents=True)
         for file in ("work.py", "helper.py"):
             shutil.copy(FILES / file, folder)
@@ -62,14 +62,14 @@ class Tool:
         (folder / self.mistaken[0]).write_text(self.mistaken[1])
 
     def predicted(self, output: str, *nodes: str) -> str:
-        """What the output of a dry run states about each of the nodes."""
+        """The state of each node in the output of a dry run."""
         words = [
             [word for word, how in self.says.items() if re.search(how.format(node), output, re.M)] for node in nodes
         ]
         return ", ".join(" and ".join(found) or "nothing" for found in words)
 
     def large_file(self, folder: Path) -> Path:
-        """Where the large file is that the latest run takes as done."""
+        """The large file of the latest run."""
         return folder / "large.txt"
 
 
@@ -195,7 +195,7 @@ def found_tools(peers_python: Path | None) -> tuple[list[Tool], list[str]]:
         if _has(python, module):
             tools.append(peer(python))
         else:
-            missing.append(f"{peer.name} is not installed in {python}: its column is left out")
+            missing.append(f"{peer.name} is not installed in {python}: its column is omitted")
     return tools, missing
 
 

@@ -19,11 +19,11 @@ class Text(Artifact):
 @op(version=1, run="chain_ops:append")
 @frozen(kw_only=True)
 class Append:
-    """Writes the text before it and a value more."""
+    """Writes the previous text and one more value."""
 
     before: Text | None = None
     value: str = field(default="", help="what is added")
-    name: str = field(default="", neutral=True, help="what the call is noted as")
+    name: str = field(default="", neutral=True, help="name of the call in calls.txt")
     seconds: float = field(default=0.0, neutral=True, help="how long it takes")
     output = Text
 

@@ -1,4 +1,4 @@
-"""The function that every node of a chain calls: the one that is edited to see who notices."""
+"""The function that every node of a chain calls: it is edited to see which tool notices."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the nodes of every tool do: a line more than the node before, or a large file, which can be held at its half.
+"""What the nodes of every tool do: a line more than the node before, or a large file, which can wait halfway.
 
-Every call puts its name down in calls.txt beside this file, and a held one its process in beats.txt, again and again.
+Every call writes its name to calls.txt beside this file, and a held one its process to beats.txt repeatedly.
 As a program: `work.py append NAME OUT VALUE SECONDS [BEFORE]`, `work.py large OUT INPUT MEGABYTES`.
 """
 
@@ -25,7 +25,7 @@ def append(name: str, out: Path, value: str, before: Path | None, seconds: float
 
 
 def large(out: Path, text: str, megabytes: int) -> None:
-    """A line of `text` again and again. While a file `hold` is beside this file, it stays at the half."""
+    """Repeats `text`. While a file `hold` is beside this file, it waits halfway."""
     _note("calls.txt", "large")
     block = (text * (1 << 20))[: 1 << 20].encode()
     with out.open("wb") as file:
