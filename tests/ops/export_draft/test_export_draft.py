@@ -124,7 +124,7 @@ def test_what_sglang_was_given_for_the_capture_is_in_the_config_the_card_and_the
     assert 2 == card.count("--kv-cache-dtype fp8_e5m2")
     assert "mem" not in card.split("## Serving")[1].split("##")[0]
     (warning,) = server_arg_warnings(config)
-    assert "captured by SGLang with --kv-cache-dtype fp8_e5m2, which the live stage and evaluate do without" in warning
+    assert "captured by SGLang with --kv-cache-dtype fp8_e5m2, which the live stage and evaluate do not use" in warning
     assert [] == server_arg_warnings(read_json(export(tmp_path / "plain", trained) / "config.json"))
 
 

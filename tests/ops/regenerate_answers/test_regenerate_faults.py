@@ -100,7 +100,7 @@ def test_a_wrong_model_is_told_with_those_that_are_served(parroted, talker, mode
 NEVER = {
     401: "the API key is missing or wrong; api_key_env",
     403: "the API key may not use this model",
-    404: 'mostly ends in "/v1"; it serves "talker"',
+    404: 'usually ends in "/v1"; it serves "talker"',
     400: "check the parameters, including extra_body",
 }
 
@@ -193,7 +193,7 @@ def test_a_malformed_answer_is_asked_for_again_and_its_sample_dropped_with_the_r
     dropped = (stage.out_dir / "dropped.csv").read_text("utf-8")
     assert "text-1,the server fails on it," in dropped
     assert (
-        f"2 attempts, the last: {'' if said.startswith(('no', 'broken')) else 'a malformed answer: '}{said}" in dropped
+        f"2 attempts, the last: {'' if said.startswith(('not', 'aborted')) else 'a malformed answer: '}{said}" in dropped
     )
     expected = answers_of(undisturbed)
     expected.pop("text-1")
