@@ -192,9 +192,8 @@ def test_a_malformed_answer_is_asked_for_again_and_its_sample_dropped_with_the_r
     assert 2 == [question(body) for body in server.conversations].count("Describe the circle.")
     dropped = (stage.out_dir / "dropped.csv").read_text("utf-8")
     assert "text-1,the server fails on it," in dropped
-    assert (
-        f"2 attempts, the last: {'' if said.startswith(('not', 'aborted')) else 'a malformed answer: '}{said}" in dropped
-    )
+    malformed = "" if said.startswith(("not", "aborted")) else "a malformed answer: "
+    assert f"2 attempts, the last: {malformed}{said}" in dropped
     expected = answers_of(undisturbed)
     expected.pop("text-1")
     assert expected == answers_of(stage)
