@@ -1,6 +1,6 @@
 """What the ops show of their artifacts, node by node, runs or combinations side by side; and the account of samples.
 
-Pictures and pages of artifacts are embedded up to a limit; what is larger is named by its path.
+Pictures and pages of artifacts are embedded up to a limit; larger ones are named by their paths.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section
 
 PICTURE_MOST = 1_000_000  # bytes of a file
 PAGE_MOST = 2_000_000
-TOTAL_MOST = 16_000_000  # of all together: what a phone still opens
+TOTAL_MOST = 16_000_000  # of all together: a phone can open it
 KINDS = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".gif": "image/gif", ".webp": "image/webp"}
 MOST_NARROW = 4  # columns of a table that a third of the page holds
 LONG_TEXT = 30
@@ -34,14 +34,14 @@ ShownByOps = Mapping[tuple[str, str], Shown]  # by run and node
 
 @define
 class Embedded:
-    """Counts what the report holds already."""
+    """Counts the bytes embedded so far."""
 
     used: int = 0
 
     def picture(self, path: Path, alt: str) -> Markup:
         kind = KINDS.get(path.suffix.lower())
         if kind is None:
-            return faint(f"{alt}: {path} is no picture of a kind that is shown ({', '.join(KINDS)})")
+            return faint(f"{alt}: {path} is not a picture of a supported kind ({', '.join(KINDS)})")
         try:
             size = path.stat().st_size
             if not self._takes(size, PICTURE_MOST):
@@ -54,7 +54,7 @@ class Embedded:
 
     def page(self, text: str, height: int, title: str, folder: Path) -> Markup:
         if not self._takes(len(text.encode(errors="replace")), PAGE_MOST):
-            return faint(f"{title}: {shown_bytes(len(text))}, too large to be shown here; it lies in {folder}")
+            return faint(f"{title}: {shown_bytes(len(text))}, too large to be shown here; it is in {folder}")
         return render("artifacts.html", "page", text, title, height)
 
     def _takes(self, size: int, most: int) -> bool:
@@ -74,7 +74,7 @@ class Piece:
 
 
 def sections_of(runs: Sequence[RunFacts]) -> ShownByOps:
-    """What the op of each node shows of its artifact, where there is one."""
+    """What the op of each node shows of its artifact, if it has one."""
     requests = {
         (run.run, node.id): Request(node.op, tuple(run.op_files), node.folder, node.own)
         for run in runs
@@ -96,7 +96,7 @@ def accounts_of(shown: ShownByOps) -> dict[str, dict[str, Account]]:
 
 
 def node_sections(columns: Sequence[RunFacts], shown: ShownByOps, embedded: Embedded) -> Markup:
-    """Node by node, in the order of the data, then the pictures that the node drew while it ran, each once."""
+    """Node by node, in the order of the data; then the figures that the node drew while it ran, each once."""
 
     def of_node(node_id: str) -> Markup:
         failed, sections = _of_op(columns, node_id, shown, embedded)
@@ -114,8 +114,8 @@ def node_sections(columns: Sequence[RunFacts], shown: ShownByOps, embedded: Embe
 def _of_op(
     columns: Sequence[RunFacts], node_id: str, shown: ShownByOps, embedded: Embedded
 ) -> tuple[list[str], list[Markup]]:
-    """Why sections are missing, and the sections by title. What runs show of the same artifact is there once where it
-    is the same: what they measured need not be.
+    """Why sections are missing, and the sections by title. Equal sections of the same artifact appear once; runs may
+    have measured different values for it.
     """
     failed: dict[str, None] = {}
     pieces: dict[str, dict[object, list[Piece]]] = {}
@@ -125,7 +125,7 @@ def _of_op(
             continue
         one = shown.get((run.run, node.id), Shown())
         if one.failed:
-            failed[f"What the op {node.op} shows of its artifact is missing here: {one.failed}"] = None
+            failed[f"The sections of op {node.op} are missing here: {one.failed}"] = None
         for section in one.sections:
             if not isinstance(section.body, Account):
                 same = node.recorded.digest, repr(section)
@@ -138,7 +138,7 @@ def _of_op(
 
 
 def _titled(title: str, pieces: Sequence[Piece], is_one: bool, embedded: Embedded) -> Markup:
-    """All runs' sections of that title: in one chart or table where they are alike, else beside each other."""
+    """All runs' sections of that title: in one chart or table where they are alike, else side by side."""
     sole_run = pieces[0].run if len(pieces) == 1 and not is_one else None
     runs, notes = [piece.run for piece in pieces], _notes(pieces, is_one)
 
@@ -157,7 +157,7 @@ def _titled(title: str, pieces: Sequence[Piece], is_one: bool, embedded: Embedde
 
 
 def _notes(pieces: Sequence[Piece], is_one: bool) -> list[tuple[RunFacts | None, str]]:
-    """Each note once; where runs have other ones, with the run."""
+    """Each note once; with the run where they differ."""
     noted = [piece for piece in pieces if piece.section.note]
     if is_one or len({piece.section.note for piece in pieces}) == 1:
         return [(None, piece.section.note) for piece in noted[:1]]
@@ -165,7 +165,7 @@ def _notes(pieces: Sequence[Piece], is_one: bool) -> list[tuple[RunFacts | None,
 
 
 def needs_width(body: Body) -> bool:
-    """Whether a third of the page is too little: for pages, and for tables of many columns or with whole texts."""
+    """Whether a third of the page is too narrow: for pages, and for tables of many columns or long texts."""
     if isinstance(body, Table):
         return len(body.columns) > MOST_NARROW or any(
             isinstance(cell, str) and len(cell) > LONG_TEXT for row in body.rows for cell in row
@@ -174,7 +174,7 @@ def needs_width(body: Body) -> bool:
 
 
 def is_facts(body: Body) -> TypeGuard[Table]:
-    """Whether a table is one of names and values."""
+    """Whether a table holds names and values."""
     return isinstance(body, Table) and list(body.columns) == ["", ""]
 
 
@@ -192,7 +192,7 @@ def _body(piece: Piece, embedded: Embedded) -> Markup:
 
 @frozen
 class Checked:
-    """The account of a node. problem: what does not add up, empty where all does."""
+    """The account of a node. problem: what does not add up, or empty."""
 
     node: str
     account: Account
@@ -210,7 +210,7 @@ def samples(runs: Sequence[RunFacts], accounts: Mapping[str, Mapping[str, Accoun
 def checked(run: RunFacts, accounts: Mapping[str, Account]) -> list[Checked]:
     """Each account in the order of the data, compared with itself and with the nearest ones above it."""
     rows = []
-    above: dict[str, list[Account]] = {}  # what each node hands on
+    above: dict[str, list[Account]] = {}  # what each node passes on
     for node_id, node in run.nodes.items():
         handed = [account for parent in node.parents for account in above.get(parent, ())]
         own = accounts.get(node_id)
@@ -221,7 +221,7 @@ def checked(run: RunFacts, accounts: Mapping[str, Account]) -> list[Checked]:
 
 
 def problem_of(own: Account, handed: Sequence[Account]) -> str:
-    """Why the figures of an account are not each other's sum, or not what the nodes above kept."""
+    """Why the numbers of an account do not add up, or differ from what the nodes above kept."""
     kept, dropped = sum(own.kept.values()), sum(own.dropped.values())
     if own.came_in != kept + dropped:
         return f"{own.came_in} came in, but {kept} kept and {dropped} dropped make {kept + dropped}"

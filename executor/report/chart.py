@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines over numbers with bands, bars with whiskers; axes, ticks, a legend, titles on hovering.
+"""Charts as inline SVG: lines over numbers with bands, bars with whiskers; axes, ticks, a legend, tooltips.
 
 Drawn 360 px wide, so that text can be read on a phone.
 """
@@ -21,14 +21,14 @@ WIDTH, HEIGHT = 360.0, 220.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 16.0, 22.0, 36.0
 ROW, BAR_GAP = 14.0, 8.0  # of horizontal bars
 NAME_WIDTH, LETTER = 130.0, 6.0
-MOST_MARKED = 40  # points of a series that can be pointed at
+MOST_MARKED = 40  # points of a series with a tooltip
 COLOURS = 8
 DASHES = ("", "5 3", "2 2", "8 3 2 3")
 
 
 @frozen
 class Look:
-    """How a series is drawn: the place of its colour in STYLE, of its dashes, and the step that is marked on it."""
+    """How a series is drawn: the place of its colour in STYLE, of its dashes, and the step to mark."""
 
     colour: int
     dash: int = 0
@@ -41,7 +41,7 @@ class Look:
 
 @frozen
 class Shape:
-    """An element of the picture. title: shown where it is pointed at."""
+    """An element of the picture. title: its tooltip."""
 
     tag: str
     attributes: Mapping[str, object]
@@ -69,8 +69,8 @@ def drawn(chart: Chart, looks: Sequence[Look] = ()) -> Markup:
 def together(charts: Sequence[tuple[str, int, Chart]]) -> tuple[Chart, list[Look]]:
     """One chart of those of several runs, (label, place of the run, chart), and how its series look.
 
-    A colour for each run, dashes for the series of one run and for more runs than colours. The chart of one run stays
-    as it is.
+    A colour for each run, dashes for the series of one run and for more runs than colours. The chart of one run is
+    unchanged.
     """
     first = charts[0][2]
     if len(charts) == 1:
@@ -89,7 +89,7 @@ def together(charts: Sequence[tuple[str, int, Chart]]) -> tuple[Chart, list[Look
 
 
 def is_named(chart: Chart) -> bool:
-    """Whether its bars stand at names, not at numbers."""
+    """Whether its x are names, not numbers."""
     return any(isinstance(x, str) for series in chart.series for x in series.x)
 
 
@@ -133,7 +133,7 @@ def _band(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterabl
 
 
 def _marks(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterable[Shape]:
-    """A point at each value of a short series; at some of a long one, invisible, to be pointed at."""
+    """A point at each value of a short series; at some of a long one, invisible, with tooltips."""
     x = _numbers(series)
     whole = [place for place in range(len(x)) if _can_stand(series.y[place], y_scale)]
     every = -(-len(whole) // MOST_MARKED) if whole else 1
@@ -176,7 +176,7 @@ def _numbered_bars(chart: Chart, looks: Sequence[Look]) -> list[Shape]:
 
 
 def _named_bars(chart: Chart, looks: Sequence[Look]) -> tuple[float, list[Shape]]:
-    """Bars that lie, below each other, under the name of each; with the height of the picture."""
+    """Horizontal bars, each below its name; with the height of the picture."""
     names = list(dict.fromkeys(str(x) for series in chart.series for x in series.x))
     every = [0.0, *(value for series in chart.series for value in _all_y(series))]
     scale = Scale.over(every, LEFT - 40, WIDTH - 60)
@@ -206,7 +206,7 @@ def _bar(
     *,
     upright: bool,
 ) -> Iterable[Shape]:
-    """span: where the bar begins across its length, and how thick it is."""
+    """span: the bar's position across its length, and its thickness."""
     value = series.y[place]
     if not math.isfinite(value):
         return

@@ -1,7 +1,7 @@
-"""The runs of a report side by side: what differs node by node, their configs, and what they ran with.
+"""The runs of a report side by side: differences by node, configs, libraries and devices.
 
 Each run is compared with the first that has a node. Where a run has copies of nodes that another lacks, its
-combinations stand in its place, see `columns_of`.
+combinations are compared instead, see `columns_of`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from executor.store.artifact_store import Store
 from executor.system.output import shown_digest
 
 WRITTEN = ("config", "setting", "value")
-LONG = 10  # characters of a number, more of which nobody reads
+LONG = 10  # characters of a number before it is rounded
 
 
 @frozen
@@ -49,11 +49,11 @@ class _Pair:
 
 
 def differences(store: Store, runs: Sequence[RunFacts], columns: Sequence[RunFacts]) -> Markup:
-    """A table of values, a column for each run; then code, and what is not finished or only in some.
+    """A table of values, a column for each run; then code, and nodes that are unfinished or only in some runs.
 
     columns: the runs, with combinations in place of those that have a sweep.
 
-    A run whose record is damaged is named, and compared with none.
+    A run whose record is damaged is named, but not compared.
     """
     damages = [(run, _damage(run)) for run in runs]
     whole = [run for run, damage in damages if not damage]
@@ -61,7 +61,7 @@ def differences(store: Store, runs: Sequence[RunFacts], columns: Sequence[RunFac
     compared = [column for column in columns if column.run in names] if _has_own_copies(whole) else whole
     bases = {node_id: run.place for run in reversed(compared) for node_id in run.nodes}
     pairs = [pair for run in compared[1:] for pair in _pairs(store, compared, run, bases)]
-    values = _values(compared, pairs, bases) if pairs else Markup("")
+    values = _values(compared, pairs) if pairs else Markup("")
     damaged = [(run, damage) for run, damage in damages if damage]
     return render("comparison.html", "differences", damaged, values, pairs)
 
@@ -94,8 +94,8 @@ def _pairs(store: Store, runs: Sequence[RunFacts], run: RunFacts, bases: Mapping
         yield _Pair(base, run, [diff for diff in nodes if diff.where == "both" and bases[diff.node] == base.place])
 
 
-def _values(runs: Sequence[RunFacts], pairs: Sequence[_Pair], bases: Mapping[str, int]) -> Markup:
-    """Each value that is another one in some run; where a run was not found to differ, it has the one of the base."""
+def _values(runs: Sequence[RunFacts], pairs: Sequence[_Pair]) -> Markup:
+    """Each value that differs in some run; a run without a difference has the value of the base."""
     changed: dict[tuple[str, str, str], dict[int, Difference]] = {}
     unknown = set()
     for pair in pairs:
@@ -106,7 +106,7 @@ def _values(runs: Sequence[RunFacts], pairs: Sequence[_Pair], bases: Mapping[str
                 group = "value" if change.kind in WRITTEN else change.kind
                 changed.setdefault((diff.node, group, change.name), {})[pair.second.place] = change
     if not changed:
-        return render("comparison.html", "sentence", "Every value that several runs have is the same in them.")
+        return render("comparison.html", "sentence", "All values that runs share are equal.")
     rows = []
     for (node, kind, name), changes in changed.items():
         known = next(iter(changes.values()))
@@ -129,7 +129,7 @@ def _named(name: str, kinds: Sequence[str]) -> str:
 
 
 def line_of(diff: NodeDiff, first: str, second: str) -> str:
-    """What differs. first, second: what the runs are called."""
+    """What differs. first, second: the names of the runs."""
     status = diff.status(first, second)
     if diff.where == "both" and None not in diff.digests:
         digests = dict.fromkeys(map(shown_digest, diff.digests))
@@ -138,7 +138,7 @@ def line_of(diff: NodeDiff, first: str, second: str) -> str:
 
 
 def _because(diff: NodeDiff) -> str:
-    """Settings outside the key are no cause: they change results by rounding only."""
+    """Settings outside the key are not a cause: they only change rounding."""
     settings = [change.name for change in diff.values if change.kind == "setting" and not _is_edge(change)]
     causes = [change.name for change in diff.values if change.name not in settings]
     causes += [f"the code of {change.name}" for change in diff.code]
@@ -153,12 +153,8 @@ def _because(diff: NodeDiff) -> str:
 
 def _is_edge(change: Difference) -> bool:
     """Whether it names the nodes that are read."""
-    values = [*_listed(change.old), *_listed(change.new)]
-    return any(isinstance(value, str) and value.startswith("@") for value in values)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    lists = [value if isinstance(value, list) else [value] for value in (change.old, change.new)]
+    return any(isinstance(value, str) and value.startswith("@") for values in lists for value in values)
 
 
 def _cell(difference: Difference, value: Any) -> str | None:
@@ -166,7 +162,7 @@ def _cell(difference: Difference, value: Any) -> str | None:
 
 
 def configs(runs: Sequence[RunFacts]) -> Markup:
-    """Each node's values, folded away; how many differ between the runs that have the node stands outside."""
+    """Each node's values, folded, with the number of those that differ between the runs that have the node."""
 
     def of_node(node_id: str) -> Markup:
         values = [_config(run.nodes.get(node_id)) for run in runs]
@@ -196,7 +192,7 @@ def _config(node: NodeFacts | None) -> Mapping[str, Any]:
 
 
 def _libraries(run: RunFacts) -> dict[str, str]:
-    """Versions; those of one library in several artifacts, if they differ, beside each other."""
+    """Versions; those of one library in several artifacts, if they differ, one after the other."""
     found: dict[str, list[str]] = {}
     for node in run.nodes.values():
         if node.manifest is not None:
@@ -211,7 +207,7 @@ def _launch(node: NodeFacts) -> str:
 
 
 def compared(runs: Sequence[RunFacts], values: Sequence[Mapping[str, Any]], head: str) -> Markup:
-    """A row for each name, a column for each run; empty where there is nothing to show."""
+    """A row for each name, a column for each run; empty without any."""
     names = dict.fromkeys(name for of_run in values for name in of_run)
     rows = [(name, [of_run.get(name, ABSENT) for of_run in values]) for name in names]
     rows.sort(key=lambda row: not differ(row[1]))

@@ -1,6 +1,6 @@
-"""The figures of the runs: final ones with their intervals, those of a sweep's combinations, and curves over the steps.
+"""The metrics of the runs: final ones with their intervals, those of a sweep's combinations, and curves over the steps.
 
-Figures are understood by their names: `x_low` and `x_high` are the interval of `x`, and `x_01`, `x_02`, ... are values
+Metrics are interpreted by their names: `x_low` and `x_high` are the interval of `x`, and `x_01`, `x_02`, ... are values
 by slot.
 """
 
@@ -38,10 +38,10 @@ NUMBERED = re.compile(r"(.+)_(\d{2,})")
 LEAST_NUMBERED = 2
 MOST_METRICS = 8  # of a combination
 MOST_ROWS = 200
-# The last parts of the names of the main figures, in this order; all others are folded away.
+# The last parts of the names of the main metrics, in this order; all others are folded.
 FIRST = ("tau", "loss", "expected_tau", "accuracy", "lr", "grad_norm")
-SELECTED = "selected_step"  # logged by a training that chose the weights of a step, beside the figures of its group
-NEVER_LOG = "lr"  # a schedule that ends near 0 would show nothing but its end
+SELECTED = "selected_step"  # logged by a training that chose the weights of a step
+NEVER_LOG = "lr"  # a schedule that ends near 0 would show only its end
 LEAST_POINTS = 2
 MOST_FOLDED = 60  # charts of a node
 GPU = re.compile(r"gpu_\d+_")
@@ -52,7 +52,7 @@ Points = Mapping[str, list[tuple[float, float]]]  # by metric: step or second, v
 
 
 def results(columns: Sequence[RunFacts]) -> Markup:
-    """The figures of the nodes that hold the pipeline's results: those that differ between runs come first."""
+    """The metrics of the pipeline's result nodes; those that differ between runs come first."""
     names = list(dict.fromkeys(node_id for column in columns for node_id in column.results))
     shown = limited(names, lambda node_id: _results_of_node(shared(columns, node_id), is_one=len(columns) == 1))
     return shown or faint("No node with results has finished.")
@@ -73,7 +73,11 @@ def figures_table(
     """A row for each figure, in the order of `figures_in_order`, a column for each run."""
     values = [final for _, final in finals]
     known = {name for final in values for name in final}
-    changed = {name for name in known if _differs(name, values)}
+    changed = {
+        name
+        for name in known
+        if any(not MetricPair(name, values[0].get(name), final.get(name)).is_same for final in values)
+    }
     names = [name for name in figures_in_order(known, judged, changed) if not _is_part(name, values)]
     rows = [[breakable(name), *(_cell(name, values[0], final) for final in values)] for name in names]
     columns = ["figure", "value"] if is_one else ["figure", *(run_name(run) for run, _ in finals)]
@@ -99,7 +103,7 @@ def _numbered_charts(finals: Sequence[tuple[RunFacts, Final]]) -> list[tuple[str
 
 
 def _is_part(name: str, finals: Sequence[Final]) -> bool:
-    """Whether a row or a chart of something else tells it."""
+    """Whether another row or chart shows it."""
     names = {name for final in finals for name in final}
     whole, _, end = name.rpartition("_")
     if end in ("low", "high"):
@@ -123,12 +127,8 @@ def _cell(name: str, first: Final, final: Final) -> Markup | None:
     return render("figures.html", "figure", shown_number(final[name]), interval, difference)
 
 
-def _differs(name: str, finals: Sequence[Final]) -> bool:
-    return any(not MetricPair(name, finals[0].get(name), final.get(name)).is_same for final in finals)
-
-
 def combinations(runs: Sequence[RunFacts], columns: Sequence[RunFacts]) -> Markup:
-    """A table for each run that has a sweep; the colours are those of the columns, where a combination is one."""
+    """A table for each run that has a sweep; in the colours of the columns."""
     parts = []
     for run in [run for run in runs if run.combinations]:
         own = [column for column in columns if column.run == run.run]
@@ -168,12 +168,12 @@ def _combination_notes(run: RunFacts, drawn: int) -> Iterable[str]:
     if count > MOST_ROWS:
         yield f"{count - MOST_ROWS} more: dflow status {run.run} --json"
     if count > drawn:
-        yield f"Below, the first {drawn} are compared; the others have their own parts in Pipeline and Configs alone."
+        yield f"Below, the first {drawn} are compared; the others appear only in Pipeline and Configs."
 
 
 @frozen
 class _Drawing:
-    """A chart of a node: those of its runs are put into one. selected: for each of their series the step to mark."""
+    """A chart of a node, for all its runs. selected: for each of their series the step to mark."""
 
     name: str
     charts: Sequence[tuple[str, int, Chart]]
@@ -181,15 +181,15 @@ class _Drawing:
 
     @property
     def title(self) -> str:
-        """The whole name of the metric where there is but one, so that `val/tau` is not taken for `train/tau`."""
+        """The whole name of the metric where there is only one: `val/tau` is not `train/tau`."""
         names = {series.name for _, _, chart in self.charts for series in chart.series}
         return names.pop() if len(names) == 1 else self.name
 
 
 def curves(columns: Sequence[RunFacts]) -> Markup:
-    """Charts by node, in the order of the data; then, folded away, what the nodes used of the machine.
+    """Charts by node, in the order of the data; then, folded, the nodes' use of the machine.
 
-    Nothing where no node logged anything twice.
+    Empty where no node logged a metric twice.
     """
     names = node_ids(columns)
     shown = limited(names, lambda node_id: _curves_of_node(shared(columns, node_id)))
@@ -235,7 +235,7 @@ def sampled(node: NodeFacts) -> Points:
 
 
 def _drawings(points: Sequence[tuple[RunFacts, Points]], x_label: str) -> Iterable[_Drawing]:
-    """Figures of the same last part, `train/loss` and `val/loss`, share a chart, and so do those of all GPUs."""
+    """Metrics with the same last part, `train/loss` and `val/loss`, share a chart, as do those of all GPUs."""
     kinds = dict.fromkeys(_kind(name) for _, of in points for name in of if not _is_part_of_another(name, of))
     for kind in sorted(kinds, key=lambda kind: FIRST.index(kind) if kind in FIRST else len(FIRST)):
         charts = []
@@ -291,7 +291,7 @@ def _kind(name: str) -> str:
 
 
 def _is_part_of_another(name: str, names: Container[str]) -> bool:
-    """Numbered series have bars of their own, and bounds are drawn around what they bound, where both are there."""
+    """Numbered series have bars of their own, and intervals are drawn around their metric where it exists."""
     whole, _, end = name.rpartition("_")
     is_bound = end in ("low", "high") and all(other in names for other in (whole, f"{whole}_low", f"{whole}_high"))
     return is_bound or NUMBERED.fullmatch(name) is not None

@@ -1,8 +1,8 @@
-"""Where the nodes of a graph and its edges stand in a picture: a level to a row, the data flows down.
+"""The positions of a graph's nodes and edges in a picture: a level to a row, the data flows down.
 
 All edges of a node are one bus: out of the bottom of its box, along a track in the gap below its row, down into the
-tops of those that read it. To rows further down it leads by a lane on the right of all boxes. So no line crosses a
-box, and no two nodes' lines lie on each other.
+tops of its readers. To rows further down it runs in a lane on the right of all boxes. So no line crosses a box, and
+no two nodes' lines overlap.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Layout:
 
 
 def layout_of(parents: Mapping[str, Sequence[str]], texts: Mapping[str, Sequence[str]]) -> Layout:
-    """parents: come first in the order. texts: what stands in each box; what is too long for a line goes on below."""
+    """parents: come first in the order. texts: the lines in each box; long ones are wrapped."""
     level = levels(parents)
     rows = list(rows_of(parents, level).values())
     columns = {node_id: MARGIN + k * (BOX_WIDTH + GAP_X) for row in rows for k, node_id in enumerate(row)}
@@ -80,7 +80,7 @@ def layout_of(parents: Mapping[str, Sequence[str]], texts: Mapping[str, Sequence
 
 
 def shown_name(node_id: str, copy: Copy | None) -> list[str]:
-    """What a node is called: of a copy the name that was written, and below it each value that was chosen for it."""
+    """The name of a node; for a copy that of its template, and below it each value that was chosen for it."""
     if copy is None:
         return [node_id]
     ends = Counter(_end(group) for group in copy.values)
@@ -95,7 +95,7 @@ def _end(group: str) -> str:
 
 
 def wrapped(text: str) -> list[str]:
-    """Lines that fit a box, broken behind a blank, a comma, or one of -, _ and / where there is one."""
+    """Lines that fit a box, broken after a blank, a comma, or one of -, _ and / where possible."""
     lines = [""]
     for part in BREAK.split(text):
         if lines[-1] and len(lines[-1]) + len(part.rstrip()) > LETTERS:
@@ -108,7 +108,7 @@ def wrapped(text: str) -> list[str]:
 
 @define
 class _Gap:
-    """Below a row. spans: from left to right of each bus. ports: where an edge ends at its box. track: of each bus."""
+    """A gap below a row. spans: from left to right of each bus. ports: where an edge ends at its box. track: by bus."""
 
     spans: dict[str, list[float]] = field(factory=dict)
     ports: dict[tuple[str, str], float] = field(factory=dict)
@@ -120,7 +120,7 @@ class _Gap:
         return max(self.track.values(), default=0) + 1
 
     def assign(self) -> None:
-        """Buses share a track where they stay clear of each other."""
+        """Buses share a track where they do not overlap."""
         ends: list[float] = []
         for up, span in sorted(self.spans.items(), key=lambda each: (min(each[1]), max(each[1]))):
             found = next((place for place, end in enumerate(ends) if end + 2 < min(span)), len(ends))
@@ -153,7 +153,7 @@ def _gaps(
 
 
 def _ports(middle: float, comes: Mapping[str, float]) -> dict[str, float]:
-    """Where edges end at a box: in its middle what comes from right above, on the left and on the right the others."""
+    """Where edges end at a box: those from directly above in its middle, others to its left and right."""
     ports = {up: middle for up, x in comes.items() if x == middle}
     left = sorted((up for up, x in comes.items() if x < middle), key=lambda up: -comes[up])
     right = sorted((up for up, x in comes.items() if x > middle), key=lambda up: comes[up])

@@ -1,4 +1,4 @@
-"""A graph as a picture in a file, laid out as in the report. Imported by name when asked for: loads matplotlib."""
+"""A graph as a picture in a file, laid out as in the report. Loads matplotlib."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def save_picture(graph: Graph, states: Mapping[str, str], file: Path) -> None:
 
 
 def _draw_edges(axes: Axes, up: str, edges: Mapping[str, Sequence[Place]]) -> None:
-    """Those of a node as one line with gaps, so that what they share is no thicker; in an SVG it has their names."""
+    """The edges of a node as one line with gaps, so that shared parts are no thicker; in an SVG its id names them."""
     if not edges:
         return
     points: list[Place] = []

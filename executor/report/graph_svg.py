@@ -36,10 +36,10 @@ class _BoxView:
 
 
 def graph_svg(run: RunFacts) -> tuple[Markup, bool]:
-    """The picture, and whether a table has room beside it; a sentence where there are too many nodes for one."""
+    """The picture, and whether a table fits beside it; a sentence where there are too many nodes."""
     nodes = run.nodes
     if not nodes:
-        return faint("the run holds no node"), False
+        return faint("the run has no nodes"), False
     if len(nodes) > MOST_DRAWN:
         return faint(f"{len(nodes)} nodes are too many for a picture; see the table"), False
     copies = {node.id: node.copy for row in run.combinations for node in row.combination.nodes}
@@ -58,7 +58,7 @@ def _state_text(node: NodeFacts) -> str:
 
 
 def _paths(layout: Layout) -> dict[str, dict[str, str]]:
-    """By node, the path to each that reads it: drawn as one line, so that what they share is no thicker."""
+    """By node, the paths to its readers: drawn as one line, so that shared parts are no thicker."""
     paths: dict[str, dict[str, str]] = {}
     for (up, down), corners in layout.edges.items():
         paths.setdefault(up, {})[down] = _path(corners)
@@ -66,7 +66,7 @@ def _paths(layout: Layout) -> dict[str, dict[str, str]]:
 
 
 def _path(corners: Sequence[Place]) -> str:
-    """Rounded where it turns, with an arrow at its end, which is led to from above."""
+    """Rounded where it turns, with an arrow at its end, which points down."""
     turns = [place for place, following in pairwise(corners) if place != following] + [corners[-1]]
     parts = [f"M{turns[0][0]:.1f} {turns[0][1]:.1f}"]
     for before, here, after in zip(turns, turns[1:], turns[2:], strict=False):

@@ -23,18 +23,19 @@ def drawn_graph(graph: Graph, states: Mapping[str, str]) -> str:
     """One line for each node: its lanes, its id, its op, its state, what it reads."""
     pictures = lanes({node.id: node.parents for node in graph.nodes.values()})
     rows = [
-        (pictures[node.id], node.id, node.op.name, states.get(node.id, ""), _reads(node.parents))
+        (pictures[node.id], node.id, node.op.name, states.get(node.id, ""), ", ".join(node.parents))
         for node in graph.nodes.values()
     ]
     widths = [max((len(row[place]) for row in rows), default=0) for place in range(4)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip()
-        for row in rows
-    )
+    lines = []
+    for *cells, parents in rows:
+        shown = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        lines.append("  ".join([*shown, f"<- {parents}"] if parents else shown).rstrip())
+    return "\n".join(lines)
 
 
 def levels(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """How many steps a node is below those that read nothing, by the longest way; parents come first in the order."""
+    """The length of the longest path from a node without parents; parents come first in the order."""
     level: dict[str, int] = {}
     for node_id, ids in parents.items():
         level[node_id] = max((level[parent] + 1 for parent in ids), default=0)
@@ -42,7 +43,7 @@ def levels(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 
 def rows_of(parents: Mapping[str, Sequence[str]], level: Mapping[str, int]) -> dict[int, list[str]]:
-    """The nodes of every level, the first level first, each node about below what it reads."""
+    """The nodes of every level, the first level first, each node roughly below its parents."""
     rows: dict[int, list[str]] = {}
     for node_id, depth in sorted(level.items(), key=lambda each: each[1]):
         rows.setdefault(depth, []).append(node_id)
@@ -55,7 +56,7 @@ def rows_of(parents: Mapping[str, Sequence[str]], level: Mapping[str, int]) -> d
 
 
 def dot(graph: Graph, states: Mapping[str, str]) -> str:
-    """The graph as Graphviz reads it."""
+    """The graph in Graphviz's language."""
     lines = [f"digraph {_quoted(graph.name)} {{", "  node [shape=box, style=rounded];"]
     for node in graph.nodes.values():
         shown = "\n".join(filter(None, (node.id, node.op.name, states.get(node.id, ""))))
@@ -72,31 +73,31 @@ def lanes(parents: Mapping[str, Sequence[str]]) -> dict[str, str]:
     for ids in parents.values():
         for parent in ids:
             unread[parent] += 1
-    taken: list[str | None] = []  # whose lane it is
+    owners: list[str | None] = []  # of the lanes
     pictures = {}
     for node_id, ids in parents.items():
-        before = list(taken)
+        before = list(owners)
         for parent in ids:
             unread[parent] -= 1
             if unread[parent] == 0:
-                taken[taken.index(parent)] = None
-        place = _lane_of(before, taken, ids)
-        pictures[node_id] = _line(before, taken, ids, place)
-        taken += [None] * (place + 1 - len(taken))
-        taken[place] = node_id if unread[node_id] else None
-        while taken and taken[-1] is None:
-            taken.pop()
+                owners[owners.index(parent)] = None
+        place = _lane_of(before, owners, ids)
+        pictures[node_id] = _line(before, owners, ids, place)
+        owners += [None] * (place + 1 - len(owners))
+        owners[place] = node_id if unread[node_id] else None
+        while owners and owners[-1] is None:
+            owners.pop()
     return pictures
 
 
-def _lane_of(before: Sequence[str | None], taken: Sequence[str | None], ids: Sequence[str]) -> int:
-    """That of a parent that is read for the last time, else the first free one on the right of the parents."""
-    ended = [lane for lane, owner in enumerate(before) if owner in ids and taken[lane] is None]
+def _lane_of(before: Sequence[str | None], owners: Sequence[str | None], ids: Sequence[str]) -> int:
+    """That of a parent without further readers, else the first free one on the right of the parents."""
+    ended = [lane for lane, owner in enumerate(before) if owner in ids and owners[lane] is None]
     if ended:
         return ended[0]
     start = max((lane + 1 for lane, owner in enumerate(before) if owner in ids), default=0)
-    free = (lane for lane in range(start, len(taken)) if taken[lane] is None)
-    return next(free, max(start, len(taken)))
+    free = (lane for lane in range(start, len(owners)) if owners[lane] is None)
+    return next(free, max(start, len(owners)))
 
 
 def _line(before: Sequence[str | None], after: Sequence[str | None], ids: Sequence[str], place: int) -> str:
@@ -124,10 +125,6 @@ def _joint(lane: int, first: int, last: int, *, passes: bool) -> str:
     if lane == last:
         return RIGHT_PASSES if passes else RIGHT_ENDS
     return MIDDLE_PASSES if passes else MIDDLE_ENDS
-
-
-def _reads(parents: Sequence[str]) -> str:
-    return f"<- {', '.join(parents)}" if parents else ""
 
 
 def _quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The runs and their nodes: what to know first, the picture, time, memory and disk, warnings and errors."""
+"""The runs and their nodes: a summary, the graph, time, memory and disk, warnings and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ("node", "op", "state", "time", "memory", GPU, "disk", "artifact", "why"
 
 
 def overview(runs: Sequence[RunFacts]) -> Markup:
-    """A column for each run, then one line for each thing that is not as it should be."""
+    """A column for each run, then one line for each problem."""
     facts = [_facts(run) for run in runs]
     rows = [[name, *(of_run[name] for of_run in facts)] for name in facts[0]]
     notices = [notice for run in runs for notice in _notices(run, len(runs) > 1)]
@@ -50,13 +50,13 @@ def _facts(run: RunFacts) -> dict[str, object]:
 
 def _notices(run: RunFacts, is_named: bool) -> Iterable[str]:
     head = f"{run.label}: " if is_named else ""
-    go_on = f"resume with: dflow resume {run.run}"
+    remedy = f"resume with: dflow resume {run.run}"
     if run.status == "running":
-        yield f"{head}the run is still going; what it has not done yet is missing here"
+        yield f"{head}the run is still running; its unfinished nodes are missing here"
     elif run.status == "killed":
-        yield f"{head}the run was killed; {go_on}"
+        yield f"{head}the run was killed; {remedy}"
     elif run.status == "stopped":
-        yield f"{head}the run was stopped; {go_on}"
+        yield f"{head}the run was stopped; {remedy}"
     for node in run.nodes.values():
         if node.recorded.state == "failed":
             yield f"{head}{node.id} failed: {first_line(node.recorded.error or 'no reason is recorded')}"
@@ -65,14 +65,14 @@ def _notices(run: RunFacts, is_named: bool) -> Iterable[str]:
         names = ", ".join(gone[:MOST_GONE]) + (" ..." if len(gone) > MOST_GONE else "")
         yield (
             f"{head}the store no longer holds {len(gone)} of the artifacts ({names}): they were collected or damaged; "
-            "their figures are from the record, what they would show themselves is missing"
+            "their metrics are from the record, their own sections are missing"
         )
     for damage in run.damage:
         yield f"{head}{damage}"
 
 
 def pipelines(runs: Sequence[RunFacts]) -> Markup:
-    """The graph with a table of the nodes beside or below it; of several runs the graphs, the tables folded away."""
+    """The graph with a table of the nodes beside or below it; of several runs the graphs, with folded tables."""
     views = [(run, *graph_svg(run), _table(run)) for run in runs]
     return render("overview.html", "pipelines", views)
 
@@ -88,7 +88,7 @@ def _row(node: NodeFacts) -> dict[str, object]:
     recorded, state = node.recorded, node.shown_state
     why = first_line(recorded.error) if recorded.error else recorded.reason
     if state == "cached":
-        why = f"from run {recorded.source_run}" if recorded.source_run else "it was there"
+        why = f"from run {recorded.source_run}" if recorded.source_run else "it was in the store"
     size = "gone" if node.is_gone else None
     cells: list[object] = [
         node.id,
@@ -105,7 +105,7 @@ def _row(node: NodeFacts) -> dict[str, object]:
 
 
 def time_and_disk(runs: Sequence[RunFacts]) -> Markup:
-    """How long the nodes took, whichever run it was, and how large their artifacts are."""
+    """How long the nodes took, in this run or in an earlier one, and how large their artifacts are."""
     seconds = [{node.id: node.seconds for node in run.nodes.values()} for run in runs]
     sizes = [{node.id: _megabytes(node) for node in run.nodes.values()} for run in runs]
     return chart_grid([*_bars(runs, "seconds", seconds), *_bars(runs, "megabytes", sizes)])
@@ -129,7 +129,7 @@ def _megabytes(node: NodeFacts) -> float | None:
 
 
 def troubles(runs: Sequence[RunFacts]) -> Markup:
-    """Errors first, as they were recorded; then each warning once, with the nodes and runs that gave it."""
+    """Errors first, as recorded; then each warning once, with its nodes and runs."""
     failed = [(run, node) for run in runs for node in run.nodes.values() if node.recorded.error]
     given: dict[str, list[tuple[RunFacts, str]]] = {}
     for run in runs:

@@ -25,7 +25,7 @@ from executor.system.symlinks import new_file
 
 @frozen
 class Block:
-    """A part of the page that its head leads to; left out where it is empty."""
+    """A part of the page, linked in its head; left out where it is empty."""
 
     id: str
     title: str
@@ -35,9 +35,9 @@ class Block:
 def write_report(store: Path, run_ids: Sequence[str], path: Path) -> None:
     """Write the report of the runs with these ids, parts of ids or tags; the newest one for none.
 
-    Of several, the first is the one that the others are compared with. A run that still goes on, failed, was killed or
-    whose artifacts were collected is shown as far as it is known. Raises StoreError that names every run which is
-    missing, and DflowError where the file cannot be written.
+    The first is the one that the others are compared with. A run that is running, failed or was killed, or whose
+    artifacts were collected, is shown as far as it is known. Raises StoreError that names every missing run, and
+    DflowError where the file cannot be written.
     """
     opened = Store.open(store, write=False)
     text = report_text(opened, find_records(opened.records, run_ids))
@@ -49,7 +49,7 @@ def write_report(store: Path, run_ids: Sequence[str], path: Path) -> None:
 
 
 def report_text(store: Store, records: Sequence[Record]) -> str:
-    """The page as a text."""
+    """The page as text."""
     runs = read_runs(store, records)
     blocks = [block for block in _blocks(store, runs) if block.content]
     pipeline = runs[-1].record.state.pipeline

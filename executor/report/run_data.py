@@ -1,4 +1,4 @@
-"""What a report tells of a run, read from its record, its events, and the store: whatever of it is still there."""
+"""What a report shows of a run, read from its record, its events, and the store, as far as they still exist."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from executor.store.names import RUN_ID
 from executor.store.run_measurements import own_files
 
 FIGURES, EVENTS = "figures", "events.jsonl"
-MOST_COLUMNS = 16  # of all combinations: more nobody tells apart
+MOST_COLUMNS = 16  # of all combinations: more cannot be distinguished
 MOST_NAMED = 3
 
 
 @frozen(kw_only=True)
 class NodeFacts:
-    """A node of a run. state: as recorded, "interrupted" where it says running and nothing runs any more.
+    """A node of a run. state: as recorded, "interrupted" where it is recorded as running and the run has ended.
 
-    seconds, memory, gpu_memory: what its artifact took, in this run or in source_run. size: bytes of the artifact, None
-    where there is none any more. folder: of the artifact, None likewise. own: its files outside the digest, by name, as
-    the run that made it wrote them; the manifest is that one too. config, launch: as recorded, secrets by their names.
+    seconds, memory, gpu_memory: what its artifact needed, in this run or in source_run. size, folder: of the artifact,
+    in bytes; None where the store does not hold it. own: its files outside the digest, by name, as the run that made it
+    wrote them. manifest: of that run too. config, launch: as recorded, secrets by their names.
     template: the node that a sweep copied, empty for one that is no copy.
     """
 
@@ -57,20 +57,20 @@ class NodeFacts:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it had an artifact that the store holds no more."""
+        """Whether it had an artifact that the store no longer holds."""
         return self.recorded.digest is not None and self.folder is None
 
     @property
     def shown_state(self) -> str:
-        """The state as one word: what came from the store is "cached"."""
+        """The state as one word; "cached" for a cache hit."""
         return "cached" if self.state == "done" and self.recorded.cache == "hit" else self.state
 
 
 @frozen(kw_only=True)
 class RunFacts:
-    """A run. place: among those of the report, from 0; label: what it is called where there is little room.
+    """A run. place: among those of the report, from 0; label: a short name.
 
-    worked: seconds that it was worked on, without those between its end and its resumption, None while it goes on.
+    worked: seconds that it ran, without those between its end and its resumption, None while it runs.
     results: the nodes with the pipeline's figures. combinations: of its sweep, the best by the metric sorted_by first.
     """
 
@@ -117,7 +117,7 @@ def read_runs(store: Store, records: Sequence[Record]) -> list[RunFacts]:
 
 
 class _Reader:
-    """Reads each record and its events once, those of the runs that made what was cached too."""
+    """Reads each record and its events once, also those of the runs that computed cached artifacts."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -148,16 +148,13 @@ class _Reader:
             status=status,
             tags=tags_of(record.folder),
             nodes=nodes,
-            worked=self._worked(record, status),
+            worked=None if status == "running" else worked_seconds(read_events(record.folder / EVENTS)) or None,
             results=record.state.result_nodes,
             combinations=rows,
             sorted_by=sorted_by,
             op_files=op_files,
             damage=damage,
         )
-
-    def _worked(self, record: Record, status: str) -> float | None:
-        return None if status == "running" else worked_seconds(read_events(record.folder / EVENTS)) or None
 
     def _op_files(self, record: Record) -> list[Path]:
         table = recorded_table(record.folder, "graph.json")
@@ -224,19 +221,19 @@ class _Reader:
 
 
 def _combinations(record: Record, recorded: Mapping[str, RecordedNode], damage: list[str]) -> tuple[Sequence[Row], str]:
-    """Those of a sweep and the metric that they are sorted by; none where the ops that tell of it do not load."""
+    """Those of a sweep and the metric that they are sorted by; none where its ops cannot be loaded."""
     if all(node.copy is None for node in recorded.values()):
         return (), ""
     try:
         graph = record.graph()
     except DflowError as error:
-        damage.append(f"the combinations of the sweep cannot be told: {error}")
+        damage.append(f"the combinations of the sweep cannot be determined: {error}")
         return (), ""
     return sorted_rows(graph, record.state.nodes, combinations(graph))
 
 
 def _labels(runs: Sequence[str]) -> list[str]:
-    """The ends of the ids, as long as it takes to tell them apart."""
+    """The ends of the ids where they differ, else the whole ids."""
     ends = [run.rpartition("-")[2] for run in runs]
     return ends if len(set(ends)) == len(ends) else list(runs)
 
@@ -248,7 +245,7 @@ def _names(records: Path) -> list[str]:
 
 
 def columns_of(runs: Sequence[RunFacts]) -> list[RunFacts]:
-    """Each run; each of the first combinations as if it were a run, its copies under the names of what was copied."""
+    """Each run; each of the first combinations as if it were a run, its copies under the names of their templates."""
     found: list[RunFacts] = []
     for run in runs:
         rows = run.combinations[: max(1, MOST_COLUMNS // len(runs))]
@@ -257,7 +254,7 @@ def columns_of(runs: Sequence[RunFacts]) -> list[RunFacts]:
 
 
 def shared(columns: Sequence[RunFacts], node_id: str) -> list[tuple[RunFacts, NodeFacts]]:
-    """The node of each column that has one; the same artifact with the same figures once, under the names of all."""
+    """The node of each column that has one; the same artifact with the same metrics once, under the labels of all."""
     owners: dict[object, list[RunFacts]] = {}
     for column in columns:
         if node_id in column.nodes:
@@ -266,31 +263,28 @@ def shared(columns: Sequence[RunFacts], node_id: str) -> list[tuple[RunFacts, No
 
 
 def _identity(column: RunFacts, node: NodeFacts) -> object:
-    """Runs that made the same content may have measured other figures; nan is nan."""
+    """Runs that made the same content may have measured other metrics; nan equals nan."""
     figures = {name: repr(float(value)) for name, value in node.recorded.metrics.items()}
     return node.recorded.digest or (column.run, node.id), frozenset(figures.items())
 
 
 def node_ids(columns: Sequence[RunFacts]) -> list[str]:
-    """Those of all columns, each once, in the order of the data."""
+    """The nodes of all columns, each once, in the order of the data."""
     return list(dict.fromkeys(node_id for column in columns for node_id in column.nodes))
 
 
 def _column(run: RunFacts, row: Row, *, is_alone: bool) -> RunFacts:
     own = {node.id for node in row.combination.nodes}
-    names = {node_id: _name(node) for node_id, node in run.nodes.items() if not node.template or node_id in own}
+    shown = {node_id: node for node_id, node in run.nodes.items() if not node.template or node_id in own}
+    names = {node_id: node.template or node_id for node_id, node in shown.items()}
     nodes: Mapping[str, NodeFacts] = {name: run.nodes[node_id] for node_id, name in names.items()}
     name = row.combination.name
     results = [names[node_id] for node_id in run.results if node_id in names]
     return attrs.evolve(run, label=name if is_alone else f"{run.label}: {name}", nodes=nodes, results=results)
 
 
-def _name(node: NodeFacts) -> str:
-    return node.template or node.id
-
-
 def named(columns: Sequence[RunFacts]) -> RunFacts:
-    """The first of them under the names of all."""
+    """The first of them with the labels of all."""
     labels = list(dict.fromkeys(column.label for column in columns))
     more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
     return attrs.evolve(columns[0], label="; ".join(labels[:MOST_NAMED]) + more)

@@ -1,4 +1,4 @@
-"""Axes: from values to places in a picture, where the ticks stand, and fewer points where nobody could see more."""
+"""Axes: from values to positions in a picture, ticks, and fewer points for long curves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attrs import frozen
 LOG_FROM = 100.0  # times that the largest value exceeds the smallest
 TICKS = 5
 MOST_POINTS = 400
-LARGEST, LEAST = 1e300, 1e-300  # beyond, a span or a step is no float any more; drawn there
+LARGEST, LEAST = 1e300, 1e-300  # values beyond are drawn there: a span or a step would overflow
 
 
 @frozen
@@ -60,7 +60,7 @@ def is_wide(values: Iterable[float]) -> bool:
 def thinned(x: Sequence[float], y: Sequence[float], most: int = MOST_POINTS) -> list[int]:
     """Which points to draw, in order: of a long curve the first, the last, and the highest and lowest of each part.
 
-    So no peak is lost. What is not finite counts as a gap and is kept as one.
+    So no peak is lost. Values that are not finite are kept as gaps.
     """
     count = len(x)
     if count <= most:

@@ -1,4 +1,4 @@
-"""The report's templates, *.html and *.svg beside this file, and how they show values: escaped, None as a dash."""
+"""The report's templates, *.html and *.svg beside this file, which show values escaped, and None as a dash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EMBEDDED = re.compile(r' (?:src|srcdoc)="[^"]*"')
 
 
 def render(file: str, macro: str, *values: object) -> Markup:
-    """What a macro of a template makes of the values."""
+    """The output of a template's macro for these values."""
     content: Markup = getattr(_environment().get_template(file).module, macro)(*values)
     return content
 
@@ -41,7 +41,7 @@ def _environment() -> Environment:
 
 
 def shown(value: object) -> object:
-    """A value as the page has it, before it is escaped; Markup stays as it is."""
+    """A value as text, before it is escaped; Markup is unchanged."""
     if isinstance(value, Markup):
         return value
     if value is None:
@@ -54,7 +54,7 @@ def joined(parts: Iterable[Markup]) -> Markup:
 
 
 def table(columns: Sequence[object], rows: Sequence[Sequence[object]], class_: str | None = None) -> Markup:
-    """A table that scrolls inside where it is wide; its numbers stand on the right, if its columns have names."""
+    """A table that scrolls where it is wide; numbers are aligned right if the columns have names."""
     return render("parts.html", "table", columns, rows, class_)
 
 
@@ -64,12 +64,12 @@ def run_columns(head: str, runs: Sequence[RunFacts]) -> Sequence[str]:
 
 
 def run_name(run: RunFacts) -> Markup:
-    """The label beside the colour that the run has in all charts."""
+    """The label beside the run's colour in all charts."""
     return render("parts.html", "run_name", run)
 
 
 def mark(text: str, kind: str = "") -> Markup:
-    """A text on a coloured ground. kind: good, info, warn or bad."""
+    """A text on a coloured background. kind: good, info, warn or bad."""
     return render("parts.html", "mark", text, kind)
 
 
@@ -79,12 +79,12 @@ def faint(*sentences: str) -> Markup:
 
 
 def chart_grid(charts: Sequence[tuple[str, Markup]]) -> Markup:
-    """Charts under their titles, side by side; nothing for none."""
+    """Charts under their titles, side by side; empty without charts."""
     return render("parts.html", "chart_grid", charts) if charts else Markup("")
 
 
 def limited(names: Sequence[str], build: Callable[[str], Markup], *, has_heads: bool = True) -> Markup:
-    """A part for each name, under a head unless it has one, as long as they keep the page small; the rest is named."""
+    """A part for each name, under a heading if `has_heads`, up to a limit of the page's size; the rest is named."""
     parts: list[Markup] = []
     size = 0
     for place, name in enumerate(names):
@@ -100,11 +100,11 @@ def limited(names: Sequence[str], build: Callable[[str], Markup], *, has_heads: 
 def left_out(names: Sequence[str]) -> str:
     """A sentence with the first of the names."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"left out, so that the page stays small: {', '.join(names[:MOST_NAMED])}{more}"
+    return f"left out to keep the page small: {', '.join(names[:MOST_NAMED])}{more}"
 
 
 def breakable(name: str) -> Markup:
-    """A name that may go on in the next line behind each / and _, where there is little room."""
+    """A name that may be broken after each / and _."""
     return Markup(re.sub("([/_])", r"\1<wbr>", str(escape(printable(name)))))
 
 

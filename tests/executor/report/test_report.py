@@ -99,7 +99,7 @@ def test_a_run_that_goes_on_and_then_is_killed_is_told_as_far_as_it_came(tmp_pat
     process = toy.start("run", str(toy.file), "-s", "d.steps=600", "-s", "d.seconds=0.1")
     wait_for(lambda: (toy.store / "records").exists() and len(toy.steps()) > 2)
     page = report(toy)
-    assert "the run is still going" in page.text("runs")
+    assert "the run is still running" in page.text("runs")
     assert "running" == {row[0]: row[2] for row in page.table("pipeline", "node", "op", "state")}["d"]
     assert "steps/loss over step" in (toy.store / "records" / runs_of(toy)[0] / "report.html").read_text()
     os.killpg(process.pid, signal.SIGKILL)
@@ -207,7 +207,7 @@ def test_ops_whose_functions_fail_are_named_with_the_reason_and_all_others_are_s
     run(toy)
     page = report(toy)
     for fails, why in reasons.items():
-        assert f"{fails} What the op keep shows of its artifact is missing here: {why}" in page.text("artifacts")
+        assert f"{fails} The sections of op keep are missing here: {why}" in page.text("artifacts")
     assert ["<p>page of 10</p>", "<p>page of 7</p>"] == page.frames
     assert [["kept", "7"], ["of", "10"]] in page.tables["artifacts"]
 
@@ -229,7 +229,7 @@ def test_pages_and_pictures_are_in_the_file_below_a_limit_and_named_above_it(tmp
     large = counting(tmp_path, pad=PAGE_MOST)
     page = report(large)
     assert [] == page.frames
-    assert "too large to be shown here; it lies in" in page.text("artifacts")
+    assert "too large to be shown here; it is in" in page.text("artifacts")
     digest = toy.state()["nodes"]["filter"]["digest"]
     picture = toy.store / "objects" / digest / "pixel.png"
     picture.chmod(0o644)

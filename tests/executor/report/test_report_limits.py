@@ -43,7 +43,7 @@ def test_an_op_that_takes_too_long_ends_with_all_that_it_started_and_the_page_is
     run(toy)
     write_report(toy.store, [], tmp_path / "page.html")
     page = Page.read(tmp_path / "page.html")
-    assert f"filter What the op keep shows of its artifact is missing here: {why}" in page.text("artifacts")
+    assert f"filter The sections of op keep are missing here: {why}" in page.text("artifacts")
     assert ["<p>page of 10</p>"] == page.frames
     child = int((toy.store / "child").read_text())
     wait_for(lambda: not is_alive(child), 30)
@@ -57,7 +57,7 @@ def test_the_parts_of_nodes_end_where_the_page_would_grow_too_large_and_the_rest
     names = [f"n{place}" for place in range(100)]
     text = limited(names, lambda name: Markup("x" * (MOST_TEXT // 10)))
     assert 11 == text.count("<h3>")
-    assert "the page stays small: n11, n12" in text
+    assert "to keep the page small: n11, n12" in text
     assert "n30 and 69 more" in text
     assert len(text) < MOST_TEXT * 1.2
 
@@ -85,7 +85,7 @@ def test_a_node_that_logs_very_many_figures_has_a_limit_of_charts(tmp_path: Path
     text = curves([facts])
     assert text.count("<svg") < MOST_FOLDED + 10
     assert f"{MOST_FOLDED} more: " in text
-    assert "the page stays small: " in text
+    assert "to keep the page small: " in text
 
 
 def test_what_nodes_used_of_the_machine_is_folded_away_behind_all_that_they_logged(tmp_path: Path) -> None:

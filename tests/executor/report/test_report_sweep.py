@@ -109,7 +109,7 @@ def test_a_sweep_whose_op_file_is_gone_is_told_copy_by_copy(tmp_path: Path) -> N
     run(toy, "--sweep", "filter.kept=[5,7]")
     (toy.folder / "shows.py").rename(toy.folder / "elsewhere.txt")
     page = report(toy)
-    assert "the combinations of the sweep cannot be told" in page.text("runs")
+    assert "the combinations of the sweep cannot be determined" in page.text("runs")
     assert 2 == len(page.tables["results"])
 
 
