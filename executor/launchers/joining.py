@@ -32,7 +32,7 @@ from executor.launchers.host_folder import (
     torchrun_arguments,
 )
 from executor.launchers.redaction import RedactedLog
-from executor.launchers.stage_contract import STOP_ASKED, StageSpec
+from executor.launchers.stage_contract import STOP_REQUESTED, StageSpec
 from executor.launchers.stage_process import stage_environment
 from executor.system.jsonlines import read_object
 from executor.system.resource_pool import devices
@@ -178,7 +178,7 @@ class Member:
                 child.wait()
                 return why
             self._beat.tick()
-            is_stop = (Path(self._offer.results) / STOP_ASKED).exists() or bool(self._folder.ordered_end())
+            is_stop = (Path(self._offer.results) / STOP_REQUESTED).exists() or bool(self._folder.ordered_end())
             if is_stop and not self.is_stopping:  # once: a second SIGTERM would end torchrun before its ranks
                 self.is_stopping = True
                 child.signal(signal.SIGTERM)

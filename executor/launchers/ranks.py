@@ -22,7 +22,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from attrs import frozen
 
@@ -82,16 +81,12 @@ def _start(rank: int, ranks: int, job: str, environment: Mapping[str, str]) -> R
 
 
 def _wake_up_on(numbers: tuple[signal.Signals, ...]) -> int:
-    """A descriptor that yields the numbers of these signals, which have no other effect from here on."""
+    """A descriptor that yields the numbers of these signals, which then have no other effect."""
     woken, wake_up = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
     for number in numbers:
-        signal.signal(number, _do_nothing)
+        signal.signal(number, lambda number, frame: None)  # without a handler the descriptor does not get the number
     return woken
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """A handler, without which the number does not go to the wake-up descriptor."""
 
 
 class Watch:
@@ -102,7 +97,7 @@ class Watch:
         self._running = {rank.number: rank for rank in ranks}
         self._ended_badly: list[RankExit] = []
         self._is_ending = False
-        self._kill_at: float | None = None  # monotonic; set while ranks have been asked to end
+        self._kill_at: float | None = None  # monotonic; set once ranks were signalled to end
         self._selector = selectors.DefaultSelector()
         self._selector.register(woken, selectors.EVENT_READ)
         for rank in ranks:
@@ -113,11 +108,11 @@ class Watch:
         while self._running:
             for key, _ in self._selector.select(self._time_left()):
                 if key.data is None:
-                    self._ask_to_end(os.read(self._woken, 1)[0])
+                    self._request_end(os.read(self._woken, 1)[0])
                 else:
                     self._note_end(key.data)
             if self._ended_badly:
-                self._ask_to_end(signal.SIGTERM)
+                self._request_end(signal.SIGTERM)
             if self._time_left() == 0.0:
                 self._kill_at = None  # once, also for a rank that the kernel ends only later
                 self._send(signal.SIGKILL)
@@ -137,7 +132,7 @@ class Watch:
             with suppress(OSError):  # a full disk must not keep the others from ending
                 print(f"rank {rank.number} (process {rank.process.pid}) {exit_text(code)}", file=sys.stderr, flush=True)
 
-    def _ask_to_end(self, number: int) -> None:
+    def _request_end(self, number: int) -> None:
         """Send the signal once: a rank that received it may be saving a checkpoint."""
         if not self._is_ending:
             self._is_ending = True

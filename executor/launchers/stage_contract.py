@@ -18,7 +18,7 @@ from dsl.convert import structure, unstructure
 from dsl.errors import StructureError
 from executor.system.jsonlines import read_json, write_json
 
-STOP_ASKED = "stop"
+STOP_REQUESTED = "stop"
 
 
 @frozen

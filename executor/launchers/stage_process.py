@@ -30,7 +30,7 @@ from executor.launchers.forkserver_client import Child, Children
 from executor.launchers.host_folder import HostFolder, Offer, exits_path, host_log, torchrun_arguments
 from executor.launchers.hosts import SeveralHosts, endpoint_of
 from executor.launchers.redaction import RedactedLog
-from executor.launchers.stage_contract import STOP_ASKED, RankResult, StageSpec, read_exits
+from executor.launchers.stage_contract import STOP_REQUESTED, RankResult, StageSpec, read_exits
 from executor.launchers.worker import EXECUTOR_GONE, NO_LOG
 from executor.store.lease import Lease
 from executor.system.log_tail import last_lines
@@ -44,7 +44,7 @@ from executor.system.user_cache import compile_cache
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # How long a thread of an OpenMP runtime spins for its next work before it sleeps: libgomp's in iterations of the
 # loop, LLVM's and Intel's in ms. Their defaults are so high (300,000 iterations, 200 ms) that on a busy machine the
-# loop takes the CPU from the threads it waits for. CHOICES: the variables by which a user overrides each default.
+# loop uses the CPU that the awaited threads need. CHOICES: the variables by which a user overrides each default.
 SPINS = {"GOMP_SPINCOUNT": "4000", "KMP_BLOCKTIME": "0"}
 CHOICES = {
     "GOMP_SPINCOUNT": ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),
@@ -100,8 +100,8 @@ class StageProcess:
         self._launch = launch
         if launch.nnodes > 1:
             endpoint_of(launch.rendezvous)  # refuses an unusable address before anything waits
-        self._asked_at: float | None = None
-        self._asked = threading.Event()
+        self._stop_requested_at: float | None = None
+        self._stop_requested = threading.Event()
         self._life_line_path = spec.life_line
         spec_path, rendezvous = lease.path("job", ".json"), lease.path("rendezvous")
         with clear_errors(lease.folder):
@@ -126,7 +126,7 @@ class StageProcess:
     def _on_several_hosts(
         self, lease: Lease, share: Share, node: str, start: Callable[[str, Sequence[str]], Child]
     ) -> SeveralHosts:
-        """start takes a module and its arguments."""
+        """start: called with a module and its arguments."""
         offer = Offer(
             node=node,
             run=self._log.parent.name,
@@ -186,30 +186,30 @@ class StageProcess:
         return StageExit("failed", failure=failure, log_tail=self._shown(failure))
 
     def _was_stop_requested(self, code: int | None, results: Sequence[RankResult | None]) -> bool:
-        """Whether the run was asked to stop. A signal sent to all processes may reach the stage before the executor."""
+        """Whether the run is to stop. A signal sent to all processes may reach the stage before the executor."""
         ends_by_signal = code == -signal.SIGTERM or any(result and result.status == "stopped" for result in results)
-        return self._asked.wait(STOP_WITHIN_S if ends_by_signal else 0.0)
+        return self._stop_requested.wait(STOP_WITHIN_S if ends_by_signal else 0.0)
 
     @property
     def pid(self) -> int | None:
         """The root process of the stage on this host; None before it is known."""
         return self._child.pid
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """SIGTERM, once: `stage.stop_requested()` becomes true in every rank (the parent of the ranks passes it on).
 
         Where the stage has ended, its folder may be gone; on a full disk only the signal is sent.
         """
-        if self._asked_at is None:
-            self._asked_at = time.monotonic()
-            self._asked.set()
+        if self._stop_requested_at is None:
+            self._stop_requested_at = time.monotonic()
+            self._stop_requested.set()
             with suppress(OSError):
-                (self._results / STOP_ASKED).touch()
+                (self._results / STOP_REQUESTED).touch()
             self._child.signal(signal.SIGTERM)
 
-    def asked_for(self) -> float:
-        """Seconds since the stage was asked to stop, 0 where it was not."""
-        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+    def stopping_for(self) -> float:
+        """Seconds since the stage was requested to stop, 0 where it was not."""
+        return 0.0 if self._stop_requested_at is None else time.monotonic() - self._stop_requested_at
 
     def kill(self) -> None:
         self._child.signal(signal.SIGKILL, whole_group=True)

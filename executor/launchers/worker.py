@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from attrs import field, frozen
@@ -37,7 +37,7 @@ from dsl.named_function import named_function
 from dsl.secrets import redact, resolved, secret_values
 from executor.keys.node_key import node_inputs
 from executor.launchers.failure import Failure
-from executor.launchers.stage_contract import STOP_ASKED, InputArtifact, RankError, RankResult, StageSpec
+from executor.launchers.stage_contract import STOP_REQUESTED, InputArtifact, RankError, RankResult, StageSpec
 from executor.records.events import Body, Cut, Event, Figure, Info, Metric, Progress, Warned
 from executor.store.lease import share_ranks
 from executor.system.crash_points import fail_point
@@ -125,7 +125,7 @@ def main() -> int:
     rank = int(os.environ.get("RANK", "0"))
     stop = threading.Event()
     for number in ENDING:
-        signal.signal(number, partial(_set_flag, stop))
+        signal.signal(number, lambda number, frame: stop.set())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # blocked by the forkserver
     os.register_at_fork(before=_block_signals, after_in_parent=_restore_signals, after_in_child=_reset_signals)
     try:
@@ -230,29 +230,25 @@ def _inputs(node: GraphNode, artifacts: Mapping[str, InputArtifact]) -> dict[str
     return inputs
 
 
-def _device(asked: str) -> str:
+def _device(requested: str) -> str:
     """ "auto" is cuda where the op's run module imports torch and torch finds a GPU, else cpu.
 
     Raises ConfigError where the requested device does not exist, or there are more ranks than visible GPUs.
     """
     torch = sys.modules.get("torch")
     has_cuda = torch is not None and torch.cuda.is_available()
-    if asked == "cuda" and torch is not None and not has_cuda:
+    if requested == "cuda" and torch is not None and not has_cuda:
         raise ConfigError('launch.device is "cuda", but torch finds no GPU here; use "auto" or "cpu"')
-    if torch is not None and has_cuda and asked != "cpu":
+    if torch is not None and has_cuda and requested != "cpu":
         rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if rank >= count:
             raise ConfigError(
-                f"rank {rank} of this machine finds no GPU for itself among the {count} that the stage sees; give "
+                f"rank {rank} of this machine has no GPU of its own: the stage sees only {count}; set "
                 f'launch.nproc = {count}, or launch.device = "cpu"'
             )
         torch.cuda.set_device(rank)
         return "cuda"
     return "cpu"
-
-
-def _set_flag(stop: threading.Event, number: int, frame: FrameType | None) -> None:
-    stop.set()
 
 
 def _watch(spec: StageSpec, rank: int) -> None:
@@ -277,12 +273,12 @@ def _keep_watch(life_line: int, wake_up: int, results: Path, rank: int) -> None:
         ready, _, _ = select.select([life_line, wake_up], [], [], WATCH_EVERY_S)
         _end_if_gone(life_line)
         signalled = wake_up in ready and signal.SIGTERM in os.read(wake_up, 4096)
-        asked = (results / STOP_ASKED).exists()
-        if signalled and not asked and not others_ended and "RANK" in os.environ:
+        stop_requested = (results / STOP_REQUESTED).exists()
+        if signalled and not stop_requested and not others_ended and "RANK" in os.environ:
             others_ended = True
             print(f"rank {rank}: another rank has failed; this one ends within {END_WITHIN_S} s", flush=True)
             signal.alarm(END_WITHIN_S)  # kills even if something holds the interpreter lock
-        elif others_ended and asked:
+        elif others_ended and stop_requested:
             others_ended = False
             signal.alarm(0)
 
@@ -290,7 +286,7 @@ def _keep_watch(life_line: int, wake_up: int, results: Path, rank: int) -> None:
 def _end_if_gone(descriptor: int) -> None:
     try:
         data = os.read(descriptor, 1)
-    except BlockingIOError:  # there is a writer
+    except BlockingIOError:  # the writer is alive
         return
     if data == b"":
         os._exit(EXECUTOR_GONE)
@@ -315,7 +311,7 @@ def _report_error(
     try:
         print(f"{kind.__name__}: {message}" if expected else text.rstrip("\n"), file=sys.stderr, flush=True)
         RankResult(status="failed", memory=_memory(), gpu_memory=_gpu_memory(), error=reported).write(result)
-    except (OSError, DiskFull):  # no space to report it
+    except (OSError, DiskFull):  # the disk is full
         os._exit(NO_SPACE)
     if "RANK" in os.environ:
         signal.alarm(END_WITHIN_S)  # the clean-up of a process group may wait for ranks that do not answer

@@ -81,12 +81,12 @@ class Attempt(threading.Thread):
             ended = attrs.evolve(result, stage=self._measures)
             self._call(lambda: self._on_end(ended))
 
-    def ask_to_stop(self) -> bool:
+    def request_stop(self) -> bool:
         """Let the stage save its progress and end; False if that was requested before."""
         with self._lock:
             first, self._is_stopping = not self._is_stopping, True
             if self._stage is not None:
-                self._stage.ask_to_stop()
+                self._stage.request_stop()
         return first
 
     def kill(self) -> None:
@@ -103,9 +103,9 @@ class Attempt(threading.Thread):
             return
         if launch.timeout and not self._is_stopping and time.monotonic() - self._stage_began > launch.timeout:
             self._is_timed_out = True
-            self.ask_to_stop()
+            self.request_stop()
         grace = GRACE_S if self.task.node.op.resumable else GRACE_NOT_RESUMABLE_S
-        if stage.asked_for() > grace:
+        if stage.stopping_for() > grace:
             stage.kill()
 
     @property

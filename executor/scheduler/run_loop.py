@@ -364,7 +364,7 @@ class RunLoop:
         self._show_events()
         self._pool.look_after()
         if self._is_ending:
-            self._pool.ask_to_stop("" if self.stop.is_set() else f", since {self._failed[0]} failed")
+            self._pool.request_stop("" if self.stop.is_set() else f", since {self._failed[0]} failed")
         if self.stop.count > 1:
             self._pool.kill()
 

@@ -90,10 +90,10 @@ class StagePool:
         for attempt in self.running.values():
             attempt.look_after()
 
-    def ask_to_stop(self, why: str) -> None:
+    def request_stop(self, why: str) -> None:
         """Request each running stage once to save its progress and end; it is killed after its grace period."""
         for node_id, attempt in self.running.items():
-            if attempt.ask_to_stop():
+            if attempt.request_stop():
                 self._display.note(f"{node_id}: stopping{why}, the stage may save its progress (Ctrl-C: stop at once)")
 
     def kill(self) -> None:

@@ -20,7 +20,7 @@ REFUSED = {
     errno.EROFS: "its file system is read-only; choose another --store (or DFLOW_STORE)",
     errno.EACCES: "this user has no permission; change that, or choose another --store (or DFLOW_STORE)",
     errno.EPERM: "this user has no permission; change that, or choose another --store (or DFLOW_STORE)",
-    errno.ELOOP: "symbolic links form a loop there, or a link is where dflow follows none",
+    errno.ELOOP: "symbolic links form a loop there, or there is a link where dflow follows none",
     errno.ENOENT: "its folder is gone; was it removed while a run used it?",
 }
 # Errors that a user can fix, wherever they occur.

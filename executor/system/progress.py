@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -23,19 +26,39 @@ from executor.system.output import Unrepeated, print_lines, printable
 PLAIN_S = 10.0
 
 
-class BytesDone:
-    """A context manager; `advance` takes the bytes done since the last call."""
+class _LiveLine:
+    """A context manager; `_bar` is a live line on a terminal, None elsewhere."""
+
+    def __init__(self, columns: Sequence[ProgressColumn], console: Console, what: str, total: int | None) -> None:
+        self._lines = Unrepeated()
+        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        self._task = self._bar.add_task(what, total=total) if self._bar is not None else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class BytesDone(_LiveLine):
+    """`advance` adds the bytes done since the last call."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
         self._total = total
         self._done = 0
-        self._lines = Unrepeated()
         self._shown_at = time.monotonic()
-        console = Console(stderr=True)
         columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
-        self._task = self._bar.add_task(what, total=total) if self._bar is not None else None
+        super().__init__(columns, Console(stderr=True), what, total)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
 
     def advance(self, size: int) -> None:
         self._done += size
@@ -46,27 +69,13 @@ class BytesDone:
             if line := self._lines.line(f"{self._what}: {shown_bytes(self._done)} of {shown_bytes(self._total)}"):
                 print_lines(line, error=True)
 
-    def __enter__(self) -> BytesDone:
-        if self._bar is not None:
-            self._bar.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
-class Activity:
-    """A context manager; `status` shows the current step on standard error, and `show` prints a result."""
+class Activity(_LiveLine):
+    """`status` shows the current step on standard error, and `show` prints a result."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._lines = Unrepeated()
-        console = console or Console(stderr=True)
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
-        self._task = self._bar.add_task("", total=None) if self._bar is not None else None
+        super().__init__(columns, console or Console(stderr=True), "", None)
 
     def status(self, text: str) -> None:
         if self._bar is not None and self._task is not None:
@@ -83,12 +92,3 @@ class Activity:
         print_lines(text)
         if self._bar is not None and is_shown:
             self._bar.start()
-
-    def __enter__(self) -> Activity:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()

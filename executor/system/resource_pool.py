@@ -61,7 +61,7 @@ class Capacity:
         )
 
     def demand(self, node: GraphNode, useful: int | None = None) -> Demand:
-        """The resources of a node. CPUs: those of its threads where they are limited, else all: heavy nodes run alone.
+        """The resources of a node. CPUs: those of its threads where limited, else all: heavy nodes run one at a time.
 
         useful: the most threads of a rank that its op can use, None for no limit.
         """
@@ -133,7 +133,7 @@ def threads_of(launch: Launch, machine: Machine | None = None, useful: int | Non
 
 
 def too_much(nodes: Mapping[str, GraphNode], machine: Machine) -> list[Mistake]:
-    """Mistakes for nodes that need more than the run may use, and could never start."""
+    """Mistakes for nodes that need more than the run may use, so that they could never start."""
     capacity, allocated = Capacity.of_this_machine(machine), hosts_allocated()
     mistakes = []
     for node_id, node in nodes.items():

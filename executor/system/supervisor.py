@@ -21,7 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 from dsl.imports import PROJECT
@@ -172,8 +172,8 @@ def killed(code: int) -> str:
 
 def guard(life_line: int, grace_s: float, command: Sequence[str]) -> int:
     """Run the command; returns its exit code."""
-    # A handler, not SIG_IGN: the command would inherit that.
-    signal.signal(signal.SIGTERM, _stay)
+    # The signal is for the rest of the group. A handler, not SIG_IGN: the command would inherit that.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     os.set_inheritable(life_line, False)
     child = subprocess.Popen(command, close_fds=False)
     while child.poll() is None:
@@ -187,10 +187,6 @@ def guard(life_line: int, grace_s: float, command: Sequence[str]) -> int:
             signal.signal(-child.returncode, signal.SIG_DFL)
         os.kill(os.getpid(), -child.returncode)
     return child.returncode
-
-
-def _stay(number: int, frame: FrameType | None) -> None:
-    """The signal is for the rest of the group."""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Symbolic links in a store: their targets are never written or removed.
 
-A link where dflow writes or deletes is removed itself. Where that would lose data that a user may have moved
-elsewhere on purpose, in a run's record or in the place of a whole folder of the store, it is refused. So do others:
-git refuses to clone a repository whose objects are a link (CVE-2022-39253, CVE-2023-22490), Nix a store that is one.
+A link where dflow writes or deletes is removed itself. It is refused where a user may have moved data elsewhere on
+purpose: a run's record, or a whole folder of the store. Other tools do the same: git refuses to clone a repository
+whose objects are a link (CVE-2022-39253, CVE-2023-22490), Nix a store that is one.
 """
 
 from __future__ import annotations
