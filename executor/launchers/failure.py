@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+import attrs
 from attrs import frozen
 
 from executor.launchers.stage_contract import RankExit, RankResult
@@ -46,7 +47,7 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("ModuleNotFoundError",), "install the missing module into the environment that dflow runs in"),
     (
         ("dsl.errors.TransientError",),
-        "a service outside this machine kept failing; resume when it is back, or raise launch.retries",
+        "a service outside this machine kept failing; resume when it works again, or raise launch.retries",
     ),
     (
         ("dsl.errors.DataError",),
@@ -121,13 +122,13 @@ def cause_of(
     ends = _ends(results, exits, hosts)
     if not ends:
         return None
-    first = min(ends, key=lambda end: (end.is_secondary, end.time))
+    first = min(ends, key=lambda end: (end.is_secondary, end.time)).failure
     unfinished = {rank for rank, result in enumerate(results) if result is None or result.status != "done"}
     others = sorted(unfinished - {first.rank})
     if not others:
-        return Failure(first.cause, first.names, first.rank, first.trace)
+        return first
     ranks = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
-    return Failure(f"{first.cause} ({ranks} ended after it)", first.names, first.rank, first.trace)
+    return attrs.evolve(first, text=f"{first.text} ({ranks} ended after it)")
 
 
 def only_lost_connections(results: Sequence[RankResult | None], exits: Sequence[RankExit] = ()) -> bool:
@@ -148,12 +149,9 @@ def ended_by(code: int | None) -> Failure:
 class _End:
     """How a rank failed; is_secondary: apparently because another rank had failed before."""
 
-    rank: int
     time: float
     is_secondary: bool
-    cause: str
-    names: tuple[str, ...]
-    trace: tuple[str, ...] = ()
+    failure: Failure
 
 
 def _ends(results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts: Sequence[str] = ()) -> list[_End]:
@@ -163,24 +161,16 @@ def _ends(results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts
         error = None if result is None else result.error
         if error is not None:
             where = f" ({names_of[rank]})" if len(results) > 1 else ""
-            cause = f"{error.name}{where}: {error.message}"
-            ends.append(_End(rank, error.time, error.lost_connection, cause, error.names, error.trace))
+            failure = Failure(f"{error.name}{where}: {error.message}", error.names, rank, error.trace)
+            ends.append(_End(error.time, error.lost_connection, failure))
     for rank_exit in exits:
         rank, code, result = rank_exit.rank, rank_exit.code, results[rank_exit.rank]
         # A rank may be killed after its work, while it waits for the others to leave together.
         if result is None or (result.status != "failed" and code < 0):
-            # torchrun notes an exit late and in whole seconds: date a kill before whatever it may have caused.
-            when = rank_exit.time - EXIT_DELAY_S
+            text = f"{names_of[rank]} {exit_text(code)}{' and without a result' * (code >= 0)}"
             names = (_signal_name(code),) if code < 0 else (NO_RESULT,)
-            ends.append(
-                _End(
-                    rank,
-                    when,
-                    code in SECONDARY_SIGNALS,
-                    f"{names_of[rank]} {exit_text(code)}{' and without a result' * (code >= 0)}",
-                    names,
-                )
-            )
+            # torchrun records an exit late and in whole seconds: date a kill before whatever it may have caused.
+            ends.append(_End(rank_exit.time - EXIT_DELAY_S, code in SECONDARY_SIGNALS, Failure(text, names, rank)))
     return ends
 
 

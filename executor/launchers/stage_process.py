@@ -276,13 +276,6 @@ def _command(launch: Launch, job: Path, results: Path, rendezvous: Path) -> tupl
     return "executor.launchers.ranks", [exits_path(results, 0), str(rendezvous / "store"), str(launch.nproc), str(job)]
 
 
-def _allocator() -> dict[str, str]:
-    """Growing segments avoid fragmentation: micro-batches differ in size."""
-    return (
-        {} if any(name in os.environ for name in ALLOCATOR_NAMES) else {ALLOCATOR_NAMES[0]: "expandable_segments:True"}
-    )
-
-
 def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[str, str]:
     """This process's environment with fixed thread counts; `ops` in the working directory cannot shadow dflow's.
 
@@ -290,6 +283,9 @@ def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[s
 
     gpus: the devices that the stage sees; None leaves them all.
     """
+    # Growing segments avoid fragmentation: micro-batches differ in size.
+    is_default = (gpus is None or gpus) and not any(name in os.environ for name in ALLOCATOR_NAMES)
+    allocator = {ALLOCATOR_NAMES[0]: "expandable_segments:True"} if is_default else {}
     return {
         **child_environment(),
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
@@ -297,7 +293,7 @@ def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[s
         **device_order(),
         **({} if gpus is None else {VISIBLE: ",".join(gpus)}),
         COMPILE_THREADS: os.environ.get(COMPILE_THREADS, str(min(threads, MOST_COMPILE_THREADS))),
-        **(_allocator() if gpus is None or gpus else {}),
+        **allocator,
         **compile_cache(),
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",

@@ -31,12 +31,13 @@ from mlflow.entities import DatasetInput, InputTag, LoggedModelOutput, Metric, P
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
 
+from dsl.convert import unstructure
 from dsl.errors import StoreError
 from dsl.secrets import resolved_text
 from executor.records.metric_points import Point
 from executor.system.jsonlines import write_json
 from executor.system.symlinks import open_own
-from executor.tracking.node_files import Dataset, ModelFiles, mlmodel, model_name
+from executor.tracking.node_files import Dataset, ModelFiles, Reference, mlmodel, model_name
 from ops.lib.logged_model import LoggedModel
 
 METRICS_IN_A_BATCH = 1000
@@ -196,7 +197,7 @@ class Tracker:
         if str(entry.status) != "READY":
             with _linked(files.small) as folder:
                 write_json(folder / "MLmodel", mlmodel(entry.model_id, model))
-                write_json(folder / "references.json", files.large)
+                write_json(folder / "references.json", unstructure(files.large))
                 self.client.log_model_artifacts(entry.model_id, str(folder))
             self.client.finalize_logged_model(entry.model_id, "READY")
         return str(entry.model_id)
@@ -226,14 +227,14 @@ class Tracker:
         if inputs:
             self.client.log_inputs(run_id, datasets=inputs)
 
-    def log_files(self, run_id: str, files: Mapping[str, Path], references: Mapping[str, Any]) -> None:
+    def log_files(self, run_id: str, files: Mapping[str, Path], references: Mapping[str, Reference]) -> None:
         """Send all files in one call, by their names in MLflow; missing files are skipped."""
         existing = {name: path for name, path in files.items() if path.is_file()}
         if not (existing or references):
             return
         with _linked(existing) as folder:
             if references:
-                write_json(folder / "references.json", references)
+                write_json(folder / "references.json", unstructure(references))
             place = self._places.get(run_id)
             if place is None:
                 self.client.log_artifacts(run_id, str(folder))

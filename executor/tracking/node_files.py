@@ -1,4 +1,4 @@
-"""What MLflow gets of a node besides its metrics: inputs, log, figures, small files, and the logged model."""
+"""What is sent to MLflow of a node besides its metrics: inputs, log, figures, small files, the logged model."""
 
 from __future__ import annotations
 
@@ -33,12 +33,21 @@ class Dataset:
 
 
 @frozen
+class Reference:
+    """A file of an artifact that is too large for MLflow. size: bytes."""
+
+    size: int
+    sha256: str
+    path: str
+
+
+@frozen
 class ModelFiles:
-    """maker: the MLflow run that made the model. small: files by name; large: descriptions of the others."""
+    """maker: the MLflow run that made the model. small: files by name; large: the others."""
 
     maker: str
     small: Mapping[str, Path]
-    large: Mapping[str, Any]
+    large: Mapping[str, Reference]
 
 
 def artifacts_read(store: Path, record: Record, node: GraphNode) -> Iterable[Dataset]:
@@ -56,11 +65,11 @@ def files_read(store: Path, node: GraphNode, digest: str) -> Iterable[Dataset]:
         yield Dataset(field, Path(path).name if path else f"{node.id}.{field}", content, path)
 
 
-def node_files(record: Record, node_id: str, figures: Iterable[Path]) -> tuple[dict[str, Path], dict[str, Any]]:
+def node_files(record: Record, node_id: str, figures: Iterable[Path]) -> tuple[dict[str, Path], dict[str, Reference]]:
     """Files by their names in MLflow, and references.json for the large ones; of a cached node only the manifest."""
     state, records = record.state.nodes[node_id], record.folder.parent
     files = {f"figures/{path.name}": path for path in figures}
-    references: dict[str, Any] = {}
+    references: dict[str, Reference] = {}
     is_hit = state.cache == "hit"
     if not is_hit:
         log = record.log_path(node_id)
@@ -76,8 +85,8 @@ def node_files(record: Record, node_id: str, figures: Iterable[Path]) -> tuple[d
     return files, references
 
 
-def artifact_files(folder: Path, own: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, Any]]:
-    """The small files of an artifact by their names in MLflow, and for the others their path, size and hash.
+def artifact_files(folder: Path, own: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, Reference]]:
+    """The small files of an artifact by their names in MLflow, and the others.
 
     own: the files outside its digest to include, see store/run_measurements.py.
     """
@@ -85,7 +94,7 @@ def artifact_files(folder: Path, own: Mapping[str, Path]) -> tuple[dict[str, Pat
     files = {} if manifest is None else manifest.files
     paths = {name: own.get(name, folder / name) for name in files if name in own or name not in OUTSIDE_DIGEST}
     large = {
-        name: {"size": files[name].size, "sha256": files[name].sha256, "path": str(path)}
+        name: Reference(files[name].size, files[name].sha256, str(path))
         for name, path in paths.items()
         if files[name].size > FILE_LIMIT
     }
