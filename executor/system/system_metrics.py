@@ -48,6 +48,9 @@ class Watched:
     used: Mapping[int, Used] = field(factory=dict)  # by process, at the last sample
     pause: float = FIRST_S
 
+    def is_due(self, now: float) -> bool:
+        return now >= self.since + self.pause
+
     def sample(self, now: float, used: Mapping[int, Used]) -> dict[str, float]:
         """The metrics of its processes since the last sample."""
         known = [self.used[pid].seconds if pid in self.used else 0.0 for pid in used]
@@ -83,7 +86,7 @@ class Usage(threading.Thread):
                 for place, gpus in running.items()
             }
             for each in self._known.values():
-                if time.monotonic() < each.since + each.pause:
+                if not each.is_due(time.monotonic()):
                     continue
                 used = used_below(each.pid)
                 metrics = {**each.sample(time.monotonic(), used), **gpu_metrics(each.gpus)}

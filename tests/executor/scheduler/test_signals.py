@@ -217,8 +217,9 @@ def test_a_record_that_was_removed_before_the_stage_starts_is_one_line(tmp_path)
     toy = Toy(tmp_path)
     late = (
         "import shutil, sys\nfrom executor.launchers.forkserver_client import _Server\nstart = _Server.start\n"
-        "def removed(self, request):\n    from pathlib import Path\n    shutil.rmtree(Path(request['log']).parent)\n"
-        "    return start(self, request)\n_Server.start = removed\n"
+        "def removed(self, module, arguments, environment, log):\n    from pathlib import Path\n"
+        "    shutil.rmtree(Path(log).parent)\n    return start(self, module, arguments, environment, log)\n"
+        "_Server.start = removed\n"
     )
     process = toy.start("run", str(toy.file), program=late + UNTRACKED)
     _, errors = process.communicate(timeout=300)
