@@ -24,7 +24,7 @@ from dsl.op import Ref, op_of
 from dsl.op_table import all_ops
 from dsl.tables import FIELDS
 from executor.cli import COMMANDS
-from executor.commands.reference import reference
+from executor.commands.ops import reference
 from ops.artifacts import ImageSamples, Samples
 from ops.capture_targets.server_args import ALLOWED
 from ops.ingest.op import Ingest

@@ -8,11 +8,11 @@ import sys
 from dsl.errors import StoreError
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_overrides, add_store, open_store
-from executor.commands.explain import no_such_node
 from executor.explain.accept import accept, acceptable
 from executor.explain.explanation import module_file
 from executor.keys.code_diff import code_text
 from executor.keys.node_key import code_roots
+from executor.planning.selection import require_node
 from executor.planning.session import make_planner
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
@@ -31,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     graph = read_graph(options.file, options.set)
-    if options.node not in graph.nodes:
-        raise no_such_node(graph, options.node)
+    require_node(graph, options.node)
     if not options.yes and not sys.stdin.isatty():
         print_lines("dflow: no terminal to ask on; check `dflow explain`, then pass --yes", error=True)
         return USAGE

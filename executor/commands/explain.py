@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from dsl.errors import Mistake, PipelineError, known_nodes
-from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps, open_store
 from executor.explain.explanation import explain, explanation_text
 from executor.keys.node_key import code_roots
+from executor.planning.selection import require_node
 from executor.planning.session import make_planner
 from executor.system.output import OK, print_json, print_lines
 
@@ -26,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     graph = read_graph(options.file, options.set, options.sweep)
     store = open_store(options)
-    if options.node not in graph.nodes:
-        raise no_such_node(graph, options.node)
+    require_node(graph, options.node)
     explanations = explain(store, make_planner(store, graph), options.node)
     if options.json:
         first, *above = [each.to_json() for each in explanations]
@@ -35,7 +33,3 @@ def main(options: argparse.Namespace) -> int:
     else:
         print_lines(explanation_text(explanations, code_roots(graph)))
     return OK
-
-
-def no_such_node(graph: Graph, node_id: str) -> PipelineError:
-    return PipelineError([Mistake(f'there is no node "{node_id}"', hint=known_nodes(node_id, graph.nodes))])

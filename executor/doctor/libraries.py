@@ -14,10 +14,11 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from dsl.convert import structure
+from dsl.imports import PROJECT
 from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
 from executor.doctor.probe import LibraryFacts, TorchFacts
-from executor.keys.node_key import NOT_INSTALLED, PROJECT, LibraryVersions
+from executor.keys.node_key import NOT_INSTALLED, LibraryVersions
 from executor.system.resource_pool import devices
 from executor.system.supervisor import child_environment, module_command
 

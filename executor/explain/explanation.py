@@ -146,7 +146,8 @@ def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mappi
     digests = {parent: digest for parent in node.parents if (digest := decisions[parent].digest) is not None}
     previous = planner.compared_with(node, digests)
     if previous is None:
-        return attrs.evolve(whole, inputs=tuple(_waits(node, decisions)))
+        missing = [parent for parent in node.parents if decisions[parent].cache != "hit"]
+        return attrs.evolve(whole, inputs=tuple(_awaited(parent, decisions[parent], None) for parent in missing))
     found = differences(previous.parts, planner.parts[node.id])
     is_code_changed = any(each.kind == "code" for each in found)
     return attrs.evolve(
@@ -161,12 +162,6 @@ def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mappi
 def _with_path(difference: Difference, node: GraphNode) -> Difference:
     is_path = difference.kind == "content" and difference.name in node.op.fields
     return attrs.evolve(difference, path=str(getattr(node.config, difference.name))) if is_path else difference
-
-
-def _waits(node: GraphNode, decisions: Mapping[str, Decision]) -> list[InputChange]:
-    """The missing inputs of a new node."""
-    waited = [parent for parent in node.parents if decisions[parent].cache != "hit"]
-    return [_awaited(parent, decisions[parent], None) for parent in waited]
 
 
 def _awaited(parent: str, decision: Decision, before: str | None) -> InputChange:

@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import attrs
 
 import dsl
 from dsl.encoding import encode
-from dsl.fingerprint import Kind, kind_of, read_code
+from dsl.fingerprint import kind_of, read_code
 from executor.system.jsonl_cache import Memo
 from executor.system.stamps import Stamp, is_settled
 
@@ -47,8 +47,8 @@ class CodeMemo:
     def __init__(self, memo: Path | None, now: Callable[[], float] = time.time) -> None:
         self._memo = Memo(memo, "code", SPARE_LINES)
         self._asked_at = now()
-        self._stamps: dict[str, Stamp | None] = {}
-        self._kinds: dict[str, Kind] = {}
+        self._stamp = cache(_stamp)
+        self._kind = cache(lambda path: kind_of(Path(path)))
         self.contents: dict[str, str] = {}  # the SHA-256 of each file that was read
         self._hashes: dict[tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...]], CodeHashes] = {}
 
@@ -73,7 +73,9 @@ class CodeMemo:
         contents = {str(path): sha256 for path, sha256 in code.read.items()}
         self.contents.update(contents)
         stamps = {str(path): self._stamp(str(path)) for path in (*FINGERPRINTING, *sorted(code.read))}
-        settled = {path: attrs.astuple(stamp) for path, stamp in stamps.items() if stamp and self._is_settled(stamp)}
+        settled = {
+            path: attrs.astuple(stamp) for path, stamp in stamps.items() if stamp and is_settled(stamp, self._asked_at)
+        }
         if len(settled) == len(stamps):
             looked_for = {str(path): kind for path, kind in code.looked_for.items() if path not in code.read}
             line = {"code": label, "files": settled, "contents": contents, "looked_for": looked_for}
@@ -89,19 +91,9 @@ class CodeMemo:
                 return False
         return all(self._kind(path) == kind for path, kind in line["looked_for"].items())
 
-    def _is_settled(self, stamp: Stamp) -> bool:
-        """A file that was read is stamped afterwards: an edit in between shows by its time."""
-        return is_settled(stamp, self._asked_at)
 
-    def _stamp(self, path: str) -> Stamp | None:
-        if path not in self._stamps:
-            try:
-                self._stamps[path] = Stamp.of(Path(path))
-            except OSError:
-                self._stamps[path] = None
-        return self._stamps[path]
-
-    def _kind(self, path: str) -> Kind:
-        if path not in self._kinds:
-            self._kinds[path] = kind_of(Path(path))
-        return self._kinds[path]
+def _stamp(path: str) -> Stamp | None:
+    try:
+        return Stamp.of(Path(path))
+    except OSError:
+        return None

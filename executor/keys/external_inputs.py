@@ -39,6 +39,7 @@ class File:
     stamp: Stamp
 
 
+External = Path | Mapping[str, Path | None]  # a file or folder, or many by name; None is a name without a file
 Tree = File | None | Mapping[str, "Tree"]  # a folder is its files by relative name; None is a name without a file
 
 
@@ -53,27 +54,6 @@ class Look:
     newest: str
 
 
-class ListedOnce:
-    """Paths at one moment: within the life of an object every folder is listed once."""
-
-    def __init__(self) -> None:
-        self._trees: dict[Path, Tree] = {}
-
-    def tree_of(self, path: Path) -> Tree:
-        """Raises DataError."""
-        if path not in self._trees:
-            self._trees[path] = tree_of(path)
-        return self._trees[path]
-
-    def look(self, path: Path) -> Look:
-        """Raises DataError."""
-        return _look(self.tree_of(path))
-
-    def look_at_all(self, named: Mapping[str, Path | None]) -> Look:
-        """The same of many files or folders by name, as `ExternalDigests.of_all`."""
-        return _look({name: None if path is None else self.tree_of(path) for name, path in named.items()})
-
-
 class ExternalDigests:
     """Digests by content; without a memo everything is hashed again."""
 
@@ -85,18 +65,16 @@ class ExternalDigests:
         self._files_memo = Memo(memo, "path")
         self._listings_memo = Memo(memo.with_name("external_listings.jsonl") if memo is not None else None, "path")
 
-    def of(self, path: Path) -> str:
-        """The digest of a file's content, or of a folder's files by relative name. Raises DataError if it is gone."""
+    def of(self, external: External) -> str:
+        """The digest of a file's content, of a folder's files by relative name, or one of many files or folders by
+        name. Raises DataError if one is gone.
+        """
         asked_at = self._now()
-        return self._remembered(str(path), self._list(path), asked_at)
-
-    def of_all(self, named: Mapping[str, Path | None]) -> str:
-        """One digest of many files or folders by name; None is a name without a file. Raises DataError as `of` does."""
-        asked_at = self._now()
-        paths = json.dumps(sorted((name, str(path)) for name, path in named.items()))
-        label = f"{len(named)} files {hashlib.sha256(paths.encode()).hexdigest()}"
-        tree = {name: None if path is None else self._list(path) for name, path in named.items()}
-        return self._remembered(label, tree, asked_at)
+        label = str(external)
+        if not isinstance(external, Path):
+            paths = json.dumps(sorted((name, str(path)) for name, path in external.items()))
+            label = f"{len(external)} files {hashlib.sha256(paths.encode()).hexdigest()}"
+        return self._remembered(label, _listed(external, self._list), asked_at)
 
     def _remembered(self, label: str, tree: Tree, asked_at: float) -> str:
         """The digest of a tree that was listed after `asked_at`."""
@@ -163,6 +141,12 @@ def tree_of(path: Path) -> Tree:
         raise _unreadable(error.filename or str(path), error) from error
 
 
+def _listed(external: External, list_path: Callable[[Path], Tree]) -> Tree:
+    if isinstance(external, Path):
+        return list_path(external)
+    return {name: None if path is None else list_path(path) for name, path in external.items()}
+
+
 def _members(folder: str) -> dict[str, Tree]:
     """Files below a folder by relative name; links are followed, none into a folder that it lies in itself."""
     files: dict[str, Tree] = {}
@@ -192,8 +176,9 @@ def _listing(tree: Tree, asked_at: float) -> tuple[str, bool]:
     return listing, all(is_settled(member.stamp, asked_at) for _, member in members if isinstance(member, File))
 
 
-def _look(tree: Tree) -> Look:
-    members = list(_flat(tree))
+def look_at(external: External, list_path: Callable[[Path], Tree] = tree_of) -> Look:
+    """Raises DataError."""
+    members = list(_flat(_listed(external, list_path)))
     files = [member for _, member in members if isinstance(member, File)]
     newest = max(files, key=lambda file: file.stamp.ctime_ns).path if files else ""
     return Look(_hash_of(members, lambda stamp: f"{stamp.size} {stamp.mtime_ns} {stamp.inode}"), newest)

@@ -16,23 +16,9 @@ from dsl.convert import unstructure
 from dsl.encoding import Encoded
 from dsl.fingerprint import fingerprint, is_path, key_config
 from dsl.graph import Graph, GraphNode
-from dsl.imports import PROJECT, search_path
+from dsl.imports import search_path
 from executor.keys.code_cache import CodeHashes, CodeMemo
-from executor.keys.external_inputs import ExternalDigests
-
-__all__ = [
-    "PROJECT",
-    "KeyParts",
-    "Sources",
-    "class_symbols",
-    "code_roots",
-    "graph_parts",
-    "library_versions",
-    "node_inputs",
-    "node_parts",
-    "of_externals",
-    "run_symbols",
-]
+from executor.keys.external_inputs import External, ExternalDigests
 
 FORMAT = 1
 NOT_INSTALLED = "not installed"
@@ -107,36 +93,27 @@ class Sources:
     libraries: LibraryVersions = attrs.field(factory=LibraryVersions)
 
     @classmethod
-    def now(cls, external_memo: Path | None) -> Sources:
+    def now(cls, external_memo: Path | None, externals: ExternalDigests | None = None) -> Sources:
         """With the memos of a store, of which that of external inputs is named; None without a store."""
-        return cls.with_externals(ExternalDigests(external_memo), external_memo)
-
-    @classmethod
-    def with_externals(cls, externals: ExternalDigests, external_memo: Path | None) -> Sources:
-        """The same, with given digests of external inputs."""
         code_memo = external_memo.with_name("code.jsonl") if external_memo is not None else None
-        return cls(externals, CodeMemo(code_memo))
+        return cls(externals or ExternalDigests(external_memo), CodeMemo(code_memo))
 
 
 def graph_parts(graph: Graph, sources: Sources, without: Container[str] = ()) -> dict[str, KeyParts]:
     """The key parts of every node not in `without`. Raises DataError where an external file cannot be read."""
     roots = code_roots(graph)
-    return {node_id: _parts(graph, node_id, sources, roots) for node_id in graph.nodes if node_id not in without}
+    return {node_id: node_parts(graph, node_id, sources, roots) for node_id in graph.nodes if node_id not in without}
 
 
-def node_parts(graph: Graph, node_id: str, sources: Sources) -> KeyParts:
-    """The key parts of one node."""
-    return _parts(graph, node_id, sources, code_roots(graph))
-
-
-def _parts(graph: Graph, node_id: str, sources: Sources, roots: Sequence[Path]) -> KeyParts:
+def node_parts(graph: Graph, node_id: str, sources: Sources, roots: Sequence[Path] | None = None) -> KeyParts:
+    """The key parts of one node. roots: the graph's `code_roots`, if known."""
     node = graph.nodes[node_id]
     return KeyParts(
         op=node.op.name,
         version=node.op.version,
-        code=sources.code.of(run_symbols(node), roots, class_symbols(node)),
+        code=sources.code.of(run_symbols(node), roots or code_roots(graph), class_symbols(node)),
         config=key_config(node),
-        external=of_externals(node, sources.externals.of, sources.externals.of_all),
+        external={name: sources.externals.of(external) for name, external in externals_of(node).items()},
         libraries=library_versions(node, sources.libraries),
     )
 
@@ -171,20 +148,17 @@ def node_inputs(node: GraphNode, of: Callable[[str], T]) -> dict[str, T | tuple[
     return inputs
 
 
-def of_externals(
-    node: GraphNode, of: Callable[[Path], T], of_all: Callable[[Mapping[str, Path | None]], T]
-) -> dict[str, T]:
-    """`of` each path that the config names, by field or its member, and `of_all` its external files."""
-    found: dict[str, T] = {}
+def externals_of(node: GraphNode) -> dict[str, External]:
+    """The paths that the config names, by field or its member, and its external files."""
+    found: dict[str, External] = {}
     for name, spec in node.op.fields.items():
         value = getattr(node.config, name)
         if spec.external and isinstance(value, tuple):
-            paths = {f"{name}[{place}]": member for place, member in enumerate(value) if is_path(member)}
-            found.update({label: of(Path(member)) for label, member in paths.items()})
+            found |= {f"{name}[{place}]": Path(member) for place, member in enumerate(value) if is_path(member)}
         elif spec.external and is_path(value):
-            found[name] = of(Path(value))
+            found[name] = Path(value)
     if hasattr(node.config, "external_files"):
-        found["external_files"] = of_all(node.config.external_files())
+        found["external_files"] = node.config.external_files()
     return found
 
 

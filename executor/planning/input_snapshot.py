@@ -7,15 +7,16 @@ is checked again before the commit.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import attrs
 from attrs import frozen
 
 from dsl.graph import Graph, GraphNode
-from executor.keys.external_inputs import ExternalDigests, ListedOnce, Look
-from executor.keys.node_key import KeyParts, LibraryVersions, Sources, library_versions, node_parts, of_externals
+from executor.keys.external_inputs import ExternalDigests, Look, Tree, look_at, tree_of
+from executor.keys.node_key import KeyParts, LibraryVersions, Sources, externals_of, library_versions, node_parts
 from executor.store.artifact_store import Store
 from executor.system.jsonlines import write_json
 
@@ -41,15 +42,14 @@ class Snapshot:
     @classmethod
     def of(cls, store: Store, graph: Graph, node_id: str) -> Snapshot:
         """The current code and data. Raises DataError or ConfigError if they cannot be read."""
-        node, listed = graph.nodes[node_id], ListedOnce()
-        externals = ExternalDigests(store.external_memo, list_path=listed.tree_of)
-        keys_sources = Sources.with_externals(externals, store.external_memo)
+        node, list_path = graph.nodes[node_id], cache(tree_of)
+        keys_sources = Sources.now(store.external_memo, ExternalDigests(store.external_memo, list_path=list_path))
         parts = node_parts(graph, node_id, keys_sources)
         contents = keys_sources.code.contents
         read = ((file, _content(file)) for file in sorted(contents))
         sources = {file: source for file, source in read if hashlib.sha256(source).hexdigest() == contents[file]}
         torn = tuple(sorted(contents.keys() - sources.keys()))
-        return cls(node, parts, sources, torn, of_externals(node, listed.look, listed.look_at_all))
+        return cls(node, parts, sources, torn, _looks(node, list_path))
 
     def write_sources(self, path: Path) -> None:
         """For the ranks of the stage: JSON, a character for each byte."""
@@ -57,13 +57,13 @@ class Snapshot:
 
     def since(self, store: Store) -> CurrentInputs:
         """The current data, of which only files written since then are read. Raises DataError."""
-        listed = ListedOnce()
-        looks = of_externals(self.node, listed.look, listed.look_at_all)
+        list_path = cache(tree_of)
+        looks = _looks(self.node, list_path)
         written = [look.newest for name, look in looks.items() if look.listing != self.looks[name].listing]
         external = self.parts.external
         if written:
-            externals = ExternalDigests(store.external_memo, list_path=listed.tree_of)
-            external = of_externals(self.node, externals.of, externals.of_all)
+            digests = ExternalDigests(store.external_memo, list_path=list_path)
+            external = {name: digests.of(each) for name, each in externals_of(self.node).items()}
         now = attrs.evolve(self.parts, external=external, libraries=library_versions(self.node, LibraryVersions()))
         return CurrentInputs(now, tuple(dict.fromkeys(written)))
 
@@ -71,6 +71,10 @@ class Snapshot:
         """The files that a stage loaded and that are not part of the key."""
         seen = {Path(file).resolve() for file in self.sources}
         return [file for file in loaded if Path(file).resolve() not in seen]
+
+
+def _looks(node: GraphNode, list_path: Callable[[Path], Tree]) -> dict[str, Look]:
+    return {name: look_at(external, list_path) for name, external in externals_of(node).items()}
 
 
 def _content(file: str) -> bytes:

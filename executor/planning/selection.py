@@ -24,6 +24,12 @@ def selected(graph: Graph, to: str | None, only: Sequence[str]) -> Graph:
     return graph.up_to([node_id for _flag, node_id in given]) if given else graph
 
 
+def require_node(graph: Graph, node_id: str) -> None:
+    """Raises PipelineError for an unknown node."""
+    if node_id not in graph.nodes:
+        raise PipelineError([Mistake(f'there is no node "{node_id}"', hint=known_nodes(node_id, graph.nodes))])
+
+
 def require_others(decisions: Mapping[str, Decision], only: Collection[str]) -> None:
     """Raises PipelineError if a node would have to run that `--only` does not name."""
     lacking = {node_id: each for node_id, each in decisions.items() if node_id not in only and each.cache != "hit"}

@@ -12,8 +12,7 @@ from dsl.errors import Mistake, PipelineError, StoreError, known_nodes
 from dsl.graph import Graph
 from dsl.overrides import overridden_nodes, override_graph
 from executor.keys.node_key import Sources, graph_parts
-from executor.planning.cache_hits import SourceRuns
-from executor.planning.history import PreviousNodes
+from executor.planning.history import PreviousNodes, SourceRuns
 from executor.planning.planner import Decision, Planner
 from executor.planning.preflight import require_met
 from executor.planning.selection import require_others

@@ -9,11 +9,12 @@ from typing import Any
 
 from attrs import frozen
 
-from dsl.errors import StoreError
+from dsl.convert import structure
+from dsl.errors import StoreError, StructureError
 from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.pipeline import Copy
-from executor.system.jsonlines import read_json, write_json
+from executor.system.jsonlines import known_fields, read_json, write_json
 
 GRAPH = "graph.json"
 
@@ -52,16 +53,9 @@ def load_graph(folder: Path) -> Graph:
 def recorded_nodes(folder: Path) -> dict[str, RecordedNode]:
     """By id, without loading their ops; empty where there is no graph."""
     try:
-        return {
-            node["id"]: RecordedNode(
-                op=node.get("op", ""),
-                config=node.get("config", {}),
-                launch=node.get("launch", {}),
-                copy=Copy(**node["copy"]) if "copy" in node else None,
-            )
-            for node in recorded_table(folder, GRAPH).get("nodes", ())
-        }
-    except (KeyError, TypeError) as error:
+        nodes = recorded_table(folder, GRAPH).get("nodes", ())
+        return {node["id"]: structure(RecordedNode, known_fields(RecordedNode, node)) for node in nodes}
+    except (KeyError, TypeError, AttributeError, StructureError) as error:
         raise damaged(folder, GRAPH) from error
 
 

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 from attrs import define, frozen
 
-from dsl.errors import StoreError
+from dsl.convert import structure
+from dsl.errors import StoreError, StructureError
 from dsl.graph import Graph
 from executor.keys.node_key import KeyParts
 from executor.records.graph_file import damaged, load_graph, recorded_nodes, recorded_table, save_graph
@@ -124,18 +125,6 @@ class PlanRow:
     parents: tuple[str, ...]
     reason: str = ""
     parts: KeyParts | None = None
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> PlanRow:
-        """Raises KeyError or TypeError where it is not a row."""
-        parts = KeyParts(**row["parts"]) if "parts" in row else None
-        return cls(
-            cache=row["cache"],
-            key=row["key"],
-            parents=tuple(row["parents"]),
-            reason=row.get("reason", ""),
-            parts=parts,
-        )
 
     def to_json(self) -> dict[str, Any]:
         row = {"cache": self.cache, "key": self.key, "parents": list(self.parents)}
@@ -355,8 +344,9 @@ def plan_of(folder: Path) -> dict[str, PlanRow]:
 
 def _read_plan(folder: Path) -> dict[str, PlanRow]:
     try:
-        return {node: PlanRow.from_json(row) for node, row in recorded_table(folder, PLAN).items()}
-    except (KeyError, TypeError) as error:
+        rows = recorded_table(folder, PLAN).items()
+        return {node: structure(PlanRow, known_fields(PlanRow, row)) for node, row in rows}
+    except (StructureError, AttributeError) as error:
         raise damaged(folder, PLAN) from error
 
 

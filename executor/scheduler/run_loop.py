@@ -20,7 +20,7 @@ from attrs import define
 from dsl.errors import DflowError, StageError, StoreError
 from executor.keys.node_key import KeyParts
 from executor.launchers.failure import Failure
-from executor.planning.cache_hits import SourceRuns
+from executor.planning.history import SourceRuns
 from executor.planning.session import Session, plan_row
 from executor.records.events import Differs, EventReader, Info, NodeChange, RunChange, Warned
 from executor.records.run_record import NOT_RUN, NodeState, State, Status

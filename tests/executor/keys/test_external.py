@@ -94,11 +94,11 @@ def test_files_that_have_exchanged_their_names_or_are_missing_have_another_diges
         {"a": y, "b": x},
         {},
     ]
-    assert len(held) == len({externals.of_all(named) for named in held})
-    assert externals.of_all({"a": x, "b": y}) == externals.of_all({"b": y, "a": x})
+    assert len(held) == len({externals.of(named) for named in held})
+    assert externals.of({"a": x, "b": y}) == externals.of({"b": y, "a": x})
     copied = tmp_path / "copied"
     copied.write_text("hello")
-    assert externals.of_all({"a": x}) == externals.of_all({"a": copied})
+    assert externals.of({"a": x}) == externals.of({"a": copied})
 
 
 def test_a_file_that_stayed_as_it_was_is_taken_from_the_memo_until_it_changes(tmp_path: Path) -> None:
@@ -228,4 +228,4 @@ def test_whatever_is_done_to_a_folder_the_memo_says_what_hashing_anew_says(
             shutil.move(folder / "between", other)
         assert ExternalDigests(None).of(folder) == ExternalDigests(memo, later).of(folder)
         named = {"a": folder / "sub", "b": None}
-        assert ExternalDigests(None).of_all(named) == ExternalDigests(memo, later).of_all(named)
+        assert ExternalDigests(None).of(named) == ExternalDigests(memo, later).of(named)

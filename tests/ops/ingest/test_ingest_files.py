@@ -71,7 +71,7 @@ def test_external_files_are_the_images_inside_the_folder_and_broken_lines_are_pa
 
 
 def external_digest(folder: Path, **config) -> str:
-    return ExternalDigests(None).of_all(Ingest(source=str(folder / "data.jsonl"), **config).external_files())
+    return ExternalDigests(None).of(Ingest(source=str(folder / "data.jsonl"), **config).external_files())
 
 
 @pytest.mark.parametrize("config", [{}, {"image_root": "sub"}, {"allow_outside": True}], ids=str)
