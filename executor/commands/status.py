@@ -6,16 +6,18 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import define, field
+
 from dsl.errors import DflowError
 from dsl.graph import Graph
 from executor.commands.arguments import add_json, add_run, add_store, open_store
 from executor.explain.explanation import accepted_text
+from executor.records.events import Metric, Progress, read_events
 from executor.records.graph_file import recorded_nodes
 from executor.records.run_list import running_runs
 from executor.records.run_record import NodeState, Record, find_record
 from executor.records.sent_run import sent_of
-from executor.results.live_metrics import LiveFigures, live_figures
-from executor.results.run_table import print_results
+from executor.results.run_table import print_results, shown_metrics
 from executor.store.artifact_store import Store
 from executor.system.output import OK, columns, print_json, print_lines
 
@@ -34,7 +36,7 @@ def main(options: argparse.Namespace) -> int:
     record = find_record(store.records, options.run)
     state = record.state
     state.status = record.status()
-    live = live_figures(record) if state.status == "running" else {}
+    live = _live_metrics(record) if state.status == "running" else {}
     for node in state.nodes.values():
         node.state = "pending" if node.state == "running" and state.status != "running" else node.state
     if options.paths:
@@ -44,8 +46,8 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print_json(_to_json(store, record, live))
         return OK
-    for node_id, figures in live.items():
-        state.nodes[node_id].reason = str(figures)
+    for node_id, current in live.items():
+        state.nodes[node_id].reason = str(current)
     print_results(state, state.result_nodes, graph=None if state.status == "running" else _swept_graph(record))
     for node_id, node in state.nodes.items():
         line = store.newest(node.key) if node.acceptance == "accepted" and node.key is not None else None
@@ -57,6 +59,35 @@ def main(options: argparse.Namespace) -> int:
         if other.run != record.run:
             print_lines(f"run {other.run} of {other.state.pipeline} is also running: dflow status {other.run}")
     return OK
+
+
+@define
+class LiveMetrics:
+    """done of total, None where the op reports no progress; metrics: those of the newest event."""
+
+    done: int | None = None
+    total: int | None = None
+    metrics: Mapping[str, float] = field(factory=dict)
+
+    def __str__(self) -> str:
+        progress = f"{self.done} of {self.total}" if self.done is not None else "running"
+        return f"{progress}: {shown_metrics(self.metrics)}" if self.metrics else progress
+
+
+def _live_metrics(record: Record) -> dict[str, LiveMetrics]:
+    """By node, in the order of the graph."""
+    nodes = record.state.nodes.items()
+    running = {node_id: (node.attempt, LiveMetrics()) for node_id, node in nodes if node.state == "running"}
+    for event in read_events(record.events_path) if running else ():
+        attempt, live = running.get(event.node, (None, LiveMetrics()))
+        if event.attempt != attempt:
+            continue
+        match event.body:
+            case Progress(done, total):
+                live.done, live.total = done, total
+            case Metric(_, metrics):
+                live.metrics = metrics
+    return {node_id: live for node_id, (_, live) in running.items()}
 
 
 def _swept_graph(record: Record) -> Graph | None:
@@ -75,7 +106,7 @@ def _path(store: Store, node: NodeState) -> str | None:
     return str(store.object_path(node.digest).resolve())
 
 
-def _to_json(store: Store, record: Record, live: Mapping[str, LiveFigures]) -> dict[str, Any]:
+def _to_json(store: Store, record: Record, live: Mapping[str, LiveMetrics]) -> dict[str, Any]:
     """A running node has its current metrics and progress."""
     state = record.state
     sent = sent_of(record)
@@ -99,8 +130,8 @@ def _to_json(store: Store, record: Record, live: Mapping[str, LiveFigures]) -> d
     ]
     for row in nodes:
         if row["id"] in live:
-            figures = live[row["id"]]
-            row |= {"metrics": figures.metrics, "progress": {"done": figures.done, "total": figures.total}}
+            current = live[row["id"]]
+            row |= {"metrics": current.metrics, "progress": {"done": current.done, "total": current.total}}
     return {
         "run": state.run,
         "pipeline": state.pipeline,

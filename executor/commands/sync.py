@@ -41,7 +41,8 @@ def _send_all(store: Store, *, everything: bool) -> int:
     unreachable: set[str | None] = set()
     checked = 0
     for record in reversed(list(newest_records(store.records))):
-        is_checked = everything or _has_lost_its_database(store, record)
+        has_no_database = record.state.tracking_uri is None and not (store.path / "mlflow.db").exists()
+        is_checked = everything or has_no_database
         if not (lacks(record) or (is_checked and (record.folder / "mlflow.json").exists())):
             continue
         checked += 1
@@ -67,10 +68,6 @@ def _send_all(store: Store, *, everything: bool) -> int:
         hint = "" if everything else "; `dflow sync --all` also checks for what MLflow has lost"
         print_lines(f"{store.path}: nothing to send to MLflow{hint}")
     return code
-
-
-def _has_lost_its_database(store: Store, record: Record) -> bool:
-    return record.state.tracking_uri is None and not (store.path / "mlflow.db").exists()
 
 
 def _is_readable(record: Record) -> bool:

@@ -29,7 +29,8 @@ def main(options: argparse.Namespace) -> int:
     """Exit code 1 where something is damaged."""
     store = open_store(options)
     records = [find_record(store.records, run) for run in options.runs]
-    digests = _used(records) if records else committed(store)
+    used = (node.digest for record in records for node in record.state.nodes.values())
+    digests = list(dict.fromkeys(filter(None, used))) if records else committed(store)
     total = 0 if options.quick else sum(folder_size(store.object_path(digest)) for digest in digests)
     with BytesDone("verify", total) as done:
         damages = check(store, digests, read_all=options.full, sizes_only=options.quick, progress=done.advance)
@@ -66,8 +67,3 @@ def _rebuilt_by(records: Sequence[Record], digest: str) -> str:
             if node.digest == digest and node_id not in record.state.pinned:
                 return f'node "{node_id}" of {record.state.pipeline}; rebuild it with `dflow resume {record.run}`'
     return "no run of this store computed it; `dflow pull` may fetch it again"
-
-
-def _used(records: Sequence[Record]) -> list[str]:
-    found = (node.digest for record in records for node in record.state.nodes.values())
-    return list(dict.fromkeys(digest for digest in found if digest is not None))

@@ -16,7 +16,7 @@ from executor.planning.history import Earlier, previous_in
 from executor.planning.planner import Previous
 from executor.records.graph_file import RecordedNode, recorded_nodes
 from executor.records.run_record import NodeState, Record
-from executor.results.sweep import Choice, whole_choices
+from executor.results.sweep import by_combination
 from executor.store.artifact_store import Store
 from executor.system.output import finite
 
@@ -180,15 +180,15 @@ def _copies(record: Record) -> dict[str, Copy]:
 def combination_parts(record: Record) -> list[Part]:
     """The copies of each combination, in the order of the variants; none where nothing was copied."""
     copies = _copies(record)
-    chosen = {node_id: frozenset(copy.values.items()) for node_id, copy in copies.items()}
-    owners = whole_choices(chosen.values())
-    nodes: dict[Choice, dict[str, str]] = {one: {} for one, wholes in owners.items() if one in wholes}
-    values: dict[Choice, dict[str, str]] = {one: {} for one in nodes}
-    for node_id, copy in copies.items():
-        for combination in owners[chosen[node_id]]:
-            nodes[combination][copy.template] = node_id
-            values[combination] |= copy.values
-    return [Part(record, nodes[one], values[one]) for one in nodes]
+    grouped = by_combination({node_id: frozenset(copy.values.items()) for node_id, copy in copies.items()})
+    return [
+        Part(
+            record,
+            {copies[node_id].template: node_id for node_id in members},
+            {group: value for node_id in members for group, value in copies[node_id].values.items()},
+        )
+        for members in grouped.values()
+    ]
 
 
 class _Side:

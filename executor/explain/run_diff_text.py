@@ -59,7 +59,8 @@ def _compared(nodes: Sequence[NodeDiff], every: str) -> list[str]:
     else:
         blocks.append(columns(("node", "first", "second", ""), list(map(_row, nodes))))
         blocks += ["\n".join(lines) for node in nodes if len(lines := _details(node)) > 1]
-    rows = [_metric(node.node, pair) for node in nodes for pair in node.metrics if not pair.is_same]
+    pairs = [(node.node, pair) for node in nodes for pair in node.metrics if not pair.is_same]
+    rows = [(node, pair.name, _number(pair.first), _number(pair.second), _difference(pair)) for node, pair in pairs]
     if rows:
         blocks.append(columns(("node", "metric", "first", "second", "difference"), rows))
     same = sum(pair.is_same for node in nodes for pair in node.metrics)
@@ -91,10 +92,6 @@ def _config(node: NodeDiff) -> list[str]:
     text = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in values if value is not None)
     head = f"  {node.status()}: "
     return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent="    ", break_long_words=False)
-
-
-def _metric(node: str, pair: MetricPair) -> tuple[str, ...]:
-    return (node, pair.name, _number(pair.first), _number(pair.second), _difference(pair))
 
 
 def _difference(pair: MetricPair) -> str:

@@ -48,23 +48,22 @@ def combinations(graph: Graph) -> list[Combination]:
     Nodes that were copied by only some of the groups belong to every combination with their variants.
     """
     chosen = {node.id: frozenset(node.copy.values.items()) for node in graph.nodes.values() if node.copy is not None}
-    owners = whole_choices(chosen.values())
-    found = {one: Combination() for one, wholes in owners.items() if one in wholes}
-    for node_id, one in chosen.items():
-        for whole in owners[one]:
-            found[whole].nodes.append(graph.nodes[node_id])
-        if len(owners[one]) == 1:
-            found[owners[one][0]].own.add(node_id)
-    _name(list(found.values()))
-    return list(found.values())
+    grouped = by_combination(chosen)
+    uses = Counter(node_id for members in grouped.values() for node_id in members)
+    found = []
+    for members in grouped.values():
+        own = {node_id for node_id in members if uses[node_id] == 1}
+        found.append(Combination(nodes=[graph.nodes[node_id] for node_id in members], own=own))
+    _name(found)
+    return found
 
 
-def whole_choices(chosen: Iterable[Choice]) -> dict[Choice, list[Choice]]:
-    """For each choice of variants, the whole combinations that contain it; for a whole one, itself."""
-    distinct = list(dict.fromkeys(chosen))
+def by_combination(chosen: Mapping[str, Choice]) -> dict[Choice, list[str]]:
+    """The copies of each whole combination. chosen: by copy, its choice of variants, maybe a part of a combination."""
+    distinct = list(dict.fromkeys(chosen.values()))
     largest = max(map(len, distinct), default=0)
     whole = [one for one in distinct if len(one) == largest or not any(one < other for other in distinct)]
-    return {one: [other for other in whole if one <= other] for one in distinct}
+    return {one: [node_id for node_id, part in chosen.items() if part <= one] for one in whole}
 
 
 def _name(found: Iterable[Combination]) -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from dsl.sizes import shown_bytes
 from executor.smoke.estimate import NOTHING, NodeEstimate, Spread
 from executor.system.hardware import gpu_memory, machine_memory
-from executor.system.output import print_lines
+from executor.system.output import columns, print_lines
 
 ALIKE = 1.25  # a spread of no more than this is one figure
 UNITS = ((86400.0, 3.0, "days"), (3600.0, 1.5, "h"), (60.0, 1.5, "min"))  # (seconds, smallest number shown, name)
@@ -19,17 +16,13 @@ UNITS = ((86400.0, 3.0, "days"), (3600.0, 1.5, "h"), (60.0, 1.5, "min"))  # (sec
 
 def print_estimates(nodes: Mapping[str, NodeEstimate], samples: int, free_disk: int, store: Path) -> None:
     """The table, notes, sums, what does not fit, and what to type next."""
-    table = Table(box=None, header_style="bold")
-    table.add_column("node", no_wrap=True)
-    for name in ("smoke", "full run", "disk", "memory\nmeasured", "memory\nestimated"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for node_id, node in nodes.items():
-        table.add_row(node_id, *_cells(node))
-    whole = sum((node.time for node in nodes.values()), NOTHING)
+    time = sum((node.time for node in nodes.values()), NOTHING)
     disk = sum(node.disk for node in nodes.values())
-    table.add_row("together", "", shown_time(whole), shown_bytes(disk), "", "", style="bold")
+    rows = [(node_id, *_cells(node)) for node_id, node in nodes.items()]
+    rows.append(("together", "", shown_time(time), shown_bytes(disk), "", ""))
+    header = ("node", "smoke", "full run", "disk", "memory measured", "memory estimated")
     print_lines(f"\nthe full run, estimated from {samples} samples of each kind (with images, without):")
-    Console().print(table)
+    print_lines(columns(header, rows, right=header[1:]))
     for node_id, node in nodes.items():
         for note in node.notes:
             print_lines(f"{node_id}: {note}")
