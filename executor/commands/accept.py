@@ -8,7 +8,7 @@ import sys
 from dsl.errors import StoreError
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_overrides, add_store, open_store
-from executor.explain.accept import accept, acceptable
+from executor.explain.accept import accept, make_offer
 from executor.explain.explanation import module_file
 from executor.keys.code_diff import code_text
 from executor.keys.node_key import code_roots
@@ -37,7 +37,7 @@ def main(options: argparse.Namespace) -> int:
         return USAGE
     store = open_store(options, write=True)
     planner = make_planner(store, graph)
-    offer = acceptable(store, planner, options.node)
+    offer = make_offer(store, planner, options.node)
     roots = code_roots(graph)
     origin = f"{shown_digest(offer.line.digest)} was made by run {offer.line.run}"
     print_lines(f"{offer.node}: {origin}; since then its code changed:")

@@ -9,7 +9,7 @@ from dsl.errors import StoreError
 from executor.commands.arguments import add_store, open_store
 from executor.records.run_record import Record, find_record, newest_records
 from executor.store.artifact_store import Store
-from executor.store.integrity import Damage, check, committed, set_aside
+from executor.store.integrity import Damage, artifact_digests, check, set_aside
 from executor.system.disk_space import folder_size
 from executor.system.output import FAILED, OK, counted, print_lines, shown_digest
 from executor.system.progress import BytesDone
@@ -30,7 +30,7 @@ def main(options: argparse.Namespace) -> int:
     store = open_store(options)
     records = [find_record(store.records, run) for run in options.runs]
     used = (node.digest for record in records for node in record.state.nodes.values())
-    digests = list(dict.fromkeys(filter(None, used))) if records else committed(store)
+    digests = list(dict.fromkeys(filter(None, used))) if records else artifact_digests(store)
     total = 0 if options.quick else sum(folder_size(store.object_path(digest)) for digest in digests)
     with BytesDone("verify", total) as done:
         damages = check(store, digests, read_all=options.full, sizes_only=options.quick, progress=done.advance)

@@ -11,7 +11,7 @@ from dsl.errors import StoreError
 from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
 from executor.store.artifact_store import Store
-from executor.store.integrity import check, committed
+from executor.store.integrity import artifact_digests, check
 from executor.store.lease import Holder, lock_holders
 from executor.system.disk_space import free_bytes
 from executor.system.file_locks import is_exclusive
@@ -28,7 +28,7 @@ def storage_findings(path: Path) -> Iterator[Finding]:
         yield Finding("store", "missing", str(error), is_fatal=True)
         return
     if (path / "format").exists():
-        yield Finding("store", "ok", f"{path}, {len(committed(store))} artifacts")
+        yield Finding("store", "ok", f"{path}, {len(artifact_digests(store))} artifacts")
     else:
         yield Finding("store", "ok", f"{path}: does not exist yet; the first run creates it")
     free = free_bytes(path)
@@ -38,7 +38,7 @@ def storage_findings(path: Path) -> Iterator[Finding]:
     yield Finding("disk", "warning" if scarce else "ok", message, remedy if scarce else "")
     yield _file_system(path)
     yield from _leases(path)
-    damages = check(store, committed(store), sizes_only=True)
+    damages = check(store, artifact_digests(store), sizes_only=True)
     if damages:
         message = f"{len({damage.digest for damage in damages})} are damaged, such as {damages[0]}"
         remedy = "`dflow verify` takes them out of use and shows what rebuilds them"

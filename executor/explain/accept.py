@@ -29,7 +29,7 @@ RECORDS_SEARCHED = 200
 
 
 @frozen
-class Acceptable:
+class Offer:
     """A finished artifact that differs from what a node would make by code only. line: that of old_key."""
 
     node: str
@@ -40,7 +40,7 @@ class Acceptable:
     changes: tuple[CodeChange, ...]
 
 
-def acceptable(store: Store, planner: Planner, node_id: str) -> Acceptable:
+def make_offer(store: Store, planner: Planner, node_id: str) -> Offer:
     """What may be accepted for the node.
 
     Raises ConfigError that says why nothing may be, StoreError where the artifact is damaged.
@@ -69,10 +69,10 @@ def acceptable(store: Store, planner: Planner, node_id: str) -> Acceptable:
             f'the artifact of node "{node_id}" is damaged ({"; ".join(map(str, damages))}); it has to run again'
         )
     changes = changed_code(store, planner.graph, node_id, code)
-    return Acceptable(node_id, decision.key, old_key, line, without_code, changes)
+    return Offer(node_id, decision.key, old_key, line, without_code, changes)
 
 
-def accept(store: Store, planner: Planner, offer: Acceptable, reason: str) -> tuple[Record | None, str]:
+def accept(store: Store, planner: Planner, offer: Offer, reason: str) -> tuple[Record | None, str]:
     """Enter the new key into the index, and the event into the record of the run that computed the artifact.
 
     Returns that record, where it still is there, and what was entered, in words. Raises ConfigError where the code was
@@ -105,7 +105,7 @@ def _user() -> str:
         return f"user {os.getuid()}"
 
 
-def _note_in_record(store: Store, offer: Acceptable, line: IndexLine) -> Record | None:
+def _note_in_record(store: Store, offer: Offer, line: IndexLine) -> Record | None:
     record = load_begun(store.records / line.run)
     if record is None:
         return None

@@ -12,7 +12,7 @@ from executor.maintenance.retention import all_records
 from executor.records.run_record import Record
 from executor.records.run_tags import tags_of
 from executor.store.artifact_store import Store
-from executor.store.integrity import committed
+from executor.store.integrity import artifact_digests
 from executor.system.disk_space import folder_size
 
 SMOKE = "smoke"  # the store of `dflow run --smoke`
@@ -71,7 +71,7 @@ def disk_use(store: Store, keep: int) -> DiskUse:
 
     An artifact counts once per run and per pipeline, however many nodes wrote it.
     """
-    sizes = {digest: folder_size(store.object_path(digest)) for digest in committed(store)}
+    sizes = {digest: folder_size(store.object_path(digest)) for digest in artifact_digests(store)}
     records = all_records(store.records)
     holders = Counter(digest for record in records for digest in _digests(record, sizes))
     pipelines = dict.fromkeys(record.state.pipeline for record in records)

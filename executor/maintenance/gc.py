@@ -20,7 +20,7 @@ from executor.maintenance.retention import InUse, Kept, all_records, in_use, kep
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import exclusive_gc_lock
 from executor.store.integrity import MEMO
-from executor.store.lease import Holder, held_now, put_away
+from executor.store.lease import Holder, current_holder, move_away
 from executor.store.manifest import Manifest
 from executor.store.names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
@@ -123,7 +123,7 @@ def _work(store: Store, use: InUse) -> Iterator[Item]:
             continue
         run = Holder.read(folder).run or "?"
         node = (read_object(folder / "work.json") or {}).get("node") or shown_digest(folder.name)
-        why = held_now(folder)
+        why = current_holder(folder)
         if not why and (folder.name in use.unfinished_keys or run in use.unfinished_runs):
             why = f"unfinished work that `dflow resume {run}` continues"
         yield Item(folder, "work", folder_size(folder), f"unfinished work of {node}, run {run}", why)
@@ -147,7 +147,7 @@ def _artifact_label(folder: Path) -> str:
 def _hidden(item: Item) -> Path | None:
     """Rename an item to a hidden name; None where it came into use meanwhile, or is gone."""
     if item.kind == "work":
-        return put_away(item.path)
+        return move_away(item.path)
     if item.kind == "leftover":
         return item.path
     gone = item.path.with_name(f"{GONE}{item.path.name}-{os.getpid()}")

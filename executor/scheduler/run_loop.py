@@ -232,7 +232,7 @@ class RunLoop:
 
     def _wait_for_lease(self, waiting: Waiting, lease: Lease) -> None:
         waiting.not_before = time.monotonic() + LEASE_POLL_S
-        holder = lease.held_by()
+        holder = lease.holder_text()
         if not waiting.is_reported and holder:
             self._display.note(f"{waiting.node_id}: waiting, {holder}")
             waiting.is_reported = True

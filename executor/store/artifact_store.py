@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 
 from dsl.errors import StageError, StoreError
-from executor.store.commit_journal import NOTE, Ended
+from executor.store.commit_journal import NOTE, PendingCommit
 from executor.store.digests import MANIFEST, FileEntry, altered_files, artifact_digest, seal_artifact_files
 from executor.store.gc_lock import LOCK, shared_gc_lock
 from executor.store.index_line import LINE_NEEDS, IndexLine
@@ -164,25 +164,25 @@ class Store:
         """
         lease.wait_for_ranks()
         lease.check()
-        ended = Ended(lease.out_dir, attrs.evolve(manifest, token=lease.token, lease=lease.id), line)
+        pending = PendingCommit(lease.out_dir, attrs.evolve(manifest, token=lease.token, lease=lease.id), line)
         with clear_errors(lease.folder):
-            ended.write(lease.folder)
+            pending.write(lease.folder)
         fail_point("commit:waited")
-        return self._commit(lease, ended)
+        return self._commit(lease, pending)
 
-    def _commit(self, lease: Lease, ended: Ended) -> str:
-        key = ended.manifest.key
+    def _commit(self, lease: Lease, pending: PendingCommit) -> str:
+        key = pending.manifest.key
         try:
             with clear_errors(lease.folder):
-                digest = _seal(ended.out, ended.manifest, lease.go_on)
+                digest = _seal(pending.out, pending.manifest, lease.go_on)
         except StageError:  # the stage's fault: it has to run again
             (lease.folder / NOTE).unlink()
             raise
         lease.check()
-        entry = attrs.evolve(ended.line, digest=digest, time=time.time())
-        keep_own_files(self.records / entry.run, key, ended.out)
-        write_json(lease.folder / COMMIT, {**attrs.asdict(entry), "out": ended.out.name})
-        self.place(ended.out, key, entry)
+        entry = attrs.evolve(pending.line, digest=digest, time=time.time())
+        keep_own_files(self.records / entry.run, key, pending.out)
+        write_json(lease.folder / COMMIT, {**attrs.asdict(entry), "out": pending.out.name})
+        self.place(pending.out, key, entry)
         return digest
 
     def place(self, sealed: Path, key: str, entry: IndexLine) -> None:
@@ -201,8 +201,8 @@ class Store:
         lease.wait_for_ranks()
         begun = read_object(lease.folder / COMMIT)
         if begun is None or not begun.keys() >= LINE_NEEDS:
-            ended = Ended.read(lease.folder, key)
-            return None if ended is None else self._commit(lease, ended)
+            pending = PendingCommit.read(lease.folder, key)
+            return None if pending is None else self._commit(lease, pending)
         name, digest, run = (str(begun.get(each, "out")) for each in ("out", "digest", "run"))
         if not (OUT.fullmatch(name) and DIGEST.fullmatch(digest) and RUN.fullmatch(run)):
             return None
@@ -294,7 +294,7 @@ def _check_format(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise StoreError(f"{path} is not a folder; a store is a folder that dflow creates")
     version = _version(path)
-    if version is None and (mistake := _other_than_a_store(path)):
+    if version is None and (mistake := _store_mistake(path)):
         version = _version(path)  # the first file of a store that another process has made meanwhile
         if version is None:
             raise StoreError(mistake)
@@ -312,17 +312,17 @@ def _version(path: Path) -> Any:
         raise StoreError(f"{path}: this is not a store of dflow (its file `format` holds no number)") from error
 
 
-def _may_be_there(path: Path) -> bool:
+def _is_allowed(path: Path) -> bool:
     """Whether a folder that holds this may become a store: links of MLflow's, and the page by which Git keeps runs/."""
     return (path.name in MAY_BE_LINKS and path.is_symlink()) or path.name == "README.md"
 
 
-def _other_than_a_store(path: Path) -> str:
+def _store_mistake(path: Path) -> str:
     """What is wrong with a folder that has no file `format`; empty where it may become a store."""
     if (path / "objects").exists():
         return f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow"
     others = path.iterdir() if path.is_dir() else ()
-    if any(not file.name.startswith((".", "format")) and not _may_be_there(file) for file in others):
+    if any(not file.name.startswith((".", "format")) and not _is_allowed(file) for file in others):
         return f"{path} holds other files and is not a dflow store; choose another --store"
     return ""
 

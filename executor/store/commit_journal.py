@@ -27,7 +27,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @frozen
-class Ended:
+class PendingCommit:
     """A pending commit: the manifest without files and digest, and the index line without the digest."""
 
     out: Path
@@ -46,7 +46,7 @@ class Ended:
         write_json(folder / NOTE, note, in_one_line=True)
 
     @classmethod
-    def read(cls, folder: Path, key: str) -> Ended | None:
+    def read(cls, folder: Path, key: str) -> PendingCommit | None:
         """None if there is no valid note. Files that an interrupted commit added are removed."""
         note = read_object(folder / NOTE) or {}
         if note.get("boot") != _boot():

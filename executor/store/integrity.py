@@ -78,7 +78,7 @@ def check(
     return found
 
 
-def committed(store: Store) -> list[str]:
+def artifact_digests(store: Store) -> list[str]:
     """The digests of all artifacts in the store."""
     folder = store.path / "objects"
     return sorted(path.name for path in folder.iterdir() if DIGEST.fullmatch(path.name)) if folder.is_dir() else []

@@ -118,7 +118,7 @@ class Lease:
                 self.folder.mkdir(parents=True)
             return self._try_acquire()
 
-    def held_by(self) -> str:
+    def holder_text(self) -> str:
         """The holder by the lease file; empty if the file names none."""
         holder = Holder.read(self.folder)
         return f"{holder} works on it" if holder.host else ""
@@ -127,7 +127,7 @@ class Lease:
         """Wait for the lease. `on_wait` gets one line about the holder."""
         is_reported = False
         while not self.try_acquire():
-            if not is_reported and (holder := self.held_by()):
+            if not is_reported and (holder := self.holder_text()):
                 on_wait(holder)
                 is_reported = True
             time.sleep(POLL_S)
@@ -316,10 +316,10 @@ def remove_leftovers(work: Path) -> None:
             remove(path, ignore_errors=True)
 
 
-def put_away(folder: Path) -> Path | None:
+def move_away(folder: Path) -> Path | None:
     """Rename a work folder without a holder, to be removed; None if it has one."""
     with Lease(folder, "gc") as lease:
-        if held_now(folder) or not lease._try_acquire_quietly():
+        if current_holder(folder) or not lease._try_acquire_quietly():
             return None
         gone = folder.with_name(f".{folder.name}.{lease.id}")
         with clear_errors(folder):
@@ -328,12 +328,12 @@ def put_away(folder: Path) -> Path | None:
         return gone
 
 
-def held_now(folder: Path) -> str:
+def current_holder(folder: Path) -> str:
     """The holder of a work folder, without taking its lease; empty if there is none."""
     lease = Lease(folder, "")
     if any(_is_locked(folder / name) for name in KEPT):
-        return lease.held_by() or "a process works on it"
-    return lease.held_by() if Holder.read(folder).is_elsewhere else ""
+        return lease.holder_text() or "a process works on it"
+    return lease.holder_text() if Holder.read(folder).is_elsewhere else ""
 
 
 def share_ranks(folder: Path, token: int, lease_id: str) -> int:

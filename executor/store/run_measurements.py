@@ -40,19 +40,19 @@ def own_files(records: Path, run: str | None, key: str | None, folder: Path) -> 
     They are in the artifact if the store kept this run's or the run is not known, else in the run's record. Those of
     another run are never used.
     """
-    there = _there(folder)
+    in_artifact = _files_in(folder)
     manifest = Manifest.of(folder)
     maker = None if manifest is None else manifest.run
     if run is None or (maker == run and manifest is not None and manifest.key == key):
-        return there
+        return in_artifact
     kept = records / run / FOLDER / str(key)
-    own = _there(kept)
-    return own or (there if maker == run else {})
+    own = _files_in(kept)
+    return own or (in_artifact if maker == run else {})
 
 
 def with_own_files(own: Mapping[str, Path], folder: Path, view: Path) -> Path:
     """A folder with an artifact and a run's own files: that of the artifact, else `view`, made of links."""
-    if own == _there(folder):
+    if own == _files_in(folder):
         return folder
     folder = folder.absolute()
 
@@ -67,5 +67,5 @@ def with_own_files(own: Mapping[str, Path], folder: Path, view: Path) -> Path:
     return view
 
 
-def _there(folder: Path) -> dict[str, Path]:
+def _files_in(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in OUTSIDE_DIGEST if (folder / name).is_file()}

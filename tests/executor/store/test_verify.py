@@ -15,7 +15,7 @@ from executor.cli import main
 from executor.store import integrity
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
-from executor.store.integrity import MEMO, Damage, check, committed, set_aside
+from executor.store.integrity import MEMO, Damage, artifact_digests, check, set_aside
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def damaged(toy):
 def test_what_was_committed_is_found_whole(toy):
     run(toy)
     store = Store.open(toy.store, write=False)
-    assert check(store, committed(store)) == []
-    assert len(committed(store)) == 4
+    assert check(store, artifact_digests(store)) == []
+    assert len(artifact_digests(store)) == 4
 
 
 def test_a_missing_a_shortened_and_an_altered_file_are_told_apart(damaged):
