@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 0 where the prompt was answered with the draft's help, 1 otherwise."""
-    asked = ServeOptions(
+    request = ServeOptions(
         store=store_of(options),
         run=options.run,
         node=options.node,
@@ -35,7 +35,7 @@ def main(options: argparse.Namespace) -> int:
     # A shell starts background jobs with this signal ignored, and Python keeps that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        serve_run(asked)
+        serve_run(request)
     except KeyboardInterrupt:
         print_lines("dflow: interrupted; the server was stopped", error=True)
         return FAILED

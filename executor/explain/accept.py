@@ -75,7 +75,7 @@ def make_offer(store: Store, planner: Planner, node_id: str) -> Offer:
 def accept(store: Store, planner: Planner, offer: Offer, reason: str) -> tuple[Record | None, str]:
     """Enter the new key into the index, and the event into the record of the run that computed the artifact.
 
-    Returns that record, where it still is there, and what was entered, in words. Raises ConfigError where the code was
+    Returns that record, if it still exists, and the entry as text. Raises ConfigError where the code was
     edited since the offer was made.
     """
     now = node_parts(planner.graph, offer.node, Sources.now(store.external_memo))

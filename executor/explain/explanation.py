@@ -187,7 +187,7 @@ def _inputs(store: Store, node: GraphNode, decisions: Mapping[str, Decision], pr
 
 
 def explanation_text(explanations: Sequence[Explanation], roots: Sequence[Path]) -> str:
-    """The node, and behind an empty line each one above it."""
+    """The node, then each one above it, separated by empty lines."""
     return "\n\n".join("\n".join(_explanation_lines(each, roots)) for each in explanations)
 
 

@@ -131,7 +131,7 @@ def folder_digest(files: Mapping[str, str]) -> str:
 
 
 def tree_of(path: Path) -> Tree:
-    """A file with its stamp, or a folder's. Raises DataError for what is gone or is neither."""
+    """A file with its stamp, or a folder's. Raises DataError if it is missing or neither."""
     try:
         status = path.stat()
         if S_ISREG(status.st_mode):
@@ -148,7 +148,7 @@ def _listed(external: External, list_path: Callable[[Path], Tree]) -> Tree:
 
 
 def _members(folder: str) -> dict[str, Tree]:
-    """Files below a folder by relative name; links are followed, none into a folder that it lies in itself."""
+    """Files below a folder by relative name; links are followed, except to a folder above the link."""
     files: dict[str, Tree] = {}
     pending: list[tuple[str, str, frozenset[tuple[int, int]]]] = [("", folder, frozenset())]
     while pending:

@@ -23,11 +23,11 @@ def check_inputs(
     while True:
         parents = {parent for node_id in rerun for parent in graph.nodes[node_id].parents if parent not in rerun}
         digests = {node_id: record.state.nodes[node_id].digest for node_id in graph.nodes if node_id in parents}
-        asked = {digest for digest in digests.values() if digest is not None} - checked
-        if not asked:
+        unchecked = {digest for digest in digests.values() if digest is not None} - checked
+        if not unchecked:
             return
-        checked |= asked
-        damages = check(store, sorted(asked))
+        checked |= unchecked
+        damages = check(store, sorted(unchecked))
         set_aside(store, [damage.digest for damage in damages])
         damaged = {damage.digest: str(damage) for damage in damages}
         for node_id, digest in digests.items():

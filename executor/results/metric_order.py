@@ -36,5 +36,5 @@ def _rank(name: str, judged: Collection[str]) -> int:
 
 
 def is_main(name: str, main_figures: str) -> bool:
-    """Whether it is, also behind the name of a node, one of an op's main figures or an end of its interval."""
+    """Whether it is one of an op's main figures or an end of its interval; it may have a node as prefix."""
     return not main_figures or re.fullmatch(rf"(.+/)?({main_figures})(_low|_high)?", name) is not None

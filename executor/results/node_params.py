@@ -20,7 +20,7 @@ def params(node: GraphNode, *, edges: bool = True) -> dict[str, str]:
 
 
 def values(node: GraphNode, *, edges: bool = True) -> dict[str, Any]:
-    """The flat config, and what of the launch is not as usual; edges: also the nodes that are read."""
+    """The flat config, and the launch values that are no defaults; edges: also the nodes that are read."""
     found: dict[str, Any] = {"op": node.op.name}
     for name in node.op.edges if edges else ():
         value = getattr(node.config, name)

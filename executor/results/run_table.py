@@ -24,7 +24,7 @@ def print_results(state: RunState, result_nodes: Sequence[str], graph: Graph | N
 def nodes_text(state: RunState) -> str:
     """One row per node: state, origin of its artifact, seconds, digest, and its error, why it ran, or its source run.
 
-    Of a long pipeline, what was cached is counted only.
+    In a long pipeline, cached nodes are only counted.
     """
     names = list(state.nodes)
     if len(names) > ROWS_SHOWN:

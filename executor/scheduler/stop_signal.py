@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class StopSignal:
-    """How often and by which signal a run was asked to stop; each time `wake` is called, to end a wait."""
+    """How many stop signals a run got, and the last one's number; each time `wake` is called, to end a wait."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.number = 0

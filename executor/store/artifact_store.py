@@ -46,7 +46,7 @@ PROJECT_MARKS = ("pyproject.toml", ".git")
 
 
 def store_path(given: str | None, pipeline_file: Path | None) -> Path:
-    """Where the store lies: --store, else DFLOW_STORE, else runs/ in the project root.
+    """The folder of the store: --store, else DFLOW_STORE, else runs/ in the project root.
 
     The project root is the nearest folder above the pipeline file (without one, above the working directory) that holds
     a pyproject.toml or .git, else that folder itself.
@@ -199,14 +199,14 @@ class Store:
         the attempt was given up.
         """
         lease.wait_for_ranks()
-        begun = read_object(lease.folder / COMMIT)
-        if begun is None or not begun.keys() >= LINE_NEEDS:
+        journal = read_object(lease.folder / COMMIT)
+        if journal is None or not journal.keys() >= LINE_NEEDS:
             pending = PendingCommit.read(lease.folder, key)
             return None if pending is None else self._commit(lease, pending)
-        name, digest, run = (str(begun.get(each, "out")) for each in ("out", "digest", "run"))
+        name, digest, run = (str(journal.get(each, "out")) for each in ("out", "digest", "run"))
         if not (OUT.fullmatch(name) and DIGEST.fullmatch(digest) and RUN.fullmatch(run)):
             return None
-        entry, out = IndexLine.from_json(begun), lease.folder / name
+        entry, out = IndexLine.from_json(journal), lease.folder / name
         sealed = Manifest.of(out)
         is_whole = (
             sealed is not None and sealed.digest == entry.digest and not altered_files(out, sealed.files, lease.go_on)
@@ -295,7 +295,7 @@ def _check_format(path: Path) -> None:
         raise StoreError(f"{path} is not a folder; a store is a folder that dflow creates")
     version = _version(path)
     if version is None and (mistake := _store_mistake(path)):
-        version = _version(path)  # the first file of a store that another process has made meanwhile
+        version = _version(path)  # the first file of a store that another process made meanwhile
         if version is None:
             raise StoreError(mistake)
     if version not in (None, FORMAT):
