@@ -7,8 +7,8 @@ import argparse
 from dsl.convert import unstructure
 from dsl.sizes import shown_bytes
 from executor.commands.arguments import add_json, add_store, open_store
-from executor.commands.gc import KEEP
 from executor.maintenance.disk_use import DiskUse, disk_use
+from executor.maintenance.gc import KEEP
 from executor.system.output import OK, counted, print_json, print_lines
 
 

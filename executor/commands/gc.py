@@ -8,11 +8,9 @@ from typing import Any
 
 from dsl.sizes import shown_bytes
 from executor.commands.arguments import add_json, add_store, count, store_of
-from executor.maintenance.gc import Item, Survey, collect, survey
+from executor.maintenance.gc import KEEP, Item, Survey, collect, survey
 from executor.store.artifact_store import Store
 from executor.system.output import OK, print_json, print_lines, shown_digest
-
-KEEP = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

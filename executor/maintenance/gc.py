@@ -31,6 +31,7 @@ from executor.system.output import shown_digest
 from executor.system.symlinks import is_folder, remove
 
 Kind = Literal["artifact", "work", "leftover"]
+KEEP = 10  # finished runs of each pipeline, where the user gives no number
 
 
 @frozen

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dsl.errors import Mistake, PipelineError
+from dsl.errors import Mistake
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from executor.planning.planner import Decision
@@ -29,13 +29,6 @@ def unmet(graph: Graph, decisions: Mapping[str, Decision]) -> list[Mistake]:
     from executor.system.resource_pool import too_much
 
     return lacking + too_much(asking, graph.machine)
-
-
-def require_met(graph: Graph, decisions: Mapping[str, Decision]) -> None:
-    """Raises PipelineError with everything that is missing, before a record exists."""
-    missing = unmet(graph, decisions)
-    if missing:
-        raise PipelineError(missing)
 
 
 def _of_tracking(graph: Graph) -> list[Mistake]:

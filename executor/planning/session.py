@@ -14,7 +14,7 @@ from dsl.overrides import overridden_nodes, override_graph
 from executor.keys.node_key import Sources, graph_parts
 from executor.planning.history import PreviousNodes, SourceRuns
 from executor.planning.planner import Decision, Planner
-from executor.planning.preflight import require_met
+from executor.planning.preflight import unmet
 from executor.planning.selection import require_others
 from executor.records.run_record import NodeState, PlanRow, Record, find_record
 from executor.store.artifact_store import Store
@@ -207,7 +207,8 @@ def _session(
 def _checked_plan(planner: Planner) -> dict[str, Decision]:
     """The plan. Raises PipelineError if this machine lacks something that a node needs."""
     decisions = planner.plan()
-    require_met(planner.graph, decisions)
+    if missing := unmet(planner.graph, decisions):
+        raise PipelineError(missing)
     return decisions
 
 
