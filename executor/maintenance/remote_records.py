@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
-import attrs
-
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
 from dsl.shown import shown_value
@@ -18,6 +16,7 @@ from executor.store.digests import MANIFEST
 from executor.store.index_line import IndexLine
 from executor.store.manifest import Manifest
 from executor.store.names import DIGEST, RUN
+from executor.system.jsonlines import known_fields
 
 NAME_BYTES = 255
 T = TypeVar("T")
@@ -29,8 +28,7 @@ class NotAsExpected(StoreError):
 
 def index_line(line: Mapping[str, Any]) -> IndexLine:
     """The line of an index. Raises NotAsExpected."""
-    known = {name: line[name] for name in attrs.fields_dict(IndexLine) if name in line}
-    made = _structured(lambda: structure(IndexLine, known))
+    made = _structured(lambda: structure(IndexLine, known_fields(IndexLine, line)))
     _require_names(made)
     if not math.isfinite(made.time):
         raise NotAsExpected(f"time: expected seconds, got {made.time}")

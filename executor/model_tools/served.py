@@ -124,14 +124,12 @@ class _Made:
         by tokens.json of the evaluation, which has the same fields.
         """
         for producer in export.inputs["draft"]:
-            digest = self.record.state.nodes[producer].digest
-            if self.graph.nodes[producer].op.output is DraftCheckpoint and digest and self.store.has(digest):
-                return dict(_read(self.store.object_path(digest) / "training.json")["captured"])
-        for tokens in self._tokens(export):
-            digest = self.record.state.nodes[tokens.id].digest
-            if digest is not None and self.store.has(digest):
-                return _read(self.store.object_path(digest) / "tokens.json")
-        return {}
+            training = self._stored(producer)
+            if self.graph.nodes[producer].op.output is DraftCheckpoint and training is not None:
+                return dict(_read(training / "training.json")["captured"])
+        stored = (self._stored(tokens.id) for tokens in self._tokens(export))
+        found = next(filter(None, stored), None)
+        return {} if found is None else _read(found / "tokens.json")
 
     def tau(self, export: GraphNode) -> float | None:
         for node in self._readers(export, Report):
@@ -156,10 +154,14 @@ class _Made:
         """The conversations behind those tokens, where the store has them."""
         for tokens in self._tokens(export):
             for producer in tokens.inputs.get("samples", ()):
-                digest = self.record.state.nodes[producer].digest
-                is_chat = self.graph.nodes[producer].op.output is ImageSamples
-                if is_chat and digest is not None and self.store.has(digest):
-                    yield self.store.object_path(digest)
+                samples = self._stored(producer)
+                if self.graph.nodes[producer].op.output is ImageSamples and samples is not None:
+                    yield samples
+
+    def _stored(self, node: str) -> Path | None:
+        """The artifact of a node, None where the store does not hold it."""
+        digest = self.record.state.nodes[node].digest
+        return self.store.object_path(digest) if digest is not None and self.store.has(digest) else None
 
     def path(self, node: str) -> Path:
         state = self.record.state.nodes[node]
@@ -174,12 +176,10 @@ class _Made:
             )
         return self.store.object_path(state.digest)
 
-    def _of(self, output: type) -> list[GraphNode]:
-        return [node for node in self.graph.nodes.values() if node.op.output is output]
-
     def _readers(self, export: GraphNode, output: type) -> list[GraphNode]:
         """Nodes of this output that read the exported draft."""
-        return [node for node in self._of(output) if export.id in node.inputs.get("draft", ())]
+        nodes = self.graph.nodes.values()
+        return [node for node in nodes if node.op.output is output and export.id in node.inputs.get("draft", ())]
 
 
 def _one_line(text: str) -> str:

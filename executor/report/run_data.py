@@ -131,7 +131,8 @@ class _Reader:
         op_files: list[Path] = []
         try:
             recorded = recorded_nodes(record.folder)
-            op_files = [Path(file) for file in self._op_files(record)]
+            files = recorded_table(record.folder, "graph.json").get("op_files", ())
+            op_files = [(self._store.path / file).resolve() for file in files]
         except StoreError as error:
             damage.append(str(error))
         rows, sorted_by = _combinations(record, recorded, damage)
@@ -155,10 +156,6 @@ class _Reader:
             op_files=op_files,
             damage=damage,
         )
-
-    def _op_files(self, record: Record) -> list[Path]:
-        table = recorded_table(record.folder, "graph.json")
-        return [(record.folder.parent.parent / file).resolve() for file in table.get("op_files", ())]
 
     def _node(
         self, record: Record, node_id: str, recorded: RecordedNode, row: PlanRow | None, status: str
