@@ -32,7 +32,7 @@ from executor.store.lease import Lease
 from executor.system.crash_points import fail_point
 from executor.system.jsonlines import append_lines
 from executor.system.output import one_line
-from executor.tracking.publisher import Follower
+from executor.tracking.publisher import Publisher
 from executor.tracking.sync_state import is_tracked, lacks
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class RunLoop:
         self._changes: Counter[str] = Counter()  # attempts that found the node's code or data changed
         self._events = EventReader(self._record.events_path)
         self._looked_at = 0.0
-        self._follower: Follower | None = None
+        self._publisher: Publisher | None = None
 
     def run(self) -> Status:
         status: Status = "failed"
@@ -142,11 +142,11 @@ class RunLoop:
         self._record.state.results_run = self._record.find_results_run(self._graph)
         self._record.event("", RunChange(status))
         self._record.save()
-        if self._follower is None and lacks(self._record):  # the executor died before everything was sent
-            self._follower = Follower(self._store.path, self._record.folder, self._display)
-        if self._follower is not None:
+        if self._publisher is None and lacks(self._record):  # the executor died before everything was sent
+            self._publisher = Publisher(self._store.path, self._record.folder, self._display)
+        if self._publisher is not None:
             before = self.stop.count
-            self._follower.finish(lambda: self.stop.count > before, stopped=status == "stopped")
+            self._publisher.finish(lambda: self.stop.count > before, stopped=status == "stopped")
         self._record.unlock()
 
     def _state(self, node_id: str) -> NodeState:
@@ -239,8 +239,8 @@ class RunLoop:
 
     def _on_start(self, node_id: str, start: AttemptStart) -> int:
         """Record that a stage starts; returns the number of the attempt."""
-        if self._follower is None and is_tracked(self._record):
-            self._follower = Follower(self._store.path, self._record.folder, self._display)
+        if self._publisher is None and is_tracked(self._record):
+            self._publisher = Publisher(self._store.path, self._record.folder, self._display)
         if start.adopted_from is not None:
             text = f"continues the work of run {start.adopted_from}, though the code has changed since"
             self._display.note(f"{node_id}: {text}")

@@ -108,7 +108,7 @@ def send_report(tracker: Tracker, store: Path, record: Record, sent: SentRun) ->
 
 
 @frozen
-class CombinationSender:
+class CombinationPublisher:
     """Sends a sweep's combinations as MLflow runs below the whole run."""
 
     tracker: Tracker

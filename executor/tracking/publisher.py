@@ -35,7 +35,7 @@ class Display(Protocol):
     def say_last(self, text: str) -> None: ...
 
 
-class Follower:
+class Publisher:
     """Starts a process that sends what the record holds every few seconds, until `finish`; see publisher_process.py.
 
     The user is warned once, when something fails for the first time, and notified when it works again. A process that

@@ -22,7 +22,7 @@ from attrs import frozen
 from dsl.convert import unstructure
 from executor.system.jsonlines import compact
 from executor.system.supervisor import GONE, end_with_parent
-from executor.tracking.sync_state import new_sender, only_sender
+from executor.tracking.sync_state import new_run_publisher, sync_lock
 
 EVERY_S = 2.0
 RETRY_S = 5.0
@@ -51,9 +51,9 @@ def main() -> int:
     finished = threading.Event()
     threading.Thread(target=_listen, args=(finished,), daemon=True).start()
 
-    with only_sender(folder):
-        sender = new_sender(store, folder, is_live=True)
-        follow(sender.send, finished, lambda report: os.write(reports, compact(unstructure(report))))
+    with sync_lock(folder):
+        publisher = new_run_publisher(store, folder, is_live=True)
+        follow(publisher.send, finished, lambda report: os.write(reports, compact(unstructure(report))))
     return 0
 
 

@@ -38,7 +38,7 @@ from executor.tracking.mlflow_client import (
     tracking_uri,
 )
 from executor.tracking.node_files import artifacts_read, files_read, node_files
-from executor.tracking.publish_results import CombinationSender, send_metrics, send_model, send_note, send_report
+from executor.tracking.publish_results import CombinationPublisher, send_metrics, send_model, send_note, send_report
 from executor.tracking.run_description import run_note
 from executor.tracking.sync_state import is_sent, status_of
 
@@ -47,7 +47,7 @@ ERROR_LENGTH = 1000
 LOCKED_TRIES = 5
 
 
-class Sender:
+class RunPublisher:
     """Sends one run; each call of `send` brings MLflow up to date with the record.
 
     is_live: the run is in progress. counts: numbers of runs, points and files sent. The caller holds the record's lock.
@@ -132,7 +132,7 @@ class Sender:
         if is_running and self._sent.parent_status:
             tracker.run_again(self._sent.parent)
             self._sent.parent_status = None
-        swept = CombinationSender(tracker, self._record, self._graph, self._sent, self._save)
+        swept = CombinationPublisher(tracker, self._record, self._graph, self._sent, self._save)
         swept.begin(self._combinations, self._made_run)
         for node in self._graph.nodes.values():
             node_state = state.nodes[node.id]

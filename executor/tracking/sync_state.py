@@ -17,7 +17,7 @@ from executor.records.sent_run import FILE, SentRun
 from executor.system.symlinks import open_own
 
 if TYPE_CHECKING:
-    from executor.tracking.run_publisher import Sender
+    from executor.tracking.run_publisher import RunPublisher
 
 # MLflow's names for the states of runs and nodes; one recorded as running that no longer runs was killed.
 STATUS = {"done": "FINISHED", "failed": "FAILED"}
@@ -39,13 +39,13 @@ def send_rest(store: Path, folder: Path) -> tuple[str | None, Mapping[str, int]]
 
     Returns a warning where MLflow cannot be reached, and the numbers of runs, points and files sent.
     """
-    with only_sender(folder):
-        sender = new_sender(store, folder, is_live=False)
-        return sender.send(), sender.counts
+    with sync_lock(folder):
+        publisher = new_run_publisher(store, folder, is_live=False)
+        return publisher.send(), publisher.counts
 
 
 @contextmanager
-def only_sender(folder: Path) -> Iterator[None]:
+def sync_lock(folder: Path) -> Iterator[None]:
     """Wait until no other process sends this run.
 
     The process beside a run ends with its executor, but not at the same moment: the record's lock may be free before.
@@ -55,14 +55,14 @@ def only_sender(folder: Path) -> Iterator[None]:
         yield
 
 
-def new_sender(store: Path, folder: Path, *, is_live: bool) -> Sender:
-    """The caller is the only sender of this run. Raises StoreError without MLflow."""
+def new_run_publisher(store: Path, folder: Path, *, is_live: bool) -> RunPublisher:
+    """The caller is the only publisher of this run. Raises StoreError without MLflow."""
     if importlib.util.find_spec("mlflow") is None:
         raise StoreError("mlflow is not installed here, so nothing can be sent to it: install it (pip install mlflow)")
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
-    from executor.tracking.run_publisher import Sender  # loads mlflow
+    from executor.tracking.run_publisher import RunPublisher  # loads mlflow
 
-    return Sender(store, folder, is_live=is_live)
+    return RunPublisher(store, folder, is_live=is_live)
 
 
 def status_of(state: str) -> str:

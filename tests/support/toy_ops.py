@@ -219,14 +219,14 @@ UNTRACKED = f"""
 {WITHOUT_USAGE}
 import sys, executor.cli, executor.scheduler.run_loop
 
-class NoFollower:
+class NoPublisher:
     def __init__(self, store, folder, display):
         pass
 
     def finish(self, give_up, *, stopped=False):
         pass
 
-executor.scheduler.run_loop.Follower = NoFollower
+executor.scheduler.run_loop.Publisher = NoPublisher
 executor.tracking.sync_state.is_tracked = lambda record: False  # for what is imported later: `accept`
 sys.exit(executor.cli.main())
 """

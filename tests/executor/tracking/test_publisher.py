@@ -17,7 +17,7 @@ from tracked_toy import client_of, history, ids, newest_record, tracked_toy
 from executor.records.run_record import Record
 from executor.system.jsonlines import read_json, read_lines
 from executor.tracking import publisher, publisher_process, sync_state
-from executor.tracking.publisher import Follower
+from executor.tracking.publisher import Publisher
 from executor.tracking.publisher_process import Report
 from executor.tracking.sync_state import lacks
 
@@ -95,14 +95,14 @@ with (folder / "pids").open("a") as pids:
 
 @pytest.fixture
 def started(monkeypatch, tmp_path):
-    """Starts a follower whose process runs the rest of the program."""
+    """Starts a publisher whose process runs the rest of the program."""
     folder = tmp_path / RUN
     folder.mkdir()
 
     def start(program):
         monkeypatch.setattr(publisher, "COMMAND", (sys.executable, "-c", FAKE + program))
         told = Told()
-        return Follower(tmp_path, folder, told), told, folder
+        return Publisher(tmp_path, folder, told), told, folder
 
     return start
 
@@ -179,7 +179,7 @@ def test_a_process_that_breaks_twice_costs_one_warning_and_is_left(started):
 def test_a_process_that_cannot_be_started_is_a_warning(started, monkeypatch, tmp_path):
     monkeypatch.setattr(publisher, "COMMAND", (str(tmp_path / "no python"),))
     told = Told()
-    Follower(tmp_path, tmp_path / RUN, told).finish(lambda: False)
+    Publisher(tmp_path, tmp_path / RUN, told).finish(lambda: False)
     what = "cannot be started (No such file or directory)"
     said = f"the process that sends to MLflow {what}; {LACKS}"
     assert (told.warnings, told.last) == ([ENDED.format(what, RUN)], [said])
@@ -293,7 +293,7 @@ def test_no_such_process_outlives_an_executor_that_was_killed_alone(tmp_path):
 
 
 def test_whoever_sends_a_run_is_the_only_one(tmp_path, monkeypatch):
-    """By a lock of the sender's own: that of an executor that was killed is free before its follower is dead."""
+    """By a lock of its own: that of an executor that was killed is free before its publisher is dead."""
 
     def is_free():
         with (newest_record(toy) / "mlflow.lock").open("w") as lock:
@@ -310,7 +310,7 @@ def test_whoever_sends_a_run_is_the_only_one(tmp_path, monkeypatch):
     process.communicate()
     wait_for(is_free)
     monkeypatch.setattr(
-        sync_state, "new_sender", lambda *_, **__: SimpleNamespace(send=lambda: str(is_free()), counts={})
+        sync_state, "new_run_publisher", lambda *_, **__: SimpleNamespace(send=lambda: str(is_free()), counts={})
     )
     assert sync_state.send_rest(toy.store, newest_record(toy)) == ("False", {})
 
