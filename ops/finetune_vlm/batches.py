@@ -1,7 +1,7 @@
 """The samples of a step, and which of them a rank computes in which forward pass.
 
-Everything follows from the seed and the samples' lengths, so all ranks know it without asking each other, and a resumed
-training needs only the step.
+Everything follows from the seed and the samples' lengths, so ranks need no communication, and a resumed training needs
+only the step.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ BATCH_SIZE = 32
 class Order:
     """The samples of every step: each epoch is one permutation, drawn from the seed and the epoch's number.
 
-    lengths: tokens of each sample. A step has batch_size samples (32 where neither is given), or as many as have at
-    most batch_tokens tokens together, one at least. What is left at the end of an epoch does not make a step, unless
-    the epoch would have none.
+    lengths: tokens of each sample. A step has batch_size samples (default: 32), or at most batch_tokens tokens, but at
+    least one sample. The rest at the end of an epoch is dropped, unless the epoch would have no step.
     """
 
     lengths: Sequence[int]
@@ -70,7 +69,7 @@ def micro_batches(
 
     The samples are dealt over the rows by their tokens, and cut into passes of at most `limit` padded tokens (one
     sample at least), those of similar length together. Every row has as many passes as the others, because FSDP2
-    gathers weights in each; the missing ones are empty lists, and come last.
+    gathers weights in each; missing ones are empty lists at the end.
     """
     rows = []
     for places in deal([lengths[index] for index in samples], dp_size):
@@ -82,7 +81,7 @@ def micro_batches(
 
 
 def passes_of_rank(reader: TokenReader, samples: Sequence[int], limit: int, stage: Stage) -> list[ModelInputs | None]:
-    """The batches of a rank's forward passes over some samples; None where it has none left."""
+    """The batches of a rank's forward passes over some samples; None if the rank has none left."""
     lengths = [record["tokens"] for record in reader.records]
     row, rows = stage.rank // stage.sp_degree, stage.world_size // stage.sp_degree
     cut = micro_batches(samples, lengths, limit, row, rows)

@@ -1,4 +1,4 @@
-"""What `finetune_vlm` needs: the memory of a rank, and the disk for checkpoints and the target."""
+"""Needs of `finetune_vlm`: the memory of a rank, and the disk for checkpoints and the target."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ threads = threads_of_finetuning
 
 
 def smoke(config: FinetuneVlm, samples: int) -> dict[str, Any]:
-    """A few steps of full size with a checkpoint between them; measured at the end only."""
+    """A few steps of full size with a checkpoint between them; measured only at the end."""
     return {
         "steps": min(config.steps, STEPS),
         "checkpoint_every": min(config.checkpoint_every, STEPS // 2),
@@ -32,8 +32,8 @@ def smoke(config: FinetuneVlm, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
-    """Masters and moments are sharded over the ranks, gradients whole until a step's end. Raises DataError where no
-    config.json tells the sizes.
+    """Masters and moments are sharded over the ranks, gradients whole until a step's end. Raises DataError without a
+    config.json that has the sizes.
     """
     growth, is_tried = _growth(config, outlook), outlook.trial is not None
     if outlook.artifact is not None:
@@ -63,7 +63,7 @@ def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
 
 
 def _growth(config: FinetuneVlm, outlook: Outlook) -> Growth | None:
-    """The steps, and the answers to val and test that are compared; those to val after every eval_every steps too."""
+    """The steps, and the compared answers of val and test; those of val also after every eval_every steps."""
     if outlook.trial is None:
         return None
     counted = first_counted(outlook.inputs["tokens"])

@@ -1,4 +1,4 @@
-"""What the report shows of a target that was trained: the same as of one that was loaded."""
+"""Report sections of a trained target: the same as those of a loaded one."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The loss of a step is the mean cross-entropy over the answer tokens of all its samples, on all ranks: each rank
 backpropagates world_size * (its sum) / (all answer tokens), and gradients are averaged over the ranks. So neither the
-number of ranks nor the cut into forward passes changes more than the rounding.
+number of ranks nor the division into forward passes changes more than rounding.
 
 The history holds one float64 row a step. The order of the samples is a function of the seed and the epoch. So a resumed
 training continues exactly where it was, and neither log_every, eval_every nor checkpoint_every changes the result.
@@ -125,7 +125,7 @@ class _Training:
             self.report()
 
     def _stop_if_asked(self) -> None:
-        """Save, and raise StopRequested, on all ranks where one of them is asked to stop."""
+        """Save, and raise StopRequested on all ranks, if one of them received a stop request."""
         if ranks.any_rank(self.stage.stop_requested(), self.parallel.device):
             self.checkpoints.save(self.state)
             self.checkpoints.wait()
@@ -136,8 +136,8 @@ class _Training:
     def one_step(self) -> None:
         """Forward, backward and update over one global step; its row goes into the history.
 
-        A step without an answer token, without anything to train in it (an image, where all else is frozen), or with a
-        loss or gradient that is not finite, updates nothing.
+        A step without an answer token, without a trained part (an image, if all else is frozen), or with a non-finite
+        loss or gradient updates nothing.
         """
         config, optimizer = self.config, self.state.optimizer
         samples = self.order.samples(self.state.step + 1)
@@ -176,16 +176,16 @@ class _Training:
             if number == len(passes):
                 self.parallel.release()
             loss = self.parallel.answer_loss(batch)
-            if loss.requires_grad:  # on ranks always: the image of weight zero sees to it
+            if loss.requires_grad:  # always true over ranks, by the image of weight zero
                 (loss * (self.stage.world_size / answers)).backward()
             total += loss.detach()
         return float(ranks.summed(total))
 
     def _forget_unseen(self) -> None:
-        """A step without an image leaves the vision tower as it is.
+        """A step without an image does not change the vision tower.
 
-        One process has no gradients there; the image of weight zero that ranks run would give zeros, which weight
-        decay and AdamW's moments do not take for none.
+        One process has no gradients there; the image of weight zero that ranks run would give zero gradients, to which
+        weight decay and AdamW's moments would still apply.
         """
         for name, parameter in self.state.model.named_parameters():
             if self.parts[name] in SEEING:
@@ -203,7 +203,7 @@ class _Training:
         self.stage.progress(step, config.steps)
 
     def write_result(self) -> None:
-        """Write the artifact, and measure it on the val and test splits; rank 0 alone writes."""
+        """Write the artifact, and measure it on the val and test splits; only rank 0 writes."""
         directory = self.stage.out_dir / "model"
         save_target(self.parallel, directory, self._code())
         metrics = self._measure_val(directory)
@@ -235,7 +235,7 @@ class _Training:
         )
 
     def _code(self) -> Path | None:
-        """The checkpoint whose own code is part of the target."""
+        """The checkpoint whose code is part of the target."""
         return self.source if self.config.trust_remote_code else None
 
     def _log_where_due(self) -> None:
@@ -275,7 +275,7 @@ class _Training:
             self._measure_val(saved)
 
     def _measure_val(self, saved: Path) -> dict[str, float]:
-        """Loss and accuracy on the val split, where it holds samples; logged, and kept in the history."""
+        """Loss and accuracy on the val split, if it has samples; logged, and kept in the history."""
         metrics = {}
         row = self.state.history[-1]
         loss = self.held_out.loss("val", self.parallel)
@@ -302,9 +302,9 @@ def _parallel(config: FinetuneVlm, stage: Stage, target: Target) -> ParallelTarg
 
 
 def _identity(config: FinetuneVlm, stage: Stage) -> dict[str, Any]:
-    """What a checkpoint must agree with: the config without neutral fields, and the tokens.
+    """What a checkpoint must match: the config without neutral fields, and the tokens.
 
-    External fields are left out: the work folder belongs to the content of what they name, which may have moved.
+    External fields are left out: the work folder is of the content that they name, whose path may have changed.
     """
     fields = op_of(config).fields.values()
     values = {entry.name: getattr(config, entry.name) for entry in fields if not (entry.neutral or entry.external)}

@@ -20,12 +20,12 @@ from ops.lib.training.ranks import is_first
 
 
 def save_target(parallel: ParallelTarget, directory: Path, source: Path | None = None) -> None:
-    """Write weights and config, in the dtype of the computation, with the names that the checkpoint came with.
+    """Write weights and config, in the dtype of the computation, with the tensor names of the original checkpoint.
 
-    The directory is one that SGLang serves, which what transformers writes is not for every family.
+    SGLang can serve the directory, unlike transformers' own output for some families.
 
-    source: the checkpoint whose own code comes along, where it is trusted. Every rank calls it, and the first one
-    writes; afterwards all may read.
+    source: the checkpoint whose code is copied, if it is trusted. Every rank calls it, and the first one writes;
+    afterwards all may read.
     """
     model = parallel.target.model
     reshard(model)
@@ -50,10 +50,10 @@ def save_target(parallel: ParallelTarget, directory: Path, source: Path | None =
 
 @contextmanager
 def whole_target(parallel: ParallelTarget, saved: Path) -> Iterator[Target]:
-    """The target to decode with, in evaluation mode: on every rank the one that lies in `saved`.
+    """The target to decode with, in evaluation mode: on every rank the one in `saved`.
 
-    Sharded layers work in step over all ranks only, ranks that share sequences keep no cache, and masters are not
-    what is written in bfloat16. One process in float32 takes the target as it is, which is the same.
+    Sharded layers only work in lockstep over all ranks, ranks that share sequences keep no cache, and masters differ
+    from what is written in bfloat16. One process in float32 uses the target in memory, which is the same.
     """
     target = parallel.target
     if _differs_from_saved(parallel):
@@ -68,9 +68,9 @@ def whole_target(parallel: ParallelTarget, saved: Path) -> Iterator[Target]:
 
 @contextmanager
 def saved_for_now(parallel: ParallelTarget, folder: Path, source: Path | None = None) -> Iterator[Path]:
-    """A folder with the target as it is now, removed afterwards; empty where whole_target does not read it.
+    """A folder with the current target, removed afterwards; empty if whole_target does not read it.
 
-    All ranks leave it after the same batch; where one fails by itself, nobody is waited for.
+    All ranks leave it after the same batch; if one fails, the others do not wait for it.
     """
     if not _differs_from_saved(parallel):
         yield folder
@@ -86,12 +86,12 @@ def saved_for_now(parallel: ParallelTarget, folder: Path, source: Path | None = 
 
 
 def _differs_from_saved(parallel: ParallelTarget) -> bool:
-    """Whether answers are those of the target that is written, and not of the one in memory."""
+    """Whether the written target differs from the one in memory, and answers must be those of the former."""
     return parallel.world_size > 1 or parallel.dtype != torch.float32
 
 
 def _write_dtype(config: Path, dtype: torch.dtype) -> None:
-    """What save_pretrained writes is the dtype of the weights during training."""
+    """Corrects the dtype in config.json, where save_pretrained writes that of the weights during training."""
     content = read_json(config)
     for part in (content, content.get("text_config"), content.get("vision_config")):
         if part and "dtype" in part:

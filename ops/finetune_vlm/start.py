@@ -25,12 +25,12 @@ from ops.lib.vision.processor import load_processor
 
 BUILTIN = "builtin:tiny-qwen3-vl"
 Part = Literal["vision", "projector", "text", "embeddings"]
-SEEING: tuple[Part, ...] = ("vision", "projector")  # what has no gradient where a step has no image
+SEEING: tuple[Part, ...] = ("vision", "projector")  # without a gradient in a step without an image
 BETAS = (0.9, 0.95)
 
 
 def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tuple[Target, Path | None]:
-    """The target with float32 weights, and the directory that it comes from.
+    """The target with float32 weights, and the directory of its checkpoint.
 
     For several ranks it is on the CPU, and as it is stored: all ranks of a machine share the files' pages until each
     has its part of the masters (see ParallelTarget).
@@ -54,7 +54,7 @@ def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tupl
 
 
 def _builtin(config: FinetuneVlm, reader: TokenReader, device: str) -> Target:
-    """A Qwen3-VL of random weights, small enough to be trained on two CPU cores."""
+    """A Qwen3-VL with random weights, small enough to be trained on two CPU cores."""
     if config.init != BUILTIN:
         raise DataError(f'init = "{config.init}": the only built-in target is "{BUILTIN}"')
     tokenizer = AutoTokenizer.from_pretrained(reader.tokens.path / "processor")
@@ -81,9 +81,9 @@ def parts_of(target: Target) -> dict[str, Part]:
 
 
 def freeze(config: FinetuneVlm, target: Target, stage: Stage) -> None:
-    """Let all parts be trained but those that are to be frozen; before the model is sharded.
+    """Freeze the parts that the config names; before the model is sharded.
 
-    Raises ConfigError where a field names a part that the target does not have, or where nothing is left to train.
+    Raises ConfigError if a field names a part that the target does not have, or if nothing is left to train.
     """
     parts = parts_of(target)
     fields = [(f'freeze = "{part}"', part) for part in config.freeze]
@@ -98,7 +98,7 @@ def freeze(config: FinetuneVlm, target: Target, stage: Stage) -> None:
         parameter.requires_grad_(trained)
         sizes["trained" if trained else "frozen"] += parameter.numel()
     if not sizes["trained"]:
-        raise ConfigError(f"freeze = {list(config.freeze)}: no part of the target is left to be trained")
+        raise ConfigError(f"freeze = {list(config.freeze)}: no part of the target is left to train")
     stage.info(f"{sizes['trained']:,} parameters are trained, {sizes['frozen']:,} are frozen")
 
 

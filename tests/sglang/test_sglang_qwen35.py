@@ -186,7 +186,7 @@ def test_a_checkpoint_that_sglang_would_misread_is_refused_before_anything_is_lo
     config = read_config(damaged)
     del config["text_config"]["full_attention_interval"]
     write_json(damaged / "config.json", config)
-    with pytest.raises(DataError, match=r"SGLang would misread it, because of text_config.full_attention_interval"):
+    with pytest.raises(DataError, match=r"SGLang would misread text_config.full_attention_interval"):
         start(damaged)
     with start(captured.target.path / "model") as runtime:
         assert 8 == runtime.num_layers

@@ -10,7 +10,7 @@ from dsl.stage import Stage
 from ops.lib.data.files import write_json
 
 SPLITS = ("train", "val", "test")
-NOT_TAKEN = "over max_samples"  # omitted because the user wants fewer: not the sample's fault
+NOT_TAKEN = "over max_samples"  # left out because of the user's limit, not because of the sample
 SHOWN = 10
 
 
@@ -43,7 +43,7 @@ class Tally:
         self.splits[split] += 1
 
     def drop(self, reason: str, sample_id: str, detail: str = "") -> None:
-        """`reason` is counted and so belongs to a small set; `detail` describes this sample."""
+        """`reason` is counted, so use few different ones; `detail` describes this sample."""
         self.dropped[reason] += 1
         self._first.setdefault(reason, sample_id)
         with self._table.open("a", encoding="utf-8", errors="backslashreplace", newline="") as table:

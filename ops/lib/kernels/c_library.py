@@ -1,7 +1,7 @@
-"""Libraries from C files, compiled when a process first asks for them, and the sweep over a tile of logits (sweep.c).
+"""Libraries from C files, compiled on first use in a process, and the sweep over a tile of logits (sweep.c).
 
-A library is made with the system's C compiler in a directory of the process's own (its code fits this processor only)
-and needs about a second at most. Without a compiler there are no libraries, and torch does their work.
+A library is compiled by the system's C compiler in a private temporary directory (its code is for this processor only),
+which takes about a second at most. Without a compiler there are no libraries, and torch is used instead.
 
 Legend: R rows of a tile, C its columns.
 """
@@ -26,11 +26,11 @@ SECONDS = 60
 
 @functools.cache
 def compiled_sweep() -> tuple[str, Callable[..., int] | None]:
-    """The compiler's name and the C function `sweep`, or the reason why there is none and None; once per process.
+    """The compiler's name and the C function `sweep`, or the reason for its absence and None; once per process.
 
     sweep(logits_RC, R, C, start, slack, reference_R, best_R, total_R, scale_R, labels_R, hide, logit_R, ahead_R)
     takes data pointers of contiguous CPU tensors (float32; total_R float64, labels_R int64 or None, ahead_R bool)
-    and does in place what `ops.lib.drafts.losses.tiled_softmax.torch_sweep` does. It returns 0 where every scale is 1.
+    and is the in-place form of `ops.lib.drafts.losses.tiled_softmax.torch_sweep`. It returns 0 if every scale is 1.
     """
     name, library = compiled_library(get_data("ops.lib.kernels", "sweep.c"))
     if library is None:
@@ -44,10 +44,10 @@ def compiled_sweep() -> tuple[str, Callable[..., int] | None]:
 
 
 def compiled_library(source: bytes | None, *flags: str) -> tuple[str, ctypes.CDLL | None]:
-    """The compiler's name and the library made of a C source, or the reason why there is none and None.
+    """The compiler's name and the library compiled from a C source, or the reason for its absence and None.
 
-    source: what `pkgutil.get_data` returns for a file beside the code, by which its content enters keys. flags: of the
-    compiler, beside FLAGS. Compiles at every call.
+    source: what `pkgutil.get_data` returns for a file beside the code, which makes its content part of keys. flags: of
+    the compiler, besides FLAGS. Compiles at every call.
     """
     assert source is not None  # every loader of modules in files has get_data
     command = _compiler()
@@ -60,7 +60,7 @@ def compiled_library(source: bytes | None, *flags: str) -> tuple[str, ctypes.CDL
 
 
 def _compiler() -> list[str]:
-    """The command of $CC, or else of the first C compiler on the path; empty where there is none."""
+    """The command of $CC, or else of the first C compiler on the path; empty without one."""
     wanted = shlex.split(os.environ.get("CC", ""))
     for command in [wanted] if wanted else [[name] for name in COMPILERS]:
         if shutil.which(command[0]):
@@ -69,9 +69,9 @@ def _compiler() -> list[str]:
 
 
 def _load(command: list[str], source: bytes, flags: tuple[str, ...]) -> ctypes.CDLL:
-    """The compiled source. The file is gone once it is loaded.
+    """The compiled source. The file is removed after loading.
 
-    Raises OSError or subprocess.SubprocessError where the compiler or the loader fails.
+    Raises OSError or subprocess.SubprocessError if the compiler or the loader fails.
     """
     with tempfile.TemporaryDirectory(prefix="dflow-kernels-") as folder:
         library = Path(folder, "kernels.so")

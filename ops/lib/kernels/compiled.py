@@ -11,19 +11,19 @@ from torch import Tensor
 
 Result = TypeVar("Result")
 
-# torch stops at 8 and then runs the function uncompiled without a word. All layers of a draft share one count, and
-# training, measuring and decoding need graphs of their own.
+# torch stops at 8 and then silently runs the function uncompiled. All layers of a draft share one count, and training,
+# measuring and decoding need separate graphs.
 MOST_GRAPHS = 64
 
 
 def compiled(
     function: Callable[..., Result], *, open_dimension: int = 0, fullgraph: bool = False
 ) -> Callable[..., Result]:
-    """The function compiled with sizes left open, for up to MOST_GRAPHS kinds of inputs.
+    """The function compiled with dynamic sizes, for up to MOST_GRAPHS kinds of inputs.
 
-    open_dimension: of every tensor argument, has nothing to do with any other size. Sizes that are equal by chance when
-    the function is compiled would else be taken for the same number, and cost a graph when they differ. Raises torch's
-    FailOnRecompileLimitHit where there are too many graphs.
+    open_dimension: of every tensor argument, is independent of all other sizes. Otherwise sizes that are equal by
+    chance during compilation would be treated as the same number, and cost a graph when they differ. Raises torch's
+    FailOnRecompileLimitHit for too many graphs.
     """
     inner = torch.compile(function, dynamic=True, fullgraph=fullgraph)
 
@@ -40,6 +40,6 @@ def compiled(
 
 
 def leave_open(tensor: Tensor, *dimensions: int) -> None:
-    """Have these sizes of a tensor taken for no other size, and for no constant, where it is given to a compilation."""
+    """Makes torch.compile treat these sizes of a tensor as dynamic and independent."""
     for dimension in dimensions:
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)

@@ -1,4 +1,4 @@
-"""Moving what the host knows to the device without waiting for it."""
+"""Copies from the host to the device without waiting."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on the device; for CUDA by way of pinned memory, so that the host does not wait.
+    """A tensor of the host on the device; for CUDA through pinned memory, so that the host does not wait.
 
-    torch keeps the pinned memory until the copy has happened.
+    torch keeps the pinned memory until the copy is done.
     """
     if device.type == "cuda":
         host = host.pin_memory()

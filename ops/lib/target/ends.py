@@ -87,7 +87,7 @@ def tensor_files(directory: Path) -> dict[str, Path]:
     """Tensor name -> safetensors file. Raises DataError if the directory has none, or a damaged one."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise DataError(f"{directory}: no *.safetensors in this target directory; other formats are not loaded")
+        raise DataError(f"{directory}: no *.safetensors in this target directory; other formats are not supported")
     names: dict[str, Path] = {}
     for file in files:
         try:

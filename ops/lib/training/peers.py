@@ -1,7 +1,7 @@
 """Whether the connections of a process group lead to this user's own processes.
 
-Gloo accepts any process that connects to its socket and sends a small number as the rank of that number, and ranks
-unpickle what they send each other. On the loopback interface every user of the machine can connect. The kernel knows
+Gloo accepts any process that connects to its socket and sends a small number, as the rank of that number, and ranks
+unpickle what they receive. On the loopback interface every user of the machine can connect. The kernel knows
 the owner: /proc/net/tcp and tcp6 name the user of both ends (proc(5)). An established connection always leads to one
 process, so one check before the first collective is enough, once all connections of the group exist. Nccl connects at
 the first collective, and checks a random number that the ranks' store has passed on.
@@ -24,7 +24,7 @@ from dsl.errors import TransientError
 from dsl.stage import RENDEZVOUS
 
 ESTABLISHED, CONNECTS, LISTENS = "01", "02", "0A"
-NO_INODE = "0"  # of an end without a process: not accepted yet, or closed; its user means nothing
+NO_INODE = "0"  # of an end without a process: not yet accepted, or closed; its user is meaningless
 # A rank on a busy machine may need a while to accept a connection.
 KNOWN_WITHIN_S = 30.0
 LOOK_AGAIN_S = 0.05
@@ -92,7 +92,7 @@ def _with_unknown_ends(before: set[str], wanted: int) -> list[Socket]:
         elif user != socket.user:
             raise TransientError(
                 f"a process of another user (id {user}) connected to this rank in place of another rank; end "
-                "that process, or ask that user about it"
+                "that process, or contact that user"
             )
     if any(socket.state not in (ESTABLISHED, CONNECTS, LISTENS) for socket in local):
         raise dist.DistNetworkError("the connection to another rank broke: that rank has ended")

@@ -1,4 +1,4 @@
-"""Typed batches whose fields are tensors or TensorLists with one row per sample, and the batch that a target takes.
+"""Typed batches whose fields are tensors or TensorLists with one row per sample, and a target's input batch.
 
 B batch, S sequence length, R pixel rows, P patch_dim, I images
 """
@@ -38,7 +38,7 @@ class TensorBatch:
 
     They are defined with eq=False too: the equality of attrs would compare tuples of tensors, which raises.
     Selections may share memory with the batch they come from; `__setitem__` never writes there.
-    Raises DataError, naming the fields, where a field is neither, where lengths or devices differ, and for B = 0.
+    Raises DataError, naming the fields, if a field is neither, if lengths or devices differ, and for B = 0.
     """
 
     def __attrs_post_init__(self) -> None:
@@ -53,7 +53,7 @@ class TensorBatch:
             raise DataError(f"{self._name}: no rows; a batch has at least one")
         devices = {name: value.device for name, value in self.parts().items()}
         if len(set(devices.values())) > 1:
-            raise DataError(f"{self._name}: the fields lie on several devices: {_listed(devices)}")
+            raise DataError(f"{self._name}: the fields are on several devices: {_listed(devices)}")
 
     @property
     def _name(self) -> str:
@@ -71,17 +71,17 @@ class TensorBatch:
         return len(next(iter(self.parts().values())))
 
     def __getitem__(self, index: int | Index) -> Self:
-        """The batch of the rows that a slice, ints, or a tensor of ints or bools means; an int gives a batch of one.
+        """The rows selected by a slice, ints, or a tensor of ints or bools; an int selects a batch of one.
 
-        Raises IndexError past the ends, and DataError where nothing is selected.
+        Raises IndexError past the ends, and DataError if nothing is selected.
         """
         rows = row_numbers([index] if is_row_number(index) else index, len(self))
         return evolve(self, **{name: _rows(value, rows) for name, value in self.parts().items()})
 
     def __setitem__(self, index: int | Index, other: Self) -> None:
-        """Put the rows of another batch of the same class at as many distinct places, made to fit as in `cat`.
+        """Assign the rows of another batch of the same class to distinct rows of this one, aligned as in `cat`.
 
-        Raises DataError for another class, number of rows, shape, dtype or device; nothing is set then.
+        Raises DataError for another class, number of rows, shape, dtype or device, and changes nothing.
         """
         rows = distinct_rows([index] if is_row_number(index) else index, len(self))
         self._check_same_class(other)
@@ -104,7 +104,7 @@ class TensorBatch:
         )
 
     def __reduce__(self) -> tuple[Any, tuple[type[Self], dict[str, Packed | TensorList]]]:
-        """Plain values, so that reading a pickle runs no code of torch's own unpickler; it comes back on the CPU."""
+        """Plain values, so that unpickling does not run torch's own unpickler; the result is on the CPU."""
         packed: dict[str, Packed | TensorList] = {
             name: pack(value) if isinstance(value, Tensor) else value for name, value in self.parts().items()
         }
@@ -114,7 +114,7 @@ class TensorBatch:
     def cat(cls, batches: Sequence[Self]) -> Self:
         """The rows of all batches, one batch after the other.
 
-        Raises DataError for no batches, and for fields that differ in kind, dtype, device or in shape behind B.
+        Raises DataError for no batches, and for fields that differ in kind, dtype, device or in shape after B.
         """
         if not batches:
             raise DataError(f"{cls.__name__}.cat of no batches")
@@ -130,11 +130,11 @@ class TensorBatch:
 
     @classmethod
     def _align(cls, batches: Sequence[Self]) -> Sequence[Self]:
-        """Batches made fit to be joined; a class whose rows can be padded overrides this."""
+        """Batches aligned for joining; a class whose rows can be padded overrides this."""
         return batches
 
     def chunk(self, n: int) -> list[Self]:
-        """At most n batches of equal length but for the last, as torch.chunk makes them."""
+        """At most n batches of equal length except the last, as torch.chunk."""
         return [self[part] for part in chunk_slices(len(self), n)]
 
     def repeat(self, n: int) -> Self:
@@ -143,10 +143,10 @@ class TensorBatch:
         return self[list(range(len(self))) * n]
 
     def permute(self, order: Sequence[int] | Tensor) -> Self:
-        """Row i of the result is row order[i]. Raises DataError where the order is no permutation."""
+        """Row i of the result is row order[i]. Raises DataError if the order is not a permutation."""
         rows = row_numbers(order, len(self))
         if sorted(rows) != list(range(len(self))):
-            raise DataError(f"{rows} is no permutation of {len(self)} rows")
+            raise DataError(f"{rows} is not a permutation of {len(self)} rows")
         return self[rows]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
@@ -158,7 +158,7 @@ class TensorBatch:
 
     def _check_same_class(self, other: object) -> None:
         if type(self) is not type(other):
-            raise DataError(f"a {type(other).__name__} does not go together with a {self._name}")
+            raise DataError(f"a {type(other).__name__} cannot be combined with a {self._name}")
 
 
 @define(eq=False)
@@ -166,8 +166,8 @@ class ModelInputs(TensorBatch):
     """One batch for a target, padded on the right with zeros; `cat` and `__setitem__` pad the narrower batches.
 
     input_ids int64 [B, S]; attention_mask int64 [B, S]; loss_mask bool [B, S]; pixel_values: B x float [R, P];
-    image_grid_thw: B x int64 [I, 3]. A text-only row has R = I = 0. Raises DataError where the first three differ in
-    shape, or the last two are no TensorLists.
+    image_grid_thw: B x int64 [I, 3]. A text-only row has R = I = 0. Raises DataError if the first three differ in
+    shape, or the last two are not TensorLists.
     """
 
     input_ids: Tensor
@@ -188,13 +188,13 @@ class ModelInputs(TensorBatch):
 
     @property
     def has_images(self) -> bool:
-        """Whether any row has an image; asked of the shapes, so that no device is waited for."""
+        """Whether any row has an image; known from the shapes, without waiting for a device."""
         return any(len(grid) > 0 for grid in self.image_grid_thw)
 
     def pixels_or_none(self) -> tuple[Tensor | None, Tensor | None]:
         """pixel_values [R, P] and image_grid_thw [I, 3] of all rows in order; None, None without an image.
 
-        A vision tower fails on no rows, so this is where empty becomes None, at the model's boundary.
+        A vision tower fails on empty tensors, so empty becomes None here, at the model's boundary.
         """
         if not self.has_images:
             return None, None
@@ -239,17 +239,17 @@ def collate(samples: Sequence[TokenSample], device: torch.device | str = "cpu") 
 
 
 def _rows(value: Field, rows: list[int]) -> Field:
-    """Rows of a field: a view where a tensor's rows follow each other, so that a slice copies nothing."""
+    """Rows of a field: a view if a tensor's rows are consecutive, so that a slice copies nothing."""
     if isinstance(value, Tensor) and rows == list(range(rows[0], rows[-1] + 1)):
         return value[rows[0] : rows[-1] + 1]
     return value[rows]
 
 
 def _check_joinable(name: str, values: Sequence[Field]) -> None:
-    """Raises DataError, naming the field, where the values cannot be rows of one field."""
+    """Raises DataError, naming the field, if the values cannot be rows of one field."""
     kinds = {_kind(value) for value in values}
     if len(kinds) > 1:
-        raise DataError(f"{name}: {' and '.join(sorted(kinds))} do not go together")
+        raise DataError(f"{name}: {' and '.join(sorted(kinds))} cannot be combined")
 
 
 def _kind(value: Field) -> str:

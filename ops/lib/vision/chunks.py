@@ -19,7 +19,7 @@ from ops.lib.vision.processor import Processor
 
 @frozen(eq=False)
 class TextChunk:
-    """input_ids int64 [S]; loss_mask bool [S]. Raises DataError where shapes or dtypes differ from that."""
+    """input_ids int64 [S]; loss_mask bool [S]. Raises DataError for other shapes or dtypes."""
 
     input_ids: Tensor
     loss_mask: Tensor
@@ -40,8 +40,8 @@ class TextChunk:
 class ImageChunk:
     """One image: pixel_values float32 [R, P] and image_grid_thw int64 [1, 3], with R = t*h*w rows.
 
-    It stands for t*h*w / merge_size^2 tokens, none of which is learnt. expected_tokens: what the caller counts on.
-    Raises DataError where rows, grid, merge size and expected tokens do not fit together.
+    It is represented by t*h*w / merge_size^2 tokens, none of which is in the loss. expected_tokens: the caller's count.
+    Raises DataError if rows, grid, merge size and expected tokens are inconsistent.
     """
 
     pixel_values: Tensor
@@ -72,7 +72,7 @@ class ImageChunk:
     def from_image(cls, processor: Processor, image: Image.Image, expected_tokens: int | None = None) -> Self:
         """Patchify an RGB image.
 
-        Raises DataError for a processor without images, and ValueError for an image that the processor refuses.
+        Raises DataError for a processor without images, and ValueError for an image that the processor rejects.
         """
         if processor.image_processor is None or processor.image_token_id is None:
             raise DataError(f"processor {processor.source} has no image processor or no image token")
@@ -91,7 +91,7 @@ class ImageChunk:
 
     @property
     def input_ids(self) -> Tensor:
-        """The image token, once for each token of the image, int64 [S]."""
+        """The image token, repeated for each token of the image, int64 [S]."""
         return torch.full((self.num_tokens,), self.image_token_id, dtype=torch.int64)
 
     @property
@@ -117,7 +117,7 @@ class ChunkedInput:
 
 
 def concatenate(chunks: Sequence[Chunk], patch_dim: int) -> ChunkedInput:
-    """The chunks as one input; patch_dim is the processor's P. Raises DataError for none, and for another P."""
+    """The chunks as one input; patch_dim is the processor's P. Raises DataError for no chunks, and for another P."""
     if not chunks:
         raise DataError("no chunks to concatenate")
     images = [chunk for chunk in chunks if isinstance(chunk, ImageChunk)]
@@ -139,7 +139,7 @@ def place_images(
 ) -> list[Chunk]:
     """Chunks of a tokenised text in which every image is one placeholder: the i-th placeholder becomes images[i].
 
-    input_ids int64 [S]; loss_mask bool [S]. Raises DataError where there are not as many placeholders as images.
+    input_ids int64 [S]; loss_mask bool [S]. Raises DataError if the numbers of placeholders and images differ.
     """
     places = (input_ids == image_token_id).nonzero()[:, 0].tolist()
     if len(places) != len(images):

@@ -1,4 +1,4 @@
-"""The families of targets: what differs between them, one small class each, and nothing of it elsewhere.
+"""The families of targets: everything that differs between them, one small class each.
 
 Adding a family: a class here, its place in FAMILIES, and a row of the table in tests/support/family_checkpoints.py.
 
@@ -25,11 +25,11 @@ Part = Literal["vision", "projector", "text"]
 
 @frozen
 class Family:
-    """A text-only decoder, and what every family is asked. `config` is the content of config.json.
+    """A text-only decoder, and the interface of every family. `config` is the content of config.json.
 
-    mask_token_id: an id that no text of the family's tokenizer produces. image_processors: `image_processor_type` of
-    preprocessor_config.json -> a class that needs no torchvision. other_parts: how names begin, in a checkpoint, of
-    tensors that do not belong to the language model.
+    mask_token_id: an id that the family's tokenizer never produces. image_processors: `image_processor_type` of
+    preprocessor_config.json -> a class that needs no torchvision. other_parts: prefixes of names, in a
+    checkpoint, of tensors that do not belong to the language model.
     """
 
     config: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Family:
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        """The part that describes the language model: text_config where there is one, else the whole."""
+        """The part that describes the language model: text_config if there is one, else the whole."""
         return text_part(self.config)
 
     @property
@@ -54,40 +54,40 @@ class Family:
 
     @property
     def tied(self) -> bool:
-        """Whether the head is the embedding; said at the top, or else in text_config."""
+        """Whether the head is the embedding; set at the top level, or else in text_config."""
         return bool(self.config.get("tie_word_embeddings", self.text_config.get("tie_word_embeddings", False)))
 
     @property
     def has_linear_attention(self) -> bool:
-        """Whether some layers carry a recurrent state, which no cache can crop and no slice of a sequence holds."""
+        """Whether some layers have a recurrent state, which cannot be cropped in a cache or divided over a sequence."""
         return False
 
     def check(self) -> None:
-        """Raises DataError for a config that this family cannot have."""
+        """Raises DataError for an invalid config of this family."""
         missing = [name for name in ("vocab_size", "hidden_size", "num_hidden_layers") if name not in self.text_config]
         if missing:
             raise DataError(f"config.json: missing {', '.join(missing)}, also in text_config")
 
     def arguments(self, inputs: ModelInputs) -> dict[str, Any]:
-        """What the model's forward gets for a batch that starts at position 0; the model derives the positions.
+        """Arguments of the model's forward for a batch that starts at position 0; the model derives the positions.
 
-        Raises DataError for images that the model cannot see.
+        Raises DataError for images, if the model has no vision.
         """
         if inputs.has_images:
-            raise DataError(f"the batch holds images, but a {self.config.get('model_type')} target is a text model")
+            raise DataError(f"the batch has images, but a {self.config.get('model_type')} target is a text model")
         return {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
 
     def forget_positions(self, model: Any) -> None:
-        """Drop what the model keeps of the positions of an earlier prompt; a text model keeps nothing."""
+        """Drops the model's cached positions of an earlier prompt; a text model has none."""
 
     def position_offsets(self, model: Any) -> Tensor | int:
-        """How far the positions of the last prefill lie from the count of its tokens, int64 [B], or 0 for all rows."""
+        """The difference between the last prefill's positions and its token counts, int64 [B], or 0 for all rows."""
         return 0
 
     def slice_visuals(self, arguments: Mapping[str, Any], part: slice) -> dict[str, Any]:
-        """What the language model's arguments hold by image token, for the tokens of a slice of every sequence.
+        """The arguments of the language model that are given per image token, for a slice of every sequence.
 
-        Embeddings, positions and the mask are not among them; a family without other such arguments has none.
+        Embeddings, positions and the mask are not among them.
         """
         return {}
 
@@ -96,14 +96,14 @@ class Family:
         return "text"
 
     def for_serving(self) -> dict[str, Any]:
-        """The config with what serving engines read and transformers leaves out when it writes one."""
+        """The config with the fields that serving engines read and transformers omits."""
         return dict(self.config)
 
     def check_serving(self) -> None:
-        """Raises DataError for a config of which SGLang makes another model than transformers does, or none."""
+        """Raises DataError for a config that SGLang loads differently from transformers, or not at all."""
 
     def for_saving(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
-        """Weights by their names in the model -> those to save, and whether `save_pretrained` is to convert them."""
+        """Weights by their names in the model -> those to save, and whether `save_pretrained` must convert them."""
         return dict(weights), True
 
 
@@ -111,8 +111,8 @@ class Family:
 class VisionFamily(Family):
     """What the vision-language families have in common: Qwen's patches, mRoPE and image tokens.
 
-    Text and images mix in a batch. Where it holds images, `mm_token_type_ids` (1 on image tokens) tells the model
-    which positions are three-dimensional; without it Qwen2.5-VL would silently count in one dimension.
+    Text and images mix in a batch. If it has images, `mm_token_type_ids` (1 on image tokens) marks for the model which
+    positions are three-dimensional; without it Qwen2.5-VL would silently use one dimension.
     """
 
     image_processors: ClassVar[Mapping[str, type[BaseImageProcessor]]] = {
@@ -173,7 +173,7 @@ class VisionFamily(Family):
         return 0 if deltas is None else deltas[:, 0]
 
     def image_features(self, seen: Any) -> list[Tensor]:
-        """All that the language model takes of what `get_image_features` returns."""
+        """The outputs of `get_image_features` that the language model uses."""
         return list(seen.pooler_output)
 
     def part_of(self, parameter: str) -> Part:
@@ -193,8 +193,8 @@ class Qwen3(Family):
     def check_serving(self) -> None:
         if self.config.get("model_type") == "qwen3_moe" and self.tied:
             raise DataError(
-                "config.json: tie_word_embeddings is set, and SGLang's Qwen3-MoE knows no tied head: it would answer "
-                "with one of random numbers, without a word; save the checkpoint with lm_head.weight and untied"
+                "config.json: tie_word_embeddings is set, but SGLang's Qwen3-MoE does not support a tied head: it "
+                "would silently use a random one; save the checkpoint untied, with lm_head.weight"
             )
 
 
@@ -218,7 +218,7 @@ class Qwen3Vl(VisionFamily):
     mask_token_id = 151669
 
     def check(self) -> None:
-        """An index at or past the depth of the vision tower would never fire, without a word."""
+        """An index at or past the depth of the vision tower would silently have no effect."""
         super().check()
         depth = self.vision_config.get("depth", 27)
         beyond = [index for index in self.vision_config.get("deepstack_visual_indexes", (8, 16, 24)) if index >= depth]
@@ -231,7 +231,7 @@ class Qwen3Vl(VisionFamily):
         if self.has_experts and self.text_config["hidden_size"] in (expert, 2 * expert):
             raise DataError(
                 f"config.json: text_config.moe_intermediate_size {expert} makes square matrices with a hidden_size of "
-                f"{self.text_config['hidden_size']}, and transformers cannot tell which way round they are stored"
+                f"{self.text_config['hidden_size']}, and transformers cannot tell their orientation"
             )
 
     @property
@@ -239,25 +239,25 @@ class Qwen3Vl(VisionFamily):
         return "moe_intermediate_size" in self.text_config
 
     def check_serving(self) -> None:
-        """With experts SGLang adds visual features to the first three layers, however many there are."""
+        """With experts SGLang always adds visual features to the first three layers."""
         indexes = self.vision_config.get("deepstack_visual_indexes", (8, 16, 24))
         if self.has_experts and len(indexes) != 3:
             raise DataError(
-                f"config.json: vision_config.deepstack_visual_indexes {list(indexes)}: SGLang knows no other number "
-                "than three in a Qwen3-VL with experts"
+                f"config.json: vision_config.deepstack_visual_indexes {list(indexes)}: SGLang supports only "
+                "three in a Qwen3-VL with experts"
             )
 
     def for_saving(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
-        """The experts lie as [experts, in, out] in this family's checkpoints, and as [experts, out, in] in the model.
+        """The experts are [experts, in, out] in this family's checkpoints, and [experts, out, in] in the model.
 
-        transformers 5.12 turns them when it loads, and leaves them turned when it saves; SGLang expects the former.
+        transformers 5.12 transposes them when loading, but not back when saving; SGLang expects the former.
         """
         if not self.has_experts:
             return super().for_saving(weights)
-        turned = {
+        transposed = {
             name: tensor.transpose(1, 2).contiguous() if is_expert(name) else tensor for name, tensor in weights.items()
         }
-        return turned, False
+        return transposed, False
 
     def image_features(self, seen: Any) -> list[Tensor]:
         return [*super().image_features(seen), *seen.deepstack_features]
@@ -329,20 +329,20 @@ class Qwen35(VisionFamily):
     def check_serving(self) -> None:
         if not self.has_vision and not self.config["model_type"].endswith("_text"):
             raise DataError(
-                f"config.json: a {self.config['model_type']} without vision_config, of which SGLang would make one "
-                "with a vision tower of random weights; the text model alone has a model_type that ends in _text"
+                f"config.json: a {self.config['model_type']} without vision_config, which SGLang would load "
+                "with a vision tower of random weights; a text-only model has a model_type that ends in _text"
             )
         if full_attention_interval(self.text_config) is None:
             raise DataError(
-                "config.json: layer_types does not repeat at an interval, and SGLang knows nothing else: "
+                "config.json: layer_types does not repeat at an interval, which SGLang requires: "
                 f"{self.text_config['layer_types']}"
             )
         expected, present = _flat(self.for_serving()), _flat(self.config)
         wrong = [name for name, value in expected.items() if name not in present or present[name] != value]
         if wrong:
             raise DataError(
-                f"config.json: SGLang would misread it, because of {', '.join(wrong)}: missing, or not what "
-                "transformers goes by; load_target and finetune_vlm write a config with them"
+                f"config.json: SGLang would misread {', '.join(wrong)}: missing, or not what transformers uses; "
+                "load_target and finetune_vlm write a config with them"
             )
 
 
@@ -356,12 +356,12 @@ def has_vision(config: Mapping[str, Any]) -> bool:
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """text_config where there is one, else the whole config."""
+    """text_config if there is one, else the whole config."""
     return config.get("text_config") or config
 
 
 def full_attention_interval(text: Mapping[str, Any]) -> int | None:
-    """Every how many layers one has full attention, the last of each group; None where that varies."""
+    """The interval of layers with full attention, the last of each group; None if it varies."""
     kinds = text.get("layer_types")
     if kinds is None:
         return int(text.get("full_attention_interval", 4))
@@ -371,12 +371,12 @@ def full_attention_interval(text: Mapping[str, Any]) -> int | None:
 
 
 def is_expert(name: str) -> bool:
-    """Whether a tensor holds one matrix for each expert of a layer."""
+    """Whether a tensor has one matrix for each expert of a layer."""
     return name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
 
 
 def find_family(config: Mapping[str, Any]) -> Family | None:
-    """The family of a config.json, None for a model type that is not known."""
+    """The family of a config.json, None for an unknown model type."""
     wanted = config.get("model_type")
     return next((family(config) for family in FAMILIES if wanted in family.model_types), None)
 
@@ -386,7 +386,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     family = find_family(config)
     if family is None:
         known = ", ".join(name for kind in FAMILIES for name in kind.model_types)
-        raise DataError(f"model_type {config.get('model_type')!r} is not supported; known are {known}")
+        raise DataError(f"model_type {config.get('model_type')!r} is not supported; supported: {known}")
     return family
 
 
@@ -396,7 +396,7 @@ def image_processor_class(kind: str) -> type[BaseImageProcessor] | None:
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by dotted name, those of text_config and vision_config among them."""
+    """Fields by dotted name, with those of text_config and vision_config."""
     fields: dict[str, Any] = {}
     for name, value in config.items():
         if name in ("text_config", "vision_config") and value is not None:

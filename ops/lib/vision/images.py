@@ -1,10 +1,10 @@
 """Decoding images with Pillow, which raises many kinds of errors on broken data.
 
-Colours are those that a serving engine sees: transformers' `load_image` turns an image upright and calls
-`convert("RGB")`, SGLang's loader calls the latter. So alpha is dropped, not composed onto a background: a transparent
-pixel has the colour that is stored below its alpha. An animation is its first frame. One thing differs: Pillow's
-conversion of 16-bit grey clips everything above 255 to white, here 0..65535 becomes 0..255. 32-bit integers and floats
-have no range that a file states; they are undecodable, where Pillow would clip them.
+Colours are those of a serving engine: transformers' `load_image` rotates an image upright and calls `convert("RGB")`,
+SGLang's loader calls the latter. So alpha is dropped, not composed onto a background: a transparent pixel has the
+colour stored with it. An animation is its first frame. One difference: Pillow's conversion of 16-bit grey clips
+everything above 255 to white, here 0..65535 becomes 0..255. 32-bit integers and floats have no known range; they are
+undecodable, while Pillow would clip them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPIm
 
 UNDECODABLE, TOO_LARGE, TOO_SMALL = "image undecodable", "image too large", "image too small"
 
-# No EPS, which Pillow hands to Ghostscript, and nothing exotic. Pillow itself registers the first four when it opens
-# an image; the other two are known once their modules are loaded.
+# No EPS, which Pillow passes to Ghostscript, and no rare formats. Pillow itself registers the first four when it opens
+# an image; the other two are registered when their modules are imported.
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", TiffImagePlugin.TiffImageFile.format, WebPImagePlugin.WebPImageFile.format)
 
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, in some messages: the account has to be the same each time
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, in some messages: reasons must be the same in every run
 
-# What Pillow's decoders raise on broken data, beside their own UnidentifiedImageError (an OSError).
+# What Pillow's decoders raise on broken data, besides their own UnidentifiedImageError (an OSError).
 DECODE_ERRORS = (
     OSError,
     SyntaxError,
@@ -42,7 +42,7 @@ DECODE_ERRORS = (
 
 
 def decode(encoded: bytes) -> Image.Image:
-    """The image as RGB, turned upright as its EXIF data says. Raises one of DECODE_ERRORS."""
+    """The image as RGB, rotated upright according to its EXIF data. Raises one of DECODE_ERRORS."""
     image = Image.open(io.BytesIO(encoded), formats=FORMATS)
     image.load()
     upright = ImageOps.exif_transpose(image)
@@ -62,9 +62,9 @@ def eight_bits(grey: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def strict_pillow() -> Iterator[None]:
-    """Within it, Pillow's warning of a decompression bomb is an error and its other warnings are silent.
+    """Inside, Pillow's warning of a decompression bomb is an error and its other warnings are ignored.
 
-    Warnings belong to the process, not to a thread: enter it once, around all threads that check images.
+    Warning filters are per process, not per thread: enter it once, around all threads that check images.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -73,10 +73,10 @@ def strict_pillow() -> Iterator[None]:
 
 
 def fault_of(encoded: bytes, max_pixels: int, min_side: int) -> tuple[str, str]:
-    """(reason, detail) why an image cannot be used, or two empty strings; to be called within `strict_pillow`.
+    """(reason, detail) why an image cannot be used, or two empty strings; call it inside `strict_pillow`.
 
-    The size is checked from the header, before decoding. Pillow refuses images of more than 89 million pixels by
-    itself (decompression bombs): too large as well.
+    The size is checked from the header, before decoding. Pillow itself refuses images of more than 89 million pixels
+    (decompression bombs): too large as well.
     """
     try:
         width, height = Image.open(io.BytesIO(encoded), formats=FORMATS).size
@@ -88,7 +88,7 @@ def fault_of(encoded: bytes, max_pixels: int, min_side: int) -> tuple[str, str]:
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         return TOO_LARGE, str(error)
     except UnidentifiedImageError:
-        return UNDECODABLE, f"{len(encoded)} bytes that are no {', '.join(FORMATS)}"
+        return UNDECODABLE, f"{len(encoded)} bytes that are not {', '.join(FORMATS)}"
     except DECODE_ERRORS as error:
         return UNDECODABLE, f"{len(encoded)} bytes: {ADDRESS.sub('', str(error)) or type(error).__name__}"
     return "", ""

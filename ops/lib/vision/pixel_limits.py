@@ -1,4 +1,4 @@
-"""How large images may get, min_pixels and max_pixels: as a processor's file says it, and as a server must be told."""
+"""Limits of the size of images, min_pixels and max_pixels: of a processor's file, and to set for a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREPROCESSOR = "preprocessor_config.json"
 
 
 def pixel_limits(preprocessor: Path) -> dict[str, int]:
-    """Those of an image processor's file; empty where it says neither, or is not there. Raises DataError."""
+    """The limits in an image processor's file; empty if it has none, or does not exist. Raises DataError."""
     if not preprocessor.is_file():
         return {}
     try:
@@ -27,9 +27,9 @@ def pixel_limits(preprocessor: Path) -> dict[str, int]:
 
 
 def served_pixels(captured: Mapping[str, Any], model_dir: Path) -> dict[str, int]:
-    """The limits of the training's images ("captured" of training.json) where the target's own are others, else none.
+    """The limits of the training's images ("captured" of training.json) if the target's own differ, else none.
 
-    Raises DataError where the target's processor cannot be read.
+    Raises DataError if the target's processor cannot be read.
     """
     used = captured.get("pixel_limits") or {}
     return dict(used) if used != pixel_limits(model_dir / PREPROCESSOR) else {}

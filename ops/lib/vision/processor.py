@@ -1,8 +1,7 @@
 """A processor composed by hand: tokenizer and image processor of a checkpoint directory or a model id.
 
-transformers' AutoProcessor and its Qwen VL processor classes insist on a video processor, which needs torchvision.
-Here the two parts that images and text need are loaded each by itself, with the pillow image processors unless those of
-torchvision are asked for.
+transformers' AutoProcessor and its Qwen VL processor classes require a video processor, which needs torchvision.
+Here the two parts for images and text are loaded separately, by default with the Pillow image processors.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ ImageBackend = Literal["pillow", "torchvision"]
 
 @frozen
 class Processor:
-    """Tokenizer, image processor (None for a text-only model) and the ids that the rest of dflow needs.
+    """Tokenizer, image processor (None for a text-only model) and the ids that dflow needs.
 
     image_backend: which library resizes the images, None without an image processor. vocab_size is that of the model
-    where its config is there, else that of the tokenizer.
+    if its config is present, else that of the tokenizer.
     """
 
     source: str
@@ -71,12 +70,12 @@ class Processor:
     def pixels(self, image: Image.Image) -> dict[str, Any]:
         """pixel_values float32 [t*h*w, patch_dim] and image_grid_thw int64 [1, 3] of an RGB image.
 
-        Raises ValueError for an image that the processor refuses (sides that differ by a factor above 200).
+        Raises ValueError for an image that the processor rejects (sides that differ by a factor above 200).
         """
         return self.image_processor(images=[image], return_tensors="pt")
 
     def save(self, folder: Path) -> None:
-        """Write the files with which `load_processor` (and transformers) make the same processor."""
+        """Write the files from which `load_processor` (and transformers) load the same processor."""
         self.tokenizer.save_pretrained(folder)
         if self.image_processor is not None:
             self.image_processor.save_pretrained(folder)
@@ -91,26 +90,24 @@ def load_processor(
 ) -> Processor:
     """Load the parts from a checkpoint directory or a model id; min_pixels and max_pixels override the image sizes.
 
-    The chat template of a model that sees images is the processor's, where one is there, as in transformers.
-    trust_remote_code: whether a tokenizer's own code may run; that of another repository never does. image_backend:
+    The chat template of a vision-language model is the processor's, if it has one, as in transformers.
+    trust_remote_code: whether a tokenizer's own code may run; code of another repository never does. image_backend:
     the library that resizes images; the two differ by up to two grey levels, and serving engines may choose either.
-    Raises DataError where the tokenizer cannot be loaded, gives no character offsets or has no chat template, EOS or
-    padding token, and for an image processor of an unknown kind; ConfigError for torchvision where it is missing.
+    Raises DataError if the tokenizer cannot be loaded, or has no character offsets, chat template, EOS or padding
+    token, and for an image processor of an unknown kind; ConfigError if torchvision is missing.
     """
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
-        # transformers would make an empty tokenizer of the model's family without a word.
-        raise DataError(
-            f"processor {source}: no tokenizer can be loaded from there: none of {', '.join(TOKENIZER_FILES)}"
-        )
+        # transformers would silently make an empty tokenizer of the model's family.
+        raise DataError(f"processor {source}: no tokenizer can be loaded: it has none of {', '.join(TOKENIZER_FILES)}")
     config = model_config(source)
     if trust_remote_code:
         _check_code(source, config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise DataError(f"processor {source}: no tokenizer can be loaded from there: {error}") from error
+        raise DataError(f"processor {source}: no tokenizer can be loaded: {error}") from error
     if not tokenizer.is_fast:
-        raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is needed")
+        raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is required")
     image_processor = _image_processor(source, min_pixels, max_pixels, image_backend)
     template = _processor_template(source) if image_processor else None
     if template:
@@ -118,7 +115,7 @@ def load_processor(
     if not tokenizer.chat_template:
         raise DataError(f"processor {source}: it has no chat template (chat_template.jinja)")
     if tokenizer.eos_token_id is None:
-        raise DataError(f"processor {source}: the tokenizer names no EOS token")
+        raise DataError(f"processor {source}: the tokenizer has no EOS token")
     text_config = text_part(config)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else text_config.get("pad_token_id")
     vocab_size = max(len(tokenizer), text_config.get("vocab_size", 0))
@@ -139,7 +136,7 @@ def load_processor(
 
 
 def mask_token_id(tokenizer: PreTrainedTokenizerBase, config: Mapping[str, Any], vocab_size: int) -> int | None:
-    """The tokenizer's own mask token, else the one known for the family where the vocabulary reaches it, else None."""
+    """The tokenizer's own mask token, else the family's if it is in the vocabulary, else None."""
     vocabulary = tokenizer.get_vocab()
     for token in MASK_TOKENS:
         if token in vocabulary:
@@ -149,18 +146,18 @@ def mask_token_id(tokenizer: PreTrainedTokenizerBase, config: Mapping[str, Any],
 
 
 def model_config(source: str) -> dict[str, Any]:
-    """config.json of a checkpoint, or {} where a directory holds a processor only."""
+    """config.json of a checkpoint, or {} if a directory has only a processor."""
     if not Path(source).is_dir():
         return PreTrainedConfig.get_config_dict(source)[0]
     file = Path(source) / "config.json"
     try:
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError as error:
-        raise DataError(f"{file}: broken JSON: {error}") from error
+        raise DataError(f"{file}: not valid JSON: {error}") from error
 
 
 def _check_code(source: str, config: Mapping[str, Any]) -> None:
-    """Raises DataError where a config names code of another repository, which transformers would fetch and run."""
+    """Raises DataError if a config names code of another repository, which transformers would download and run."""
     try:
         tokenizer = get_tokenizer_config(source)
     except ValueError as error:
@@ -174,13 +171,13 @@ def _check_code(source: str, config: Mapping[str, Any]) -> None:
             if elsewhere:
                 raise DataError(
                     f"processor {source}: auto_map of {name} names code of another repository "
-                    f"({', '.join(elsewhere)}); copy its *.py files beside {name} and drop what stands before '--'"
+                    f"({', '.join(elsewhere)}); copy its *.py files beside {name} and remove the part before '--'"
                 )
 
 
 def _processor_template(source: str) -> str | dict[str, str] | None:
-    """The chat template of the processor, in the order in which transformers looks for it: processor_config.json,
-    chat_template.json, chat_template.jinja; None leaves it to the tokenizer's own.
+    """The chat template of the processor, in the order of transformers: processor_config.json,
+    chat_template.json, chat_template.jinja; None: the tokenizer's own.
     """
     try:
         settings, _ = ProcessorMixin.get_processor_dict(source)
@@ -193,7 +190,7 @@ def _eos_token_ids(source: str, eos_token_id: int) -> tuple[int, ...]:
     """The tokenizer's EOS first, then the others at which generation stops."""
     try:
         others = GenerationConfig.from_pretrained(source).eos_token_id
-    except OSError:  # there is no generation_config.json
+    except OSError:  # no generation_config.json
         others = None
     others = others if isinstance(others, list) else [others]
     return tuple(dict.fromkeys([eos_token_id, *(token for token in others if token is not None)]))
@@ -210,7 +207,7 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
     image_processor = image_processor_class(kind)
     if image_processor is None:
         known = ", ".join(dict.fromkeys(name for family in FAMILIES for name in family.image_processors))
-        raise DataError(f'processor {source}: unknown image_processor_type "{kind}"; known are {known}')
+        raise DataError(f'processor {source}: unknown image_processor_type "{kind}"; supported: {known}')
     if backend == "torchvision":
         image_processor = _torchvision_twin(image_processor)
     smallest = min_pixels or _size_setting(settings, "min_pixels", "shortest_edge")
@@ -223,19 +220,19 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
 
 
 def _torchvision_twin(pillow_class: type[BaseImageProcessor]) -> type[BaseImageProcessor]:
-    """The class that does with torchvision what this one does with pillow. Raises ConfigError without torchvision."""
+    """The torchvision counterpart of a Pillow image processor. Raises ConfigError without torchvision."""
     try:
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
         return {Qwen2VLImageProcessorPil: Qwen2VLImageProcessor}[pillow_class]
-    except (ImportError, RuntimeError) as error:  # not there; or built for another torch, whose operators it misses
+    except (ImportError, RuntimeError) as error:  # missing, or built for another torch
         raise ConfigError(
-            f'image_backend = "torchvision": torchvision cannot be imported here ({error}); install the build of it '
-            'that fits the installed torch, or take image_backend = "pillow"'
+            f'image_backend = "torchvision": torchvision cannot be imported here ({error}); install the build '
+            'that fits the installed torch, or set image_backend = "pillow"'
         ) from error
 
 
 def _size_setting(settings: dict[str, Any], pixels: str, edge: str) -> int:
-    """A bound on the pixels of an image, which checkpoints spell in three ways."""
+    """A limit of the pixels of an image, which checkpoints name in three ways."""
     size = settings.get("size") or {}
     return settings.get(pixels) or size.get(edge) or size.get(pixels) or Qwen2VLImageProcessorPil.size[edge]

@@ -23,8 +23,8 @@ Packed = tuple[str, tuple[int, ...], bytes]
 class TensorList:
     """Tensors of any shapes, of one dtype and on one device, never empty.
 
-    Selections share the tensors but not the list: setting an item of one leaves the other as it was.
-    Raises DataError where there is no tensor, something else than a tensor, or more than one dtype or device.
+    Selections share the tensors but not the list: setting an item of one does not change the other.
+    Raises DataError for no tensors, for anything but tensors, or for more than one dtype or device.
     """
 
     __slots__ = ("_tensors",)
@@ -42,27 +42,27 @@ class TensorList:
         return iter(self._tensors)
 
     def __getitem__(self, index: int | Index) -> Any:
-        """The tensor at an int; a TensorList for a slice, ints, an int64 tensor, or a bool tensor that marks rows.
+        """The tensor at an int; a TensorList for a slice, ints, an int64 tensor, or a bool tensor as a mask.
 
-        Raises IndexError past the ends, and DataError where nothing is selected.
+        Raises IndexError past the ends, and DataError if nothing is selected.
         """
         if is_row_number(index):
             return self._tensors[operator.index(index)]
         return TensorList(self._tensors[row] for row in row_numbers(index, len(self)))
 
     def __setitem__(self, index: int | Index, value: Any) -> None:
-        """Put a tensor at an int, or a TensorList at as many distinct places.
+        """Assign a tensor to an int, or a TensorList to as many distinct rows.
 
-        Raises IndexError past the ends, and DataError for values that do not fit; nothing is set then.
+        Raises IndexError past the ends, and DataError for values that do not fit, and changes nothing.
         """
         if is_row_number(index):
             rows, values = [operator.index(index)], [value]
         else:
             if not isinstance(value, TensorList):
-                raise DataError(f"several places of a TensorList take a TensorList, not a {type(value).__name__}")
+                raise DataError(f"several rows of a TensorList need a TensorList, not a {type(value).__name__}")
             rows, values = distinct_rows(index, len(self)), list(value)
             if len(rows) != len(values):
-                raise DataError(f"{len(values)} tensors do not fit {len(rows)} places of a TensorList")
+                raise DataError(f"{len(values)} tensors do not fit {len(rows)} rows of a TensorList")
         tensors = list(self._tensors)
         for row, tensor in zip(rows, values, strict=True):
             tensors[row] = tensor
@@ -101,7 +101,7 @@ class TensorList:
         return cls(tensor for tensors in lists for tensor in tensors)
 
     def chunk(self, n: int) -> list[TensorList]:
-        """At most n parts of equal length but for the last, as torch.chunk makes them."""
+        """At most n parts of equal length except the last, as torch.chunk."""
         return [self[part] for part in chunk_slices(len(self), n)]
 
     def repeat(self, n: int) -> TensorList:
@@ -110,21 +110,21 @@ class TensorList:
         return TensorList(self._tensors * n)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TensorList:
-        """A new list on that device, of that dtype; None keeps what it has."""
+        """A new list on that device, of that dtype; None keeps the current one."""
         return TensorList(tensor.to(device=device or tensor.device, dtype=dtype or tensor.dtype) for tensor in self)
 
 
 def is_row_number(index: Any) -> TypeGuard[SupportsIndex]:
-    """Whether an index means one row: an int or an integer tensor of no dimension, but no bool."""
+    """Whether an index selects one row: an int or an integer tensor of no dimension, but not a bool."""
     if isinstance(index, Tensor):
         return index.ndim == 0 and index.dtype != torch.bool and not index.is_floating_point()
     return not isinstance(index, bool) and hasattr(index, "__index__")
 
 
 def row_numbers(index: Index, length: int) -> list[int]:
-    """The rows from 0 to length - 1 that an index means, in its order.
+    """The rows from 0 to length - 1 that an index selects, in its order.
 
-    Raises IndexError for a row past the ends, TypeError for another kind of index, DataError where none is selected.
+    Raises IndexError for a row past the ends, TypeError for another kind of index, DataError if none is selected.
     """
     if isinstance(index, slice):
         rows = list(range(length)[index])
@@ -134,7 +134,7 @@ def row_numbers(index: Index, length: int) -> list[int]:
         chosen = index.tolist() if isinstance(index, Tensor) else index
         if not isinstance(chosen, Sequence) or not all(is_row_number(row) for row in chosen):
             raise TypeError(
-                f"rows are chosen by a slice, ints, a tensor of ints [N] or of bools [{length}], not by {index!r}"
+                f"rows are selected by a slice, ints, a tensor of ints [N] or of bools [{length}], not by {index!r}"
             )
         rows = [range(length)[operator.index(row)] for row in chosen]
     if not rows:
@@ -143,22 +143,22 @@ def row_numbers(index: Index, length: int) -> list[int]:
 
 
 def distinct_rows(index: Index, length: int) -> list[int]:
-    """The rows that an index means, where they are to be set. Raises DataError for a row named twice."""
+    """The rows that an index selects for assignment. Raises DataError for a repeated row."""
     rows = row_numbers(index, length)
     if len(set(rows)) != len(rows):
-        raise DataError(f"{index!r} names a row twice; only one value can be set there")
+        raise DataError(f"{index!r} selects a row twice; only one value can be assigned to it")
     return rows
 
 
 def chunk_slices(length: int, n: int) -> list[slice]:
-    """Slices of ceil(length / n) rows; fewer than n where fewer do."""
+    """Slices of ceil(length / n) rows; possibly fewer than n."""
     check_count("chunk", n)
     size = -(-length // n)
     return [slice(start, start + size) for start in range(0, length, size)]
 
 
 def check_count(what: str, n: int) -> None:
-    """Raises DataError where n is below 1."""
+    """Raises DataError if n is below 1."""
     if n < 1:
         raise DataError(f"{what}({n}): the number must be at least 1")
 
@@ -170,10 +170,10 @@ def equal_tensors(one: Any, other: Any) -> bool:
 
 
 def pack(tensor: Tensor) -> Packed:
-    """A tensor as plain values, those of its view alone.
+    """A tensor as plain values, only those of its view.
 
-    Pickling a tensor itself would store all that the view is cut from, and reading it would call torch.load on a
-    pickle inside, which can run any code.
+    Pickling a tensor itself would store the whole storage behind the view, and unpickling would call torch.load on an
+    inner pickle, which can run any code.
     """
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw
@@ -198,5 +198,5 @@ def _check_tensors(tensors: Sequence[Any]) -> None:
         if tensor.device != tensors[0].device or tensor.dtype != tensors[0].dtype:
             raise DataError(
                 f"item {place} of a TensorList is {tensor.dtype} on {tensor.device}, item 0 {tensors[0].dtype} on "
-                f"{tensors[0].device}; a TensorList has one dtype and one device: move them with to()"
+                f"{tensors[0].device}; a TensorList has one dtype and one device: convert them with to()"
             )

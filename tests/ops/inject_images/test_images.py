@@ -136,4 +136,4 @@ def test_formats_that_start_other_programs_are_no_images():
     with strict_pillow():
         reason, detail = fault_of(encoded, max_pixels=100, min_side=1)
     assert reason == "image undecodable"
-    assert detail == f"{len(encoded)} bytes that are no PNG, JPEG, GIF, BMP, TIFF, WEBP"
+    assert detail == f"{len(encoded)} bytes that are not PNG, JPEG, GIF, BMP, TIFF, WEBP"

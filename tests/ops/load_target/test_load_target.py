@@ -228,7 +228,7 @@ def test_a_broken_config_names_line_and_column(checkpoint, tmp_path):
 def test_a_family_that_is_not_supported_is_refused(checkpoint, tmp_path):
     edit_config(checkpoint, model_type="llama")
     with pytest.raises(
-        DataError, match=r"checkpoint: model_type 'llama' is not supported; known are qwen3, qwen3_moe, qwen2_5_vl"
+        DataError, match=r"checkpoint: model_type 'llama' is not supported; supported: qwen3, qwen3_moe, qwen2_5_vl"
     ):
         load(checkpoint, tmp_path)
 

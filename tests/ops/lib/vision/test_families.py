@@ -270,7 +270,7 @@ def test_a_text_family_refuses_images_when_they_are_tokenised_and_when_they_reac
         tokenized(loaded.checkpoint, tmp_path, ["image"])
     sample = token_sample(load_processor(str(loaded.checkpoint)), "Hm?")
     shown = evolve(sample, pixel_values=torch.zeros(4, 96), image_grid_thw=torch.tensor([[1, 2, 2]]))
-    with pytest.raises(DataError, match=f"the batch holds images, but a {loaded.name} target is a text model"):
+    with pytest.raises(DataError, match=f"the batch has images, but a {loaded.name} target is a text model"):
         loaded.states([shown])
 
 
@@ -293,7 +293,7 @@ def test_every_model_type_has_a_row_in_the_table():
 
 def test_an_unknown_family_is_refused_with_the_known_ones():
     with pytest.raises(
-        DataError, match="model_type 'llama' is not supported; known are qwen3, qwen3_moe, qwen2_5_vl, qw"
+        DataError, match="model_type 'llama' is not supported; supported: qwen3, qwen3_moe, qwen2_5_vl, qw"
     ):
         family_of({"model_type": "llama"})
 

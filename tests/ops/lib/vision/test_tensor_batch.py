@@ -187,7 +187,7 @@ def test_a_batch_is_unequal_to_everything_else_without_an_exception():
         (
             torch.ones(1, device="meta"),
             [torch.ones(1)],
-            "Pair: the fields lie on several devices: numbers meta, pieces",
+            "Pair: the fields are on several devices: numbers meta, pieces",
         ),
     ],
 )
@@ -206,7 +206,7 @@ def test_an_empty_batch_is_refused():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (OtherPair(torch.ones(1, 2), TensorList([torch.ones(1)])), "a OtherPair does not go together with a Pair"),
+        (OtherPair(torch.ones(1, 2), TensorList([torch.ones(1)])), "a OtherPair cannot be combined with a Pair"),
         (
             Pair(torch.ones(1, 3).long(), TensorList([torch.ones(1)])),
             r"numbers: Tensor \[B, 2\] .* and Tensor \[B, 3\]",
@@ -227,7 +227,7 @@ def test_batches_that_do_not_go_together_are_refused_and_nothing_is_set(other, m
 
 def test_a_field_of_both_kinds_is_not_joined():
     with pytest.raises(
-        DataError, match=r"Either.values: Tensor \[B, 2\] of .* and TensorList of .* do not go together"
+        DataError, match=r"Either.values: Tensor \[B, 2\] of .* and TensorList of .* cannot be combined"
     ):
         Either.cat([Either(torch.ones(1, 2)), Either(TensorList([torch.ones(2)]))])
 
@@ -236,18 +236,18 @@ def test_rows_are_set_once_each_and_as_many_as_there_are():
     batch = pair([1, 2, 3])
     with pytest.raises(DataError, match="2 rows do not fit 1 places"):
         batch[0] = pair([1, 1])
-    with pytest.raises(DataError, match=r"\[0, -3\] names a row twice"):
+    with pytest.raises(DataError, match=r"\[0, -3\] selects a row twice"):
         batch[[0, -3]] = pair([1, 1])
 
 
 def test_an_order_that_is_no_permutation_and_a_row_past_the_end_are_refused():
     batch = pair([1, 2, 3])
     for order in ([0, 1], [0, 1, 1], [0, 1, 2, 0]):
-        with pytest.raises(DataError, match="is no permutation of 3 rows"):
+        with pytest.raises(DataError, match="is not a permutation of 3 rows"):
             batch.permute(order)
     with pytest.raises(IndexError):
         batch[3]
-    with pytest.raises(TypeError, match="rows are chosen by"):
+    with pytest.raises(TypeError, match="rows are selected by"):
         batch["numbers"]
 
 

@@ -182,10 +182,10 @@ def test_a_slice_can_be_set():
     [
         (0, torch.ones(1, dtype=torch.int64), "item 0 of a TensorList is torch.float32 on cpu, item 0|item 1 of a"),
         (0, "text", "item 0 of a TensorList is a str, not a tensor"),
-        (slice(0, 2), TensorList([torch.ones(1)]), "1 tensors do not fit 2 places"),
-        (slice(0, 2), torch.ones(2, 1), "several places of a TensorList take a TensorList, not a Tensor"),
-        ([0, 0], TensorList([torch.ones(1)] * 2), r"\[0, 0\] names a row twice"),
-        ([0, -2], TensorList([torch.ones(1)] * 2), r"\[0, -2\] names a row twice"),
+        (slice(0, 2), TensorList([torch.ones(1)]), "1 tensors do not fit 2 rows"),
+        (slice(0, 2), torch.ones(2, 1), "several rows of a TensorList need a TensorList, not a Tensor"),
+        ([0, 0], TensorList([torch.ones(1)] * 2), r"\[0, 0\] selects a row twice"),
+        ([0, -2], TensorList([torch.ones(1)] * 2), r"\[0, -2\] selects a row twice"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_and_nothing_is_set(index, value, message):
@@ -208,13 +208,13 @@ def test_something_else_than_a_tensor_and_a_second_dtype_or_device_are_refused_w
         TensorList([torch.ones(1), [1.0]])
     with pytest.raises(DataError, match=r"item 2 of a TensorList is torch.float64 on cpu, item 0 torch.float32 on cpu"):
         TensorList([torch.ones(1), torch.ones(1), torch.ones(1).double()])
-    with pytest.raises(DataError, match=r"item 1 of a TensorList is torch.float32 on meta.*move them with to\(\)"):
+    with pytest.raises(DataError, match=r"item 1 of a TensorList is torch.float32 on meta.*convert them with to\(\)"):
         TensorList.cat([TensorList([torch.ones(1)]), TensorList([torch.ones(1, device="meta")])])
 
 
 @pytest.mark.parametrize("index", ["text", 1.0, None, True, [True, False], [0.5], torch.tensor([0.5]), [[0]]])
 def test_an_index_of_another_kind_is_refused(index):
-    with pytest.raises(TypeError, match="rows are chosen by a slice, ints, a tensor of ints"):
+    with pytest.raises(TypeError, match="rows are selected by a slice, ints, a tensor of ints"):
         TensorList([torch.ones(1), torch.ones(1)])[index]
 
 
