@@ -15,7 +15,7 @@ SHOWN = 10
 
 
 class Unusable(Exception):
-    """A sample has to be dropped. reason: one of a small set; detail: what is particular to this sample."""
+    """A sample has to be dropped. reason: one of a small set; detail: specific to this sample."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)

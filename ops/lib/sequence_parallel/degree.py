@@ -17,7 +17,7 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 EXCHANGES = ("auto", "ulysses", "gather")
 _RING = (
     'sp_exchange: "ring" is not available. Its schedule balances queries against keys around the ring, but here the '
-    "queries are the blocks and the context has no queries of its own, so it balances nothing; "
+    "queries are the blocks and the context has no queries, so it balances nothing; "
     '"gather" and "ulysses" are exact and send less'
 )
 

@@ -3,9 +3,9 @@
 `dense_attention` makes the whole mask and defines the others, which have its signature and never make that mask:
 `kernel_attention` and, without a C compiler, `split_attention` for the CPU, `flex_attention` for CUDA.
 
-Block n sees the packed context positions [start_n, end_n) and its own K slots. Slot k stands at end_n - start_n + k of
-its sample, context token t at t - start_n. Without a window all slots see all of that; with a window W a query at p
-sees keys at j where 0 <= p - j < W, so that a block is causal in itself.
+Block n sees the packed context positions [start_n, end_n) and its own K slots. Slot k is at position end_n - start_n +
+k of its sample, context token t at t - start_n. Without a window all slots see all of that; with a window W a query at
+p sees keys at j where 0 <= p - j < W, so that a block is causal in itself.
 Source: DFlash, arXiv 2602.06036.
 
 Legend: T packed context tokens, N blocks, K block size, H query heads, G key/value heads, R = H / G, D head size,

@@ -110,7 +110,7 @@ def _cuts(starts: list[int], ends: list[int], most: int) -> list[int]:
 
 
 def _core_and_edges(first: Tensor, last: Tensor, dtype: torch.dtype) -> tuple[tuple[int, int], tuple[Edge, ...]]:
-    """What all intervals [first, last), int64 [lines, 1], have in common, and what lies around it."""
+    """What all intervals [first, last), int64 [lines, 1], have in common, and what is around it."""
     core = int(first.max()), int(last.min())
     low, high = int(first.min()), int(last.max())
     edges = []
@@ -218,7 +218,7 @@ class _Split(torch.autograd.Function):
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The kernel reads any strides as long as a head's vector lies together."""
+    """The kernel reads any strides as long as a head's vector is contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

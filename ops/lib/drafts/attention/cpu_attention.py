@@ -1,8 +1,8 @@
 """Attention of blocks on the CPU by one C kernel, cpu_attention.c, for float32; all else goes to `split_attention`.
 
-The kernel is compiled for a head size when a process first asks for it. A call does some key/value heads for all
-blocks, so that heads are shared out over torch's threads and no two threads add to the same number: the result does
-not depend on how many there are.
+The kernel is compiled for a head size on first use in a process. A call computes some key/value heads for all blocks,
+so that heads are divided over torch's threads and no two threads add to the same number: the result does not depend
+on the number of threads.
 
 Legend: T packed context tokens, N blocks, K block size, H query heads, G key/value heads, R = H / G, D head size.
 """
@@ -44,11 +44,11 @@ def kernel_attention(
 ) -> Tensor:
     """Attention by the C kernel, [N, K, H, D]; CPU only.
 
-    `split_attention` takes its place for other dtypes than float32, head sizes outside HEAD_SIZES, more threads than
-    key/value heads, and where the kernel could not be compiled.
+    `split_attention` replaces it for dtypes other than float32, head sizes outside HEAD_SIZES, more threads than
+    key/value heads, and if the kernel could not be compiled.
     For the backward pass only the inputs, the output and the log-sum-exp [G, N * K * R] are kept. Beyond inputs,
     outputs and gradients each thread needs [T, D] twice, in the backward pass five times.
-    Raises ValueError for shapes that do not fit each other, IndexError for blocks that see more than there is.
+    Raises ValueError for shapes that do not fit each other, IndexError for blocks that see past the context.
     """
     inputs = (q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD)
     G, _, D = k_GTD.shape
@@ -58,17 +58,17 @@ def kernel_attention(
 
 
 def kernel_takes(dtype: torch.dtype, head_dim: int, kv_heads: int) -> bool:
-    """Whether the kernel takes such inputs; it is compiled where it would."""
+    """Whether the kernel supports such inputs; if so, it is compiled."""
     fits = dtype == torch.float32 and head_dim in HEAD_SIZES and torch.get_num_threads() <= kv_heads
     return fits and compiled_attention(head_dim)[1] is not None
 
 
 @functools.cache
 def compiled_attention(D: int) -> tuple[str, ctypes.CDLL | None]:
-    """The compiler's name and the library for a head size, or the reason why there is none and None; once per process.
+    """The compiler's name and the library for a head size, or the reason for its absence and None; once per process.
 
-    Its functions `forward` and `backward` take a Problem and which key/value heads to do: the first, and the one
-    behind the last. They return 0, or 1 where there is no memory.
+    Its functions `forward` and `backward` take a Problem and a range of key/value heads: the first, and the one after
+    the last. They return 0, or 1 if memory ran out.
     """
     name, library = compiled_library(get_data("ops.lib.drafts.attention", "cpu_attention.c"), f"-DD={D}")
     if library is not None:
@@ -79,7 +79,7 @@ def compiled_attention(D: int) -> tuple[str, ctypes.CDLL | None]:
 
 
 class _Fused(torch.autograd.Function):
-    """kernel_attention, once it is known that the kernel takes the inputs."""
+    """kernel_attention for inputs that the kernel supports."""
 
     @staticmethod
     def forward(
@@ -110,7 +110,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_NKHD: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # asked for once: under checkpointing the second time is an error
+        saved = ctx.saved_tensors  # read once: under checkpointing the second access is an error
         q_NKHD, k_NKGD, v_NKGD, k_GTD, *_ = saved
         G, T, D = k_GTD.shape
         grad_NKHD = grad_NKHD.contiguous()
@@ -124,7 +124,7 @@ class _Fused(torch.autograd.Function):
 
 
 def _problem(tensors: tuple[Tensor, ...], seen: ContextRange, window: int | None) -> Problem:
-    """What the C functions are told. tensors: q, own k and v, context k and v, output, log-sum-exp."""
+    """The arguments of the C functions. tensors: q, own k and v, context k and v, output, log-sum-exp."""
     q_NKHD, _, _, k_GTD, v_GTD, *_ = tensors
     N, K, H, _ = q_NKHD.shape
     G, T, _ = k_GTD.shape
@@ -145,7 +145,7 @@ def _plan(seen: ContextRange, N: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _run(function: Callable[..., int], problem: Problem) -> None:
-    """All key/value heads, shared out over torch's threads. Raises MemoryError."""
+    """All key/value heads, divided over torch's threads. Raises MemoryError."""
     threads = max(1, min(torch.get_num_threads(), problem.G))
     cuts = [problem.G * i // threads for i in range(threads + 1)]
 

@@ -35,7 +35,7 @@ Visible = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def flex_takes(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether FlexAttention is to be trusted with such inputs on CUDA."""
+    """Whether FlexAttention is reliable for such inputs on CUDA."""
     return dtype in FLEX_DTYPES and head_dim >= SMALLEST_HEAD
 
 
@@ -46,7 +46,7 @@ def flex_attention(
 
     N * K and T differ from micro-batch to micro-batch. Both are padded to multiples of FLEX_TILE, so that no kernel
     needs to mask its last tile, and the graph is compiled once for all lengths (dynamic=True). Padding blocks see their
-    own zero keys and nothing else, padding context is seen by nobody; both get no gradient.
+    own zero keys and nothing else, and no query sees padding context; neither gets a gradient.
     """
     N, K, H, _ = q_NKHD.shape
     G, T, _ = k_GTD.shape
@@ -105,7 +105,7 @@ def _flex_mask(seen: ContextRange, K: int, T: int, window: int | None, device: t
 def seen_runs(seen: ContextRange, K: int, context: int, window: int | None, more_N: int = 0) -> Tensor:
     """Which keys each query sees, int32 [4, Q] on the host: [first, last) of the context, [first, last) of its block.
 
-    The blocks' own keys stand behind `context` keys. more_N: blocks behind those of `seen`, which see themselves only.
+    The blocks' own keys come after `context` keys. more_N: blocks after those of `seen`, which see only themselves.
     """
     start_N1, end_N1 = (F.pad(edge_N, (0, more_N))[:, None] for edge_N in (seen.start_N, seen.end_N))
     slot_K = torch.arange(K)
@@ -120,7 +120,7 @@ def seen_runs(seen: ContextRange, K: int, context: int, window: int | None, more
 
 
 def visible_by(runs_4Q: Tensor) -> Visible:
-    """The mask function of `seen_runs`, whose table lies on the device."""
+    """The mask function of `seen_runs`, whose table is on the device."""
 
     def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         in_context = (key >= runs_4Q[0, query]) & (key < runs_4Q[1, query])

@@ -30,7 +30,7 @@ class Decoded:
     tokens: the answer, the first token (from the prefill) and EOS included. accepted: draft tokens accepted in each
     verification step, those behind EOS included. margins: distance of the target's two best logits where each token
     was chosen. near: place in the answer -> the tokens, the chosen one among them, whose logits lie closer to the best
-    one than was asked for, with their distance; of places where there are several.
+    one than was requested, with their distance; of places where there are several.
     """
 
     tokens: tuple[int, ...]
@@ -75,7 +75,7 @@ def decode_speculative(
 ) -> Decoded:
     """The same answer by speculative decoding; at most `max_new_tokens` behind the first token.
 
-    use: how the draft is fed, as in training unless given.
+    use: how the draft is fed; default: as in training.
     """
     use = use or DraftUse.of(draft.config)
     cache = DynamicCache(config=target.model.config.get_text_config())

@@ -72,7 +72,7 @@ def decode_speculative_batch(
 ) -> list[Decoded]:
     """The answer to each prompt by speculative decoding; the time goes into `clock`.
 
-    use: how the draft is fed, as in training unless given.
+    use: how the draft is fed; default: as in training.
     """
     use = use or DraftUse.of(draft.config)
     batches = _batches(target, samples)
@@ -168,7 +168,7 @@ def decode_stepwise(
     clock: DecodeClock | None = None,
     within: float = 0.0,
 ) -> list[Decoded]:
-    """What the target answers to each prompt, with at most so many tokens, the EOS included.
+    """What the target answers to each prompt, with at most that many tokens, the EOS included.
 
     choose(logits_BV, rows_B, step): the token of each row, int64 [B]; rows_B are the rows of `prompts` that are left.
     within: as in `Answers`.

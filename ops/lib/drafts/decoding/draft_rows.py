@@ -41,7 +41,7 @@ class DraftRows:
                 write(buffer, part, columns_BK)
 
     def select(self, places: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Continue with only these rows."""
         self.kv = [(k[places], v[places]) for k, v in self.kv]
 
     def logits(self, target: Target, anchors_B: Tensor) -> Tensor:

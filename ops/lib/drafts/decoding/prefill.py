@@ -6,7 +6,7 @@ layer, whose state starts at zero, stays there while it reads zeroes (padding be
 
 Padding on the left sees nothing, and the softmax over nothing is not a number on some devices and kernels. It would
 stay in the cache, where even a weight of zero spreads it. So here transformers' mask for "sdpa" lets a token that sees
-nothing see itself; nobody sees that token.
+nothing see itself; no token sees that one.
 
 The mask is replaced for the whole process, when this module is imported. A name of its own beside "sdpa" would not do:
 some models look "sdpa" up in tables of their own or compare with it, in transformers and in checkpoints' code. Masks

@@ -42,7 +42,7 @@ class Rows:
         self.longest = int(self.end_B.max())
 
     def select(self, places: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Continue with only these rows."""
         self.start_B, self.end_B = self.start_B[places], self.end_B[places]
         self.longest = int(self.end_B.max())
 

@@ -2,7 +2,7 @@
 
 `GreedyChoice` and `SampledChoice` have the same methods; their `done_B` is how many tokens a row's answer has already.
 
-Every draw is a number of its own in [0, 1), a function of seed, sample and place alone, so that the other prompts of a
+Every draw is a separate number in [0, 1), a function of only seed, sample and place, so that the other prompts of a
 batch change nothing.
 
     B batch, D draft tokens of a block, K = D + 1, V vocabulary, P any shape
@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 def uniform_draws(seed: int, sample_id: str, purpose: int | str, count: int) -> Tensor:
-    """float64 [count] in [0, 1), a function of the arguments alone; a longer row begins with the shorter one.
+    """float64 [count] in [0, 1), a function of only the arguments; a longer row begins with the shorter one.
 
     They are the bytes of a hash, since torch's generator on a CPU looks at 32 bits of its seed: of 100,000 samples two
     would have the same row.
@@ -69,7 +69,7 @@ def accept_sampled(
     """How many draft tokens are accepted, int64 [B], and the token behind them, int64 [B].
 
     target_BKV and draft_BDV: the distributions p and q that each place of the block is drawn from, the proposal having
-    been drawn from q. A token x is accepted with probability min(1, p(x) / q(x)); the first that is not is drawn anew
+    been drawn from q. A token x is accepted with probability min(1, p(x) / q(x)); the first that is not is drawn again
     from (p - q)+, and behind a block that was accepted whole the next token is drawn from p. So every token follows p.
     Source: Leviathan, Kalman and Matias, arXiv 2211.17192, algorithm 1 and appendix A.1.
     """
@@ -113,7 +113,7 @@ class GreedyChoice:
         return accept_greedy(proposal_BD, logits_BKV.argmax(-1))
 
     def select(self, places: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Continue with only these rows."""
 
 
 @define(eq=False)

@@ -33,7 +33,7 @@ class BatchVerifier:
         return cls(target, row_cache(cache, room, rows), rows, offset_B)
 
     def verify(self, block_BK: Tensor) -> Tensor:
-        """Logits [B, K, V] behind each token of the blocks that stand behind the rows."""
+        """Logits [B, K, V] after each token of the blocks that follow the rows."""
         return self.target.model(
             input_ids=block_BK,
             attention_mask=causal_mask(self.rows, block_BK.shape[1]),
@@ -46,7 +46,7 @@ class BatchVerifier:
         """Keep the first tokens of each block: nothing to do before the rows advance."""
 
     def select(self, places: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Continue with only these rows."""
         self.cache.reorder_cache(places)
         self.offset_B = self.offset_B[places]
 

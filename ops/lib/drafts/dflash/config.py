@@ -162,7 +162,7 @@ def _rope_mistakes(config: DraftConfig) -> list[str]:
 
 
 def unfit_fields(draft: DraftConfig, target: Mapping[str, Any]) -> dict[str, str]:
-    """The fields of a draft's config that the target of this target.json cannot serve, and what is wrong with each."""
+    """The fields of a draft's config that do not fit the target of this target.json, and why."""
     wrong = {
         name: f"{getattr(draft, name)}, and the target's is {target[of_target]}"
         for name, of_target in OF_TARGET.items()
@@ -260,8 +260,8 @@ def missing_fields(data: Mapping[str, Any]) -> list[str]:
 
 
 def wrong_types(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The fields that are there with a value of another JSON type than the contract's, and what is wrong with each; a
-    whole number will do for a float.
+    """The present fields whose JSON type is not the contract's, and what is wrong with each; an integer is accepted for
+    a float.
     """
     for name, example in EXAMPLE.items():
         inner = data.get(name)

@@ -1,4 +1,4 @@
-"""Parameters of a draft, and the memory that training it takes, from its sizes alone; torch-free.
+"""Parameters of a draft, and the memory of its training, computed from its sizes; torch-free.
 
 What a pass keeps for its backward is counted tensor by tensor, as step.py and model.py make them.
 
@@ -89,7 +89,7 @@ def head_bytes(work: Pass) -> int:
 
 
 def cast_bytes(work: Pass) -> int:
-    """The copy of the weights in a narrower dtype that a step computes with; FSDP2 gathers the like of it."""
+    """The copy of the weights in a narrower dtype that a step computes with; FSDP2 gathers an equal one."""
     return draft_parameters(work.draft) * work.item_size if work.item_size < MASTER else 0
 
 

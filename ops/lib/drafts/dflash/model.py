@@ -7,7 +7,7 @@ Computation is in the dtype of the inputs: weights are cast when they are used, 
 Source: DFlash, arXiv 2602.06036; z-lab's reference implementation.
 
 Legend: T context tokens, F features (layers * hidden), M hidden, N blocks, K block size, X = N * K slots, W slots whose
-hidden state is asked for, H query heads, G key/value heads, D head size, Z rotary size.
+hidden state is requested, H query heads, G key/value heads, D head size, Z rotary size.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class SwiGLU(nn.Module):
 class Layer(nn.Module):
     """A Qwen3-style decoder layer; only the block is normed by input_layernorm, the context comes as it is.
 
-    `project_first`, `project` and `finish` are what happens to every slot by itself, before and after the attention;
+    `project_first`, `project` and `finish` are the computation per slot, before and after the attention;
     they can be compiled without a graph break. Slots lie in one dimension, so that one graph serves all of them and
-    those few that the last layer is asked for.
+    the few that the last layer computes.
     """
 
     def __init__(self, config: DraftConfig, window: int | None) -> None:
@@ -159,7 +159,7 @@ class DraftModel(nn.Module):
                     module.bias.zero_()
 
     def compile_layers(self) -> None:
-        """Compile what happens to every slot by itself, with sizes left open."""
+        """Compile the computation per slot, with dynamic sizes."""
         for layer in self.layers:
             for name in ("project_first", "project", "finish"):
                 setattr(layer, name, compiled(getattr(layer, name)))
@@ -188,9 +188,9 @@ class DraftModel(nn.Module):
     ) -> Tensor:
         """Hidden states after the final norm, [W, M], of the slots rows_W (flat: n * K + k).
 
-        Slot 0 of a block carries its anchor's embedding and stands at positions_N, its other slots carry the mask
-        token's. `attend` mixes the blocks with the context's keys and values of a layer. block_size: K, the config's
-        unless given.
+        Slot 0 of a block has its anchor's embedding and position positions_N, its other slots have the mask token's
+        embedding. `attend` mixes the blocks with the context's keys and values of a layer. block_size: K; default: the
+        config's.
         """
         slots_K = torch.arange(block_size or self.config.block_size, device=positions_N.device)
         rope = self._rope((positions_N[:, None] + slots_K).flatten(), anchor_embeds_NM.dtype)
@@ -219,7 +219,7 @@ class DraftModel(nn.Module):
     ) -> Tensor:
         """Hidden states after the final norm, [K - 1, M], of slots 1.. of one block behind the whole context.
 
-        block_size: K, the config's unless given. block_offset: added to the positions of the slots.
+        block_size: K; default: the config's. block_offset: added to the positions of the slots.
         """
         size = block_size or self.config.block_size
         length = context_kv[0][0].shape[-2]
@@ -248,7 +248,7 @@ class DraftModel(nn.Module):
     ) -> Tensor:
         """One layer. project: from cos and sin to the queries, keys and values of x_XM.
 
-        With rows_W only these slots go on behind the attention, and the result is [W, M].
+        With rows_W only these slots continue after the attention, and the result is [W, M].
         """
         q, k, v = (part.unflatten(0, (-1, block_size)) for part in project(*rope))
         mixed = attend(q, k, v, k_GTD, v_GTD, layer.window).flatten(0, 1).flatten(1)

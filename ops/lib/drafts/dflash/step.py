@@ -1,12 +1,12 @@
 """The training step of one micro-batch: the draft's loss over its blocks, and the gradients.
 
 The context's keys and values are computed once, cut out of the graph, and the blocks go through the draft in chunks of
-anchors: given the context, blocks are independent. Every chunk is backpropagated at once, so that its activations can
-go, and adds to the gradient of the context's keys and values; that gradient then goes through the projections. Memory
-does not grow with the number of anchors; the result differs from one pass by rounding only.
+anchors: given the context, blocks are independent. Every chunk is backpropagated immediately, so that its activations
+are freed, and adds to the gradient of the context's keys and values; that gradient then goes through the projections.
+Memory does not grow with the number of anchors; the result differs from one pass only by rounding.
 
 Under sequence parallelism a rank holds a slice of the context and some of the blocks, and an Exchange decides what
-travels: see ops/lib/sequence_parallel.
+is sent: see ops/lib/sequence_parallel.
 
 What depends on values, such as which slots have a weight, the host knows before the step: nothing here waits for the
 device.
@@ -41,7 +41,7 @@ class MicroBatch:
     seen: per SP rank, what its blocks see. anchor_ids, positions int64 [N]: the anchors' tokens and absolute positions;
     labels int64 [N, K]; weights float32 [N, K], 0 for slot 0. teacher_NKM: the target's final hidden states that
     predict each slot's token, where the loss asks for the target's distribution. weighted: the slots with a weight;
-    made of labels and weights unless given, which waits for the device that these lie on.
+    default: made of labels and weights, which waits for their device.
     """
 
     features_tF: Tensor
@@ -180,7 +180,7 @@ class Engine:
 
 
 def chunk_of(batch: MicroBatch, start: int, end: int) -> Chunk:
-    """The blocks [start, end) of a micro-batch; a block by itself gets one of weight zero beside it.
+    """The blocks [start, end) of a micro-batch; a single block gets another one of weight zero beside it.
 
     A size of one would be a constant in a compiled graph, and cost one more graph.
     """

@@ -31,10 +31,10 @@ def head_cross_entropy(
     """-log softmax(hidden head^T)[label] of every slot [W], and whether its best token is its label, bool [W].
 
     The cross-entropy is float32 (float64 for float64 inputs). Only hidden_WM gets a gradient, made in the forward
-    pass where it is asked for. Of equal best tokens the first counts, as in torch.argmax. V must be at least 2.
+    pass if it is requested. Of equal best tokens the first counts, as in torch.argmax. V must be at least 2.
     Products: in the inputs' dtype; on the CPU at least float32. Memory: the gradient [W, M], one tile of
     logits, and a tile's rows of sums [R, M].
-    checked: the caller knows that all labels are tokens; to look means to wait for the device.
+    checked: the caller knows that all labels are tokens; checking them waits for the device.
     Raises IndexError for a label outside the vocabulary, unless checked.
     """
     if not checked:
@@ -164,7 +164,7 @@ class _Tiles:
             yield start, self.head_VM[start : start + self.columns].to(self.product)
 
     def chunks(self, length: int) -> list[slice]:
-        """Slices of at most `rows` of so many rows, equal but for the last."""
+        """Slices of at most `rows` rows, equal except the last."""
         if not length:
             return []
         size = -(-length // -(-length // self.rows))
@@ -205,7 +205,7 @@ class _HeadSoftmax:
 
     @property
     def mean_RM(self) -> Tensor:
-        """softmax head, in the memory of the sums: to be asked for once."""
+        """softmax head, in the memory of the sums: read it once."""
         assert self.sum_RM is not None
         return self.sum_RM.div_(self.state.total_R.to(self.sum_RM.dtype)[:, None])
 

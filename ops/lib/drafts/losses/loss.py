@@ -1,4 +1,4 @@
-"""The losses: how the slots' cross-entropies or divergences become one number, and what it is divided by.
+"""The losses: how the slots' cross-entropies or divergences become one number, and its denominator.
 
 Cross-entropies and divergences themselves come from head.py.
 
@@ -57,7 +57,7 @@ def denominator(loss: Loss, weights_NK: Tensor) -> float:
 
 
 def dpace_weights(ce_W: Tensor, weights_NK: Tensor, rows_W: Tensor, alpha: float) -> Tensor:
-    """D-PACE's weight of each weighted slot, float64 [W]: how much of the expected accepted length hangs on it.
+    """D-PACE's weight of each weighted slot, float64 [W]: how much of the expected accepted length depends on it.
 
     With q = exp(-CE) and q~ = (1 - alpha) q + alpha: c_j = sum over m >= j of prod over i <= m of q~_i, over the slots
     1.. of a block up to the first one without weight; 0 behind that one and for slot 0.

@@ -17,7 +17,7 @@ from dsl.errors import ConfigError
 def draw_anchors(loss_mask_S: Tensor, num_anchors: int, *, seed: int, epoch: int, sample: int) -> Tensor:
     """Up to num_anchors positions p with p and p + 1 in the loss mask, int64 [A], ascending, without replacement.
 
-    The draw depends on (seed, epoch, sample) and the loss mask alone: it is the same in every batch and on every rank.
+    The draw depends only on (seed, epoch, sample) and the loss mask: it is the same in every batch and on every rank.
     The last position but one counts as well: a block that runs over the end keeps its valid slots.
     """
     eligible = (loss_mask_S[:-1] & loss_mask_S[1:]).nonzero().squeeze(1)
@@ -47,8 +47,8 @@ _GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}
 def block_weights(block_size: int, gamma: float | None = None) -> Tensor:
     """Loss weight of each slot of a block, float32 [K].
 
-    w[0] = 0 (the anchor is given), w[k] = exp(-(k - 1) / gamma). gamma is 7 / 5 / 4 for block sizes 16 / 10 / 8 and
-    half the block size for others, unless given.
+    w[0] = 0 (the anchor is given), w[k] = exp(-(k - 1) / gamma). gamma defaults to 7 / 5 / 4 for block sizes 16 /
+    10 / 8 and to half the block size for others.
     Source: DFlash, arXiv 2602.06036, section 4.2. Raises ConfigError if gamma <= 0.
     """
     gamma = _GAMMAS.get(block_size, block_size / 2) if gamma is None else gamma
@@ -62,7 +62,7 @@ def block_weights(block_size: int, gamma: float | None = None) -> Tensor:
 def slot_weights(loss_mask_S: Tensor, anchors_A: Tensor, weights_K: Tensor) -> Tensor:
     """Weight of every slot of every block, float32 [A, K].
 
-    Once a slot lies outside the loss mask or behind the end, the later slots of its block are out as well, because
+    After a slot outside the loss mask or past the end, the later slots of its block have no weight either, because
     serving stops there.
     """
     positions_AK = anchors_A[:, None] + torch.arange(len(weights_K))

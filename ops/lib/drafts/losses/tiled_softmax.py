@@ -51,7 +51,7 @@ class RowState:
 
 
 # (state, logits_RC, the first column's token, dtype) -> exponentials_RC of that dtype (in the logits' memory where it
-# can be), and what sums made before are to be multiplied with, [R], or None where that is 1 for every row.
+# can be), and the factor for earlier sums, [R], or None if it is 1 for every row.
 Sweep = Callable[[RowState, Tensor, int, torch.dtype], tuple[Tensor, Tensor | None]]
 
 
@@ -82,7 +82,7 @@ def torch_sweep(state: RowState, logits_RC: Tensor, start: int, dtype: torch.dty
 
 
 def _look(state: RowState, labels_R: Tensor, logits_RC: Tensor, start: int) -> None:
-    """Note the labels inside the tile, and take their logits out if they are to be hidden."""
+    """Record the labels inside the tile, and remove their logits if they are hidden."""
     column_R = labels_R - start
     rows_L = ((column_R >= 0) & (column_R < logits_RC.shape[1])).nonzero()[:, 0]
     column_L, logits_LC = column_R[rows_L], logits_RC[rows_L]
@@ -115,7 +115,7 @@ def sweep_values(
     logit_R: Tensor,
     ahead_R: Tensor,
 ) -> tuple[Tensor, ...]:
-    """exponentials, scale, and the state's tensors anew, without writing to any argument or looking at a value.
+    """exponentials, scale, and the new tensors of the state, without writing to any argument or reading a value.
 
     column_R is the label's column; outside the tile where the label is no token of it.
     """

@@ -223,7 +223,7 @@ def test_fewer_ranks_than_the_degree_are_refused():
 def test_ring_is_refused_by_name_with_the_reason():
     assert [
         '  sp_exchange: "ring" is not available. Its schedule balances queries against keys around the ring, but here '
-        "the queries are the blocks and the context has no queries of its own, so it balances nothing; "
+        "the queries are the blocks and the context has no queries, so it balances nothing; "
         '"gather" and "ulysses" are exact and send less'
     ] == mistakes_of(sp_exchange="ring")
 
