@@ -164,27 +164,37 @@ def sweep_table(graph: Graph, states: Mapping[str, NodeState]) -> str:
     if not found:
         return ""
     rows, sort_by = sorted_rows(graph, states, found)
-    groups = list(dict.fromkeys(group for row in rows for group in row.combination.values))
-    shown = [
-        {name: (value, interval) for name, value, interval in result_rows(row.metrics, graph.judged_by)} for row in rows
-    ]
-    metrics = ordered_metrics(rows, (name for cells in shown for name in cells), sort_by)
-    is_any_open = any(row.state for row in rows)
-    header = (*groups, *(["state"] if is_any_open else []), *metrics[:MOST_METRICS])
-    table = [
-        (
-            *(row.combination.values.get(group, "") for group in groups),
-            *([row.state or "done"] if is_any_open else []),
-            *(" ".join(cells.get(name, ("-", ""))).rstrip() for name in metrics[:MOST_METRICS]),
-        )
-        for row, cells in zip(rows, shown, strict=True)
-    ]
+    header, table, left_out = sweep_cells(graph, rows, sort_by, has_state=any(row.state for row in rows))
     names = {name for row in rows for name in row.metrics}
     order = f", by {sort_by}" if sort_by in names else ""
     lines = [f"results of {counted(len(rows), 'combination')}{order}", columns(header, table)]
-    if len(metrics) > MOST_METRICS:
-        lines.append(f"and {len(metrics) - MOST_METRICS} more metrics: dflow ui, dflow status --json")
+    if left_out:
+        lines.append(f"and {left_out} more metrics: dflow ui, dflow status --json")
     return "\n".join([*lines, *filter(None, [sort_note(graph, names)])])
+
+
+def sweep_cells(
+    graph: Graph, rows: Sequence[Row], sort_by: str, *, has_state: bool
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], int]:
+    """The header and a row of cells for each combination: swept values, state, first metrics with their intervals; and
+    the number of the other metrics.
+    """
+    groups = list(dict.fromkeys(group for row in rows for group in row.combination.values))
+    shown = [
+        {name: f"{value} {interval}".rstrip() for name, value, interval in result_rows(row.metrics, graph.judged_by)}
+        for row in rows
+    ]
+    metrics = ordered_metrics(rows, (name for cells in shown for name in cells), sort_by)
+    first = metrics[:MOST_METRICS]
+    table = [
+        (
+            *(row.combination.values.get(group, "") for group in groups),
+            *([row.state or "done"] if has_state else []),
+            *(cells.get(name, "-") for name in first),
+        )
+        for row, cells in zip(rows, shown, strict=True)
+    ]
+    return (*groups, *(["state"] if has_state else []), *first), table, len(metrics) - len(first)
 
 
 def ordered_metrics(rows: Iterable[Row], names: Iterable[str], sort_by: str) -> list[str]:

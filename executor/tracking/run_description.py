@@ -8,11 +8,10 @@ from dsl.graph import Graph
 from executor.records.events import read_events, worked_seconds
 from executor.records.run_record import NodeState, Record, RunState
 from executor.results.run_table import result_rows
-from executor.results.sweep import Combination, combinations, final_metrics, main_metrics, ordered_metrics, sorted_rows
+from executor.results.sweep import Combination, combinations, final_metrics, main_metrics, sorted_rows, sweep_cells
 
 REPORT = "report.html"
 MOST_ROWS = 30
-MOST_METRICS = 6
 
 
 def run_note(record: Record, graph: Graph, experiment: str, parent: str) -> str:
@@ -77,22 +76,9 @@ def _combinations(graph: Graph, states: Mapping[str, NodeState]) -> str:
     if not found:
         return ""
     rows, sort_by = sorted_rows(graph, states, found)
-    shown = [
-        {name: f"{value} {interval}".rstrip() for name, value, interval in result_rows(row.metrics, graph.judged_by)}
-        for row in rows
-    ]
-    metrics = ordered_metrics(rows, (name for cells in shown for name in cells), sort_by)[:MOST_METRICS]
-    groups = list(dict.fromkeys(group for each in found for group in each.values))
-    table = [
-        (
-            *(row.combination.values.get(group, "") for group in groups),
-            row.state or "done",
-            *(cells.get(name, "") for name in metrics),
-        )
-        for row, cells in zip(rows, shown, strict=True)
-    ]
+    header, table, _ = sweep_cells(graph, rows, sort_by, has_state=True)
     more = f"\n\nand {len(table) - MOST_ROWS} more" if len(table) > MOST_ROWS else ""
-    return _table((*groups, "state", *metrics), table[:MOST_ROWS]) + more
+    return _table(header, table[:MOST_ROWS]) + more
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
