@@ -55,7 +55,7 @@ class Made:
 class Explanation:
     """What is known of one node. reason: that of the plan, for what no difference accounts for.
 
-    values: without the code. against: the run with which the node was compared, where that is not the latest.
+    changes: without the code. against: the run with which the node was compared, where that is not the latest.
     """
 
     node: str
@@ -64,27 +64,15 @@ class Explanation:
     key: str | None
     digest: str | None
     reason: str
-    values: tuple[Difference, ...] = ()
+    changes: tuple[Difference, ...] = ()
     code: tuple[CodeChange, ...] = ()
     inputs: tuple[InputChange, ...] = ()
     made: Made | None = None
     against: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        made = None if self.made is None else attrs.asdict(self.made)
-        return {
-            "node": self.node,
-            "op": self.op,
-            "cache": self.cache,
-            "key": self.key,
-            "digest": self.digest,
-            "reason": self.reason,
-            "changes": [change.to_json() for change in self.values],
-            "code": [change.to_json() for change in self.code],
-            "inputs": [attrs.asdict(change) for change in self.inputs],
-            "against": self.against,
-            "made": made,
-        }
+        nested = {name: [each.to_json() for each in getattr(self, name)] for name in ("changes", "code")}
+        return {**attrs.asdict(self), **nested}
 
 
 def explain(store: Store, planner: Planner, node_id: str) -> list[Explanation]:
@@ -153,7 +141,7 @@ def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mappi
     return attrs.evolve(
         whole,
         against=previous.run if previous != planner.previous.get(node.id) else "",
-        values=tuple(_with_path(each, node) for each in found if each.kind != "code"),
+        changes=tuple(_with_path(each, node) for each in found if each.kind != "code"),
         code=changed_code(store, planner.graph, node.id, previous.parts.code) if is_code_changed else (),
         inputs=tuple(_inputs(store, node, decisions, previous)),
     )
@@ -211,11 +199,11 @@ def _explanation_lines(each: Explanation, roots: Sequence[Path]) -> list[str]:
             f"{each.node}: cached as {shown_digest(each.digest)}",
             *(_origin(each.made) if each.made is not None else []),
         ]
-    lines = [difference_text(each.node, value) for value in each.values]
+    lines = [difference_text(each.node, value) for value in each.changes]
     code = code_text(each.code, lambda module: module_file(module, roots))
     lines += [line if line.startswith(" ") else f"code changed: {line}" for line in code]
     lines += [_input_text(change) for change in each.inputs]
-    if not each.values and not each.code and not any(change.state != "may change" for change in each.inputs):
+    if not each.changes and not each.code and not any(change.state != "may change" for change in each.inputs):
         lines = each.reason.split("; ") if not each.inputs else lines
     if each.reason.startswith(("artifact gone", "new", "forced")):
         lines.insert(0, each.reason)

@@ -6,7 +6,7 @@ inputs' previous digests would make it a hit, it is "maybe", since the node abov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import attrs
@@ -108,7 +108,15 @@ class Planner:
         if unknown:
             return self._below(node, digests, unknown)
         key = self.key(node, digests)
-        return self.hit(node_id, key) or Decision("miss", self._why(node, digests, key), key)
+        if hit := self.hit(node_id, key):
+            return hit
+        if node_id in self.forced:
+            return Decision("miss", "forced", key)
+        if line := self.store.newest(key):
+            return Decision(
+                "miss", f"artifact gone: {shown_digest(line.digest)} is missing or damaged in the store", key
+            )
+        return Decision("miss", self._why(node, digests), key)
 
     def hit(self, node_id: str, key: str) -> Decision | None:
         """The hit for the node's key, if the store has its artifact. For a forced node, only an artifact of this run
@@ -134,44 +142,34 @@ class Planner:
     def _below(self, node: GraphNode, digests: Mapping[str, str], unknown: list[str]) -> Decision:
         if node.id in self.forced:
             return Decision("miss", "forced")
-        before = {parent: digest for parent in unknown if (digest := self._before(parent)) is not None}
+        before = {each: last.digest for each in unknown if (last := self.previous.get(each)) and last.digest}
         likely = {**digests, **before}
         if len(before) == len(unknown) and self.hit(node.id, self.key(node, likely)) is not None:
             return Decision("maybe", f"input may change: {', '.join(unknown)}")
-        return Decision("miss", self._why_below(node, digests, unknown))
-
-    def _before(self, node_id: str) -> str | None:
-        previous = self.previous.get(node_id)
-        return previous.digest if previous is not None else None
+        return Decision("miss", self._why(node, digests, unknown))
 
     def compared_with(self, node: GraphNode, digests: Mapping[str, str]) -> Previous | None:
         """The earlier state that reasons compare a node with: the one with the fewest differences."""
 
         def count(previous: Previous) -> int:
-            changed = [p for p in node.parents if p in digests and previous.input_digests.get(p) != digests[p]]
-            return distance(differences(previous.parts, self.parts[node.id])) + bool(changed)
+            found = differences(previous.parts, self.parts[node.id])
+            return distance(found) + bool(_changed_inputs(node, digests, previous))
 
         return self.previous.nearest(node.id, count)
 
-    def _why_below(self, node: GraphNode, digests: Mapping[str, str], unknown: list[str]) -> str:
-        previous = self.compared_with(node, digests)
-        if previous is None:
-            return "new"
-        own = reasons(node.id, differences(previous.parts, self.parts[node.id]))
-        return "; ".join(own) or f"input changes: {', '.join(unknown)}"
-
-    def _why(self, node: GraphNode, digests: Mapping[str, str], key: str) -> str:
-        if node.id in self.forced:
-            return "forced"
-        line = self.store.newest(key)
-        if line is not None:
-            return f"artifact gone: {shown_digest(line.digest)} is missing or damaged in the store"
+    def _why(self, node: GraphNode, digests: Mapping[str, str], unknown: Sequence[str] = ()) -> str:
+        """Why a node runs that is neither forced nor lost its artifact. unknown: the parents that will run."""
         previous = self.compared_with(node, digests)
         if previous is None:
             return "new"
         lines = reasons(node.id, differences(previous.parts, self.parts[node.id]))
-        now = {parent: digests[parent] for parent in node.parents if parent in digests}
-        changed = [parent for parent in now if previous.input_digests.get(parent) != now[parent]]
-        if changed:
+        if unknown:
+            return "; ".join(lines) or f"input changes: {', '.join(unknown)}"
+        if changed := _changed_inputs(node, digests, previous):
             lines.append(f"input changed: {', '.join(changed)}")
         return "; ".join(lines) or "not finished before"
+
+
+def _changed_inputs(node: GraphNode, digests: Mapping[str, str], previous: Previous) -> list[str]:
+    """Of the parents with a known digest."""
+    return [each for each in node.parents if each in digests and previous.input_digests.get(each) != digests[each]]
