@@ -136,17 +136,11 @@ def _reference_of(spec: OpSpec) -> Iterator[str]:
         kind = f"list of {edge.type.__name__}" if edge.many else edge.type.__name__
         yield f"- reads `{edge.name}`: {kind}{', optional' if edge.optional else ''}"
     yield f"- writes {spec.output.__name__}"
-    yield f"- runs in {_processes(spec)}{'; a killed stage resumes from its last checkpoint' if spec.resumable else ''}"
+    yield f"- runs in {_launches(spec)}{'; a killed stage resumes from its last checkpoint' if spec.resumable else ''}"
     if spec.fields:
         yield from ["", "| field | type | default | meaning |", "| --- | --- | --- | --- |"]
     for field in spec.fields.values():
         yield _row(field, field.help)
-
-
-def _processes(spec: OpSpec) -> str:
-    if spec.single_process:
-        return "one process"
-    return "one process or in several ranks" + (", with `sp_degree`" if spec.sequence_parallel else "")
 
 
 def _row(field: ConfigField, help: str) -> str:
