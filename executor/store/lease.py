@@ -9,7 +9,7 @@
     work/<key>/rendezvous-<attempt>/        mode 0700: where ranks on one host meet, see launchers/ranks.py
     work/<key>/code-<attempt>.json          the source files that the stage runs, see planning/input_snapshot.py
     work/<key>/hosts-<attempt>/                                             see launchers/host_folder.py
-    work/<key>.<id>/            work that data changed under, see scheduler/attempt.py
+    work/<key>.<id>/            work whose input data changed, see scheduler/attempt.py
 
 A new holder ends what stages left running, see system/stage_mark.py, and waits until nobody holds `ranks`, so no late
 writer of a killed run can be alive beside it. A process that comes to `ranks` later finds another token in `lease`, and

@@ -5,7 +5,7 @@ objects/<digest>.damaged        one that was set aside, see integrity.py
 objects/.gone-<digest>-<pid>    one that is being removed, see maintenance/gc.py
 index/<key>                     what a key gave
 work/<key>                      work in progress, see lease.py
-work/<key>.<id>                 work that data changed under, see scheduler/attempt.py
+work/<key>.<id>                 work whose input data changed, see scheduler/attempt.py
 work/.<key>.<id>                either of these two while it is being removed
 work/.<run id>                  the record of a run that is being removed, see maintenance/remove_run.py
 records/<run id>                a run
