@@ -21,7 +21,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 from dsl.imports import PROJECT
@@ -89,9 +88,7 @@ class ChildGroup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def ended_within(self, seconds: float | None) -> bool:

@@ -59,7 +59,9 @@ class Publisher:
         within = STOPPED_WITHIN_S if stopped else END_WITHIN_S
         started = time.monotonic()
         is_noted = False
-        self._finish_soon()
+        with self._lock:
+            self._is_finishing = True
+            self._request_end()
         while self._thread.is_alive() and not give_up() and time.monotonic() - started < within:
             self._thread.join(POLL_S)
             if not is_noted and self._thread.is_alive() and time.monotonic() - started > SILENT_S:
@@ -106,11 +108,6 @@ class Publisher:
             if self._is_finishing:
                 self._request_end()
             return self._process
-
-    def _finish_soon(self) -> None:
-        with self._lock:
-            self._is_finishing = True
-            self._request_end()
 
     def _request_end(self) -> None:
         if self._process is not None and self._process.stdin is not None:
