@@ -78,7 +78,7 @@ def test_an_unknown_image_backend_is_refused_when_the_pipeline_is_made():
 
 
 def test_torchvision_where_it_is_not_installed_is_refused_with_the_way_out(no_torchvision, target, samples, tmp_path):
-    message = 'image_backend = "torchvision": torchvision cannot be imported here .* or take image_backend = "pillow"'
+    message = 'image_backend = "torchvision": torchvision cannot be imported here .* or set image_backend = "pillow"'
     with pytest.raises(ConfigError, match=message):
         run_tokenize(tmp_path / "a", samples, processor=str(target.path / "model"), image_backend="torchvision")
     with pytest.raises(ConfigError, match=message):
