@@ -198,7 +198,7 @@ def main() -> None:
     options.rounds = options.rounds or (1 if options.quick else 10)
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     print(f"{cores} cores, load average {load:.1f} at the start: with more than 0.2 the machine is not quiet")
-    began = time.time()
+    start = time.time()
     with tempfile.TemporaryDirectory(prefix="dflow-busy-") as folder:
         found = measure(options, Path(folder))
     rows = rows_of(found, options.busy, cores)
@@ -206,7 +206,7 @@ def main() -> None:
     for row in rows:
         figures = [f"{row['throughput']:.3g}", f"{row['of_quiet']:.2f}", f">= {row['goal']:.2f}"]
         cells.append([row["stage"], str(row["threads"]), row["beside"], *figures, verdict(row["holds"])])
-    print(f"\n{table(cells)}\n{time.time() - began:.0f} s")
+    print(f"\n{table(cells)}\n{time.time() - start:.0f} s")
     save_figures(options.json, {"cores": cores, "load": load, "quick": options.quick, "rows": rows, "rounds": found})
 
 

@@ -58,12 +58,12 @@ class Shapes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = sys.argv[1:] if argv is None else list(argv)
-    if given[:1] == ["--sglang"]:
+    argv = sys.argv[1:] if argv is None else argv
+    if list(argv[:1]) == ["--sglang"]:
         from benchmarks import capture_engine  # SGLang is not always installed
 
-        return capture_engine.main(given[1:])
-    arguments = _arguments(given)
+        return capture_engine.main(argv[1:])
+    arguments = _arguments(argv)
     torch.set_num_threads(arguments.threads)
     target = small_target(arguments.hidden, arguments.layers)
     head = ("samples", "tokens/s batched", "tokens/s one by one", "ratio", f"goal >= {GOAL:g}", "max abs difference")

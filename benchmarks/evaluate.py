@@ -26,11 +26,12 @@ from attrs import evolve, frozen
 
 from benchmarks.capture import Shapes, make_samples, small_target
 from benchmarks.harness import in_rounds, median_ratio, parser, save_figures, table, verdict
+from benchmarks.sides.ours import draft_config
+from benchmarks.sides.problem import Sizes
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
-from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.load import load_draft, random_draft
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
@@ -123,25 +124,23 @@ def random_case(arguments: argparse.Namespace) -> Case:
     target.model.to(device, dtype)
     info = {**target.info, "eos_token_ids": list(range(39, vocabulary, 40))}
     target = evolve(target, info=info, device=device)
-    draft = DraftConfig(
-        hidden_size=arguments.hidden,
-        num_hidden_layers=1,
-        num_attention_heads=max(1, arguments.hidden // 32),
-        num_key_value_heads=max(1, arguments.hidden // 64),
-        head_dim=32,
-        intermediate_size=3 * arguments.hidden,
-        vocab_size=vocabulary,
-        block_size=8,
-        mask_token_id=0,
-        target_layer_ids=tuple(range(1, arguments.layers - 2)),
-        num_target_layers=arguments.layers,
-        max_position_embeddings=4096,
+    sizes = Sizes(
+        context=2048,
+        anchors=0,
+        hidden=arguments.hidden,
+        layers=1,
+        heads=max(1, arguments.hidden // 32),
+        kv_heads=max(1, arguments.hidden // 64),
+        intermediate=3 * arguments.hidden,
+        vocabulary=vocabulary,
+        block=8,
+        target_layers=arguments.layers - 3,
     )
     samples = [
         evolve(sample, prompt_tokens=len(sample.input_ids))
         for sample in make_samples(arguments.prompts, (16, 48), (False, True))
     ]
-    return Case(target, random_draft(draft, 0, arguments.device, dtype), samples)
+    return Case(target, random_draft(draft_config(sizes), 0, arguments.device, dtype), samples)
 
 
 def _dtype(device: str) -> torch.dtype:

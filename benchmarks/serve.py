@@ -88,9 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(argv: Sequence[str] | None) -> int:
-    given = list(sys.argv[1:] if argv is None else argv)
-    end = given.index("--") if "--" in given else len(given)
-    options = _arguments(given[:end])
+    line = list(sys.argv[1:] if argv is None else argv)
+    end = line.index("--") if "--" in line else len(line)
+    options = _arguments(line[:end])
     require_sglang("benchmarks/serve.py")
     store = Store.open(store_path(options.store, None), write=False)
     run = find_served(store, find_record(store.records, options.run or None), options.node, options.prompts)
@@ -98,7 +98,7 @@ def measure(argv: Sequence[str] | None) -> int:
         raise StoreError("the store has no samples of this run to use as prompts")
     for warning in run.warnings:
         print(f"warning: {warning}")
-    extra = [*(ON_A_CPU if options.cpu else []), *given[end + 1 :]]
+    extra = [*(ON_A_CPU if options.cpu else []), *line[end + 1 :]]
     # Each side in a server of its own, one after the other, because both may not fit on one GPU.
     sides = {
         name: partial(run_side, run, draft, options, extra) for name, draft in (("draft", run.draft), ("alone", None))

@@ -25,7 +25,7 @@ from attrs import frozen
 from safetensors.numpy import load_file
 
 from benchmarks.environment import default_folder, install, interpreter
-from benchmarks.harness import Rounds, Side, in_rounds, parser, run_side, save_figures, table
+from benchmarks.harness import Rounds, Side, in_rounds, parser, run_side, save_figures, table, verdict
 from benchmarks.sides.problem import Sizes
 
 OURS, CHUNKED, DENSE, FLOOR, SPECULATORS = "ours", "ours, chunked", "dense reference", "matmul floor", "speculators"
@@ -201,11 +201,7 @@ def _goal_rows(rounds: Rounds, goals: Goals | None) -> list[list[str]]:
         ("chunked: time", f">= {goals.chunked_faster:g}x faster", chunked, faster[CHUNKED] >= goals.chunked_faster),
         ("the dream, chunked", dreamt, all_three, dream),
     ]
-    return [[*cells, _yes_or_no(holds)] for *cells, holds in rows]
-
-
-def _yes_or_no(holds: bool) -> str:
-    return "yes" if holds else "NO"
+    return [[*cells, verdict(holds)] for *cells, holds in rows]
 
 
 def _exactness_table(rows: Sequence[dict[str, object]]) -> str:
@@ -228,7 +224,7 @@ def _growth(settings: Settings) -> str:
             exponent = math.log(max(after / max(before, 1e-9), 1e-9)) / math.log(many / few)
             lines.append(
                 f"Chunked memory from {few} to {many} anchors at {context}: exponent {exponent:.3f} "
-                f"(goal <= {EXPONENT}): {_yes_or_no(exponent <= EXPONENT)}"
+                f"(goal <= {EXPONENT}): {verdict(exponent <= EXPONENT)}"
             )
     return "\n".join(lines)
 

@@ -162,7 +162,7 @@ def project(tmp_path_factory) -> Path:
     """A run in which the retouched draft is still right, so that its gate passes it."""
     project = tmp_path_factory.mktemp("retouched")
     (project / "known_ops.py").write_text(OPS)
-    shutil.copyfile(ROOT / "tests" / "mistaken_ops.py", project / "mistaken_ops.py")
+    shutil.copyfile(ROOT / "tests" / "support" / "mistaken_ops.py", project / "mistaken_ops.py")
     (project / "pipeline.toml").write_text(PIPELINE)
     code, said = dflow(project, "run", str(project / "pipeline.toml"))
     assert 0 == code, said

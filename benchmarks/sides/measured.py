@@ -68,8 +68,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def sizes_of(arguments: argparse.Namespace) -> Sizes:
-    given = {field.name: getattr(arguments, field.name) for field in fields(Sizes)}
-    return Sizes(**{name: value for name, value in given.items() if value is not None})
+    values = {field.name: getattr(arguments, field.name) for field in fields(Sizes)}
+    return Sizes(**{name: value for name, value in values.items() if value is not None})
 
 
 def on_cpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> tuple[dict[str, object], Step]:

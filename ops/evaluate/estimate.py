@@ -58,13 +58,13 @@ def _growth(config: Evaluate, outlook: Outlook) -> Growth | None:
     """By the number of prompts."""
     if outlook.trial is None:
         return None
-    given, tried = first_counted(outlook.inputs["tokens"]), outlook.trial.config
+    counted, tried = first_counted(outlook.inputs["tokens"]), outlook.trial.config
     if config.benchmark is not None:
         sizes = Counter(_categories(Path(config.benchmark)))
         small, full = (_prompts(sizes, limit) for limit in (tried.max_prompts, config.max_prompts))
-    elif given is not None:
-        small = _prompts(_of_split(given.samples.trial, config.split), tried.max_prompts)
-        full = _prompts(_of_split(given.samples.full, config.split), config.max_prompts)
+    elif counted is not None:
+        small = _prompts(_of_split(counted.samples.trial, config.split), tried.max_prompts)
+        full = _prompts(_of_split(counted.samples.full, config.split), config.max_prompts)
     else:
         return None
     return Growth(series=(Amount(small, full, "prompts"),), output=max(1.0, full / max(small, 1)), notes=(UNTRAINED,))

@@ -100,10 +100,10 @@ def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Pr
         return first_of_each(prompts, config.max_prompts, stage.info)
     info = TokenReader(stage.inputs["tokens"]).info
     encoder = ChatEncoder(processor, info.get("enable_thinking"))
-    asked = read_benchmark(Path(config.benchmark), encoder)
-    if any(prompt.has_images for prompt in asked):
+    prompts = read_benchmark(Path(config.benchmark), encoder)
+    if any(prompt.has_images for prompt in prompts):
         check_patches_fit(info, target.family)
-    return first_of_each(asked, config.max_prompts, stage.info)
+    return first_of_each(prompts, config.max_prompts, stage.info)
 
 
 def read_benchmark(file: Path, encoder: ChatEncoder) -> list[Prompt]:
@@ -125,16 +125,16 @@ def read_benchmark(file: Path, encoder: ChatEncoder) -> list[Prompt]:
 
 def _prompt(row: BenchmarkRow, encoder: ChatEncoder) -> Prompt:
     """Raises Unusable."""
-    asked = row.sample
-    turns = joined_messages({"conversations": [turn.row() for turn in asked.turns], "images": asked.images}, "in-place")
-    if asked.images and (encoder.processor.image_processor is None or encoder.processor.image_token_id is None):
+    raw = row.sample
+    turns = joined_messages({"conversations": [turn.row() for turn in raw.turns], "images": raw.images}, "in-place")
+    if raw.images and (encoder.processor.image_processor is None or encoder.processor.image_token_id is None):
         raise Unusable("it has an image, and the target is a text model", "remove it")
-    for image in asked.images:
+    for image in raw.images:
         reason, detail = fault_of(_encoded(image), MAX_PIXELS, MIN_SIDE)
         if reason:
             raise Unusable(reason, f"{image}: {detail}" if isinstance(image, Path) else detail)
-    sample = partial(_sample, asked.id, row.category, turns, asked.images, encoder)
-    return Prompt(row.place, asked.id, row.category, len(sample().input_ids), bool(asked.images), sample)
+    sample = partial(_sample, raw.id, row.category, turns, raw.images, encoder)
+    return Prompt(row.place, raw.id, row.category, len(sample().input_ids), bool(raw.images), sample)
 
 
 def _sample(

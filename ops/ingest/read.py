@@ -90,15 +90,15 @@ def _names(reading: Reading, form: str) -> Iterator[tuple[Path, str]]:
 def _image_folder(reading: Reading) -> Iterator[Read]:
     images = list(class_images(reading.source, SPLIT_NAMES))
     finder = reading.finder(reading.source)
-    given = {image.split for image in images}
+    named_splits = {image.split for image in images}
     for done, image in enumerate(images, start=1):
         sample = image_folder_sample(image, finder, reading.question, reading.answer)
-        yield done / len(images), _with_split(sample, image.split, given)
+        yield done / len(images), _with_split(sample, image.split, named_splits)
 
 
 def _rows(reading: Reading, form: str) -> Iterator[Read]:
     parts = list(parts_of(reading.source, form))
-    given = {part.split for part in parts}
+    named_splits = {part.split for part in parts}
     ids = _Ids(reading.duplicate_ids)
     mistakes: list[str] = []
     for place, part in enumerate(parts):
@@ -119,18 +119,18 @@ def _rows(reading: Reading, form: str) -> Iterator[Read]:
                 )
                 if isinstance(sample, RawSample) and sample_id != named:
                     sample = attrs.evolve(sample, draw_id=named)
-                yield (place + record.share) / len(parts), _with_split(sample, part.split, given)
+                yield (place + record.share) / len(parts), _with_split(sample, part.split, named_splits)
     if mistakes:
         raise DataError("\n".join(mistakes))
 
 
 def _with_split(
-    sample: RawSample | DroppedSample, part: str | None, given: set[str | None]
+    sample: RawSample | DroppedSample, part: str | None, named_splits: set[str | None]
 ) -> RawSample | DroppedSample:
     """The sample with its own split, else that of its part; splits without a part are drawn from train."""
     if isinstance(sample, DroppedSample) or sample.split is not None or part is None:
         return sample
-    absent = tuple(name for name in DRAWN_SPLITS if name not in given)
+    absent = tuple(name for name in DRAWN_SPLITS if name not in named_splits)
     if part == "train" and absent:
         return attrs.evolve(sample, draw=absent)
     return attrs.evolve(sample, split=part)

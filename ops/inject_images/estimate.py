@@ -8,9 +8,9 @@ from ops.lib.estimates import SamplesForeseen, kept_samples
 
 
 def estimate(config: InjectImages, outlook: Outlook) -> Estimate | None:
-    given: SamplesForeseen | None = outlook.inputs["samples"]
-    if outlook.trial is None or given is None:
+    source: SamplesForeseen | None = outlook.inputs["samples"]
+    if outlook.trial is None or source is None:
         return None
-    samples = kept_samples(outlook.trial.artifact, given.samples)
-    growth = Growth(series=(given.samples.amount("samples"),), output=samples.amount("samples").growth)
+    samples = kept_samples(outlook.trial.artifact, source.samples)
+    growth = Growth(series=(source.samples.amount("samples"),), output=samples.amount("samples").growth)
     return Estimate(growth=growth, foreseen=SamplesForeseen(samples=samples))

@@ -156,10 +156,10 @@ def amount(count: int | None) -> tuple[int, str]:
     return (MILLION, "a million tokens") if count is None else (count, "")
 
 
-def kept_samples(artifact: Path, given: Counts) -> Counts:
+def kept_samples(artifact: Path, source: Counts) -> Counts:
     """The samples in an artifact. The full run is assumed to keep the same share of each kind as the trial."""
     kept: Counter[Kind] = Counter((row["category"], row["split"]) for row in read_jsonl(artifact / "samples.jsonl"))
-    return Counts(kept, {kind: count * _share(kind, kept, given.trial) for kind, count in given.full.items()})
+    return Counts(kept, {kind: count * _share(kind, kept, source.trial) for kind, count in source.full.items()})
 
 
 def counted_tokens(artifact: Path, samples: Counts) -> Counts:

@@ -37,12 +37,12 @@ def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
 def estimate(config: RegenerateAnswers, outlook: Outlook) -> Estimate:
     """No memory if a server answers. A batch has at most batch_tokens, the new tokens included, or one sample."""
     target: TargetForeseen | None = outlook.inputs["target"]
-    given: SamplesForeseen | None = outlook.inputs["samples"]
+    source: SamplesForeseen | None = outlook.inputs["samples"]
     growth = foreseen = None
-    if outlook.trial is not None and given is not None:
-        foreseen = SamplesForeseen(samples=kept_samples(outlook.trial.artifact, given.samples))
+    if outlook.trial is not None and source is not None:
+        foreseen = SamplesForeseen(samples=kept_samples(outlook.trial.artifact, source.samples))
         growth = Growth(
-            series=(_answered(config, given.samples),),
+            series=(_answered(config, source.samples),),
             output=foreseen.samples.amount("samples").growth,
             notes=(HARDLY_TRAINED,) if target is not None and target.is_tried else (),
         )

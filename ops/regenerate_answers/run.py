@@ -100,7 +100,7 @@ def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> int
 def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
     """Write samples.jsonl, summary.json and dropped.csv from the finished shards, and log the counts."""
     outcomes = (outcome for shard in shards(folder, config, stage.work_dir) for outcome in read_jsonl(shard.path))
-    answers = tokens = retokenised = prompted = left = 0
+    answers = tokens = retokenised = prompted = kept = 0
     tally = Tally(stage, "regenerate")
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8", newline="\n") as file:
         for row in read_jsonl(folder / "samples.jsonl"):
@@ -114,10 +114,10 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
                     continue
                 row = regenerated_row(row, outcome)
                 retokenised += sum(answer["retokenised_differently"] for answer in outcome["answers"])
-                left += 1
+                kept += 1
             file.write(json_line(row))
             tally.keep(row["split"])
-    if not left:
+    if not kept:
         raise DataError(f"no answer of the target is left:\n{tally.reasons()}\n{remedies(tally.dropped)}")
     tally.finish(config.max_dropped)
     if SPECIAL_IN_ANSWER in tally.dropped:

@@ -19,10 +19,10 @@ def smoke(config: ShardSequence, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: ShardSequence, outlook: Outlook) -> Estimate | None:
-    given = first_counted(outlook.inputs["features"], outlook.inputs["tokens"])
-    if outlook.trial is None or given is None:
+    counted = first_counted(outlook.inputs["features"], outlook.inputs["tokens"])
+    if outlook.trial is None or counted is None:
         return None
-    tokens, samples = given.tokens.of(("train",))[1], given.samples.of(("train",))[1]
+    tokens, samples = counted.tokens.of(("train",))[1], counted.samples.of(("train",))[1]
     left_free = tokens / max(samples, 1) / 2  # a step ends before the sample that does not fit: half of one, on average
     of_epoch = max(1, math.ceil(tokens / max(config.tokens_per_step - left_free, config.tokens_per_step / 2)))
     steps = Amount(read_json(outlook.trial.artifact / "plan.json")["steps"], of_epoch * config.epochs, "steps")

@@ -30,12 +30,12 @@ def estimate(config: TokenizeChat, outlook: Outlook) -> Estimate:
         vocab_size, by_split = info["vocab_size"], Counter[str]()
         for shard in info["shards"]:
             by_split[shard["split"]] += shard["tokens"]
-    given: SamplesForeseen | None = outlook.inputs["samples"]
+    source: SamplesForeseen | None = outlook.inputs["samples"]
     counted = growth = None
-    if outlook.trial is not None and given is not None:
-        samples = kept_samples(outlook.trial.artifact, given.samples)
+    if outlook.trial is not None and source is not None:
+        samples = kept_samples(outlook.trial.artifact, source.samples)
         counted = TokensCounted(samples=samples, tokens=counted_tokens(outlook.trial.artifact, samples))
-        growth = Growth(series=(given.samples.amount("samples"),), output=counted.tokens.amount("tokens").growth)
+        growth = Growth(series=(source.samples.amount("samples"),), output=counted.tokens.amount("tokens").growth)
     foreseen = TokensForeseen(
         by_split=by_split,
         expected=config.expected_tokens,

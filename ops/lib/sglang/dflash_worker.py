@@ -31,7 +31,7 @@ from ops.lib.sglang.layers import patch_setter
 from ops.lib.sglang.meeting import environment
 from ops.lib.sglang.process import NO_PORT, enter, leave, make_server_args
 from ops.lib.sglang.requests import VisionTokens, make_request
-from ops.lib.sglang.runtime import clear_pools, prefill_batch
+from ops.lib.sglang.runtime import clear_pools, fitting_groups, prefill_batch
 from ops.lib.sglang.version import require_sglang
 
 MAX_REQUESTS = 16
@@ -178,14 +178,14 @@ class DflashEngine:
     ) -> SeenContext:
         """The draft's inputs for a sample's prompt and answer: the features and positions behind its keys."""
         features: list[Tensor] = []
-        taken: list[Tensor] = []
+        seen_positions: list[Tensor] = []
         worker, model = self.worker, self.worker.draft_model
         append, project = worker._append_target_hidden_to_draft_kv_by_loc, model.project_target_hidden
 
         def record(*, positions: Tensor, commit_lens: Tensor | None = None, **others: Any) -> None:
             append(positions=positions, commit_lens=commit_lens, **others)
             kept = len(positions) if commit_lens is None else int(commit_lens[0])
-            taken.append(positions[:kept].to("cpu", copy=True))  # the worker fills the same tensor again
+            seen_positions.append(positions[:kept].to("cpu", copy=True))  # the worker fills the same tensor again
             features[-1] = features[-1][:kept]
 
         def projected(target_hidden: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class DflashEngine:
         finally:
             del worker._append_target_hidden_to_draft_kv_by_loc
             del model.project_target_hidden
-        return SeenContext(torch.cat(features), torch.cat(taken), answer)
+        return SeenContext(torch.cat(features), torch.cat(seen_positions), answer)
 
     @torch.inference_mode()
     def _decode_together(
@@ -239,23 +239,18 @@ class DflashEngine:
 
     def _groups(self, samples: Sequence[TokenSample], max_new_tokens: int) -> Iterator[list[TokenSample]]:
         """The samples in order, in groups that fit the pool."""
-        group: list[TokenSample] = []
-        taken = 0
-        for sample in samples:
-            tokens = tokens_of(sample, max_new_tokens, self.block_size, self.target.model_runner.page_size)
-            if tokens > self.pool_tokens or tokens > self.model_config.context_len:
+
+        def tokens(sample: TokenSample) -> int:
+            count = tokens_of(sample, max_new_tokens, self.block_size, self.target.model_runner.page_size)
+            if count > self.pool_tokens or count > self.model_config.context_len:
                 raise DataError(
                     f"sample {sample.id}: its prompt of {sample.prompt_tokens} tokens, {max_new_tokens} new ones and "
-                    f"the blocks after them need {tokens}, but the engine was started for {self.pool_tokens} in total "
+                    f"the blocks after them need {count}, but the engine was started for {self.pool_tokens} in total "
                     f"and {self.model_config.context_len} per request"
                 )
-            if group and (taken + tokens > self.pool_tokens or len(group) == self.max_requests):
-                yield group
-                group, taken = [], 0
-            group.append(sample)
-            taken += tokens
-        if group:
-            yield group
+            return count
+
+        return fitting_groups(samples, tokens, self.pool_tokens, self.max_requests)
 
 
 def tokens_of(sample: TokenSample, max_new_tokens: int, block_size: int, page_size: int = 1) -> int:

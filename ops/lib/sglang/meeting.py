@@ -82,8 +82,8 @@ def _name(store: dist.Store, rank: int) -> str:
 
 def _hand_over(url: str, **_options: Any) -> Iterator[tuple[dist.Store, int, int]]:
     """torch's handler for a URL of this scheme, with the rank and the number of ranks in its query."""
-    asked = dict(parse_qsl(urlsplit(url).query))
-    yield _handed_over.get(), int(asked["rank"]), int(asked["world_size"])
+    query = dict(parse_qsl(urlsplit(url).query))
+    yield _handed_over.get(), int(query["rank"]), int(query["world_size"])
 
 
 register_rendezvous_handler(SCHEME, _hand_over)

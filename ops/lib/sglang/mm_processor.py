@@ -142,11 +142,11 @@ class ServedPrompts:
         self, messages: Sequence[Mapping[str, Any]], images: Sequence[bytes], options: Mapping[str, Any]
     ) -> tuple[str, list[Any]]:
         """The prompt's text, and the images as the endpoint passes them."""
-        left = iter(images)
+        remaining = iter(images)
         urls: list[Any] = []
         shown = []
         for message in messages:
-            content = [part if part["type"] == "text" else _image_url(next(left)) for part in message["content"]]
+            content = [part if part["type"] == "text" else _image_url(next(remaining)) for part in message["content"]]
             message = {**message, "content": content}
             shown.append(process_content_for_template_format(message, self.content_format, urls, [], [], []))
         text = self.tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True, **options)

@@ -9,7 +9,7 @@ sglang/benchmark/one_batch.py.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,9 +102,9 @@ class SglangRuntime:
             undo.pop_all()
         vision = VisionTokens.of(place.model_config.hf_config)
         page = runner.page_size
-        held = min(-(-pool_tokens // page), runner.max_total_num_tokens // page) * page  # memory may limit it
+        capacity = min(-(-pool_tokens // page), runner.max_total_num_tokens // page) * page  # memory may limit it
         requests = min(max_requests, runner.max_running_requests)
-        return cls(arguments, place.model_config, runner, vision, held, context_length, requests)
+        return cls(arguments, place.model_config, runner, vision, capacity, context_length, requests)
 
     def __enter__(self) -> Self:
         return self
@@ -256,22 +256,33 @@ class SglangRuntime:
 
     def _passes(self, samples: Sequence[TokenSample]) -> Iterator[list[TokenSample]]:
         """The samples in order, in groups that fit the pool."""
-        group: list[TokenSample] = []
-        tokens = 0
-        for sample in samples:
-            length = self._paged(len(sample.input_ids))
+
+        def tokens(sample: TokenSample) -> int:
             self.check_length(sample.id, len(sample.input_ids))
-            if group and (tokens + length > self.pool_tokens or len(group) == self.max_requests):
-                yield group
-                group, tokens = [], 0
-            group.append(sample)
-            tokens += length
-        if group:
-            yield group
+            return self._paged(len(sample.input_ids))
+
+        return fitting_groups(samples, tokens, self.pool_tokens, self.max_requests)
 
     def _paged(self, tokens: int) -> int:
         """Pool tokens of a sample, in whole pages."""
         return padded_length(tokens, self.runner.page_size)
+
+
+def fitting_groups(
+    samples: Sequence[TokenSample], tokens: Callable[[TokenSample], int], pool_tokens: int, max_requests: int
+) -> Iterator[list[TokenSample]]:
+    """The samples in order, in groups of at most `max_requests` and `pool_tokens`. tokens: of a sample."""
+    group: list[TokenSample] = []
+    total = 0
+    for sample in samples:
+        count = tokens(sample)
+        if group and (total + count > pool_tokens or len(group) == max_requests):
+            yield group
+            group, total = [], 0
+        group.append(sample)
+        total += count
+    if group:
+        yield group
 
 
 def prefill_batch(

@@ -129,9 +129,9 @@ def launch_command(
 
 def number_formats(server_args: Mapping[str, Any] | None) -> list[str]:
     """The server_args of a capture that serving must repeat, as arguments of SGLang's command line."""
-    given = server_args or {}
+    values = server_args or {}
     return [
-        part for name in NUMBER_FORMATS if name in given for part in (f"--{name.replace('_', '-')}", str(given[name]))
+        part for name in NUMBER_FORMATS if name in values for part in (f"--{name.replace('_', '-')}", str(values[name]))
     ]
 
 

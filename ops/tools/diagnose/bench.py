@@ -11,7 +11,6 @@ import torch
 from attrs import asdict, define, evolve, field, frozen
 from torch import Tensor
 
-from ops.evaluate.statistics import tau_interval
 from ops.lib.data.batching import spread
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
@@ -22,7 +21,6 @@ from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
 from ops.tools.diagnose.certainty import is_certainly_above, most, passes
 
-RESAMPLINGS = 2000
 # The least gain that counts. Several settings are tried, so one that is no better must not win by chance.
 LEAST_GAIN = 0.05
 CHANCE = 0.005
@@ -121,11 +119,6 @@ def tau_of(answers: Sequence[Decoded]) -> float:
     return sum(answer.generated for answer in answers) / steps if steps else float("nan")
 
 
-def interval(answers: Sequence[Decoded], block_size: int) -> tuple[float, float] | tuple[None, None]:
-    """95 % bootstrap interval of tau over the prompts; None for fewer than two with a step."""
-    return tau_interval(*_counts(answers), RESAMPLINGS, 0, block_size)
-
-
 @frozen
 class Gain:
     """Difference of tau between two sets of answers. counts: large enough; is_certain: also significant.
@@ -182,12 +175,6 @@ def stepped(answers: Sequence[Decoded]) -> list[Decoded]:
 def one_token(answers: Sequence[Decoded]) -> float:
     """The least error of passes per token: one more or one less token could always have been accepted."""
     return 1 / sum(answer.generated for answer in answers)
-
-
-def _counts(answers: Sequence[Decoded]) -> tuple[np.ndarray, np.ndarray]:
-    """Generated tokens and steps of each answer."""
-    generated = np.array([answer.generated for answer in answers], dtype=np.float64)
-    return generated, np.array([answer.steps for answer in answers], dtype=np.float64)
 
 
 def spread_samples(reader: TokenReader, count: int) -> list[TokenSample]:

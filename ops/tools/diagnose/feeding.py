@@ -201,8 +201,8 @@ def _fine(bench: Bench, kind: str, current: Setting, trained: Trained, prompts: 
 
 def unless_open(finding: Finding, fed: Sequence[Finding]) -> Finding:
     """Withholds a cause that wrong inputs of the draft would explain, if those could not be measured."""
-    left = [each.name for each in fed if not each.is_measured]
-    return held_back(finding, f"{' and '.join(left)}, not measured, may explain that") if left else finding
+    names = [each.name for each in fed if not each.is_measured]
+    return held_back(finding, f"{' and '.join(names)}, not measured, may explain that") if names else finding
 
 
 def _agreement(kind: str, trained: Trained) -> str:

@@ -21,6 +21,7 @@ from attrs import asdict
 from dsl.errors import DataError, DflowError
 from dsl.graph_json import graph_from_json
 from ops.artifacts import TokenShards
+from ops.evaluate.statistics import acceptance_length
 from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
@@ -28,7 +29,7 @@ from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.dflash.load import random_draft
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
 from ops.tools.diagnose.answers import own_finding
-from ops.tools.diagnose.bench import Bench, interval, spread_samples, tau_of
+from ops.tools.diagnose.bench import Bench, spread_samples, tau_of
 from ops.tools.diagnose.chain import Chain
 from ops.tools.diagnose.curve import curve_finding
 from ops.tools.diagnose.features import features_finding
@@ -47,6 +48,7 @@ from ops.tools.diagnose.trained import explained, target_finding, trained_of
 
 NOW = "dflow: now: "
 LEARNT = "train"  # the split that a draft is trained on
+RESAMPLINGS = 2000  # for the interval of tau
 CEILING = 0.95  # of block_size: a tau that can hardly rise
 TARGET, EXPORT, FED, RANDOM, FEATURES, TRAINING = STEPS = (
     "loading the target",
@@ -158,8 +160,8 @@ def _as_exported(answers: Sequence[Decoded], of_export: Sequence[Finding], block
     """tau before any correction."""
     if any(finding.is_cause for finding in of_export):
         return {"exported": None, "low": None, "high": None}
-    low, high = interval(answers, block_size)
-    return {"exported": tau_of(answers), "low": low, "high": high}
+    tau = acceptance_length(answers, RESAMPLINGS, 0, block_size)
+    return {"exported": tau.tau, "low": tau.low, "high": tau.high}
 
 
 def _held_out(chain: Chain, target: Target, count: int) -> tuple[str, list[TokenSample]]:

@@ -93,8 +93,8 @@ def _verdict(result: Mapping[str, Any]) -> str:
     if not causes:
         verdicts.append("none of the usual causes of a low tau")
         for what, sign in (("not judged, as tau is at its ceiling", "is_judged"), ("not measured", "is_measured")):
-            if left := [str(finding["name"]) for finding in findings if not finding[sign]]:
-                verdicts.append(f"{what}: {', '.join(left)}")
+            if names := [str(finding["name"]) for finding in findings if not finding[sign]]:
+                verdicts.append(f"{what}: {', '.join(names)}")
     return "; ".join(verdicts)
 
 

@@ -248,7 +248,7 @@ def test_answers_without_a_step_have_no_tau_and_no_file_holds_a_nan(draft, silen
     assert [[], []] == [stage.metric(name) for name in ("eval/tau", "eval/acceptance_slot_01")]
     assert [4] == stage.metric("eval/prompts")
     assert {} == stage.figures
-    assert "no tau: the target ends its answer to each of the 4 prompts with the first token" in capsys.readouterr().out
+    assert "no tau: the target's answer to each of the 4 prompts is one token" in capsys.readouterr().out
     shown = evaluate_sections(stage.out_dir)
     assert ["tau", "Losslessness", "Speed", "Answers"] == [section.title for section in shown]
     assert ("all", 4, None, "no step", None) == tuple(shown[0].body.rows[0])
