@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import quick
 from import_graph import ROOT
@@ -22,6 +24,13 @@ def test_tests_that_import_a_file_on_any_way_are_taken_the_nearest_first(file, t
     far = [quick.distance(path, [ROOT / file]) for path in taken]
     assert None not in far and far == sorted(far)
     assert {"unit"} == {kind_of(path) for path in taken}
+
+
+def test_the_test_named_after_a_file_comes_first_whatever_its_kind():
+    for file in ("executor/launchers/forkserver.py", "executor/store/lease.py"):
+        first = quick.affected([ROOT / file])[0]
+        assert first == (ROOT / "tests" / file).with_name(f"test_{Path(file).name}")
+        assert "process" == kind_of(first)
 
 
 def test_where_no_unit_test_is_near_the_nearest_of_any_kind_are_taken():

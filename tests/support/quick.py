@@ -1,8 +1,8 @@
 """The tests that tell most in a minute, `make quick`, and those of some files, `make quick FILE="PATH ..."`.
 
-Without a file: every test of the kind `unit`, see kinds.py. With files: of all test files that import one of them, on
-whatever way, the UNITS nearest of the kind `unit`; where there is none, the OTHERS nearest of any kind.
-Of equally near ones those that lie where the file's own tests do come first.
+Without a file: every test of the kind `unit`, see kinds.py. With files: the test file that is named after each, of any
+kind; and of all test files that import one of them, on whatever way, the UNITS nearest of the kind `unit`, or the
+OTHERS nearest of any kind where there is none.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ def main(given: Sequence[str]) -> int:
 
 
 def affected(files: Sequence[Path]) -> list[Path]:
-    """The test files to run for these files, the nearest first."""
+    """The test files to run for these files: their own ones, then the nearest first."""
     tests = [path for path in sorted(TESTS.rglob("test_*.py")) if "sglang" not in path.parts]
-    far = {path: steps for path in tests if (steps := distance(path, files)) is not None}
+    mirrored = {TESTS / path.relative_to(ROOT).with_name(f"test_{path.name}") for path in files}
+    own = [path for path in tests if path in mirrored]
+    far = {path: steps for path in tests if path not in own and (steps := distance(path, files)) is not None}
     units = [path for path in far if kind_of(path) == "unit"]
     nearest = min(far.values(), default=0)
-    others = [path for path in far if far[path] == nearest]
-    own = {TESTS / path.relative_to(ROOT).parent for path in files}
-    found = sorted(units or others, key=lambda path: (far[path], path.parent not in own))
-    return found[: UNITS if units else OTHERS]
+    others = [] if own else [path for path in far if far[path] == nearest]
+    folders = {path.parent for path in mirrored}
+    found = sorted(units or others, key=lambda path: (far[path], path.parent not in folders))
+    return own + found[: UNITS if units else OTHERS]
 
 
 def distance(start: Path, files: Sequence[Path]) -> int | None:
