@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dsl.errors import Mistake, did_you_mean, shortened
+from dsl.hooks import method
 from dsl.launch import Machine
 from dsl.op import ConfigField, OpSpec, Ref, is_builtin
 from dsl.order import cycles
@@ -20,6 +21,7 @@ from dsl.unchecked_node import WrittenNode
 MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MOST_OF_CYCLE = 12  # nodes of a cycle that are shown
+FieldCheck = Callable[[Mapping[str, Any], Any], Mapping[str, str]]  # the result: field -> what is wrong with it
 Absent = dict[str, list[Mistake]]  # what is to be said of files and folders that are not there, by node
 
 
@@ -160,8 +162,8 @@ def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
     if not op.sequence_parallel and node.launch.get("sp_degree", 1) > 1:
         message = f'the op "{op.name}" does no sequence parallelism'
         yield node.mistake("launch.sp_degree", message, "leave sp_degree out; every rank then takes whole sequences")
-    found: Mapping[str, str] = getattr(op.config_class, "launch_mistakes", _none)(node.values, node.launch)
-    for name, message in found.items():
+    check: FieldCheck | None = method(op, "launch_mistakes")
+    for name, message in check(node.values, node.launch).items() if check is not None else ():
         yield node.mistake(name, message)
 
 
@@ -174,9 +176,8 @@ def _mistakes_with_nodes_above(node: WrittenNode, op: OpSpec, nodes: Mapping[str
             reached = _read_by(reached, edge, nodes) if reached is not None else None
         return {} if reached is None else _known_values(reached)
 
-    check = getattr(op.config_class, "mistakes_with_nodes_above", None)
-    found: Mapping[str, str] = {} if check is None else check(_known_values(node), above)
-    for name, message in found.items():
+    check: FieldCheck | None = method(op, "mistakes_with_nodes_above")
+    for name, message in check(_known_values(node), above).items() if check is not None else ():
         yield node.mistake(name, message)
 
 
@@ -209,10 +210,6 @@ def _secret_mistakes(node: WrittenNode) -> Iterator[Mistake]:
             if variable not in os.environ:
                 message = f"the environment variable {variable} is not set"
                 yield node.mistake(name, message, "export it where dflow is called")
-
-
-def _none(_values: Mapping[str, Any], _launch: Mapping[str, Any]) -> dict[str, str]:
-    return {}
 
 
 def _cycle_mistakes(nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:

@@ -1,4 +1,4 @@
-"""Where the hooks of an op are found: what dflow asks of an op beside running it (dsl/op_class.py lists them)."""
+"""Where the methods and hooks of an op are found (dsl/op_class.py lists them)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 from dsl.op import OpSpec
-from dsl.op_class import HOOK_FILES, members_of
+from dsl.op_class import HOOK_FILES
+
+
+def method(op: OpSpec, name: str) -> Callable[..., Any] | None:
+    """The method of the op's config class, which takes the config as self unless it is static. The caller declares
+    the type. None where there is none, or a field or edge of that name.
+    """
+    if name in op.fields or name in op.edges:
+        return None
+    found: Callable[..., Any] | None = getattr(op.config_class, name, None)
+    return found
 
 
 def hook(op: OpSpec, name: str) -> Callable[..., Any] | None:
@@ -16,11 +26,10 @@ def hook(op: OpSpec, name: str) -> Callable[..., Any] | None:
 
     The file is imported here, when it is needed. The caller declares the type.
     """
-    cls = op.config_class
-    if name in members_of(cls, (*op.fields, *op.edges)):
-        method: Callable[..., Any] = getattr(cls, name)
-        return method
-    package, _, module = cls.__module__.rpartition(".")
+    own = method(op, name)
+    if own is not None:
+        return own
+    package, _, module = op.config_class.__module__.rpartition(".")
     file = f"{package}.{HOOK_FILES[name]}"
     if not package or module != "op" or importlib.util.find_spec(file) is None:
         return None

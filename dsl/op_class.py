@@ -105,7 +105,7 @@ def class_attributes(cls: type, fields: Iterable[str]) -> dict[str, Any]:
     """The values of OpClass's attributes in a config class. Raises ConfigError for any wrong member of OpClass."""
     values = {name: getattr(OpClass, name) for name in ATTRIBUTES}
     mistakes = []
-    for name in sorted(members_of(cls, fields)):
+    for name in sorted(_members_of(cls, fields)):
         try:
             if name in ATTRIBUTES:
                 values[name] = structure(ATTRIBUTES[name], getattr(cls, name))
@@ -120,7 +120,7 @@ def class_attributes(cls: type, fields: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def members_of(cls: type, fields: Iterable[str]) -> set[str]:
+def _members_of(cls: type, fields: Iterable[str]) -> set[str]:
     """The public names of a config class beside its fields and `output`."""
     names = {name for base in cls.__mro__[:-1] for name in vars(base) if not name.startswith("_")}
     return names - {*fields, "output"}

@@ -16,6 +16,7 @@ from dsl.convert import unstructure
 from dsl.encoding import Encoded
 from dsl.fingerprint import fingerprint, is_path, key_config
 from dsl.graph import Graph, GraphNode
+from dsl.hooks import method
 from dsl.imports import search_path
 from executor.keys.code_cache import CodeHashes, CodeMemo
 from executor.keys.external_inputs import External, ExternalDigests
@@ -120,8 +121,8 @@ def node_parts(graph: Graph, node_id: str, sources: Sources, roots: Sequence[Pat
 
 def run_symbols(node: GraphNode) -> tuple[str, ...]:
     """Where a node's code begins beside its classes: its run function, and what the config chooses."""
-    chosen: tuple[str, ...] = node.config.chosen_code() if hasattr(node.config, "chosen_code") else ()
-    return (node.op.run, *chosen)
+    chosen: Callable[[Any], tuple[str, ...]] | None = method(node.op, "chosen_code")
+    return (node.op.run, *(chosen(node.config) if chosen is not None else ()))
 
 
 def class_symbols(node: GraphNode) -> tuple[str, ...]:
@@ -157,12 +158,14 @@ def externals_of(node: GraphNode) -> dict[str, External]:
             found |= {f"{name}[{place}]": Path(member) for place, member in enumerate(value) if is_path(member)}
         elif spec.external and is_path(value):
             found[name] = Path(value)
-    if hasattr(node.config, "external_files"):
-        found["external_files"] = node.config.external_files()
+    files: Callable[[Any], Mapping[str, Path | None]] | None = method(node.op, "external_files")
+    if files is not None:
+        found["external_files"] = files(node.config)
     return found
 
 
 def library_versions(node: GraphNode, versions: LibraryVersions) -> dict[str, str]:
     """The versions that enter the node's key, by distribution."""
-    chosen: tuple[str, ...] = node.config.chosen_libraries() if hasattr(node.config, "chosen_libraries") else ()
-    return {name: versions[name] for name in (*node.op.key_libraries, *chosen)}
+    chosen: Callable[[Any], tuple[str, ...]] | None = method(node.op, "chosen_libraries")
+    names = (*node.op.key_libraries, *(chosen(node.config) if chosen is not None else ()))
+    return {name: versions[name] for name in names}

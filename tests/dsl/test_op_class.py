@@ -14,7 +14,7 @@ import pytest
 from attrs import frozen
 
 from dsl.errors import ConfigError, PipelineError
-from dsl.hooks import hook
+from dsl.hooks import hook, method
 from dsl.op import Artifact, field, op, op_of
 from dsl.op_class import ATTRIBUTES, HOOK_FILES, METHODS, OpClass
 from dsl.op_table import load_op
@@ -103,11 +103,12 @@ def test_members_of_ones_own_and_those_that_begin_with_an_underscore_are_left_al
     declared(LIMIT=3, total=lambda self: 3, prompt=property(lambda self: ""), _reports=1, _external_file=2)
 
 
-def test_a_field_may_be_named_like_a_hook_and_is_none() -> None:
-    annotations = {"report": str, "threads": int, "count": int}
-    spec = declared(__annotations__=annotations, report=field(default=""), threads=field(default=1))
-    assert {"report", "threads", "count"} == {*spec.fields}
-    assert (None, None) == (hook(spec, "report"), hook(spec, "threads"))
+@pytest.mark.parametrize("name", METHODS)
+def test_a_field_may_be_named_like_a_method_or_a_hook_and_is_none(name: str) -> None:
+    spec = declared(__annotations__={name: str, "count": int}, **{name: field(default="")})
+    assert {name, "count"} == {*spec.fields}
+    assert method(spec, name) is None
+    assert name not in HOOK_FILES or hook(spec, name) is None
 
 
 def test_the_error_names_the_place_in_the_users_file(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dsl.errors import StoreError
 from dsl.graph import compile_pipeline
 from dsl.op import Artifact, Ref, field, op
+from dsl.op_class import HOOK_FILES, METHODS
 from dsl.pipeline import Pipeline
 from executor.keys.differences import differences, reasons
 from executor.keys.node_key import KeyParts, Sources, graph_parts, node_inputs
@@ -58,6 +59,19 @@ class Parse:
         return (self.parser,) if self.parser else ()
 
 
+@op(version=1, run="test_keys_and_plan:make")
+@frozen(kw_only=True)
+class NamedLikeMethods:
+    """Its fields have the names of all methods of an op that are no hooks."""
+
+    external_files: tuple[str, ...] = field(default=("photo.png",))
+    chosen_libraries: str = field(default="attrs")
+    chosen_code: str = field(default="test_keys_and_plan:make")
+    launch_mistakes: int = field(default=0)
+    mistakes_with_nodes_above: int = field(default=0)
+    output = Text
+
+
 def make(config, stage):
     """Never called here."""
 
@@ -69,6 +83,16 @@ def diamond(**config):
     c = p.node("c", Merge(texts=(a,), extra=b))
     p.node("d", Merge(texts=(b, c)))
     return attrs.evolve(compile_pipeline(p), op_files=(Path(__file__),))
+
+
+def test_fields_that_are_named_like_methods_are_config_and_nothing_more():
+    p = Pipeline("p", root=Path("/"))
+    p.node("a", NamedLikeMethods())
+    graph = attrs.evolve(compile_pipeline(p), op_files=(Path(__file__),))
+    parts = graph_parts(graph, Sources.now(None))["a"]
+    assert {*METHODS} - {*HOOK_FILES} == {*parts.config}
+    assert ("photo.png",) == tuple(parts.config["external_files"])
+    assert ({}, {}) == (parts.external, parts.libraries)
 
 
 @frozen
