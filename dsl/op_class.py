@@ -7,10 +7,13 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dsl.convert import structure
 from dsl.errors import ConfigError, Mistake, StructureError
+
+if TYPE_CHECKING:
+    from dsl.estimate import Estimate, Outlook
 
 Folders = Mapping[str, Path | tuple[Path, ...] | None]  # of the artifacts that a node reads, by edge
 NEAR = 0.85  # from which likeness on a name is taken for a misspelled one
@@ -74,8 +77,8 @@ class OpClass(Protocol):
         on each line. Called before a run's first stage.
         """
 
-    def estimate(self, outlook: Any) -> Any:
-        """The `Estimate` of what the node needs, for `dflow plan` and `--smoke` (dsl/estimate.py)."""
+    def estimate(self, outlook: Outlook) -> Estimate | None:
+        """What the node needs, for `dflow plan` and `--smoke`; None where the op cannot tell."""
 
     def smoke(self, samples: int) -> Mapping[str, Any]:
         """Field -> value for a trial run on so many samples (`dflow run --smoke`)."""
@@ -85,11 +88,11 @@ class OpClass(Protocol):
 
     @staticmethod
     def report(folder: Path) -> Iterable[Any]:
-        """The sections of `dflow report` for an artifact (ops/lib/report_sections.py)."""
+        """The sections of an artifact in `dflow report`: each a Section of ops/lib/report_sections.py."""
 
     @staticmethod
     def logged_model(folder: Path) -> Any:
-        """The `LoggedModel` as which MLflow shows an artifact (ops/lib/logged_model.py)."""
+        """How MLflow shows an artifact that is a model: a LoggedModel of ops/lib/logged_model.py."""
 
 
 ATTRIBUTES = typing.get_type_hints(OpClass)

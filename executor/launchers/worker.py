@@ -35,6 +35,7 @@ from dsl.graph_json import node_from_json
 from dsl.imports import PROJECT, import_from_source, is_below, is_interpreters, take_search_path
 from dsl.named_function import named_function
 from dsl.secrets import redact, resolved, secret_values
+from dsl.stage import Stage
 from executor.keys.node_key import node_inputs
 from executor.launchers.failure import Failure
 from executor.launchers.stage_contract import STOP_REQUESTED, InputArtifact, RankError, RankResult, StageSpec
@@ -58,7 +59,7 @@ BLOCKED = threading.local()  # mask: the signal mask of a forking thread before 
 
 @frozen
 class WorkerStage:
-    """Implements dsl.stage.Stage. Only rank 0 writes events."""
+    """Implements Stage. Only rank 0 writes events."""
 
     inputs: Mapping[str, Any]
     out_dir: Path
@@ -172,7 +173,7 @@ def _run(spec: StageSpec, rank: int, stop: threading.Event, result: Path) -> tup
     take_search_path(spec.search_path)  # the op files may have changed it, as they did when the key was computed
     declared = frozenset(sys.modules)
     sys.excepthook = partial(_report_error, result, secret_values(node.config))
-    run: Callable[[Any, WorkerStage], None] = named_function(node.op.run)
+    run: Callable[[Any, Stage], None] = named_function(node.op.run)
     device = _device(spec.device)
     stage = WorkerStage(
         inputs=_inputs(node, spec.artifacts),

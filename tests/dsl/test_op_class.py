@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from dsl.hooks import hook, method
 from dsl.op import Artifact, field, op, op_of
 from dsl.op_class import ATTRIBUTES, HOOK_FILES, METHODS, OpClass
 from dsl.op_table import load_op
+from dsl.stage import Stage
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 
@@ -166,6 +168,22 @@ def rows_of(page: str, head: str) -> dict[str, list[str]]:
     lines = page[page.index(head) :].splitlines()[2:]
     table = [line.strip("| ").split(" | ") for line in lines[: lines.index("")]]
     return {re.match(r"`(\w+)", cells[0])[1]: cells for cells in table}  # type: ignore[index]
+
+
+def test_the_guide_has_every_argument_of_op_with_its_default() -> None:
+    rows = rows_of(PAGE.read_text(encoding="utf-8"), "| argument |")
+    written = {
+        name: "required" if argument.default is argument.empty else f"`{argument.default}`"
+        for name, argument in inspect.signature(op).parameters.items()
+    }
+    assert written == {name: row[1] for name, row in rows.items()}
+
+
+def test_the_guide_names_every_member_of_a_stage() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    sentence = page[page.index("access to the outside is `stage`:") :].partition(". With")[0]
+    listed = re.findall(r"`(\w+)(?:\(\))?`", sentence.partition(":")[2])
+    assert sorted(name for name in vars(Stage) if not name.startswith("_")) == sorted(listed)
 
 
 def test_the_tables_of_the_guide_have_every_member_with_its_default_and_file() -> None:
