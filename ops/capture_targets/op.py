@@ -13,6 +13,9 @@ from ops.artifacts import TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.server_args import refused_args
 
 DFLASH_LAYERS, EAGLE3_LAYERS = 5, 3
+# What run.py imports by these constants, so that no key but those of SGLang's captures has SGLang's code.
+BACKEND = "ops.capture_targets.sglang:SglangBackend"
+REQUIRE, BACKEND_INFO = "ops.lib.sglang.version:require_sglang", "ops.lib.sglang.version:backend_info"
 LAYER_IDS = {"minItems": 1, "uniqueItems": True, "allOf": [{"items": {"minimum": 0}}]}  # of ascending_layers
 
 
@@ -138,7 +141,5 @@ class CaptureTargets:
         return ("sglang",) if self.backend == "sglang" else ()
 
     def chosen_code(self) -> tuple[str, ...]:
-        """The code of SGLang's backend and of the version check, which run.py imports by name."""
-        if self.backend != "sglang":
-            return ()
-        return ("ops.capture_targets.sglang:SglangBackend", "ops.lib.sglang.version:require_sglang")
+        """The code of SGLang's backend, of the version check, and of SGLang's entry in features.json."""
+        return (BACKEND, REQUIRE, BACKEND_INFO) if self.backend == "sglang" else ()

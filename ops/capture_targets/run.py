@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -24,7 +24,7 @@ from dsl.stage import Stage
 from ops.capture_targets.backend import Backend, Halving
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import layers_of
-from ops.capture_targets.op import CaptureTargets, default_batch_tokens
+from ops.capture_targets.op import BACKEND, BACKEND_INFO, REQUIRE, CaptureTargets, default_batch_tokens
 from ops.capture_targets.writing import Shard
 from ops.lib.data.background_writer import BackgroundWriter
 from ops.lib.data.batching import batches_by_length
@@ -36,9 +36,6 @@ from ops.lib.vision.families import Family, family_of
 
 POLL_S = 0.2
 PARTS_THAT_FILL = 16  # a GPU is busy with this fraction of the default batch_tokens: 512 tokens
-# Imported by constants, which the import graph ignores: both are only in the keys of SGLang's captures (`chosen_code`).
-BACKEND = "ops.capture_targets.sglang:SglangBackend"
-REQUIRE, VERSION = "ops.lib.sglang.version:require_sglang", "ops.lib.sglang.version:SGLANG_VERSION"
 
 
 @frozen
@@ -93,9 +90,10 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
 def open_backend(config: CaptureTargets, stage: Stage, readers: Mapping[str, TokenReader]) -> Backend:
     """The backend of the config with its target loaded; SGLang's module is imported by name if it is used."""
     if config.backend == "sglang":
-        named_function(REQUIRE)('backend = "sglang" of capture_targets')
-        backend: Backend = named_function(BACKEND).start(config, stage, readers)
-        return backend
+        require: Callable[[str], None] = named_function(REQUIRE)
+        require('backend = "sglang" of capture_targets')
+        start: Callable[[CaptureTargets, Stage, Mapping[str, TokenReader]], Backend] = named_function(BACKEND).start
+        return start(config, stage, readers)
     return HuggingFaceBackend.load(config, stage.inputs["target"], stage.device)
 
 
@@ -213,22 +211,20 @@ def write_features_json(
     config: CaptureTargets, stage: Stage, layer_ids: Sequence[int], plans: Sequence[ShardPlan]
 ) -> None:
     """Write features.json, which describes the shards and their origin."""
+    backend = None
+    if config.backend == "sglang":
+        backend_info: Callable[[Mapping[str, Any] | None], dict[str, Any]] = named_function(BACKEND_INFO)
+        backend = backend_info(config.server_args)
     info = feature_info(
         stage.inputs["target"],
         stage.inputs["tokens"],
         layer_ids,
         config.dtype,
         final_hidden=config.final_hidden,
-        backend=sglang_info(config) if config.backend == "sglang" else None,
+        backend=backend,
     )
     shards = [
         {"file": plan.file, "split": plan.split, "samples": plan.end - plan.start, "tokens": plan.tokens}
         for plan in plans
     ]
     write_json(stage.out_dir / "features.json", info | {"shards": shards})
-
-
-def sglang_info(config: CaptureTargets) -> dict[str, Any]:
-    """SGLang's entry in features.json: its version, and its arguments, if any."""
-    given = {"server_args": dict(config.server_args)} if config.server_args else {}
-    return {"backend": "sglang", "backend_version": named_function(VERSION), **given}

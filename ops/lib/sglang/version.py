@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
 
 from dsl.errors import DataError
 
@@ -16,6 +18,12 @@ def installed_version() -> str | None:
         return importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def backend_info(server_args: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The entry of features.json about the backend: SGLang's version, and its arguments, if any."""
+    given = {"server_args": dict(server_args)} if server_args else {}
+    return {"backend": "sglang", "backend_version": SGLANG_VERSION, **given}
 
 
 def require_sglang(what: str) -> None:

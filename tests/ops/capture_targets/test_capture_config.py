@@ -16,7 +16,7 @@ from dsl.op import Ref, op_of
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
 from executor.keys.node_key import Sources, graph_parts
-from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.op import BACKEND, BACKEND_INFO, REQUIRE, CaptureTargets
 from ops.capture_targets.server_args import ALLOWED
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.ingest.op import Ingest
@@ -48,7 +48,6 @@ backend = "sglang"
 [node.capture.server_args]
 """
 ROOT = Path(__file__).parents[3]
-BACKEND = "ops.capture_targets.sglang:SglangBackend"
 
 
 def config(**changes):
@@ -185,27 +184,31 @@ def test_a_pipeline_in_python_with_server_arguments_is_the_twin_of_one_in_toml(t
     assert graph_of(tmp_path, "mem_fraction_static = 0.5\n") == compile_pipeline(p)
 
 
-def bumped(folder):
-    """The project's sources with another version of SGLang pinned, as roots of a fingerprint."""
-    pinned = folder / "ops" / "lib" / "sglang" / "version.py"
-    shutil.copytree(ROOT / "ops", folder / "ops", ignore=shutil.ignore_patterns("__pycache__"))
-    pinned.write_text(pinned.read_text().replace(f'"{SGLANG_VERSION}"', '"9.9.9"'))
-    assert '"9.9.9"' in pinned.read_text()
-    return [folder]
+@pytest.mark.parametrize(
+    ("file", "old", "new", "symbol"),
+    [
+        ("ops/lib/sglang/version.py", f'"{SGLANG_VERSION}"', '"9.9.9"', "SGLANG_VERSION"),
+        ("ops/lib/sglang/version.py", '"backend_version"', '"version"', "backend_info"),
+        ("ops/lib/sglang/runtime.py", '"the sglang backend"', '"a backend"', "SglangRuntime"),
+        ("ops/capture_targets/sglang.py", '"the target\'s context"', '"its context"', "SglangBackend"),
+    ],
+)
+def test_an_edit_of_sglangs_code_changes_the_code_of_its_own_captures_alone(tmp_path, file, old, new, symbol):
+    def code(symbols, root):
+        return {place: digest for each in symbols for place, digest in code_fingerprints(each, [root]).items()}
 
-
-def test_another_pinned_version_of_sglang_changes_the_code_of_its_own_captures_alone(tmp_path):
-    def code(symbols, roots):
-        return {place: digest for symbol in symbols for place, digest in code_fingerprints(symbol, roots).items()}
-
-    now, later = [ROOT], bumped(tmp_path)
+    shutil.copytree(ROOT / "ops", tmp_path / "ops", ignore=shutil.ignore_patterns("__pycache__"))
+    edited = tmp_path / file
+    assert edited.read_text().count(old) == 1
+    edited.write_text(edited.read_text().replace(old, new))
     capture, training = op_of(CaptureTargets).run, op_of(TrainDflash).run
     for symbols in ([capture, *config().chosen_code()], [training]):
-        assert code(symbols, now) == code(symbols, later)
+        assert code(symbols, ROOT) == code(symbols, tmp_path)
     served = [capture, *config(backend="sglang").chosen_code()]
-    before, after = code(served, now), code(served, later)
+    before, after = code(served, ROOT), code(served, tmp_path)
     assert before.keys() == after.keys()
-    assert ["ops.lib.sglang.version:SGLANG_VERSION"] == [name for name in before if before[name] != after[name]]
+    changed = f"{file.removesuffix('.py').replace('/', '.')}:{symbol}"
+    assert [changed] == [name for name in before if before[name] != after[name]]
 
 
 def test_sglang_enters_the_key_only_where_it_captures(tmp_path, monkeypatch):
@@ -220,8 +223,8 @@ def test_sglang_enters_the_key_only_where_it_captures(tmp_path, monkeypatch):
     assert alike[0].key({}) == alike[1].key({})
     assert differing[0].key({}) != differing[1].key({})
     assert "sglang" not in alike[0].libraries
-    assert (True, False) == (BACKEND in differing[0].code, BACKEND in alike[0].code)
-    assert "ops.lib.sglang.runtime:SglangRuntime" in differing[0].code
+    assert [] == [place for place in alike[0].code if "sglang" in place.partition(":")[0]]
+    assert {BACKEND, REQUIRE, BACKEND_INFO, "ops.lib.sglang.runtime:SglangRuntime"} <= differing[0].code.keys()
 
 
 def test_how_many_ranks_share_a_model_is_no_part_of_the_key(tmp_path):
