@@ -1,4 +1,4 @@
-"""Imports by name, "module:function": run functions, the table of ops, what a `chosen_code` names; not hooks."""
+"""Imports by name, "module:name": run functions, the table of ops, commands, what a `chosen_code` names; not hooks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Any
 
 
 def named_function(place: str) -> Any:
-    """What "module:function" names; callers declare its type. Raises ImportError or AttributeError, as imports do."""
+    """What "module:name" names. Raises ImportError or AttributeError, as imports do.
+
+    It keeps a module out of a process that does not need it, and its code out of keys: `code_fingerprints` does not
+    follow names that are constants or computed. It returns Any because mypy does not follow them either, so every
+    caller declares the type of what it gets.
+    """
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

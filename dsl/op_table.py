@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
@@ -101,7 +100,7 @@ def raised_in(file: Path, error: BaseException, shown_as: str) -> Mistake:
 
 
 def _built_in_table() -> dict[str, str]:
-    table: dict[str, str] = importlib.import_module("ops").OPS
+    table: dict[str, str] = named_function("ops:OPS")
     return table
 
 

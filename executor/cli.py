@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from dsl.errors import DflowError, Mistake, PipelineError, did_you_mean, on_one_line, shortened
+from dsl.named_function import named_function
 from executor.system.os_errors import USER_ERRNOS, clear_error
 from executor.system.output import FAILED, INTERRUPTED, USAGE, output_errors_text, prepare_streams, print_lines
 
@@ -120,9 +120,11 @@ def _options(given: list[str]) -> argparse.Namespace:
     if name not in COMMANDS:
         _show_commands(given)
     parser = _Parser(prog=f"dflow {name}", description=COMMANDS[name])
-    module = importlib.import_module(f"executor.commands.{name.replace('-', '_')}")
-    module.add_arguments(parser)
-    parser.set_defaults(main=module.main)
+    module = f"executor.commands.{name.replace('-', '_')}"
+    add_arguments: Callable[[argparse.ArgumentParser], None] = named_function(f"{module}:add_arguments")
+    main: Callable[[argparse.Namespace], int] = named_function(f"{module}:main")
+    add_arguments(parser)
+    parser.set_defaults(main=main)
     return parser.parse_args(given[1:])
 
 

@@ -1,5 +1,6 @@
 """The import rule: docs/architecture.md has the table, and the syntax trees of the whole repository are held to it."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -57,6 +58,24 @@ def test_only_the_tracking_module_imports_mlflow() -> None:
         path.relative_to(ROOT).as_posix() for path in FILES if "mlflow" in {n.split(".")[0] for n in imported(path)}
     }
     assert importing <= {"executor/tracking/mlflow_client.py"}
+
+
+def test_modules_are_imported_by_name_only_by_named_function_and_for_hooks() -> None:
+    calls = {
+        (path.relative_to(ROOT).as_posix(), ast.unparse(node.func).rpartition(".")[2])
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Call)
+    }
+    by_name = {file for file, function in calls if function in {"import_module", "__import__"}}
+    assert by_name == {"dsl/named_function.py", "dsl/hooks.py"}
+    assert {file for file, function in calls if function == "named_function"} == {
+        "dsl/op_table.py",
+        "executor/cli.py",
+        "executor/launchers/forkserver.py",
+        "executor/launchers/worker.py",
+        "ops/capture_targets/run.py",
+    }
 
 
 def test_dsl_imports_nothing_heavy() -> None:

@@ -23,7 +23,6 @@ stage imports the executor's main module again, which may be a user's script.
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import selectors
@@ -31,13 +30,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from attrs import define, frozen
 
 from dsl.convert import structure, unstructure
+from dsl.named_function import named_function
 from executor.launchers import worker
 from executor.system.jsonlines import compact
 from executor.system.stage_mark import show_mark
@@ -236,8 +236,8 @@ def _run(start: Start) -> int:
         os.dup2(log, descriptor)
     os.close(log)
     sys.argv = [start.module, *start.arguments]
-    code: int = importlib.import_module(start.module).main()
-    return code
+    main: Callable[[], int] = named_function(f"{start.module}:main")
+    return main()
 
 
 def _has_others(group: int) -> bool:
