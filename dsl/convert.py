@@ -1,7 +1,7 @@
 """Plain values, as TOML, JSON and the command line have them, as typed ones and back: one strict cattrs converter.
 
-1 is no bool, True no int, "3" no number; an int will do for a float, and becomes one. Lists become tuples. A table of
-an attrs class has all its required keys and no others.
+Types are not coerced: 1 is not a bool, True not an int, "3" not a number. The exceptions: an int is accepted as a float
+and becomes one, and lists become tuples. A table of an attrs class has all its required keys and no unknown ones.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def unstructure(value: object) -> Any:
 
 
 def type_mistake(expected: Any, value: object) -> str | None:
-    """Why the value is none of that type; None where it is one."""
+    """Why the value is not of that type; None if it is."""
     try:
         structure(expected, value)
     except StructureError as error:
@@ -85,7 +85,7 @@ def typed_value(text: str, expected: Any) -> Any:
     except ValueError as error:
         if text.startswith(OPENINGS):
             reason = getattr(error, "msg", str(error))
-            raise ValueError(f"not TOML: {reason}; a text in a list stands in quotes, as in TOML") from error
+            raise ValueError(f"not TOML: {reason}; text in a list needs quotes, as in TOML") from error
         return text
     if len(document) > 1:
         return text

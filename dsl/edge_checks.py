@@ -22,7 +22,7 @@ MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MOST_OF_CYCLE = 12  # nodes of a cycle that are shown
 FieldCheck = Callable[[Mapping[str, Any], Any], Mapping[str, str]]  # the result: field -> what is wrong with it
-Absent = dict[str, list[Mistake]]  # what is to be said of files and folders that are not there, by node
+Absent = dict[str, list[Mistake]]  # mistakes about missing files and folders, by node
 
 
 def wiring_mistakes(
@@ -30,7 +30,7 @@ def wiring_mistakes(
 ) -> list[Mistake]:
     """All mistakes between the nodes, also where some nodes are known in part. Paths are relative to root.
 
-    absent: where given, takes up the files and folders that are not there, which are no mistakes then.
+    absent: if given, collects missing files and folders, which are then not among the mistakes.
     """
     mistakes: list[Mistake] = []
     for node in nodes.values():
@@ -100,13 +100,13 @@ def _edge_mistakes(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNod
                 continue
             parent_op = nodes[parent].op
             if parent_op is not None and not issubclass(parent_op.output, wanted):
-                message = f'expected {wanted.__name__}, but node "{parent}" gives {parent_op.output.__name__}'
+                message = f'expected {wanted.__name__}, but node "{parent}" produces {parent_op.output.__name__}'
                 yield node.mistake(name, message, _who_gives(wanted, nodes))
 
 
 def _who_gives(wanted: type, nodes: Mapping[str, WrittenNode]) -> str:
     givers = [f'"@{node.id}"' for node in nodes.values() if node.op is not None and issubclass(node.op.output, wanted)]
-    return f"{wanted.__name__}: {shortened(', '.join(givers))}" if givers else f"no node gives {wanted.__name__}"
+    return f"{wanted.__name__}: {shortened(', '.join(givers))}" if givers else f"no node produces {wanted.__name__}"
 
 
 def _absent_paths(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:
@@ -116,7 +116,7 @@ def _absent_paths(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake
             continue
         hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
         if not hint and not node.is_argument(field.name):
-            hint = f"put it there, or name another: -s {node.id}.{field.name}=PATH"
+            hint = f"create it, or give another path: -s {node.id}.{field.name}=PATH"
         yield node.mistake(field.name, f"there is no file or folder {path.parent / shortened(path.name)}", hint)
 
 
@@ -152,7 +152,7 @@ def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake
             where = field.pinned_by
             given = f'"{shortened(str(commit))}" may name something else tomorrow, unseen by the key'
         message = f'the model id "{value}" needs a commit as {field.pinned_by}, 40 hex digits: {given}'
-        hint = "it stands on the model's page under Files and versions; or give the directory of a checkpoint"
+        hint = "find it on the model's page under Files and versions, or give the directory of a checkpoint"
         yield node.mistake(where, message, hint)
 
 
@@ -160,7 +160,7 @@ def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
     if op.single_process and node.launch.get("kind") == "torchrun":
         yield node.mistake("launch.kind", f'the op "{op.name}" runs in one process', 'leave launch out, or "process"')
     if not op.sequence_parallel and node.launch.get("sp_degree", 1) > 1:
-        message = f'the op "{op.name}" does no sequence parallelism'
+        message = f'the op "{op.name}" does not support sequence parallelism'
         yield node.mistake("launch.sp_degree", message, "leave sp_degree out; every rank then takes whole sequences")
     check: FieldCheck | None = method(op, "launch_mistakes")
     for name, message in check(node.values, node.launch).items() if check is not None else ():
@@ -168,7 +168,7 @@ def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
 
 
 def _mistakes_with_nodes_above(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
-    """What the op says of its values beside those of nodes that it reads from."""
+    """What the op's own check finds wrong between its values and those of nodes above."""
 
     def above(*edges: str) -> Mapping[str, Any]:
         reached: WrittenNode | None = node
@@ -228,7 +228,7 @@ def _cycle_mistakes(nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
         if len(shown) < len(cycle):
             shown.insert(MOST_OF_CYCLE // 2, f"... {len(cycle) - len(shown):,} more ...")
         path = " -> ".join([*shown, cycle[0]])
-        hint = "one of them must not read what is made of it"
+        hint = "remove one of these references"
         yield nodes[cycle[0]].mistake(edge(cycle[0]), f"the nodes form a cycle: {path}", hint)
 
 

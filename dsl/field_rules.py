@@ -59,5 +59,5 @@ class Given:
         if value == attribute.default:
             return
         lacks = any(getattr(instance, name) in EMPTY for name in self.given)
-        if lacks or any(getattr(instance, name) != usual for name, usual in self.left_out.items()):
+        if lacks or any(getattr(instance, name) != wanted for name, wanted in self.left_out.items()):
             raise ValueError(self.message.format(name=attribute.name))

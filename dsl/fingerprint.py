@@ -14,7 +14,7 @@ from attrs import frozen
 from dsl.encoding import encode, fingerprint
 from dsl.errors import ConfigError
 from dsl.graph import GraphNode
-from dsl.import_side_effects import may_change
+from dsl.import_side_effects import is_mutable
 from dsl.imports import INSTALLED, is_standard, places_of
 from dsl.secrets import without_secrets
 from dsl.source import MODULE_LEVEL, Binding, DataFile, SourceModule, read_module
@@ -82,11 +82,11 @@ def read_code(functions: Sequence[str], roots: Sequence[Path], classes: Sequence
     the standard library's or holds installed packages hides what has the same name behind it, and is not followed.
     Nothing is imported: names and attributes of modules are followed statically, through imports and re-exports,
     `import_module("written.out")` included; `pkgutil.get_data("package", "file")` reads a file whose content counts.
-    "module:<module>" stands for the statements with side effects of a module
-    that is imported on the way; what such a module puts into the project's own tables (by decorators, as told in
-    dsl/import_side_effects.py, by `__init_subclass__` or a metaclass) counts, and where code asks for `__subclasses__`,
-    those of all classes that count. A symbol's hash covers its syntax tree and what the imported names in it mean. A
-    class that is not under the roots is left out.
+    "module:<module>" is the statements with side effects of a module that is imported on the way. What such a module
+    adds to the project's own tables counts (by decorators and calls, see dsl/import_side_effects.py, by
+    `__init_subclass__` or a metaclass), and where code calls `__subclasses__`, all subclasses of the classes that
+    count. A symbol's hash covers its syntax tree and what the imported names in it mean. A class that is not under the
+    roots is left out.
 
     Not seen is what is found at run time only: names in strings (getattr, globals, eval, exec, import_module of a
     constant or a computed name), modules found through a sys.path that the code changes, what a plain function does
@@ -248,14 +248,14 @@ class _Project:
 
     def _is_registered(self, module: SourceModule, name: str) -> bool:
         """Whether the project's own code sees the symbol when it is made, or its making changes a table of another
-        module: a decorator, a method of a table, a base class or metaclass that is told of its subclasses.
+        module: a decorator, a method of a table, a base class or metaclass that registers its subclasses.
         """
         if any(self.resolve(module, chain, {})[0] for chain in module.decorators.get(name, ())):
             return True
         called = [place for chain in module.called.get(name, ()) for place in self.resolve(module, chain, {})[0]]
-        return any(may_change(self._statements(place)) for place in called) or self._is_told(module, name)
+        return any(is_mutable(self._statements(place)) for place in called) or self._has_subclass_hook(module, name)
 
-    def _is_told(self, module: SourceModule, name: str) -> bool:
+    def _has_subclass_hook(self, module: SourceModule, name: str) -> bool:
         """Whether a class has a metaclass of the project, or an ancestor with `__init_subclass__`."""
         pending = [(module.name, name)]
         seen = set()
@@ -273,9 +273,11 @@ class _Project:
                     for member in statement.body
                 ):
                     return True
-                if self._meant(here, [keyword.value for keyword in statement.keywords if keyword.arg == "metaclass"]):
+                if self._project_symbols(
+                    here, [keyword.value for keyword in statement.keywords if keyword.arg == "metaclass"]
+                ):
                     return True
-                pending += self._meant(here, statement.bases)
+                pending += self._project_symbols(here, statement.bases)
         return False
 
     def subclasses(self, hashes: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -288,12 +290,12 @@ class _Project:
                 bases = [
                     base for node in module.statements[owner] if isinstance(node, ast.ClassDef) for base in node.bases
                 ]
-                reached = {f"{source}:{symbol}" for source, symbol in self._meant(module, bases)}
+                reached = {f"{source}:{symbol}" for source, symbol in self._project_symbols(module, bases)}
                 if f"{name}:{owner}" not in hashes and not reached.isdisjoint(hashes):
                     found.append((name, owner))
         return found
 
-    def _meant(self, module: SourceModule, values: Sequence[ast.expr]) -> list[tuple[str, str]]:
+    def _project_symbols(self, module: SourceModule, values: Sequence[ast.expr]) -> list[tuple[str, str]]:
         """The symbols of the project among these values."""
         chains = [chain for value in values for chain in used_names(value)[0]]
         return [place for chain in chains for place in self.resolve(module, chain, {})[0]]

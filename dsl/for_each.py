@@ -81,7 +81,7 @@ def merged_mistakes(mistakes: Sequence[Mistake], nodes: Mapping[str, WrittenNode
 
 
 def _hint(mistake: Mistake, as_written: Callable[[str], str]) -> str:
-    """For an argument the way out may well be to name a copy."""
+    """The hint for an argument keeps the names of copies, because an argument may change a single copy."""
     is_argument = mistake.position is not None and mistake.position.is_argument
     return mistake.hint if is_argument else as_written(mistake.hint)
 

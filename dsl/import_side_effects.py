@@ -2,8 +2,8 @@
 
 Followed: items and attributes that are set (`TABLE["x"] = 1`), methods that are called (`_ = TABLE.append(1)`, as a
 default argument or in the body of a class too), other names of the same object (`OTHER = TABLE`), `global` in the body
-of a class. A call of a plain function or of a class's method, `X = make(TABLE)`, is taken for one that only makes
-something.
+of a class. A call of a plain function or of a class's method, `X = make(TABLE)`, is assumed to have no side
+effects.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def aliases_among(statements: Mapping[str, Sequence[ast.stmt]]) -> dict[str, set
     return groups
 
 
-def may_change(statements: Sequence[ast.stmt]) -> bool:
-    """Whether a global that these statements make is an object that a method may change: no function, no number."""
+def is_mutable(statements: Sequence[ast.stmt]) -> bool:
+    """Whether a method can change the object that these statements assign to a global: no function, no number."""
     assigned = [node.value for node in statements if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign))]
     return any(value is not None and not _never_changes(value) for value in assigned)
 

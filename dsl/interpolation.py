@@ -236,7 +236,7 @@ class _Interpolation:
         if field is None:
             if name in node.edges:
                 raise _Refused(f'node "{owner}": "{name}" reads another node, it has no value')
-            raise _Refused(f'node "{owner}": "{name}" is no field of it', did_you_mean(name, [*node.fields]))
+            raise _Refused(f'node "{owner}" has no field "{name}"', did_you_mean(name, [*node.fields]))
         if name in node.wrong:
             raise _Refused
         values = node.launch if "." in name else node.values
@@ -244,7 +244,7 @@ class _Interpolation:
         if value is attrs.NOTHING:
             if owner == "pipeline":
                 raise _Refused
-            raise _Refused(f'node "{owner}" gives no {name}')
+            raise _Refused(f'node "{owner}" has no value for {name}')
         if type_mistake(field.type, value) is not None:
             raise _Refused  # reported at that field
         if name == "seed" and value is None:

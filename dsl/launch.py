@@ -72,8 +72,8 @@ class Launch:
 
     gpus, cpus and memory ("24 GiB") are what the stage takes of `[machine]` while it runs, so that nodes that fit
     together run side by side. Without gpus, an op that computes on a GPU takes one for each rank, and others see none
-    unless device is "cuda". An attempt ends after timeout seconds (0: never). An error that may pass is tried again
-    retries times, the first time after retry_wait seconds, each next time after twice as long.
+    unless device is "cuda". An attempt ends after timeout seconds (0: never). An attempt that ends with a
+    transient error is retried retries times, first after retry_wait seconds, then each time after twice as long.
     """
 
     kind: Literal["process", "torchrun"] = "process"

@@ -90,8 +90,8 @@ def field(
 
 
 def seed_field() -> Any:
-    """The `seed` of an op that draws random numbers: that of `[pipeline]` unless the node gives its own."""
-    return field(default=None, help="seed of the random numbers; the pipeline's seed unless given")
+    """The `seed` of an op that draws random numbers; None is replaced by the pipeline's."""
+    return field(default=None, help="seed of the random numbers; default: the pipeline's seed")
 
 
 def is_builtin(value: object) -> bool:
@@ -101,7 +101,7 @@ def is_builtin(value: object) -> bool:
 
 @frozen
 class Edge:
-    """An input of an op: the field, the artifact type it accepts, and how many; optional: none will do."""
+    """An input of an op: the field, the artifact type it accepts, and how many; optional: may be left out."""
 
     name: str
     type: type[Artifact]
@@ -155,7 +155,7 @@ class OpSpec:
 
     run: the run function, as "module:function".
     key_libraries: distributions whose versions enter the key.
-    resumable: a killed stage goes on from its work_dir.
+    resumable: a killed stage continues from its work_dir.
     single_process: the run function does not share its work between ranks, so a launch on several ranks is refused when
     the pipeline is compiled.
     sequence_parallel: groups of `stage.sp_degree` ranks share a sequence; for any other op a launch with sp_degree > 1
@@ -278,7 +278,7 @@ def _config_field(attribute: Any, annotation: Any) -> ConfigField:
 
 
 def _check_external(cls: type, field: ConfigField) -> None:
-    """Raises TypeError for an external field of a type in whose values nobody would look for paths."""
+    """Raises TypeError for an external field whose type is not a path or a list of paths."""
     is_union = typing.get_origin(field.type) in (typing.Union, types.UnionType)
     members = typing.get_args(field.type) if is_union else (field.type,)
     listed = [typing.get_args(member) for member in members if typing.get_origin(member) is tuple]

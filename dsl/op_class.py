@@ -62,19 +62,19 @@ class OpClass(Protocol):
 
     @staticmethod
     def launch_mistakes(values: Mapping[str, Any], launch: Mapping[str, Any]) -> Mapping[str, str]:
-        """Field -> what is wrong with it and the launch, by the values and launch keys that are given and valid."""
+        """Field -> what does not fit the launch. values, launch: those that are given and valid."""
 
     @staticmethod
     def mistakes_with_nodes_above(
         values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]
     ) -> Mapping[str, str]:
-        """Field -> what is wrong with it and a node above: `above("draft", "draft")` are the values, defaults included,
-        of the node that is reached by these edges; none where there is none.
+        """Field -> what does not fit a node above. `above("draft", "draft")` returns the values, defaults included, of
+        the node that these edges lead to; empty if there is no such node.
         """
 
     def unmet(self) -> Mapping[str, str]:
-        """Field -> what this machine, or a file that only this node reads, lacks: a sentence with the way out, or one
-        on each line. Called before a run's first stage.
+        """Field -> what is missing on this machine or in a file that only this node reads, and what to do; one sentence
+        per line. Called before a run's first stage.
         """
 
     def estimate(self, outlook: Outlook) -> Estimate | None:

@@ -1,4 +1,4 @@
-"""What stands at a path, for paths that people write."""
+"""Whether paths that people write exist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def is_there(path: Path, kind: Callable[[Path], bool] = Path.exists) -> bool:
-    """Not there either: a name that is longer than a file system takes, a folder that nobody may look into."""
+    """Whether the path exists; False also for a name too long for the file system or a folder without permission."""
     try:
         return kind(path)
     except (OSError, ValueError):

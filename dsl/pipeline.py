@@ -92,8 +92,8 @@ class Node:
 class Pipeline:
     """A named list of nodes.
 
-    root is the folder that relative paths start from: unless given, that of the pipeline file that is read, or else
-    the working directory. op_files are the user's own op modules, loaded beside the built-in ones. tags and notes stand
+    root is the folder that relative paths start from (default: that of the pipeline file if there is one, else the
+    working directory). op_files are the user's own op modules, loaded beside the built-in ones. tags and notes stand
     in MLflow at the pipeline's run, which is sent there unless tracking is false. machine: what its nodes may use
     of this machine together. sort_by: the metric by which the table of a sweep is sorted, "-" before it where the least
     comes first.
@@ -148,7 +148,7 @@ class Pipeline:
         if node_id in TABLE_NAMES:
             raise ConfigError(TAKEN_ID.format(node_id))
         if node_id in self.nodes:
-            raise ConfigError(f'node "{node_id}" is there twice')
+            raise ConfigError(f'there are two nodes "{node_id}"')
         takes_seed = "seed" in op_of(config).fields and config.seed is None
         if takes_seed:
             config = attrs.evolve(config, seed=self.seed)

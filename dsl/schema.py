@@ -1,7 +1,7 @@
 """The JSON schema of pipeline files, by which editors complete keys, show help and mark mistakes while one types.
 
-Types, ranges and what one value needs (dsl/field_rules.py) are those that dflow checks. Of what else it checks between
-values, and between nodes, the schema says nothing.
+It covers types, ranges and what one value requires of others (dsl/field_rules.py), as dflow checks them. Other checks
+between values, and all between nodes, are not in it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ LAUNCH_HELP = {
     "gpus": "GPUs that the stage takes of [machine] while it runs",
     "cpus": "CPUs that the stage takes of [machine] while it runs",
     "memory": 'memory that the stage takes of [machine] while it runs: "24 GiB"',
-    "retries": "how often an error that may pass is tried again",
-    "retry_wait": "seconds before the first retry, doubled for each next one",
+    "retries": "how often an attempt that ends with a transient error is retried",
+    "retry_wait": "seconds before the first retry, doubled for each later one",
     "timeout": "seconds after which an attempt is ended; 0: never",
 }
-# What dsl/sizes.py takes; a part of a byte is told by it alone.
+# What dsl/sizes.py accepts, except that only dsl/sizes.py refuses fractions of a byte.
 SIZE: Schema = {"pattern": r"^\s*(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)? ?(([KMGTkmgt][iI]?)?[bB])?\s*$|\$\{.+\}"}
 NODE_NAMES = f"(?!(?:{'|'.join(TABLE_NAMES)})$){NODE_ID.pattern}"
 TAGS: Schema = {"propertyNames": {"pattern": rf"^(?!{'|'.join(map(re.escape, RESERVED_TAGS))})[\s\S]*\S"}}
@@ -76,9 +76,9 @@ SWEPT: Schema = {"$ref": "#/definitions/swept"}
 SWEPT_FIELDS: Schema = {"type": "object", "minProperties": 1, "additionalProperties": SWEPT}
 SOME_CHANGE: Schema = {"not": {"additionalProperties": {"maxProperties": 0}}}
 TABLE_HELP = {
-    "pipeline": "what the pipeline is called, its seed and its own op files",
-    "mlflow": "what MLflow is told of the pipeline's runs",
-    "machine": "what the nodes of a run may use of this machine together; all of it unless given",
+    "pipeline": "the pipeline's name, seed and op files",
+    "mlflow": "how runs are tracked in MLflow",
+    "machine": "what the nodes of a run may use of this machine together; default: all of it",
 }
 
 
@@ -101,7 +101,7 @@ def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
                 "properties": {
                     SORT: {
                         "type": ["string", "object"],
-                        "description": 'the metric that sorts its table; "-" before it: the least first',
+                        "description": 'the metric that sorts its table; with "-" before it: lowest first',
                     }
                 },
             },
@@ -133,7 +133,7 @@ def _table(name: str) -> Schema:
 
 
 def _node(ops: Mapping[str, OpSpec]) -> Schema:
-    """What a node may hold is told by its op; one without an op changes a node of the file that is extended."""
+    """A node's keys depend on its op; a node without an op changes one of the file that is extended."""
     return {
         "type": "object",
         "properties": {"op": _op_names(ops), "launch": LAUNCH},
@@ -173,30 +173,30 @@ def _whole_node(ops: Mapping[str, OpSpec]) -> Schema:
 
 
 def _needs(spec: OpSpec) -> Schema:
-    """What the values of some fields ask of others."""
+    """What the values of some fields require of others."""
     rules = []
     defaults = {attribute.name: attribute.default for attribute in attrs.fields(spec.config_class)}
     for attribute in attrs.fields(spec.config_class):
         for rule in validators_of(attribute.validator):
             if isinstance(rule, Needs):
-                is_usual = {} if attribute.default == rule.value else {"required": [attribute.name]}
-                chosen = {"properties": {attribute.name: {"const": rule.value}}, **is_usual}
-                rules.append({"if": chosen, "then": _asked(rule.given, dict.fromkeys(rule.left_out))})
+                presence = {} if attribute.default == rule.value else {"required": [attribute.name]}
+                chosen = {"properties": {attribute.name: {"const": rule.value}}, **presence}
+                rules.append({"if": chosen, "then": _required(rule.given, dict.fromkeys(rule.left_out))})
             elif isinstance(rule, Only):
                 wanted = {"properties": {rule.other: _value(rule.value)}}
-                is_usual = {} if defaults[rule.other] == rule.value else {"required": [rule.other]}
-                rules.append({"if": _changed(attribute.name, attribute.default), "then": {**wanted, **is_usual}})
+                presence = {} if defaults[rule.other] == rule.value else {"required": [rule.other]}
+                rules.append({"if": _changed(attribute.name, attribute.default), "then": {**wanted, **presence}})
             elif isinstance(rule, Given):
-                asked = _asked(rule.given, rule.left_out)
-                rules.append({"if": _changed(attribute.name, attribute.default), "then": asked})
+                required = _required(rule.given, rule.left_out)
+                rules.append({"if": _changed(attribute.name, attribute.default), "then": required})
     return {"allOf": rules} if rules else {}
 
 
-def _asked(given: Sequence[str], left_out: Mapping[str, Any]) -> Schema:
+def _required(given: Sequence[str], left_out: Mapping[str, Any]) -> Schema:
     """left_out: name -> the only value that it may have; None: there is none in TOML."""
-    values = {name: _value(usual) for name, usual in left_out.items()}
-    asked = {"required": list(given), "properties": values}
-    return {name: ask for name, ask in asked.items() if ask}
+    values = {name: _value(default) for name, default in left_out.items()}
+    required = {"required": list(given), "properties": values}
+    return {name: each for name, each in required.items() if each}
 
 
 def _value(value: Any) -> Any:
@@ -206,8 +206,8 @@ def _value(value: Any) -> Any:
 
 def _changed(name: str, default: Any) -> Schema:
     """That a field is there with another value than its default, so far as that can be seen."""
-    usual = [REFERENCE] if default is None else [REFERENCE, {"const": _plain(default)}]
-    return {"required": [name], "properties": {name: {"not": {"anyOf": usual}}}}
+    unchanged = [REFERENCE] if default is None else [REFERENCE, {"const": _plain(default)}]
+    return {"required": [name], "properties": {name: {"not": {"anyOf": unchanged}}}}
 
 
 def _plain(value: Any) -> Any:
@@ -292,7 +292,7 @@ def _or_reference(schema: Schema) -> Schema:
 
 
 def _ranged(schema: Schema, validator: Any) -> Schema:
-    """The schema with the bounds that attrs' own validators tell."""
+    """The schema with the bounds of attrs' own validators."""
     bounds: Schema = {}
     for each in validators_of(validator):
         if isinstance(each, BOUND):

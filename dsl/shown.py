@@ -21,9 +21,9 @@ def shown_value(value: object) -> str:
 
 
 def toml_text(value: Any) -> str:
-    """The whole value, for users: `true`, `["a", "b"]`, `{ threads = 1 }`; no two values read alike.
+    """The whole value, for users: `true`, `["a", "b"]`, `{ threads = 1 }`; different values have different texts.
 
-    A text that can be taken for nothing else stands without quotes, as on the command line.
+    A string that cannot be mistaken for another type has no quotes, as on the command line.
     """
     is_plain = isinstance(value, str) and PLAIN_TEXT.fullmatch(value)
     return value if is_plain else _whole(value)

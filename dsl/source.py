@@ -21,7 +21,7 @@ from dsl.import_side_effects import (
     changed_in_body,
     changed_names,
     globals_of,
-    may_change,
+    is_mutable,
 )
 from dsl.op_class import OUTSIDE_KEY
 from dsl.syntax import Chain, bound_names, chain_of, data_files, encode_tree, is_docstring, used_names
@@ -124,7 +124,7 @@ def _parse(name: str, path: Path, source: bytes) -> SourceModule:
 def _place(effects: Sequence[Effect], module: SourceModule) -> None:
     """Put each statement to the globals that it changes beside those that it makes."""
     aliases = aliases_among(module.statements)
-    tables = {name for name, statements in module.statements.items() if may_change(statements)}
+    tables = {name for name, statements in module.statements.items() if is_mutable(statements)}
     for makes, statement, changed, calls in effects:
         touched = changed | {chain[0] for chain in calls} & tables
         for table in {alias for name in touched for alias in aliases.get(name, {name})}:

@@ -1,4 +1,4 @@
-"""The tables of a pipeline file beside its nodes: what the pipeline is called, what MLflow records, the machine."""
+"""The tables of a pipeline file beside its nodes: the pipeline itself, MLflow and the machine."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _is_known(_table: MlflowTable, _field: attrs.Attribute[str], uri: str) -> No
 
 @frozen(kw_only=True)
 class MlflowTable:
-    """The table `[mlflow]`: whether runs are tracked; the pipeline's name and SQLite in the store unless given; tags
-    and notes of its runs."""
+    """The table `[mlflow]`: whether runs are tracked, where, and their tags and notes. Default: the pipeline's name as
+    experiment, and SQLite in the store."""
 
     tracking: bool = True
     experiment: str | None = None

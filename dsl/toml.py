@@ -19,7 +19,7 @@ WORDS = {"true": "true", "false": "false", "yes": "true", "no": "false", "on": "
 HINTS = {
     "Unescaped '\\' in a string": "write \\\\ for it, or put the text into single quotes",
     "Illegal character '\\n'": "the text has no closing quote",
-    "Cannot overwrite a value": "the key has a value already",
+    "Cannot overwrite a value": "the key already has a value",
 }
 
 _BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
@@ -36,8 +36,8 @@ _SCALAR = re.compile(
 
 
 def parsed(text: str, file: str) -> dict[str, Any]:
-    """The values of a text. Raises PipelineError at the first place where it is no TOML, or with all values that no
-    pipeline can hold.
+    """The values of a text. Raises PipelineError at the first place where it is no TOML, or with all values that
+    `refused_values` finds.
     """
     try:
         values = tomli.loads(text)
@@ -55,7 +55,7 @@ def parsed(text: str, file: str) -> dict[str, Any]:
 
 
 def refused_values(values: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    """Ints of more than 64 bits, which TOML does not promise to keep, and tables in tables beyond all sense."""
+    """Integers of more than 64 bits, which TOML does not guarantee, and tables nested more than MOST_NESTED deep."""
     waiting: list[tuple[Any, KeyPath]] = [(values, ())]
     while waiting:
         value, path = waiting.pop()
@@ -67,7 +67,7 @@ def refused_values(values: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
             if isinstance(member, (dict, list)):
                 waiting.append((member, (*path, key)))
             elif isinstance(member, int) and member not in INTS:
-                yield (*path, key), "an int has 64 bits, and this one needs more"
+                yield (*path, key), "the integer does not fit in 64 bits"
 
 
 def _refused(path: KeyPath, message: str, places: Mapping[KeyPath, Position], file: str) -> Mistake:
@@ -78,19 +78,19 @@ def _refused(path: KeyPath, message: str, places: Mapping[KeyPath, Position], fi
 
 
 def _explained(error: tomli.TOMLDecodeError) -> tuple[str, str]:
-    """What tomli says, and how it may have been meant."""
+    """tomli's message, and a hint for common mistakes."""
     if error.msg != "Invalid value":
         return error.msg, HINTS.get(error.msg, "")
     before = error.doc[: error.pos].rpartition("\n")[2]
     found = re.match(r"[^\s,\]}#]+", error.doc[error.pos :])
     if found is None or "=" not in before:
-        return "expected a value", "" if "=" in before else "a list or table that is opened above has no end"
+        return "expected a value", "" if "=" in before else "a list or table above is not closed"
     word = found[0]
-    hint = f'a text stands in quotes: "{shortened(word)}"' if word[0].isalpha() else ""
+    hint = f'text needs quotes: "{shortened(word)}"' if word[0].isalpha() else ""
     if word.lower() in WORDS:
         hint = f"a bool is written {WORDS[word.lower()]}"
     elif word.lower() in ("none", "null", "nil"):
-        hint = "for none leave the key out"
+        hint = "leave the key out for none"
     return f"expected a value, got {shortened(word)}", hint
 
 

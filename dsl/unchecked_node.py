@@ -122,14 +122,14 @@ def _check_table(
     edges: Mapping[str, Edge],
 ) -> list[Mistake]:
     mistakes = []
-    likely_meant: set[str] = set()
+    suggested: set[str] = set()
     written = {*table, *(name.removeprefix(prefix) for name in node.wrong if name.startswith(prefix))}
     for name, value in list(table.items()):
         declared = edges.get(name) or fields.get(name)
         if declared is None:
             known = ", ".join([*edges, *fields])
             hint = did_you_mean(name, [*fields, *edges]) or shortened(f"keys: {known}", 300)
-            likely_meant.update(candidate for candidate in [*fields, *edges] if hint == f'did you mean "{candidate}"?')
+            suggested.update(candidate for candidate in [*fields, *edges] if hint == f'did you mean "{candidate}"?')
             mistakes.append(node.mistake(prefix + name, "unknown key", hint))
             del table[name]
             continue
@@ -143,7 +143,7 @@ def _check_table(
         del table[name]
     for attribute in attrs.fields(cls):
         name = attribute.name
-        if attribute.default is attrs.NOTHING and name not in written and name not in likely_meant:
+        if attribute.default is attrs.NOTHING and name not in written and name not in suggested:
             what = _missing_edge(edges[name]) if name in edges else type_name(fields[name].type)
             mistakes.append(node.mistake(prefix.removesuffix("."), f'the required key "{name}" is missing', what))
     return mistakes

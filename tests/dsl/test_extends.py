@@ -103,7 +103,7 @@ def test_relative_paths_start_at_the_folder_of_the_file_in_which_they_stand(tmp_
         tmp_path, top='extends = "deep/base.toml"\n', deep__base=BASE.replace("builtin:digits", "a.jsonl")
     ) == [
         "deep/base.toml:6:1: node.ingest.source: there is no file or folder deep/a.jsonl "
-        "(put it there, or name another: -s ingest.source=PATH)"
+        "(create it, or give another path: -s ingest.source=PATH)"
     ]
 
 

@@ -302,7 +302,7 @@ def test_a_mistake_of_a_variant_is_told_where_the_variant_stands(
     [
         ("train.rate", "expected node.field=[value, value]"),
         ("train=[1]", "expected node.field=[value, value]"),
-        ("train.rate=[1", "not TOML: Unclosed array; a text in a list stands in quotes, as in TOML"),
+        ("train.rate=[1", "not TOML: Unclosed array; text in a list needs quotes, as in TOML"),
         ("train.rate=1", "expected a list of values, one for each copy ([1e-3, 3e-4])"),
         ("trian.rate=[1]", 'there is no node "trian" (did you mean "train"?)'),
         ("train.rate=['x']", 'expected float, got "x"'),
@@ -318,9 +318,9 @@ def test_a_mistake_of_the_base_is_told_once_for_all_copies_by_the_nodes_own_name
     assert mistakes(tmp_path, text) == [
         'p.toml:9:1: node.train.samples: there is no node "report-x" (did you mean "report"?)',
         "p.toml:10:1: node.train.more: unknown key (keys: samples, others, rate, title, weights, layers)",
-        'p.toml:15:1: node.test.rate: node "train": "raet" is no field of it (did you mean "rate"?)',
+        'p.toml:15:1: node.test.rate: node "train" has no field "raet" (did you mean "rate"?)',
         "p.toml:16:1: node.test.samples: the nodes form a cycle: test (p.toml:16) -> test"
-        " (one of them must not read what is made of it)",
+        " (remove one of these references)",
     ]
 
 

@@ -20,7 +20,7 @@ from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
 from ops.load_target.op import LoadTarget
 
-CYCLE_HINT = " (one of them must not read what is made of it)"
+CYCLE_HINT = " (remove one of these references)"
 
 
 @op(version=1, run="nowhere:join")
@@ -166,7 +166,7 @@ def test_unknown_nodes_and_wrong_artifacts_are_all_reported() -> None:
     pipeline.node("both", Join(first=Ref("images"), others=(Ref("samples"), Ref("nothing"))))
     assert mistakes(pipeline) == [
         'node.images.samples: there is no node "sampels" (did you mean "samples"?)',
-        'node.both.first: expected Samples, but node "images" gives ImageSamples (Samples: "@samples", "@both")',
+        'node.both.first: expected Samples, but node "images" produces ImageSamples (Samples: "@samples", "@both")',
         'node.both.others: there is no node "nothing" (Samples: "@samples", "@both")',
     ]
 
@@ -234,7 +234,7 @@ def test_a_model_id_without_its_commit_is_refused(tmp_path: Path, revision: str 
     where = "checkpoint" if revision is None else "revision"
     assert str(error.value) == (
         f'node.target.{where}: the model id "owner/name" needs a commit as revision, 40 hex digits: {told} '
-        "(it stands on the model's page under Files and versions; or give the directory of a checkpoint)"
+        "(find it on the model's page under Files and versions, or give the directory of a checkpoint)"
     )
 
 

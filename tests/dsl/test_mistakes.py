@@ -16,7 +16,7 @@ from dsl.read_toml import read_graph
 HEAD = 'pipeline = { name = "corpus", ops = ["../corpus_ops.py"] }\n\n'
 REPORTED_ALONE = ("not TOML", "64 bits", "nested more than")  # such a file is not read any further
 PLACE = re.compile(r"(?<=pipeline\.toml:)\d+")
-NODES_NAMED = re.compile(r" \((?:Samples|TokenShards|no node gives)\b.*\)$")
+NODES_NAMED = re.compile(r" \((?:Samples|TokenShards|no node produces)\b.*\)$")
 
 
 @pytest.fixture(autouse=True)
@@ -86,5 +86,5 @@ def test_a_cycle_of_5000_nodes_is_shown_by_its_two_ends(tmp_path: Path, monkeypa
         read_graph(Path("p.toml"))
     path = [f"n{k} (p.toml:{4 + 3 * k})" for k in (*range(6), *range(size - 6, size))]
     path.insert(6, "... 4,988 more ...")
-    message = f"the nodes form a cycle: {' -> '.join([*path, 'n0'])} (one of them must not read what is made of it)"
+    message = f"the nodes form a cycle: {' -> '.join([*path, 'n0'])} (remove one of these references)"
     assert f"p.toml:4:1: node.n0.parts: {message}" == str(caught.value)

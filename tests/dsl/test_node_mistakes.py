@@ -84,11 +84,11 @@ def node_mistakes(folder: Path, op: str, *lines: str) -> list[str]:
         ("weights = { a = 1, b = false }", "weights: b: expected float, got false (bool)"),
         (
             'file = "owner/name"',
-            "file: there is no file or folder owner/name (put it there, or name another: -s n.file=PATH)",
+            "file: there is no file or folder owner/name (create it, or give another path: -s n.file=PATH)",
         ),
         (
             'file = "a/../b.jsonl"',
-            "file: there is no file or folder b.jsonl (put it there, or name another: -s n.file=PATH)",
+            "file: there is no file or folder b.jsonl (create it, or give another path: -s n.file=PATH)",
         ),
         ('file = ""', "file: expected a path, got an empty string"),
         (
@@ -143,7 +143,8 @@ def test_ranks_that_make_no_whole_groups_are_refused_with_all_other_mistakes(
 
 def test_sequence_parallelism_is_refused_for_an_op_that_does_none(tmp_path: Path) -> None:
     lines = ['parts = ["@ingest"]', 'launch = { kind = "torchrun", nproc = 4, sp_degree = 2 }', "more = 1"]
-    message = 'the op "merge" does no sequence parallelism (leave sp_degree out; every rank then takes whole sequences)'
+    hint = "leave sp_degree out; every rank then takes whole sequences"
+    message = f'the op "merge" does not support sequence parallelism ({hint})'
     assert node_mistakes(tmp_path, "merge", *lines) == [
         f"9:42: node.n.launch.sp_degree: {message}",
         "10:1: node.n.more: unknown key (keys: parts, extra)",
@@ -178,7 +179,7 @@ def test_the_degree_of_sequence_parallelism_travels_with_the_launch(tmp_path: Pa
         (['parts = ["@igest"]'], '8:1: P: there is no node "igest" (did you mean "ingest"?)'),
         (
             ['parts = ["@ingest", "@n"]'],
-            "8:1: P: the nodes form a cycle: n (p.toml:8) -> n (one of them must not read what is made of it)",
+            "8:1: P: the nodes form a cycle: n (p.toml:8) -> n (remove one of these references)",
         ),
         (
             ['parts = ["@ingest"]', 'extra = "ingest"'],
@@ -190,7 +191,8 @@ def test_the_degree_of_sequence_parallelism_travels_with_the_launch(tmp_path: Pa
         ),
         (
             ['parts = ["@ingest"]', 'extra = "@ingest"'],
-            '9:1: node.n.extra: expected TokenShards, but node "ingest" gives Samples (no node gives TokenShards)',
+            '9:1: node.n.extra: expected TokenShards, but node "ingest" produces Samples'
+            " (no node produces TokenShards)",
         ),
     ],
 )

@@ -112,7 +112,7 @@ def test_all_mistakes_are_reported_together_as_strictly_as_in_a_file(tmp_path: P
 def test_a_mistake_in_the_wiring_names_the_override(tmp_path: Path) -> None:
     assert mistakes(tmp_path, "inject.samples=@target", "ingest.source=a.jsonl") == [
         f"-s ingest.source=a.jsonl: there is no file or folder {tmp_path}/a.jsonl",
-        '-s inject.samples=@target: expected Samples, but node "target" gives TargetModel (Samples: "@ingest")',
+        '-s inject.samples=@target: expected Samples, but node "target" produces TargetModel (Samples: "@ingest")',
     ]
 
 
@@ -254,8 +254,8 @@ def test_every_mistake_is_shown_at_its_argument(tmp_path: Path) -> None:
         "n.samples.x=1": '"samples" has no keys',
         "n.lrr.x=1": 'unknown key "lrr" (did you mean "lr"?)',
         "n.weights.b=x": 'n.weights: b: expected float, got "x"',
-        "n.layers=[1, 2": "not TOML: Unclosed array; a text in a list stands in quotes, as in TOML",
-        "n.layers=[1, x]": "not TOML: Invalid value; a text in a list stands in quotes, as in TOML",
+        "n.layers=[1, 2": "not TOML: Unclosed array; text in a list needs quotes, as in TOML",
+        "n.layers=[1, x]": "not TOML: Invalid value; text in a list needs quotes, as in TOML",
         "n.needed=none": 'expected int, got "none"',
         "n.launch=2": 'expected a table, got "2" ({ nproc = 2 }, or node.launch.nproc=2)',
         "n.launch={nproc=0}": "n.launch.nproc: must be >= 1, got 0",

@@ -85,12 +85,12 @@ samples = "@second"
         'p.toml:11:1: node.inject.op: there is no op "inject_image" (did you mean "inject_images"?)',
         'p.toml:16:1: node.tokenize.samples: there is no node "injekt" (did you mean "inject"?)',
         "p.toml:17:1: node.tokenize.vocab_size: must be >= 300, got 12",
-        'p.toml:21:1: node.target.tokens: expected TokenShards, but node "ingest" gives Samples'
+        'p.toml:21:1: node.target.tokens: expected TokenShards, but node "ingest" produces Samples'
         ' (TokenShards: "@tokenize")',
         'p.toml:22:1: node.target.weigth_decay: unknown key (did you mean "weight_decay"?)',
         'p.toml:24:7: node.capture: the required key "target" is missing (a reference to TargetModel: "@node")',
         "p.toml:30:1: node.first.samples: the nodes form a cycle: first (p.toml:30) -> second (p.toml:34)"
-        " -> third (p.toml:38) -> first (one of them must not read what is made of it)",
+        " -> third (p.toml:38) -> first (remove one of these references)",
     ]
 
 
@@ -212,7 +212,7 @@ def test_overrides_apply_to_a_python_pipeline(tmp_path: Path) -> None:
 def test_mistakes_of_a_python_pipeline_and_of_its_overrides_come_together(tmp_path: Path) -> None:
     text = "from dsl.op import Ref\n" + PYTHON.replace("samples=samples", 'samples=Ref("x")')
     assert mistakes(tmp_path, text, "ingest.seed=x", name="p.py") == [
-        "node.ingest.source: there is no file or folder data.jsonl (put it there, or name another: "
+        "node.ingest.source: there is no file or folder data.jsonl (create it, or give another path: "
         "-s ingest.source=PATH)",
         'node.inject.samples: there is no node "x" (Samples: "@ingest")',
         '-s ingest.seed=x: expected int or none, got "x"',

@@ -148,9 +148,9 @@ def test_a_chain_of_thousands_of_references_is_followed(tmp_path: Path) -> None:
         ('tile = "${env:COUNT}"', 'unknown key (did you mean "title"?)'),
         ('most = "${a.share}"', "expected int or none, got 0.25 (float)"),
         ('most = "${aa.share}"', 'there is no node "aa" (did you mean "a"?)'),
-        ('most = "${a.shares}"', 'node "a": "shares" is no field of it (did you mean "share"?)'),
+        ('most = "${a.shares}"', 'node "a" has no field "shares" (did you mean "share"?)'),
         ('most = "${a.samples}"', 'node "a": "samples" reads another node, it has no value'),
-        ('most = "${a.launch.nprocs}"', 'node "a": "launch.nprocs" is no field of it'),
+        ('most = "${a.launch.nprocs}"', 'node "a" has no field "launch.nprocs"'),
         ('title = "x${a.layers}"', "${a.layers} is a list, which cannot stand within a text"),
         ('title = "x${a.most}"', "${a.most} is none, which cannot stand within a text"),
         ('title = "${a}"', '"${a}" is none of KINDS (a literal ${ is written $${)'),
@@ -184,7 +184,7 @@ def test_all_that_is_wrong_within_one_value_is_told(tmp_path: Path) -> None:
     lines = ['title = "${zz.text} ${a.foo} ${zz.text}"', 'names = ["${zz.text}", "${env:COUNTS}", "${env:WORD}"]']
     assert mistakes(tmp_path, *lines) == [
         '13:1: node.n.title: there is no node "zz"',
-        '13:1: node.n.title: node "a": "foo" is no field of it',
+        '13:1: node.n.title: node "a" has no field "foo"',
         '14:1: node.n.names: there is no node "zz"',
         '14:1: node.n.names: the environment variable COUNTS is not set (did you mean "COUNT"?)',
     ]
@@ -192,7 +192,7 @@ def test_all_that_is_wrong_within_one_value_is_told(tmp_path: Path) -> None:
 
 def test_a_required_value_that_nobody_gives_is_told_where_it_is_asked_for(tmp_path: Path) -> None:
     assert mistakes(tmp_path, 'most = "${c.needed}"', more='[node.c]\nop = "measure"\n') == [
-        '13:1: node.n.most: node "c" gives no needed',
+        '13:1: node.n.most: node "c" has no value for needed',
         '14:7: node.c: the required key "needed" is missing (int)',
     ]
 

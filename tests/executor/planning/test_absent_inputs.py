@@ -46,7 +46,7 @@ def toy(tmp_path):
 
 
 def told(toy, node_id, line, name):
-    hint = f"put it there, or name another: -s {node_id}.source=PATH"
+    hint = f"create it, or give another path: -s {node_id}.source=PATH"
     return f"{toy.file}:{line}:1: node.{node_id}.source: there is no file or folder {toy.folder / name} ({hint})"
 
 
@@ -105,7 +105,7 @@ def test_a_pipeline_in_python_is_planned_alike(toy):
     file.write_text(TWIN)
     plan = json.loads(toy.dflow("plan", str(file), "--json").stdout)
     missing = toy.folder / "first.txt"
-    hint = "put it there, or name another: -s a.source=PATH"
+    hint = "create it, or give another path: -s a.source=PATH"
     assert [f"node.a.source: there is no file or folder {missing} ({hint})"] == plan["unmet"]
     assert 2 == toy.dflow("run", str(file)).returncode
 
