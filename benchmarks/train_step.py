@@ -37,15 +37,15 @@ EXPONENT = 0.1
 @frozen
 class Goals:
     """Of one setting: times as factors against the dense reference and the floor, memory as a fraction of the dense
-    reference's. The dream is a goal of the chunked step, with all three figures at once."""
+    reference's. The stretch goal is one of the chunked step, with all three figures at once."""
 
     faster: float
     floor: float
     chunked_memory: float
     chunked_faster: float
-    dream_faster: float
-    dream_memory: float
-    dream_floor: float
+    stretch_faster: float
+    stretch_memory: float
+    stretch_floor: float
 
 
 GOALS = {
@@ -186,10 +186,14 @@ def _goal_rows(rounds: Rounds, goals: Goals | None) -> list[list[str]]:
     if goals is None:
         measured = f"{faster[OURS]:.2f}x; {floor[OURS]:.2f}x; chunked 1/{less:.1f}, {faster[CHUNKED]:.2f}x"
         return [["faster than the dense reference; of the floor; memory", "none set", measured, ""]]
-    is_faster = faster[CHUNKED] >= goals.dream_faster
-    dream = is_faster and less >= 1 / goals.dream_memory and floor[CHUNKED] <= goals.dream_floor
-    dreamt = (
-        f">= {goals.dream_faster:g}x faster, <= 1/{1 / goals.dream_memory:.0f}, <= {goals.dream_floor:g}x of the floor"
+    is_faster = faster[CHUNKED] >= goals.stretch_faster
+    reaches_stretch = is_faster and less >= 1 / goals.stretch_memory and floor[CHUNKED] <= goals.stretch_floor
+    stretch_text = ", ".join(
+        [
+            f">= {goals.stretch_faster:g}x faster",
+            f"<= 1/{1 / goals.stretch_memory:.0f}",
+            f"<= {goals.stretch_floor:g}x of the floor",
+        ]
     )
     unchunked, chunked = f"{faster[OURS]:.2f}x", f"{faster[CHUNKED]:.2f}x"
     memory, of_floor = f"<= 1/{1 / goals.chunked_memory:.0f}", f"{floor[OURS]:.2f}x"
@@ -199,7 +203,7 @@ def _goal_rows(rounds: Rounds, goals: Goals | None) -> list[list[str]]:
         ("time against the floor", f"<= {goals.floor:g}x", of_floor, floor[OURS] <= goals.floor),
         ("chunked: memory", memory, f"1/{less:.1f}", less >= 1 / goals.chunked_memory),
         ("chunked: time", f">= {goals.chunked_faster:g}x faster", chunked, faster[CHUNKED] >= goals.chunked_faster),
-        ("the dream, chunked", dreamt, all_three, dream),
+        ("stretch goal, chunked", stretch_text, all_three, reaches_stretch),
     ]
     return [[*cells, verdict(holds)] for *cells, holds in rows]
 
