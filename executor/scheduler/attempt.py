@@ -1,7 +1,7 @@
 """One attempt at a node whose lease is held: prepare the work folder, run the stage, commit its output (task.py).
 
 It runs in its own thread, since hashing and waiting are slow. It writes no record: the thread of the loop
-(run_loop.py) gets an AttemptStart before the stage starts and an AttemptResult at the end.
+(run_loop.py) gets an AttemptStart before the stage starts, an AttemptResult at the end, and the lines between.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Attempt(threading.Thread):
                 task.node.launch,
                 self._share,
                 task.record.log_path(task.node.id),
-                lambda text: task.record.event(task.node.id, Info(text)),
+                lambda text: self._call(lambda: task.record.event(task.node.id, Info(text))),
                 secret_values(task.node.config),
             )
         fail_point("stage:started")

@@ -226,6 +226,9 @@ class RunLoop:
             lease=lease,
             digests={parent: self._digests[parent] for parent in node.parents},
             adopt=self._adopt,
+            run=self._record.run,
+            attempt=self._state(node_id).attempt,
+            goes_on_from=self._record.state.goes_on_from,
         )
         self._pool.start(task, self._on_start, self._on_end)
         return True

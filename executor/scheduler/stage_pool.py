@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
+from dsl.errors import DiskFull
 from dsl.graph import Graph, GraphNode
 from dsl.threads import useful_threads
 from executor.launchers.forkserver_client import Children
@@ -37,12 +39,13 @@ class StagePool:
         self._useful: dict[str, int | None] = {}
         self._store = store
         self._graph = graph
+        self._record = record
         self._display = display
         self._call = call
         self._capacity = Capacity.of_this_machine(graph.machine)
         self._free = Free(self._capacity)
         self._children = Children(stage_environment(1))
-        self._usage = Usage(self._watched, lambda node, metrics: record.event(node, System(metrics)))
+        self._usage = Usage(self._watched, self._report_usage)
         self._usage.start()
 
     def fits(self, node: GraphNode, digests: Mapping[str, str]) -> bool:
@@ -85,6 +88,15 @@ class StagePool:
     def _watched(self) -> list[tuple[str, int, Sequence[str] | None]]:
         """Called by the thread that measures their processes."""
         return [found for attempt in list(self.running.values()) if (found := attempt.watched) is not None]
+
+    def _report_usage(self, node: str, metrics: Mapping[str, float]) -> None:
+        """Called by that thread too."""
+
+        def write() -> None:
+            with suppress(DiskFull):  # which the nodes report themselves
+                self._record.event(node, System(metrics))
+
+        self._call(write)
 
     def look_after(self) -> None:
         for attempt in self.running.values():

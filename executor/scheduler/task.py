@@ -87,7 +87,8 @@ class AttemptResult:
 @frozen(kw_only=True)
 class Task:
     """key: by the key parts of the planner; lease: of the key, held; digests: those of the node's parents; adopt:
-    continue work that older code began. The record is only read.
+    continue work that older code began. run, attempt, goes_on_from: as the record has them. The record's state belongs
+    to the loop's thread, so only its paths are used here.
     """
 
     store: Store
@@ -98,6 +99,9 @@ class Task:
     lease: Lease
     digests: Mapping[str, str]
     adopt: bool
+    run: str
+    attempt: int
+    goes_on_from: str | None
 
     @property
     def inputs(self) -> Inputs:
@@ -132,8 +136,8 @@ class Task:
         """Whether the node starts with an empty work folder: it is forced, and neither this run nor the one that it
         continues has started it.
         """
-        state, last_run = self.record.state, self.lease.last_run
-        was_started = state.nodes[self.node.id].attempt or (last_run and last_run == state.goes_on_from)
+        last_run = self.lease.last_run
+        was_started = self.attempt or (last_run and last_run == self.goes_on_from)
         return self.node.id in self.planner.forced and not was_started
 
     def _adopt_work(self) -> str | None:
@@ -145,7 +149,7 @@ class Task:
     def _earlier_metrics(self) -> list[Event]:
         """The metrics of the run that left the work folder behind: this run's metrics continue them."""
         run = self.lease.last_run
-        if run is None or run == self.record.run or self.record.state.nodes[self.node.id].attempt:
+        if run is None or run == self.run or self.attempt:
             return []
         return [
             event
@@ -188,7 +192,7 @@ class Task:
         manifest = Manifest(
             node=node.id,
             op=node.op.name,
-            run=self.record.run,
+            run=self.run,
             key=self.key,
             key_parts=self.planner.parts[node.id],
             inputs=self.inputs,
@@ -201,7 +205,7 @@ class Task:
         neutral = {name: config[name] for name, spec in node.op.fields.items() if spec.neutral}
         line = IndexLine(
             digest="",
-            run=self.record.run,
+            run=self.run,
             time=0.0,
             neutral={**neutral, "launch": launch},
             acceptance="forced" if node.id in self.planner.forced else "computed",

@@ -91,8 +91,7 @@ class Usage(threading.Thread):
                 used = used_below(each.pid)
                 metrics = {**each.sample(time.monotonic(), used), **gpu_metrics(each.gpus)}
                 if metrics:
-                    with suppress(OSError):  # a full disk, which the nodes report themselves
-                        self._report(each.node, metrics)
+                    self._report(each.node, metrics)
 
     def close(self) -> None:
         self._closed.set()

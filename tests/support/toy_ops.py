@@ -230,6 +230,25 @@ executor.scheduler.run_loop.Publisher = NoPublisher
 executor.tracking.sync_state.is_tracked = lambda record: False  # for what is imported later: `accept`
 sys.exit(executor.cli.main())
 """
+# Before either of them: other threads than the run loop's fail where they read or write the record.
+ONLY_THE_LOOP = """
+import threading
+from executor.records import run_record
+from executor.records.run_record import NodeState, Record
+
+def by_the_loop(call):
+    def checked(*arguments, **values):
+        thread = threading.current_thread()
+        assert thread is threading.main_thread(), f"{call} in {thread.name}"
+        return call(*arguments, **values)
+    return checked
+
+NodeState.__setattr__ = by_the_loop(NodeState.__setattr__)
+run_record.append_lines, run_record.append_line = map(by_the_loop, (run_record.append_lines, run_record.append_line))
+Record.state = property(
+    by_the_loop(lambda record: record.__dict__["state"]), lambda record, state: record.__dict__.update(state=state)
+)
+"""
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from host_ops import SOON, hosts_toy, ranks
 from stage_specs import stage_spec
-from toy_ops import is_alive, wait_for
+from toy_ops import ONLY_THE_LOOP, UNTRACKED, is_alive, wait_for
 
 from dsl.errors import StageError
 from dsl.launch import Launch
@@ -137,11 +137,13 @@ def test_all_hosts_end_with_a_stop_with_an_agent_and_with_the_executor_and_a_res
 
 def test_a_stage_whose_hosts_do_not_come_says_what_to_do_and_ends_in_time(tmp_path):
     toy = hosts_toy(tmp_path, "wait")
-    result = toy.dflow("run", str(toy.file), "-s", "r.launch.timeout=2", "-s", "r.launch.nnodes=3")
-    assert result.returncode == 1
-    assert f"r: waiting for 2 of 3 hosts: run `dflow agent --store {toy.store}` there" in result.stdout
-    assert "r failed: TimeoutError: the attempt took longer than launch.timeout = 2 s" in result.stderr
-    assert "    info: waiting for 2 of 3 hosts" in result.stderr
+    settings = ("-s", "r.launch.timeout=2", "-s", "r.launch.nnodes=3")
+    process = toy.start("run", str(toy.file), *settings, program=ONLY_THE_LOOP + UNTRACKED)
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert f"r: waiting for 2 of 3 hosts: run `dflow agent --store {toy.store}` there" in out
+    assert "r failed: TimeoutError: the attempt took longer than launch.timeout = 2 s" in errors
+    assert "    info: waiting for 2 of 3 hosts" in errors
 
 
 def test_more_hosts_than_the_allocation_has_are_refused_before_anything_runs(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from side_ops import side
-from toy_ops import UNTRACKED, wait_for
+from toy_ops import ONLY_THE_LOOP, UNTRACKED, WITHOUT_USAGE, wait_for
 
 from dsl.launch import Machine
 from executor.scheduler.ready_queue import ReadyQueue
@@ -123,24 +123,13 @@ def test_a_second_ctrl_c_kills_all_stages_at_once(tmp_path):
     assert toy.state()["status"] == "stopped"
 
 
-ONLY_THE_LOOP = """
-import threading
-from executor.records.run_record import NodeState, Record
-
-def by_the_loop(write):
-    def checked(*arguments, **values):
-        assert threading.current_thread() is threading.main_thread(), f"{write} in {threading.current_thread().name}"
-        return write(*arguments, **values)
-    return checked
-
-NodeState.__setattr__ = by_the_loop(NodeState.__setattr__)
-Record.save_nodes, Record.save_node = by_the_loop(Record.save_nodes), by_the_loop(Record.save_node)
-"""
-
-
-def test_only_the_loop_writes_the_record(tmp_path):
-    toy = side(tmp_path, "[machine]\ncpus = 2\n" + meets("a", "b"))
-    process = toy.start("run", str(toy.file), program=ONLY_THE_LOOP + UNTRACKED)
+def test_only_the_loop_reads_and_writes_the_record_also_what_stages_use_of_the_machine(tmp_path):
+    toy = side(tmp_path, "[machine]\ncpus = 2\n" + meets("a", "b").replace('["a"]', '["a", "go"]'))
+    process = toy.start("run", str(toy.file), program=ONLY_THE_LOOP + UNTRACKED.replace(WITHOUT_USAGE, ""))
+    wait_for(
+        lambda: any('"kind":"system"' in file.read_text() for file in toy.store.glob("records/*/events.jsonl")), 40
+    )
+    (tmp_path / "go.here").touch()
     _, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
     assert {"done"} == {node["state"] for node in toy.state()["nodes"].values()}
