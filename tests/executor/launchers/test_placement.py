@@ -199,6 +199,6 @@ def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "4")
-    with pytest.raises(ConfigError, match=r"rank 4 .* among the 4 .* launch.nproc = 4, or launch.device = \"cpu\""):
+    with pytest.raises(ConfigError, match=r"rank 4 .* sees only 4; .* launch.nproc = 4, or launch.device = \"cpu\""):
         _device("auto")
     assert _device("cpu") == "cpu"
