@@ -84,6 +84,19 @@ def test_dsl_imports_nothing_heavy() -> None:
     assert tops - sys.stdlib_module_names == {"attrs", "cattrs", "dsl", "networkx", "tomli"}
 
 
+def test_no_module_imports_a_run_module_and_none_of_those_reaches_a_hook_file() -> None:
+    runs = {path: module_name(path) for path in (ROOT / "ops").rglob("run.py")}
+    hooks = {module_name(path) for hook in HOOKS if hook != "op" for path in (ROOT / "ops").glob(f"*/{hook}.py")}
+    wrong = [
+        f"{module_name(path)} imports {name}"
+        for path in FILES
+        for name in imported(path)
+        if any(f"{name}.".startswith(f"{run}.") for run in runs.values())
+    ]
+    wrong += [f"{name} reaches {hook}" for path, name in runs.items() for hook in sorted(hooks & reached(path))]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("path", DECLARATIONS, ids=module_name)
 def test_a_declaration_reaches_no_torch_and_no_run_module(path: Path) -> None:
     names = reached(path)

@@ -31,8 +31,7 @@ from ops.lib.data.batching import batches_by_length
 from ops.lib.data.files import link_or_copy, write_json
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.feature_shards import feature_info
-from ops.lib.target.model import check_images_fit, check_tokens_fit, read_config, target_info
-from ops.lib.vision.families import Family, family_of
+from ops.lib.target.model import check_samples_fit, target_info
 
 POLL_S = 0.2
 PARTS_THAT_FILL = 16  # a GPU is busy with this fraction of the default batch_tokens: 512 tokens
@@ -54,7 +53,7 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     info = target_info(stage.inputs["target"])
     layer_ids = layers_of(config, info["num_layers"])
     readers: dict[str, TokenReader] = {split: TokenReader(stage.inputs["tokens"], split) for split in config.splits}
-    check_fits(info, family_of(read_config(stage.inputs["target"].path / "model")), readers)
+    check_samples_fit(readers.values(), stage.inputs["target"])
     plans = [plan for split, reader in readers.items() for plan in plan_shards(split, reader, config.shard_tokens)]
     if not plans:
         raise DataError(f"no samples in the splits {', '.join(config.splits)}: nothing to capture")
@@ -182,13 +181,6 @@ def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[Shar
             start, tokens = index, 0
         tokens += length
     return plans
-
-
-def check_fits(info: Mapping[str, Any], family: Family, readers: Mapping[str, TokenReader]) -> None:
-    """Raises DataError for tokens that this target, whose target.json is `info`, cannot read."""
-    for reader in readers.values():
-        check_tokens_fit(reader.info, info)
-        check_images_fit(reader, family)
 
 
 def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -> None:

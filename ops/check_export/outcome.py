@@ -12,6 +12,7 @@ from ops.check_export.departures import served_tau
 from ops.check_export.live_result import LiveResult, Prompt, largest
 from ops.export_draft.card import table
 from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.report_sections import interval_text
 
 ALL = "all"
 REPEAT = (
@@ -132,7 +133,7 @@ def card_text(outcome: Outcome) -> str:
     """The model card's section of accepted lengths."""
     report = outcome.report
     rows = [
-        (name, measured["prompts"], number(measured["tau"]), _interval(measured))
+        (name, measured["prompts"], number(measured["tau"]), interval_text(measured, "-"))
         for name, measured in report["tau"].items()
     ]
     parts = [
@@ -153,10 +154,6 @@ def card_text(outcome: Outcome) -> str:
         parts.append(f"{len(outcome.prompts)} of these prompts, served by SGLang {outcome.served.version}:")
         parts.append(table(("prompts", "tau as above", "tau served"), compared))
     return "\n\n".join(parts)
-
-
-def _interval(measured: Mapping[str, Any]) -> str:
-    return "-" if measured["low"] is None else f"{measured['low']:.2f} to {measured['high']:.2f}"
 
 
 def number(value: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ops.evaluate.metric_names import ALL
 from ops.lib.data.files import read_json
-from ops.lib.report_sections import Cell, Chart, Html, Section, Series, Table
+from ops.lib.report_sections import Cell, Chart, Html, Section, Series, Table, interval_text
 
 PAGE_HEIGHT = 640
 
@@ -48,10 +48,6 @@ def _tau(report: Mapping[str, Any]) -> Section:
         f"Tokens per verification step, of prompts from {source}: {way}, {size}, {report['dtype']}, at most "
         f"{report['max_new_tokens']} tokens each. 1 is plain decoding. Intervals resample prompts.",
     )
-
-
-def interval_text(tau: Mapping[str, Any], otherwise: str) -> str:
-    return otherwise if tau["low"] is None else f"{tau['low']:.2f} to {tau['high']:.2f}"
 
 
 def _rounded(tau: float | None) -> float | None:

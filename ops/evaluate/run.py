@@ -19,7 +19,6 @@ from ops.evaluate.lossless import compare, difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
 from ops.evaluate.prompts import check_lengths, choose_prompts, processor_of
-from ops.evaluate.report import interval_text
 from ops.evaluate.statistics import is_repetition
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import JOURNAL, Decoder, decode_in_turns
@@ -29,6 +28,7 @@ from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.dflash.config import check_draft_fits
 from ops.lib.drafts.dflash.load import load_draft, random_draft
+from ops.lib.report_sections import interval_text
 from ops.lib.target.model import Target, check_tokens_fit
 from ops.lib.vision.processor import Processor
 

@@ -183,6 +183,11 @@ def shard_counts(shards: Iterable[Mapping[str, Any]]) -> tuple[Counter[str], Cou
     return samples, tokens
 
 
+def interval_text(measured: Mapping[str, Any], otherwise: str) -> str:
+    """The interval of a figure with "low" and "high", as in report.json: "3.10 to 3.52"; `otherwise` if it has none."""
+    return otherwise if measured["low"] is None else f"{measured['low']:.2f} to {measured['high']:.2f}"
+
+
 def first_rows(file: Path) -> list[dict[str, Any]]:
     """The first ROWS_READ rows."""
     return list(islice(read_jsonl(file), ROWS_READ))

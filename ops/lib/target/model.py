@@ -6,7 +6,7 @@ B batch, S sequence length, R pixel rows, I images, V vocabulary, M hidden size 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -234,6 +234,14 @@ def describe_target(
         "tied": family.tied,
         "trust_remote_code": trust_remote_code,
     }
+
+
+def check_samples_fit(readers: Iterable[TokenReader], target: TargetModel) -> None:
+    """Rejects samples that the target cannot read: `check_tokens_fit` and `check_images_fit`, without loading it."""
+    info, family = target_info(target), family_of(read_config(target.path / "model"))
+    for reader in readers:
+        check_tokens_fit(reader.info, info)
+        check_images_fit(reader, family)
 
 
 def check_tokens_fit(tokens: Mapping[str, Any], target: Mapping[str, Any]) -> None:

@@ -27,7 +27,6 @@ from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.capture_targets.agreement import LOG_PROB_TOLERANCE, TIMES_OWN_ROUNDING, compare_states
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import layers_of
-from ops.capture_targets.run import check_fits
 from ops.capture_targets.sglang import SglangBackend
 from ops.lib.data.batching import spread
 from ops.lib.data.files import read_json, read_jsonl
@@ -37,9 +36,8 @@ from ops.lib.drafts.losses.log_probs import token_log_probs
 from ops.lib.sglang.mm_processor import ServedPrompts
 from ops.lib.sglang.process import float32_refusal
 from ops.lib.sglang.version import SGLANG_VERSION
-from ops.lib.target.model import read_config, target_info
+from ops.lib.target.model import check_samples_fit, target_info
 from ops.lib.vision.batch import collate
-from ops.lib.vision.families import family_of
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.samples import up_to_last_answer
 
@@ -118,7 +116,7 @@ def compare(request: Request) -> dict[str, Any]:
     """
     config, info = request.node.config, target_info(request.target)
     layer_ids = layers_of(config, info["num_layers"])
-    check_fits(info, family_of(read_config(request.target.path / "model")), request.readers)
+    check_samples_fit(request.readers.values(), request.target)
     samples = choose(request.readers, request.samples)
     device = device_of(request.node)
     fits = float32_fits(request.target, device)
