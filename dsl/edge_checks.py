@@ -150,7 +150,7 @@ def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake
             where, given = field.name, "none is given"
         else:
             where = field.pinned_by
-            given = f'"{shortened(str(commit))}" may name something else tomorrow, unseen by the key'
+            given = f'"{shortened(str(commit))}" may change without changing the key'
         message = f'the model id "{value}" needs a commit as {field.pinned_by}, 40 hex digits: {given}'
         hint = "find it on the model's page under Files and versions, or give the directory of a checkpoint"
         yield node.mistake(where, message, hint)
@@ -158,7 +158,8 @@ def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake
 
 def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
     if op.single_process and node.launch.get("kind") == "torchrun":
-        yield node.mistake("launch.kind", f'the op "{op.name}" runs in one process', 'leave launch out, or "process"')
+        hint = 'leave launch out, or set kind = "process"'
+        yield node.mistake("launch.kind", f'the op "{op.name}" runs in one process', hint)
     if not op.sequence_parallel and node.launch.get("sp_degree", 1) > 1:
         message = f'the op "{op.name}" does not support sequence parallelism'
         yield node.mistake("launch.sp_degree", message, "leave sp_degree out; every rank then takes whole sequences")
@@ -209,7 +210,7 @@ def _secret_mistakes(node: WrittenNode) -> Iterator[Mistake]:
         for variable in secret_names(value) if may_hold_secrets(value) else ():
             if variable not in os.environ:
                 message = f"the environment variable {variable} is not set"
-                yield node.mistake(name, message, "export it where dflow is called")
+                yield node.mistake(name, message, "export it before you call dflow")
 
 
 def _cycle_mistakes(nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:

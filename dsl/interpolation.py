@@ -199,7 +199,7 @@ class _Interpolation:
         if isinstance(value, (str, int, float)):
             return str(value)
         kind = "none" if value is None else {dict: "a table"}.get(type(value), "a list")
-        raise _Refused(f"{token[0]} is {kind}, which cannot stand within a text")
+        raise _Refused(f"{token[0]} is {kind}, which cannot be part of a string")
 
     def _meaning(self, token: re.Match[str], expected: Any, cell: Cell) -> Any:
         body = token["body"]
@@ -207,7 +207,7 @@ class _Interpolation:
             raise _Refused(f'"{token[0]}" has no closing brace', "a literal ${ is written $${")
         if secret_names(token[0]):
             if cell[0] in TABLE_NAMES and cell != TRACKING_URI:
-                raise _Refused("a secret may stand in a node's values and in mlflow.tracking_uri, not here")
+                raise _Refused("secrets are allowed only in a node's values and in mlflow.tracking_uri")
             if cell == TRACKING_URI:
                 _from_environment(secret_names(token[0])[0], str)
             return token[0]
@@ -216,7 +216,7 @@ class _Interpolation:
             return _from_environment(environment[1], expected)
         field = FIELD.fullmatch(body)
         if field is None:
-            raise _Refused(f'"{token[0]}" is none of {KINDS}', "a literal ${ is written $${")
+            raise _Refused(f'"{token[0]}" is not one of {KINDS}', "a literal ${ is written $${")
         values = [self._value_of(owner, field[2], cell) for owner in self._ids(field[1]) or [field[1]]]
         if any(value != values[0] for value in values):
             copies = ", ".join(self._ids(field[1]))
@@ -227,7 +227,7 @@ class _Interpolation:
         node = self.owners.get(owner)
         if owner in TABLE_NAMES and (owner != "pipeline" or name not in OF_PIPELINE):
             hint = did_you_mean(name, OF_PIPELINE) if owner == "pipeline" else ""
-            raise _Refused(f"${{{owner}.{name}}} is none of {KINDS}", hint)
+            raise _Refused(f"${{{owner}.{name}}} is not one of {KINDS}", hint)
         if node is None:
             raise _Refused(f'there is no node "{owner}"', did_you_mean(owner, [*self.owners]))
         field = self._field(node, name)
@@ -260,7 +260,7 @@ class _Interpolation:
 
 def _from_environment(name: str, expected: Any) -> Any:
     if name not in os.environ:
-        hint = did_you_mean(name, list(os.environ)) or "export it where dflow is called"
+        hint = did_you_mean(name, list(os.environ)) or "export it before you call dflow"
         raise _Refused(f"the environment variable {name} is not set", hint)
     try:
         return typed_value(os.environ[name], expected)

@@ -30,7 +30,7 @@ def _makes_whole_groups(launch: Launch, field: attrs.Attribute[int], sp_degree: 
     if launch.nproc % sp_degree:
         below = launch.nproc - launch.nproc % sp_degree
         remedy = f"take nproc = {below} or {below + sp_degree}, or another sp_degree"
-        raise ValueError(f"nproc = {launch.nproc} is no multiple of sp_degree = {sp_degree}; {remedy}")
+        raise ValueError(f"nproc = {launch.nproc} is not a multiple of sp_degree = {sp_degree}; {remedy}")
 
 
 def _is_address(launch: Launch, field: attrs.Attribute[str], value: str) -> None:
@@ -40,12 +40,12 @@ def _is_address(launch: Launch, field: attrs.Attribute[str], value: str) -> None
     if found is None or int(found[1]) not in PORTS:
         raise ValueError(f'expected "host:port" with a port of 1 to 65535, got "{shortened(value)}"')
     if launch.nnodes < 2:
-        raise ValueError("a rendezvous is where several machines meet: it needs nnodes > 1")
+        raise ValueError("a rendezvous needs nnodes > 1")
 
 
 def _fits_device(launch: Launch, field: attrs.Attribute[Any], value: int | None) -> None:
     if value and launch.device == "cpu":
-        raise ValueError('device = "cpu" takes no GPUs; leave gpus out, or take device = "auto"')
+        raise ValueError('device = "cpu" does not use GPUs; leave gpus out, or set device = "auto"')
 
 
 def _is_size(instance: Any, field: attrs.Attribute[Any], value: str | None) -> None:

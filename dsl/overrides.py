@@ -51,7 +51,7 @@ def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Mistake
             message = "-s changes a node's values, not its op"
             mistakes.append(Mistake(message, position=position, hint="change the op in the file"))
         elif (owner, field) == ("pipeline", "ops"):
-            mistakes.append(Mistake("-s does not change which ops there are", position=position, hint="in the file"))
+            mistakes.append(Mistake("-s cannot change pipeline.ops", position=position, hint="change it in the file"))
         else:
             overrides.append(Override(owner, field, value, position))
     return overrides, mistakes

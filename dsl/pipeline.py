@@ -41,7 +41,7 @@ def check_tags(tags: Mapping[str, str]) -> None:
         if not name.strip():
             raise ConfigError("a tag needs a name")
         if name.startswith(RESERVED_TAGS):
-            raise ConfigError(f'the tag "{name}": names that begin with {" or ".join(RESERVED_TAGS)} are taken')
+            raise ConfigError(f'the tag "{name}": names that begin with {" or ".join(RESERVED_TAGS)} are reserved')
         if not isinstance(value, str):
             raise ConfigError(f'the tag "{name}": expected a text, got {shown_value(value)}')
 
@@ -59,7 +59,7 @@ def check_tracking_uri(uri: str) -> None:
     if entry_points(group="mlflow.tracking_store", name=scheme):
         return
     hint = did_you_mean(scheme, SCHEMES) or f"it knows {', '.join(SCHEMES)}"
-    raise ConfigError(f'MLflow knows no tracking server of the kind "{found[0]}" ({hint})')
+    raise ConfigError(f'MLflow does not support tracking servers of the kind "{found[0]}" ({hint})')
 
 
 @frozen

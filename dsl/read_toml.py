@@ -49,7 +49,7 @@ def read_pipeline(
         return _read_toml(file, overrides, swept, absent)
     if file.suffix == ".py":
         return _read_python(file, overrides, swept, absent)
-    raise PipelineError([Mistake(f"{file} is no pipeline file: its name ends neither in .toml nor in .py")])
+    raise PipelineError([Mistake(f"{file} is not a pipeline file: its name must end in .toml or .py")])
 
 
 def op_files_of(file: Path) -> tuple[Path, ...]:

@@ -138,4 +138,4 @@ def _value_of(name: str) -> str:
     try:
         return os.environ[name]
     except KeyError:
-        raise ConfigError(f"the environment variable {name} is not set: export it where dflow is called") from None
+        raise ConfigError(f"the environment variable {name} is not set: export it before you call dflow") from None

@@ -17,7 +17,7 @@ MOST_NESTED = 50
 INTS = range(-(2**63), 2**63)
 WORDS = {"true": "true", "false": "false", "yes": "true", "no": "false", "on": "true", "off": "false"}
 HINTS = {
-    "Unescaped '\\' in a string": "write \\\\ for it, or put the text into single quotes",
+    "Unescaped '\\' in a string": "write \\\\ for it, or put the string in single quotes",
     "Illegal character '\\n'": "the text has no closing quote",
     "Cannot overwrite a value": "the key already has a value",
 }

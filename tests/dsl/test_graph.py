@@ -221,9 +221,9 @@ def test_external_paths_become_absolute_and_builtin_values_and_model_ids_stay(tm
     ("revision", "told"),
     [
         (None, "none is given"),
-        ("main", '"main" may name something else tomorrow, unseen by the key'),
-        ("0A" * 20, f'"{"0A" * 20}" may name something else tomorrow, unseen by the key'),
-        ("0a" * 19, f'"{"0a" * 19}" may name something else tomorrow, unseen by the key'),
+        ("main", '"main" may change without changing the key'),
+        ("0A" * 20, f'"{"0A" * 20}" may change without changing the key'),
+        ("0a" * 19, f'"{"0a" * 19}" may change without changing the key'),
     ],
 )
 def test_a_model_id_without_its_commit_is_refused(tmp_path: Path, revision: str | None, told: str) -> None:

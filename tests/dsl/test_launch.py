@@ -72,10 +72,10 @@ def test_what_is_no_amount_of_bytes_is_refused(text: str) -> None:
     [
         ("nnodes = 0", "nnodes: must be >= 1, got 0"),
         ("nnodes = 2", 'nnodes: nnodes > 1 needs kind = "torchrun"'),
-        ('rendezvous = "a:1"', "rendezvous: a rendezvous is where several machines meet: it needs nnodes > 1"),
+        ('rendezvous = "a:1"', "rendezvous: a rendezvous needs nnodes > 1"),
         ("gpus = -1", "gpus: must be >= 0, got -1"),
         ("gpus = 1.0", "gpus: expected int or none, got 1.0 (float)"),
-        ('gpus = 1, device = "cpu"', 'gpus: device = "cpu" takes no GPUs; leave gpus out, or take device = "auto"'),
+        ('gpus = 1, device = "cpu"', 'gpus: device = "cpu" does not use GPUs; leave gpus out, or set device = "auto"'),
         ("cpus = 0", "cpus: must be >= 1, got 0"),
         ("memory = 24", "memory: expected str or none, got 24 (int)"),
         (
@@ -136,11 +136,11 @@ def test_a_tag_that_dflow_or_mlflow_writes_is_refused(tmp_path: Path) -> None:
         mistakes(tmp_path, f"[mlflow.tags]\n{tag} = 'x'\n" + NODE) for tag in ('"dflow.node"', '"mlflow.note"', '" "')
     ]
     assert told == [
-        ['2:9: mlflow.tags: the tag "dflow.node": names that begin with dflow. or mlflow. are taken'],
-        ['2:9: mlflow.tags: the tag "mlflow.note": names that begin with dflow. or mlflow. are taken'],
+        ['2:9: mlflow.tags: the tag "dflow.node": names that begin with dflow. or mlflow. are reserved'],
+        ['2:9: mlflow.tags: the tag "mlflow.note": names that begin with dflow. or mlflow. are reserved'],
         ["2:9: mlflow.tags: a tag needs a name"],
     ]
-    with pytest.raises(ConfigError, match="are taken"):
+    with pytest.raises(ConfigError, match="are reserved"):
         Pipeline("p", tags={"dflow.node": "x"})
 
 

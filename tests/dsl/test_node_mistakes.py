@@ -114,7 +114,7 @@ def test_a_wrong_value_is_reported_with_field_and_value(tmp_path: Path, line: st
 
 def test_an_op_for_one_process_is_refused_on_several_ranks(tmp_path: Path) -> None:
     lines = ['source = "builtin:digits"', 'launch = { kind = "torchrun", nproc = 2 }']
-    message = 'the op "ingest" runs in one process (leave launch out, or "process")'
+    message = 'the op "ingest" runs in one process (leave launch out, or set kind = "process")'
     assert node_mistakes(tmp_path, "ingest", *lines) == [f"9:12: node.n.launch.kind: {message}"]
 
 
@@ -128,7 +128,7 @@ def test_an_op_for_one_process_is_refused_on_several_ranks(tmp_path: Path) -> No
         ),
         (
             "6",
-            "8:31: node.n.launch.sp_degree: nproc = 6 is no multiple of sp_degree = 4;"
+            "8:31: node.n.launch.sp_degree: nproc = 6 is not a multiple of sp_degree = 4;"
             " take nproc = 4 or 8, or another sp_degree",
         ),
         ('"6"', '8:46: node.n.launch.nproc: expected int, got "6"'),  # and nothing about its fit
@@ -166,7 +166,8 @@ def test_the_degree_of_sequence_parallelism_travels_with_the_launch(tmp_path: Pa
     assert graph_from_json(record).nodes["n"].launch.sp_degree == 1
     refused = mistakes(tmp_path, file.read_text(), "n.launch.sp_degree=3")
     assert refused == [
-        "-s n.launch.sp_degree=3: nproc = 4 is no multiple of sp_degree = 3; take nproc = 3 or 6, or another sp_degree"
+        "-s n.launch.sp_degree=3: nproc = 4 is not a multiple of sp_degree = 3;"
+        " take nproc = 3 or 6, or another sp_degree"
     ]
 
 

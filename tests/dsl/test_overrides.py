@@ -259,7 +259,7 @@ def test_every_mistake_is_shown_at_its_argument(tmp_path: Path) -> None:
         "n.needed=none": 'expected int, got "none"',
         "n.launch=2": 'expected a table, got "2" ({ nproc = 2 }, or node.launch.nproc=2)',
         "n.launch={nproc=0}": "n.launch.nproc: must be >= 1, got 0",
-        "pipeline.ops=[]": "-s does not change which ops there are (in the file)",
+        "pipeline.ops=[]": "-s cannot change pipeline.ops (change it in the file)",
         "pipeline.seeds=1": 'unknown key (did you mean "seed"?)',
         "mlflow.tags.dflow.x=1": "mlflow.tags: dflow.x: expected str, got 1 (int)",
         "machine.cpus=0": "must be >= 1, got 0",

@@ -156,9 +156,7 @@ def test_a_missing_file_and_an_unknown_kind_of_file_are_refused(tmp_path: Path) 
     with pytest.raises(PipelineError) as caught:
         read_pipeline(tmp_path / "p.toml")
     assert str(caught.value) == f"there is no pipeline file {tmp_path}/p.toml"
-    assert mistakes(tmp_path, "", name="p.yaml") == [
-        "p.yaml is no pipeline file: its name ends neither in .toml nor in .py"
-    ]
+    assert mistakes(tmp_path, "", name="p.yaml") == ["p.yaml is not a pipeline file: its name must end in .toml or .py"]
 
 
 def test_everything_that_a_file_says_is_in_the_graph(tmp_path: Path) -> None:

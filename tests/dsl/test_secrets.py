@@ -113,8 +113,8 @@ def test_a_variable_that_is_not_set_is_refused_when_the_pipeline_is_compiled_and
     with pytest.raises(PipelineError) as caught:
         compile_pipeline(pipeline)
     assert str(caught.value).split("\n") == [
-        "node.ask.token: the environment variable UNSET_KEY is not set (export it where dflow is called)",
-        "node.ask.headers: the environment variable UNSET_KEY is not set (export it where dflow is called)",
+        "node.ask.token: the environment variable UNSET_KEY is not set (export it before you call dflow)",
+        "node.ask.headers: the environment variable UNSET_KEY is not set (export it before you call dflow)",
     ]
 
 

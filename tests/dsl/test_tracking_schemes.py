@@ -53,7 +53,7 @@ def test_what_mlflow_knows_is_taken(tmp_path: Path, uri: str) -> None:
     ],
 )
 def test_another_one_is_told_with_its_line_or_its_argument(tmp_path: Path, uri: str, kind: str, hint: str) -> None:
-    said = f'MLflow knows no tracking server of the kind "{kind}" ({hint})'
+    said = f'MLflow does not support tracking servers of the kind "{kind}" ({hint})'
     with pytest.raises(PipelineError) as caught:
         read(tmp_path, uri)
     assert f"{tmp_path / 'p.toml'}:7:1: mlflow.tracking_uri: {said}" == str(caught.value)

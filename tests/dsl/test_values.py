@@ -151,17 +151,17 @@ def test_a_chain_of_thousands_of_references_is_followed(tmp_path: Path) -> None:
         ('most = "${a.shares}"', 'node "a" has no field "shares" (did you mean "share"?)'),
         ('most = "${a.samples}"', 'node "a": "samples" reads another node, it has no value'),
         ('most = "${a.launch.nprocs}"', 'node "a" has no field "launch.nprocs"'),
-        ('title = "x${a.layers}"', "${a.layers} is a list, which cannot stand within a text"),
-        ('title = "x${a.most}"', "${a.most} is none, which cannot stand within a text"),
-        ('title = "${a}"', '"${a}" is none of KINDS (a literal ${ is written $${)'),
-        ('title = "${}"', '"${}" is none of KINDS (a literal ${ is written $${)'),
+        ('title = "x${a.layers}"', "${a.layers} is a list, which cannot be part of a string"),
+        ('title = "x${a.most}"', "${a.most} is none, which cannot be part of a string"),
+        ('title = "${a}"', '"${a}" is not one of KINDS (a literal ${ is written $${)'),
+        ('title = "${}"', '"${}" is not one of KINDS (a literal ${ is written $${)'),
         ('title = "x${a.share"', '"${a.share" has no closing brace (a literal ${ is written $${)'),
-        ('title = "${pipeline.nam}"', '${pipeline.nam} is none of KINDS (did you mean "name"?)'),
-        ('title = "${mlflow.notes}"', "${mlflow.notes} is none of KINDS"),
+        ('title = "${pipeline.nam}"', '${pipeline.nam} is not one of KINDS (did you mean "name"?)'),
+        ('title = "${mlflow.notes}"', "${mlflow.notes} is not one of KINDS"),
         ('title = "${n.title}"', "the values refer to each other: n.title -> n.title"),
         (
             'title = "${secret:UNSET_NAME}"',
-            "the environment variable UNSET_NAME is not set (export it where dflow is called)",
+            "the environment variable UNSET_NAME is not set (export it before you call dflow)",
         ),
     ],
 )
@@ -200,7 +200,7 @@ def test_a_required_value_that_nobody_gives_is_told_where_it_is_asked_for(tmp_pa
 def test_a_secret_is_refused_where_everybody_would_read_it(tmp_path: Path) -> None:
     more = '[mlflow]\nnotes = "${secret:HF_TOKEN}"\ntracking_uri = "http://x:${secret:HF_TOKEN}@host"\n'
     assert mistakes(tmp_path, more=more) == [
-        "15:1: mlflow.notes: a secret may stand in a node's values and in mlflow.tracking_uri, not here"
+        "15:1: mlflow.notes: secrets are allowed only in a node's values and in mlflow.tracking_uri"
     ]
     graph = measured(tmp_path, more=more.replace("notes =", "#"))
     assert graph.tracking_uri == "http://x:${secret:HF_TOKEN}@host"
