@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -36,7 +37,7 @@ def start_probes() -> dict[str, subprocess.Popen[str]]:
     """One process for each installed library that takes seconds to load, all at once."""
     return {
         name: subprocess.Popen(
-            module_command("executor.doctor.probe", name),
+            module_command("executor.doctor.probe", name, str(os.getpid())),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,

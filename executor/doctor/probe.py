@@ -1,6 +1,7 @@
 """A process that imports one library and reports the result, so that a broken library is a finding, not a crash.
 
-`python -m executor.doctor.probe NAME` prints a JSON object as its last line.
+`python -m executor.doctor.probe NAME PID` prints a JSON object as its last line; it ends with the process PID, its
+parent.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from attrs import frozen
 
 from dsl.convert import unstructure
+from executor.system.supervisor import end_with_parent
 
 
 @frozen(kw_only=True)
@@ -104,4 +106,5 @@ PROBES: Mapping[str, Callable[[], LibraryFacts]] = {
 }
 
 if __name__ == "__main__":
+    end_with_parent(int(sys.argv[2]))
     print(json.dumps(unstructure(PROBES[sys.argv[1]]())))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from rich.console import Console
 from torch._inductor import config as inductor
+from toy_ops import is_alive, wait_for
 
 from executor.cli import main
 from executor.commands import doctor
@@ -42,6 +45,27 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def by_name(findings: Iterator[Finding]) -> dict[str, Finding]:
     return {finding.name: finding for finding in findings}
+
+
+def test_the_probes_of_a_doctor_that_is_killed_end_with_it():
+    program = (
+        "from executor.doctor.libraries import start_probes; import time\n"
+        "print(*(probe.pid for probe in start_probes().values()), flush=True); time.sleep(300)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as doctor_process:
+        assert doctor_process.stdout is not None
+        probes = list(map(int, doctor_process.stdout.readline().split()))
+        assert len(probes) >= 2
+        try:
+            for probe in probes:
+                wait_for(lambda pid=probe: "/torch/" in Path(f"/proc/{pid}/maps").read_text() or not is_alive(pid))
+                os.kill(probe, signal.SIGSTOP)  # so that none ends by itself
+            doctor_process.kill()
+            wait_for(lambda: not any(map(is_alive, probes)), 20)
+        finally:
+            doctor_process.kill()
+            for probe in filter(is_alive, probes):
+                os.kill(probe, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
