@@ -127,16 +127,9 @@ def _newest_finished(store: Store, op: str, without_code: str) -> tuple[str, Ind
             manifest = store.manifest(line.digest) if line is not None else None
             if line is None or manifest is None or manifest.op != op:
                 continue
-            if (line.without_code or _without_code(manifest, node.key)) == without_code:
+            if line.without_code == without_code:
                 return node.key, line, _code(store, node.key, manifest)
     return None
-
-
-def _without_code(manifest: Manifest, key: str) -> str:
-    """Of an artifact from before the index had it; empty where the manifest is that of another key."""
-    if manifest.key != key:
-        return ""
-    return manifest.key_parts.key_without_code(manifest.inputs)
 
 
 def _code(store: Store, key: str, manifest: Manifest) -> Mapping[str, str]:

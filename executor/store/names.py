@@ -21,7 +21,7 @@ DIGEST = re.compile(_HASH)
 KEY = re.compile(_HASH)
 RUN_ID = re.compile(_RUN)
 RUN = re.compile(r"\w[\w.-]*", re.ASCII)  # of any version of dflow: an index line may be pulled
-OUT = re.compile(r"out(-[0-9]+-[0-9a-f]{8})?")  # in a work folder; without an attempt: of an older dflow
+OUT = re.compile(r"out-[0-9]+-[0-9a-f]{8}")  # in a work folder
 DAMAGED = ".damaged"
 GONE = ".gone-"
 
