@@ -83,7 +83,7 @@ class Document:
 
 @frozen
 class Places:
-    """Where the values of a table, a node's say, stand: in a file, or on the command line.
+    """Where the values of a table, such as a node's, are: in a file, or on the command line.
 
     elsewhere: fields that were given somewhere else than in the table.
     """

@@ -220,7 +220,7 @@ class _Interpolation:
         values = [self._value_of(owner, field[2], cell) for owner in self._ids(field[1]) or [field[1]]]
         if any(value != values[0] for value in values):
             copies = ", ".join(self._ids(field[1]))
-            raise _Refused(f"{token[0]} is another one in each copy ({copies})", "name one of them")
+            raise _Refused(f"{token[0]} has a different value in each copy ({copies})", "name one of them")
         return values[0]
 
     def _value_of(self, owner: str, name: str, cell: Cell) -> Any:

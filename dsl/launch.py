@@ -67,7 +67,7 @@ class Launch:
     kind "process" runs one process; "torchrun" runs nproc ranks on each of nnodes machines, which meet at rendezvous
     ("host:port" of the one that dflow runs on). Groups of sp_degree ranks share every sequence, for ops that do
     sequence parallelism; nproc is a multiple of it, so that a group lies on one machine. threads are CPU threads per
-    rank (0: what the op makes use of, at most the cores divided by the ranks). device "auto" takes cuda where there is
+    rank (0: what the op uses, at most the cores divided by the ranks). device "auto" takes cuda where there is
     one.
 
     gpus, cpus and memory ("24 GiB") are what the stage takes of `[machine]` while it runs, so that nodes that fit

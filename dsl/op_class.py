@@ -84,7 +84,7 @@ class OpClass(Protocol):
         """Field -> value for a trial run on so many samples (`dflow run --smoke`)."""
 
     def threads(self, folders: Folders) -> int | None:
-        """How many CPU threads a rank makes use of at most (dsl/threads.py)."""
+        """The most CPU threads that a rank can use (dsl/threads.py)."""
 
     @staticmethod
     def report(folder: Path) -> Iterable[Any]:

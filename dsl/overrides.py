@@ -96,7 +96,7 @@ def apply_overrides(pipeline: Pipeline, texts: Sequence[str], sweeps: Sequence[S
 
 
 def override_graph(graph: Graph, overrides: Sequence[str]) -> Graph:
-    """A compiled graph, a recorded one say, with other values, checked anew as a whole.
+    """A compiled graph, such as a recorded one, with other values, checked again as a whole.
 
     Relative paths start at the graph's root. Raises PipelineError with all mistakes.
     """

@@ -58,7 +58,7 @@ def check_tracking_uri(uri: str) -> None:
 
     if entry_points(group="mlflow.tracking_store", name=scheme):
         return
-    hint = did_you_mean(scheme, SCHEMES) or f"it knows {', '.join(SCHEMES)}"
+    hint = did_you_mean(scheme, SCHEMES) or f"supported: {', '.join(SCHEMES)}"
     raise ConfigError(f'MLflow does not support tracking servers of the kind "{found[0]}" ({hint})')
 
 

@@ -41,7 +41,7 @@ def read_pipeline(
     """The pipeline of a `*.toml`, or of a `*.py` with `pipeline() -> Pipeline`, with `node.field=value` overrides.
 
     What is returned compiles. Raises PipelineError with all mistakes, in the order of the file, overrides last.
-    absent: where given, takes up the files and folders that are not there, which are no mistakes then.
+    absent: if given, collects missing files and folders, which are then not among the mistakes.
     """
     _require_file(file)
     swept = [Sweep(text) for text in sweeps]
@@ -82,7 +82,7 @@ def _require_file(file: Path) -> None:
         raise PipelineError([Mistake(f"there is no pipeline file {file}")])
     inside = [str(each) for each in sorted(file.glob("*.toml"))]
     hint = shortened(f"in it: {', '.join(inside)}", 300) if inside else "there is no *.toml in it"
-    raise PipelineError([Mistake(f"{file} is a folder, no pipeline file", hint=hint)])
+    raise PipelineError([Mistake(f"{file} is a folder, not a pipeline file", hint=hint)])
 
 
 def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep], absent: Absent | None) -> Pipeline:

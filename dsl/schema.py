@@ -287,7 +287,7 @@ def _type(expected: Any) -> Schema:
 
 
 def _or_reference(schema: Schema) -> Schema:
-    """An editor names the rule that a value breaks: with `anyOf` it would say that none of two fits."""
+    """Not `anyOf`: an editor would report that neither of two matches, not the rule that the value breaks."""
     return schema if schema in ({}, {"type": "string"}) else {"if": REFERENCE, "else": schema}
 
 

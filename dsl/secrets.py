@@ -1,4 +1,4 @@
-"""Secrets in a config: `${secret:NAME}`, or `${env:NAME}` where the name ends as one does, `HF_TOKEN` or `api_key` say.
+"""Secrets in a config: `${secret:NAME}`, or `${env:NAME}` for names that end like `HF_TOKEN` or `api_key`.
 
 Such a text stays as it is in graphs, records, manifests and MLflow. Only the process that computes the node puts the
 environment variable's value in. In a key it is the constant "secret": another token gives the same results. Behind a
@@ -86,12 +86,12 @@ def without_secrets(value: Any) -> Any:
 
 
 def may_hold_secrets(value: object) -> bool:
-    """A quick look, since it is taken at every value of every node."""
+    """A quick check, since it runs on every value of every node."""
     return "${" in value if isinstance(value, str) else isinstance(value, (tuple, list, dict)) and bool(value)
 
 
 def resolved_text(text: str) -> str:
-    """A single text with its secrets in it, a tracking URI say. Raises ConfigError where a variable is not set."""
+    """A single text with its secrets in it, such as a tracking URI. Raises ConfigError where a variable is not set."""
     return _replaced_in_text(text, _value_of)
 
 

@@ -45,7 +45,7 @@ def parsed(text: str, file: str) -> dict[str, Any]:
         message, hint = _explained(error)
         place = Position(file, error.lineno, error.colno)
         raise PipelineError([Mistake(f"not TOML: {message}", position=place, hint=hint)]) from error
-    except (ValueError, RecursionError) as error:  # a number with thousands of digits, say, which has no place
+    except (ValueError, RecursionError) as error:  # such as a number with thousands of digits, which has no place
         raise PipelineError([Mistake(f"not TOML: {error}", position=Position(file, 1, 1))]) from error
     wrong = list(refused_values(values))
     if wrong:

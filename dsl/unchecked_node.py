@@ -22,7 +22,7 @@ DEFAULT_LAUNCH = Launch()
 class WrittenNode:
     """Values of a node's fields and edges as far as they are known; op is None where the op is unknown.
 
-    A table outside the nodes, `[pipeline]` say, is one as well, without an op: table_fields are its fields. wrong: the
+    A table outside the nodes, such as `[pipeline]`, is one too, without an op: table_fields are its fields. wrong: the
     fields ("launch.field" too) that were given, but are reported as wrong already. keys outside the op's fields
     and edges are mistakes. copy: the written node that this one is a copy of, and which.
     """

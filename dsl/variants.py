@@ -24,7 +24,7 @@ SORT = "sort"  # the key of [sweep] that sweeps nothing: the metric by which its
 class Variant:
     """What one variant changes: node id -> the node's table as far as it is another one. place is where it stands.
 
-    shown: what a user reads of it, the value of a sweep say; in a group no two are alike.
+    shown: what a user reads of it, such as the value of a sweep; in a group no two are alike.
     """
 
     name: str

@@ -202,7 +202,7 @@ def test_the_other_tables_may_take_a_value_that_all_copies_share(tmp_path: Path)
     notes = '[mlflow]\nnotes = "a ${{train.{}}} b"\n'
     assert read(tmp_path, CHAIN + DRAFTS + notes.format("title"), "train.title=x").notes == "a x b"
     assert mistakes(tmp_path, CHAIN + DRAFTS + notes.format("rate")) == [
-        "p.toml:24:1: mlflow.notes: ${train.rate} is another one in each copy (train-small, train-large)"
+        "p.toml:24:1: mlflow.notes: ${train.rate} has a different value in each copy (train-small, train-large)"
         " (name one of them)"
     ]
 

@@ -13,13 +13,13 @@ from dsl.read_toml import op_files_of, read_graph
 def test_a_folder_names_the_pipelines_in_it(tmp_path: Path, read: Callable[[Path], object]) -> None:
     with pytest.raises(PipelineError) as caught:
         read(tmp_path)
-    assert f"{tmp_path} is a folder, no pipeline file (there is no *.toml in it)" == str(caught.value)
+    assert f"{tmp_path} is a folder, not a pipeline file (there is no *.toml in it)" == str(caught.value)
     for name in ("b.toml", "a.toml", "c.txt"):
         (tmp_path / name).touch()
     with pytest.raises(PipelineError) as caught:
         read(tmp_path)
     inside = f"{tmp_path / 'a.toml'}, {tmp_path / 'b.toml'}"
-    assert f"{tmp_path} is a folder, no pipeline file (in it: {inside})" == str(caught.value)
+    assert f"{tmp_path} is a folder, not a pipeline file (in it: {inside})" == str(caught.value)
 
 
 @pytest.mark.parametrize("read", [read_graph, op_files_of])

@@ -48,7 +48,7 @@ def test_what_mlflow_knows_is_taken(tmp_path: Path, uri: str) -> None:
         (
             "s3://bucket",
             "s3:",
-            "it knows sqlite, postgresql, mysql, mssql, http, https, file, databricks, databricks-uc, uc",
+            "supported: sqlite, postgresql, mysql, mssql, http, https, file, databricks, databricks-uc, uc",
         ),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_link_to_no_file_is_no_pipeline_file(tmp_path: Path, kind: str) -> Non
     link = tmp_path / "link.toml"
     link.symlink_to({"loop": "link.toml", "dead": "nowhere.toml", "folder": str(tmp_path)}[kind])
     refused = toy.dflow("plan", "link.toml")
-    said = "link.toml is a folder, no pipeline file (in it: link.toml/link.toml, link.toml/pipeline.toml)"
+    said = "link.toml is a folder, not a pipeline file (in it: link.toml/link.toml, link.toml/pipeline.toml)"
     expected = said if kind == "folder" else "there is no pipeline file link.toml"
     assert (2, f"dflow: {expected}\n") == (refused.returncode, refused.stderr)
 
