@@ -5,7 +5,6 @@
 <store>/index/<key>             append-only lines; the newest wins
 <store>/work/<key>/             work in progress of one stage, see lease.py
 <store>/records/<run id>/       what a run did, see records/run_record.py
-<store>/external.jsonl          digests of external inputs
 <store>/mlflow.db, mlartifacts  see tracking/mlflow_client.py
 """
 

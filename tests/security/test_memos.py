@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
+import time
 from pathlib import Path
 
 import attrs
@@ -14,6 +16,8 @@ from executor.store.artifact_store import Store
 from executor.store.integrity import MEMO
 from executor.system.stamps import Stamp
 from executor.system.user_cache import user_cache
+
+SETTLED_S = 2.5  # after which a file that was just written is remembered
 
 
 @pytest.fixture
@@ -51,8 +55,35 @@ def test_a_cache_that_others_may_write_to_is_none(home, open_to_all):
 
 
 def test_a_plan_leaves_its_memos_and_no_store(tmp_path, home):
-    store = Store.open(tmp_path / "runs", write=False)
-    assert store.external_memo.parent.is_dir()
-    assert not (tmp_path / "runs").exists()
+    toy = Toy(tmp_path, ONE_NODE)
+    time.sleep(SETTLED_S)
+    assert 0 == toy.dflow("plan", str(toy.file)).returncode
+    memos = Store.open(toy.store, write=False).memos
+    assert home in memos.parents
+    assert (memos / "code.jsonl").is_file()
+    assert not toy.store.exists()
     (home / ".cache" / "dflow").chmod(0o777)
-    assert Store.open(tmp_path / "runs", write=False).external_memo is None
+    assert Store.open(toy.store, write=False).external_memo is None
+
+
+@pytest.mark.parametrize(("forged_in", "calls"), [("store", ["make"]), ("user's cache", [])])
+@pytest.mark.parametrize("changed", ["toy.py", "text"])
+def test_memos_in_a_store_are_not_believed_though_they_would_be_in_the_users_cache(tmp_path, changed, forged_in, calls):
+    toy = Toy(tmp_path, ONE_NODE.replace('text = "hello"', 'source = "text"'))
+    (tmp_path / "text").write_text("hello")
+    time.sleep(SETTLED_S)
+    assert 0 == toy.dflow("run", str(toy.file)).returncode
+    memos, file = Store.open(toy.store, write=True).memos, tmp_path / changed
+    code, external = (json.loads((memos / name).read_text()) for name in ("code.jsonl", "external.jsonl"))
+    shutil.rmtree(memos)
+    file.write_text(file.read_text().replace("hello", "jello").replace('count_call("make")', 'count_call("make"); 1'))
+    if changed == "toy.py":
+        code["files"][str(file)] = attrs.astuple(Stamp.of(file))
+    else:
+        external |= attrs.asdict(Stamp.of(file))
+    folder = toy.store if forged_in == "store" else Store.open(toy.store, write=True).memos
+    (folder / "code.jsonl").write_text(json.dumps(code) + "\n")
+    (folder / "external.jsonl").write_text(json.dumps(external) + "\n")
+    toy.calls()
+    assert 0 == toy.dflow("run", str(toy.file)).returncode
+    assert calls == toy.calls()
