@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_a_module_is_refused(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_raises_is_reported_with_the_place_and_can_be_mended(tmp_path: Path) -> None:
+def test_a_file_that_raises_is_reported_with_the_place_and_can_be_fixed(tmp_path: Path) -> None:
     raising, broken, empty = (tmp_path / name for name in ("raising_ops.py", "broken_ops.py", "empty_ops.py"))
     raising.write_text("def f():\n    return 1 / 0\n\nx = 1 + f()\n")
     broken.write_text("x = (\n")

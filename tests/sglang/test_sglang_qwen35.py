@@ -135,7 +135,7 @@ def test_nothing_of_an_earlier_pass_is_left_in_the_recurrent_states(captured):
 
 
 def test_the_text_model_alone_gives_the_features_of_the_same_layers(captured, tmp_path, capsys):
-    """SGLang's class for it keeps those of the layer before, until it is mended."""
+    """SGLang's class for it keeps those of the layer before, until it is patched."""
     checkpoint = text_alone(captured.target, tmp_path / "text")
     texts = [sample for sample in captured.samples if sample.category == "text"]
     expected = captured.together[: len(texts)]
@@ -149,11 +149,11 @@ def test_the_text_model_alone_gives_the_features_of_the_same_layers(captured, tm
             other = runtime.capture(texts, LAYERS[:3])
     rounding = furthest(captured.theirs, captured.exact)
     same = [one[:, : 3 * hidden_size] for one in expected]
-    figures = {"mended": furthest(features, expected), "as released": furthest(other, same)}
+    figures = {"patched": furthest(features, expected), "as released": furthest(other, same)}
     with capsys.disabled():
         print(f"\n{captured.name}, text model alone: {figures}", end="")
-    assert figures["mended"] <= rounding
-    assert figures["as released"] >= 100 * figures["mended"]
+    assert figures["patched"] <= rounding
+    assert figures["as released"] >= 100 * figures["patched"]
     assert furthest(released, same) <= rounding
 
 

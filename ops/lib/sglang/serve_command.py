@@ -19,9 +19,9 @@ from attrs import Factory, frozen
 from ops.lib.vision.pixel_limits import served_pixels
 
 LAUNCHER = "sglang.launch_server"
-MENDED_LAUNCHER = "ops.lib.sglang.launch_server"
+PATCHED_LAUNCHER = "ops.lib.sglang.launch_server"
 # In the pinned version these targets lack what DFLASH needs; see layers.py.
-MENDED_TYPES = frozenset({"qwen3_vl", "qwen2_5_vl", "qwen3_5_text", "qwen3_5_moe_text"})
+PATCHED_TYPES = frozenset({"qwen3_vl", "qwen2_5_vl", "qwen3_5_text", "qwen3_5_moe_text"})
 # Linear attention keeps a convolution state, which SGLang stores in bfloat16 whatever the dtype of the model.
 CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
 # The server_args of a capture that change what the target computes; the others choose kernels and memory.
@@ -54,7 +54,7 @@ class Served:
     @property
     def needs_patch(self) -> bool:
         """Whether SGLang's launcher would fail for this target with a draft, so that dflow's is needed."""
-        return self.model_type in MENDED_TYPES
+        return self.model_type in PATCHED_TYPES
 
     @property
     def environment(self) -> dict[str, str]:
@@ -111,7 +111,7 @@ def launch_command(
     target: the checkpoint directory (model/ of a TargetModel) or a model id. extra: further arguments for SGLang, which
     override those before them.
     """
-    launcher = MENDED_LAUNCHER if served.needs_patch and draft is not None else LAUNCHER
+    launcher = PATCHED_LAUNCHER if served.needs_patch and draft is not None else LAUNCHER
     command = ["python", "-m", launcher, "--model-path", target, "--dtype", served.dtype]
     if draft is not None:
         command += ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", draft.path]

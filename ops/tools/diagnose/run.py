@@ -97,10 +97,10 @@ def diagnose(
     chain: Chain, prompts: int, curve: Sequence[Sequence[float]], again: str, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """{"node", "split", "instead_of": the requested one if it has no prompt, or null, "prompts", "dtype",
-    "device", "max_new_tokens", "tau": {"exported", "low", "high", "mended"}, "block_size", "evaluation": that of the
+    "device", "max_new_tokens", "tau": {"exported", "low", "high", "corrected"}, "block_size", "evaluation": that of the
     run, its fields, or null, "findings": [the fields of Finding, ...]}: causes first.
     "exported", "low" and "high" are null if the export cannot be used, the last two also for one prompt with a step.
-    "mended": with everything fixed that needs no training; if that is close to block_size, nothing that only
+    "corrected": with everything fixed that needs no training; if that is close to block_size, nothing that only
     explains a low tau is a cause: "is_judged" is then false. What is wrong at any tau remains a cause.
 
     prompts: number of held-out prompts to decode, and of training prompts. Raises DataError if nothing of the
@@ -119,26 +119,26 @@ def diagnose(
     if not any(answer.steps for answer in as_exported):
         raise DataError(f"{chain.node}: every answer is one token long, which needs no draft")
     steps.begin(FED)
-    mended = correct(bench, exported, trained, held_out, again)
-    answers = bench.decode(mended.setting, held_out, "with corrected inputs")
+    correction = correct(bench, exported, trained, held_out, again)
+    answers = bench.decode(correction.setting, held_out, "with corrected inputs")
     steps.begin(RANDOM)
-    untrained = random_draft(mended.setting.config, 0, device, getattr(torch, chain.dtype))
-    by_chance = bench.decode_with(untrained, mended.setting.use, held_out)
+    untrained = random_draft(correction.setting.config, 0, device, getattr(torch, chain.dtype))
+    by_chance = bench.decode_with(untrained, correction.setting.use, held_out)
     of_target = target_finding(chain.draft, chain.training, chain.target)
     steps.begin(FEATURES)
     of_features = features_finding(target, chain.features, chain.learnt, is_online=chain.is_online)
-    wrong_at_any_tau = [*put_first(of_export, mended.findings), of_target, of_features]
+    wrong_at_any_tau = [*put_first(of_export, correction.findings), of_target, of_features]
     steps.begin(TRAINING)
-    known = trained.config or mended.setting.config  # an export may have values that no training used
+    known = trained.config or correction.setting.config  # an export may have values that no training used
     others = [
-        unless_open(random_finding(answers, by_chance), mended.findings),
+        unless_open(random_finding(answers, by_chance), correction.findings),
         category_finding(held_out, answers),
         repetition_finding(answers),
-        *_against_training(chain, bench, mended, answers, prompts),
+        *_against_training(chain, bench, correction, answers, prompts),
         *mask_findings(chain.learnt, chain.target, known.mask_token_id, known.block_size),
         curve_finding(curve, _recorded(chain)),
     ]
-    if tau_of(answers) >= CEILING * mended.setting.config.block_size:
+    if tau_of(answers) >= CEILING * correction.setting.config.block_size:
         others = [unjudged(finding) for finding in others]
     findings = [explained(finding, of_target) for finding in (*wrong_at_any_tau, *others)]
     return {
@@ -149,9 +149,9 @@ def diagnose(
         "dtype": chain.dtype,
         "device": device,
         "max_new_tokens": chain.max_new_tokens,
-        "block_size": mended.setting.config.block_size,
+        "block_size": correction.setting.config.block_size,
         "evaluation": None if chain.evaluation is None else asdict(chain.evaluation),
-        "tau": {**_as_exported(as_exported, of_export, exported.config.block_size), "mended": tau_of(answers)},
+        "tau": {**_as_exported(as_exported, of_export, exported.config.block_size), "corrected": tau_of(answers)},
         "findings": [finding.to_json() for finding in sorted_findings(findings)],
     }
 
@@ -186,7 +186,7 @@ def _samples(tokens: TokenShards, split: str, target: Target, count: int) -> lis
 
 
 def _against_training(
-    chain: Chain, bench: Bench, mended: Correction, held_out: Sequence[Decoded], prompts: int
+    chain: Chain, bench: Bench, correction: Correction, held_out: Sequence[Decoded], prompts: int
 ) -> list[Finding]:
     """The findings that need the training samples."""
     samples = [] if chain.learnt is None else _samples(chain.learnt, LEARNT, bench.target, prompts)
@@ -196,12 +196,12 @@ def _against_training(
     training = _recorded(chain)
     num_anchors = training.get("recipe", {}).get("num_anchors")
     learnt = anchors_by_category(TokenReader(chain.learnt, LEARNT), num_anchors)
-    seen = bench.decode(mended.setting, samples, "of the training")
+    seen = bench.decode(correction.setting, samples, "of the training")
     bench.report("the target's own choices along the training answers")
     own = own_finding(bench.target, samples, chain.regenerated_at)
-    block_size = mended.setting.config.block_size
+    block_size = correction.setting.config.block_size
     decoding = decoding_finding(samples, seen, training, learnt, block_size, is_own=not own.is_cause)
-    return [own, gap_finding(seen, held_out, training), unless_open(decoding, mended.findings)]
+    return [own, gap_finding(seen, held_out, training), unless_open(decoding, correction.findings)]
 
 
 def _recorded(chain: Chain) -> dict[str, Any]:

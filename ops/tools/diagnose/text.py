@@ -23,8 +23,8 @@ def diagnosis_text(result: Mapping[str, Any]) -> str:
         f"{result['node']}: {measured} of at most {result['block_size']}, on {result['prompts']} prompts of "
         f"{result['split']}{_instead(result)} ({result['dtype']}, {result['device']})"
     )
-    if tau["mended"] != tau["exported"]:
-        head += f"; {tau['mended']:.2f} with corrected inputs"
+    if tau["corrected"] != tau["exported"]:
+        head += f"; {tau['corrected']:.2f} with corrected inputs"
     if result["evaluation"] is not None:
         head += f"; {_evaluation(result['evaluation'])}"
     return "\n".join([head, *map(_folded, map(_line, result["findings"])), _verdict(result)])

@@ -159,7 +159,7 @@ def test_a_damaged_artifact_is_not_sent(toy, shared, capsys):
 
 
 @pytest.mark.parametrize("name", ["sub/text.txt", "manifest.json"])
-def test_an_artifact_that_was_damaged_there_is_refused_and_comes_when_it_is_mended(toy, shared, capsys, name):
+def test_an_artifact_that_was_damaged_there_is_refused_and_comes_when_it_is_repaired(toy, shared, capsys, name):
     record = run(toy)
     dflow(toy, "push", str(shared))
     digest = record.state.nodes["b"].digest

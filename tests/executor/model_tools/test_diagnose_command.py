@@ -32,8 +32,8 @@ FINE = {
 }
 
 
-def result(*findings, tau=2.0, mended=2.0, evaluation=None):
-    measured = {"exported": tau, "low": 1.5, "high": 2.5, "mended": mended}
+def result(*findings, tau=2.0, corrected=2.0, evaluation=None):
+    measured = {"exported": tau, "low": 1.5, "high": 2.5, "corrected": corrected}
     head = {"split": "test", "prompts": 8, "dtype": "float32", "device": "cpu", "block_size": 8, "tau": measured}
     head |= {"evaluation": evaluation, "instead_of": None}
     return {"node": "export", "findings": list(findings), **head}
@@ -199,8 +199,8 @@ def test_causes_are_told_with_what_to_do_and_what_was_not_measured_is_told():
         "ok     layer ids: tau 2.42 | normal: so it should be\n"
         "--     features: the store lost them\n"
         "causes of a low tau, the largest first: mask token (tau +1.40)"
-    ) == diagnosis_text(result(cause, fine, gone, tau=1.02, mended=2.42))
-    unloaded = result(cause) | {"tau": {"exported": None, "low": None, "high": None, "mended": 2.42}}
+    ) == diagnosis_text(result(cause, fine, gone, tau=1.02, corrected=2.42))
+    unloaded = result(cause) | {"tau": {"exported": None, "low": None, "high": None, "corrected": 2.42}}
     assert diagnosis_text(unloaded).startswith(
         "export: no tau, as the export cannot be used, of at most 8, on 8 prompts of test (float32, cpu); 2.42 with "
     )
@@ -230,7 +230,7 @@ def test_a_note_is_told_with_what_may_help_and_is_no_cause():
 
 def test_a_cause_whose_mending_measured_lower_has_its_sign_and_one_prompt_no_interval():
     cause = FINE | {"name": "layer ids", "measured": "", "is_cause": True, "gain": -0.16}
-    single = result(cause) | {"tau": {"exported": 2.0, "low": None, "high": None, "mended": 2.0}}
+    single = result(cause) | {"tau": {"exported": 2.0, "low": None, "high": None, "corrected": 2.0}}
     text = diagnosis_text(single)
     assert text.startswith("export: tau 2.00 of at most 8")
     assert text.endswith("layer ids (tau -0.16)")

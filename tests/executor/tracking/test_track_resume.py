@@ -29,7 +29,7 @@ def statuses(toy, record):
     return client.get_run(parent).info.status, found
 
 
-def test_a_node_that_failed_says_why_until_it_was_mended_and_one_that_never_began_has_no_run(tmp_path):
+def test_a_node_that_failed_says_why_until_it_succeeded_and_one_that_never_began_has_no_run(tmp_path):
     toy = tracked_toy(tmp_path, PIPELINE + LAST, tracked=False)
     assert toy.dflow("run", str(toy.file), "-s", "d.fail_at=3").returncode == 1
     record = newest_record(toy)
@@ -45,10 +45,10 @@ def test_a_node_that_failed_says_why_until_it_was_mended_and_one_that_never_bega
     assert newest_record(toy) == record
     send(toy, record)
     assert statuses(toy, record) == ("FINISHED", dict.fromkeys("abcde", "FINISHED"))
-    mended = child(toy, record, "d")
-    assert mended.info.run_id == failed.info.run_id
-    assert "dflow.error" not in mended.data.tags
-    assert mended.data.tags["dflow.attempts"] == "2"
+    finished = child(toy, record, "d")
+    assert finished.info.run_id == failed.info.run_id
+    assert "dflow.error" not in finished.data.tags
+    assert finished.data.tags["dflow.attempts"] == "2"
 
 
 def test_a_run_that_was_stopped_is_killed_in_the_words_of_mlflow_and_runs_again_once_resumed(tmp_path):

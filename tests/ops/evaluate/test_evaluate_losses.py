@@ -144,7 +144,7 @@ def test_a_loss_names_the_first_differing_token_with_both_margins_and_keeps_the_
     assert [] == list((tmp_path / "out").iterdir())
 
 
-def test_a_loss_is_gone_once_its_cause_is_mended(draft, target, tokens, tmp_path, monkeypatch):
+def test_a_loss_is_gone_once_its_cause_is_fixed(draft, target, tokens, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(turns, "decode_speculative_batch", changed_in_the_third_token(target, 1.25))
         with pytest.raises(DataError, match="changed 4 of 4 answers"):

@@ -28,7 +28,7 @@ class Decoded:
     """The answer to one prompt.
 
     tokens: the answer, the first token (from the prefill) and EOS included. accepted: draft tokens accepted in each
-    verification step, those behind EOS included. margins: distance of the target's two best logits where each token
+    verification step, those after EOS included. margins: distance of the target's two best logits where each token
     was chosen. near: place in the answer -> the tokens, the chosen one among them, whose logits lie closer to the best
     one than was requested, with their distance; of places where there are several.
     """
@@ -45,12 +45,12 @@ class Decoded:
 
     @property
     def generated(self) -> int:
-        """Tokens that the verification steps yielded: all but the first, none behind EOS."""
+        """Tokens that the verification steps yielded: all but the first, none after EOS."""
         return len(self.tokens) - 1
 
     @property
     def generated_unclipped(self) -> int:
-        """The same, with what was accepted behind EOS or behind the length limit."""
+        """The same, with what was accepted after EOS or past the length limit."""
         return sum(self.accepted) + self.steps
 
 
@@ -73,7 +73,7 @@ def decode_plain(target: Target, sample: TokenSample, max_new_tokens: int) -> De
 def decode_speculative(
     target: Target, draft: DraftModel, sample: TokenSample, max_new_tokens: int, use: DraftUse | None = None
 ) -> Decoded:
-    """The same answer by speculative decoding; at most `max_new_tokens` behind the first token.
+    """The same answer by speculative decoding; at most `max_new_tokens` after the first token.
 
     use: how the draft is fed; default: as in training.
     """

@@ -33,7 +33,7 @@ from ops.lib.vision.batch import ModelInputs
 
 @frozen
 class DecodeSettings:
-    """max_new_tokens: behind the first token, at most. temperature: 0 is greedy. seed: of the draws above 0.
+    """max_new_tokens: at most, after the first one. temperature: 0 is greedy. seed: of the draws above 0.
 
     within: tokens whose logits lie closer to the best one than this are kept in `Decoded.near`.
     """

@@ -90,7 +90,7 @@ def displaced(target, tokens, tmp_path_factory) -> Chain:
 def test_no_cause_is_named_of_a_healthy_draft(healthy):
     assert [] == causes(healthy)
     assert healthy["tau"]["exported"] > BLOCK / 2
-    assert healthy["tau"]["mended"] == healthy["tau"]["exported"]
+    assert healthy["tau"]["corrected"] == healthy["tau"]["exported"]
     assert [] == [each["name"] for each in healthy["findings"] if not each["is_measured"]]
 
 
@@ -119,7 +119,7 @@ def test_another_mask_token_is_named_and_nothing_else(chain, healthy, tmp_path):
     result = diagnosed(with_config(chain, tmp_path / "spoilt", dflash_config={"mask_token_id": 500}))
     assert result["tau"]["exported"] < 0.7 * healthy["tau"]["exported"]
     assert ["mask token"] == causes(result)
-    assert result["tau"]["mended"] == healthy["tau"]["exported"]
+    assert result["tau"]["corrected"] == healthy["tau"]["exported"]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_the_tokens_of_the_training_are_judged_by_its_own_mask_token_and_blocks(
     monkeypatch.setattr(run, "CEILING", 1.01)
     smaller = diagnosed(with_config(chain, tmp_path / "smaller", block_size=3), curve=FALLING)
     assert ["config", "length of training"] == causes(smaller)
-    assert BLOCK == smaller["block_size"] > smaller["tau"]["mended"] > 3.03
+    assert BLOCK == smaller["block_size"] > smaller["tau"]["corrected"] > 3.03
 
 
 def test_two_mistakes_at_once_are_both_named_the_weightier_first(chain, healthy, tmp_path):
@@ -246,7 +246,7 @@ def test_two_mistakes_at_once_are_both_named_the_weightier_first(chain, healthy,
     assert {"layer ids", "mask token"} == set(causes(result))
     gains = [finding(result, name)["gain"] for name in causes(result)]
     assert gains == sorted(gains, reverse=True)
-    assert result["tau"]["mended"] == healthy["tau"]["exported"]
+    assert result["tau"]["corrected"] == healthy["tau"]["exported"]
 
 
 def without_tensor(folder: Path) -> None:
@@ -291,7 +291,7 @@ def test_an_export_that_cannot_be_loaded_is_named_and_the_training_measured(
     measured = finding(result, "export")["measured"]
     assert "cannot be loaded: " in measured and wrong in measured
     assert f"measured with {instead} of the training" in measured
-    expected = {"exported": None, "low": None, "high": None, "mended": healthy["tau"]["mended"]}
+    expected = {"exported": None, "low": None, "high": None, "corrected": healthy["tau"]["corrected"]}
     assert expected == result["tau"]
     with pytest.raises(DataError, match="unknown: the draft cannot be loaded: "):
         diagnosed(evolve(with_config(spoilt, tmp_path / "unknown", dflow={"trained": 0}), training=None))
@@ -371,7 +371,7 @@ def test_the_command_names_a_wrong_export_of_a_run_whose_gate_refused_it(
     objects = {path: path.stat().st_mtime_ns for path in store.path.glob("objects/**/*")}
     assert FAILED == dflow(store, run_id[-4:])
     head, *lines, verdict = capsys.readouterr().out.splitlines()
-    assert f"; {healthy['tau']['mended']:.2f} with corrected inputs" in head
+    assert f"; {healthy['tau']['corrected']:.2f} with corrected inputs" in head
     told = [line for line in lines if line.startswith("CAUSE")]
     assert 1 == len(told)
     assert told[0].startswith(f"CAUSE  {name}: tau ")

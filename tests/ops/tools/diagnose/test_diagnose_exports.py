@@ -76,7 +76,7 @@ def test_a_damaged_export_is_named_with_the_file_and_the_training_measured(chain
     assert [True] * len(wrong) == [part in measured for part in wrong]
     assert f"measured with {instead} of the training" in measured
     assert UNMEASURED_TAU.items() <= result["tau"].items()
-    assert result["tau"]["mended"] > BLOCK / 2
+    assert result["tau"]["corrected"] > BLOCK / 2
 
 
 def test_a_damaged_export_without_a_training_to_measure_is_refused(chain, tmp_path):
@@ -105,7 +105,7 @@ def test_what_the_export_alone_names_beyond_the_target_is_a_cause(chain, tmp_pat
     assert told in finding(result, name)["measured"]
     assert AGAIN in finding(result, name)["advice"]
     assert UNMEASURED_TAU.items() <= result["tau"].items()
-    assert result["tau"]["mended"] > BLOCK / 2
+    assert result["tau"]["corrected"] > BLOCK / 2
     names = [each["name"] for each in result["findings"]]
     assert len(names) == len(set(names))
 
