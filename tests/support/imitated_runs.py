@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from attrs import evolve
 from manifests import made
 from toy_ops import Toy
 
@@ -65,15 +66,12 @@ def execute(session: Session, fail_at: str | None = None, contents: str = "") ->
                 (lease.out_dir / "sub").mkdir()
                 text = contents or str(int(decision.key[:8], 16) % KINDS)
                 (lease.out_dir / "sub" / "text.txt").write_text(f"{node_id} {text}" * 10)
-                node = session.graph.nodes[node_id]
+                node, parts = session.graph.nodes[node_id], planner.parts[node_id]
+                inputs = node_inputs(node, digests.__getitem__)
                 manifest, line = made(
-                    decision.key,
-                    record.run,
-                    node=node_id,
-                    op=node.op.name,
-                    key_parts=planner.parts[node_id],
-                    inputs=node_inputs(node, digests.__getitem__),
+                    decision.key, record.run, node=node_id, op=node.op.name, key_parts=parts, inputs=inputs
                 )
+                line = evolve(line, without_code=parts.key_without_code(inputs))
                 digests[node_id] = store.commit(lease, manifest, line)
                 lease.remove()
         else:
