@@ -196,7 +196,7 @@ def test_memory_that_runs_out_in_sglang_halves_the_batch(undisturbed, tokens, ta
 
     monkeypatch.setattr(SglangRuntime, "states", small_memory)
     stage = capture(tmp_path, tokens, target)
-    assert "batches are" in capsys.readouterr().out
+    assert "later batches have at most" in capsys.readouterr().out
     for file in shards(undisturbed):
         ours, theirs = load_file(stage.out_dir / file)["features"], load_file(undisturbed.path / file)["features"]
         torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=0)
@@ -217,7 +217,7 @@ def test_a_sample_beyond_the_targets_context_is_refused_by_name(tokens, target, 
     limit = longest["tokens"] - 1
     monkeypatch.setattr(sglang_backend, "context_length", lambda _folder, _trust: limit)
     message = (
-        rf"sample {longest['id']}: {longest['tokens']} tokens, more than the target's context of {limit}: leave out"
+        rf"sample {longest['id']}: {longest['tokens']} tokens, more than the target's context of {limit}: drop such samples"
     )
     with pytest.raises(DataError, match=message):
         capture(tmp_path, tokens, target)
