@@ -28,7 +28,7 @@ from benchmarks.environment import default_folder, interpreter
 from benchmarks.gpu_report import page, reason
 from benchmarks.gpu_sizes import CHUNK, TINY_CHUNK, contexts, step_sizes
 from benchmarks.harness import ROOT, installed_version
-from executor.launchers.stage_process import stage_environment
+from executor.launchers.stage_environment import stage_environment
 from executor.system.supervisor import ChildGroup
 
 DEADLINE_S = 470.0

@@ -157,9 +157,11 @@ def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake
 
 
 def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
-    if op.single_process and node.launch.get("kind") == "torchrun":
-        hint = 'leave launch out, or set kind = "process"'
-        yield node.mistake("launch.kind", f'the op "{op.name}" runs in one process', hint)
+    several = [name for name in ("nproc", "hosts") if node.launch.get(name, 1) > 1]
+    if op.single_process and (several or node.launch.get("kind") == "torchrun"):
+        where = "kind" if node.launch.get("kind") == "torchrun" else several[0]
+        hint = 'leave launch out, or set kind = "process"' if where == "kind" else f"leave {where} out"
+        yield node.mistake(f"launch.{where}", f'the op "{op.name}" runs in one process', hint)
     if not op.sequence_parallel and node.launch.get("sp_degree", 1) > 1:
         message = f'the op "{op.name}" does not support sequence parallelism'
         yield node.mistake("launch.sp_degree", message, "leave sp_degree out; every rank then takes whole sequences")

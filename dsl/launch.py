@@ -15,15 +15,49 @@ from dsl.sizes import parsed_bytes
 
 ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 PORTS = range(1, 65536)
+OWN_CLUSTER = "local"
 
 
-def _needs_torchrun(launch: Launch, field: attrs.Attribute[int], value: int) -> None:
-    if value > 1 and launch.kind != "torchrun":
-        raise ValueError(f'{field.name} > 1 needs kind = "torchrun"')
+def is_address(value: str) -> bool:
+    """Whether a text is "host:port"."""
+    found = ADDRESS.fullmatch(value)
+    return found is not None and int(found[1]) in PORTS
+
+
+def cluster_mistake(value: str) -> str:
+    """What is wrong with a text that names a Ray cluster; empty where nothing is."""
+    if value == OWN_CLUSTER or is_address(value):
+        return ""
+    allowed = '"local" (a cluster of dflow\'s own on this machine) or "HOST:PORT" of a cluster\'s head'
+    if value == "auto":
+        return f'"auto" would join whatever cluster is found; give {allowed}'
+    return f'expected {allowed}, got "{shortened(value)}"'
+
+
+def _needs_ranks(launch: Launch, field: attrs.Attribute[int], value: int) -> None:
+    if value > 1 and launch.kind == "process":
+        raise ValueError(f'{field.name} > 1 needs kind = "torchrun" or "ray"')
+
+
+def _needs_ray(launch: Launch, field: attrs.Attribute[int], value: int) -> None:
+    if value > 1 and launch.kind != "ray":
+        raise ValueError(f'{field.name} > 1 needs kind = "ray"')
+
+
+def _is_alone(launch: Launch, field: attrs.Attribute[int], value: int) -> None:
+    if value > 1 and (launch.nproc > 1 or launch.hosts > 1):
+        raise ValueError(
+            "workers that share shards are processes of one rank each; leave nproc and hosts out, or shard_workers"
+        )
+
+
+def _is_cluster(machine: Machine, field: attrs.Attribute[str], value: str) -> None:
+    if mistake := cluster_mistake(value):
+        raise ValueError(mistake)
 
 
 def _makes_whole_groups(launch: Launch, field: attrs.Attribute[int], sp_degree: int) -> None:
-    """The ranks of a machine form a mesh of nproc / sp_degree groups with sp_degree ranks each."""
+    """The ranks of a host form a mesh of nproc / sp_degree groups with sp_degree ranks each."""
     if launch.nproc < sp_degree:
         remedy = f"take nproc = {sp_degree} or a multiple of it, or a smaller sp_degree"
         raise ValueError(f"fewer ranks than the mesh needs: nproc = {launch.nproc}, sp_degree = {sp_degree}; {remedy}")
@@ -31,16 +65,6 @@ def _makes_whole_groups(launch: Launch, field: attrs.Attribute[int], sp_degree: 
         below = launch.nproc - launch.nproc % sp_degree
         remedy = f"take nproc = {below} or {below + sp_degree}, or another sp_degree"
         raise ValueError(f"nproc = {launch.nproc} is not a multiple of sp_degree = {sp_degree}; {remedy}")
-
-
-def _is_address(launch: Launch, field: attrs.Attribute[str], value: str) -> None:
-    if not value:
-        return
-    found = ADDRESS.fullmatch(value)
-    if found is None or int(found[1]) not in PORTS:
-        raise ValueError(f'expected "host:port" with a port of 1 to 65535, got "{shortened(value)}"')
-    if launch.nnodes < 2:
-        raise ValueError("a rendezvous needs nnodes > 1")
 
 
 def _fits_device(launch: Launch, field: attrs.Attribute[Any], value: int | None) -> None:
@@ -64,23 +88,24 @@ def _is_duration(instance: Any, field: attrs.Attribute[float], value: float) -> 
 class Launch:
     """How a stage runs, not what it computes: outside the key, recorded in the manifest.
 
-    kind "process" runs one process; "torchrun" runs nproc ranks on each of nnodes machines, which meet at rendezvous
-    ("host:port" of the one that dflow runs on). Groups of sp_degree ranks share every sequence, for ops that do
-    sequence parallelism; nproc is a multiple of it, so that a group lies on one machine. threads are CPU threads per
-    rank (0: what the op uses, at most the cores divided by the ranks). device "auto" takes cuda where there is
-    one.
+    kind "process" runs one process; "torchrun" runs nproc ranks on this machine; "ray" runs nproc ranks on each of
+    hosts machines of a Ray cluster. Groups of sp_degree ranks share every sequence, for ops that do sequence
+    parallelism; nproc is a multiple of it, so that a group is on one machine. shard_workers: processes that share the
+    shards of an op that makes such, on this machine or anywhere in the cluster. threads are CPU threads per rank (0:
+    what the op uses, at most the cores divided by the ranks). device "auto" takes cuda where there is one.
 
-    gpus, cpus and memory ("24 GiB") are what the stage takes of `[machine]` while it runs, so that nodes that fit
-    together run side by side. Without gpus, an op that computes on a GPU takes one for each rank, and others see none
-    unless device is "cuda". An attempt ends after timeout seconds (0: never). An attempt that ends with a
-    transient error is retried retries times, first after retry_wait seconds, then each time after twice as long.
+    gpus, cpus and memory ("24 GiB") are what the stage takes of `[machine]` while it runs, or of each host of a
+    cluster, so that nodes that fit together run side by side. Without gpus, an op that computes on a GPU takes one
+    for each rank, and others see none unless device is "cuda". An attempt ends after timeout seconds (0: never). An
+    attempt that ends with a transient error is retried retries times, first after retry_wait seconds, then each time
+    after twice as long.
     """
 
-    kind: Literal["process", "torchrun"] = "process"
-    nproc: int = attrs.field(default=1, validator=[validators.ge(1), _needs_torchrun])
-    nnodes: int = attrs.field(default=1, validator=[validators.ge(1), _needs_torchrun])
-    rendezvous: str = attrs.field(default="", validator=_is_address)
-    sp_degree: int = attrs.field(default=1, validator=[validators.ge(1), _needs_torchrun, _makes_whole_groups])
+    kind: Literal["process", "torchrun", "ray"] = "process"
+    nproc: int = attrs.field(default=1, validator=[validators.ge(1), _needs_ranks])
+    hosts: int = attrs.field(default=1, validator=[validators.ge(1), _needs_ray])
+    sp_degree: int = attrs.field(default=1, validator=[validators.ge(1), _needs_ranks, _makes_whole_groups])
+    shard_workers: int = attrs.field(default=1, validator=[validators.ge(1), _is_alone])
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = attrs.field(default=0, validator=validators.ge(0))
     gpus: int | None = attrs.field(default=None, validator=[validators.optional(validators.ge(0)), _fits_device])
@@ -92,8 +117,22 @@ class Launch:
 
     @property
     def world_size(self) -> int:
-        """Ranks on all machines."""
-        return self.nproc * self.nnodes
+        """Ranks on all hosts."""
+        return self.nproc * self.hosts
+
+    @property
+    def parts(self) -> int:
+        """Parts of a stage that may run on different machines: the hosts, or workers that share shards on a cluster."""
+        return max(self.hosts, self.shard_workers) if self.kind == "ray" else 1
+
+    @property
+    def processes_of_part(self) -> int:
+        return self.processes // self.parts
+
+    @property
+    def processes(self) -> int:
+        """Processes that report how they ended: the ranks, or the workers that share the shards."""
+        return max(self.world_size, self.shard_workers)
 
     @property
     def memory_bytes(self) -> int | None:
@@ -102,11 +141,15 @@ class Launch:
 
 @frozen(kw_only=True)
 class Machine:
-    """The table `[machine]`: what the nodes of a run may use of this machine together; None: all that there is."""
+    """The table `[machine]`: what the nodes of a run may use of this machine together; None: all that there is.
+
+    ray: the cluster of nodes with kind = "ray", as "HOST:PORT" of its head, or "local" for one of dflow's own here.
+    """
 
     cpus: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
     gpus: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
     memory: str | None = attrs.field(default=None, validator=_is_size)
+    ray: str = attrs.field(default=OWN_CLUSTER, validator=_is_cluster)
 
     @property
     def memory_bytes(self) -> int | None:

@@ -35,11 +35,11 @@ OPTIONAL: Any = type(validators.optional(validators.ge(0)))
 BOUND: Any = type(validators.ge(0))
 LENGTH: Any = type(validators.min_len(0))
 LAUNCH_HELP = {
-    "kind": '"process": one process of its own; "torchrun": nproc ranks',
-    "nproc": "ranks on each machine",
-    "nnodes": "machines, each with nproc ranks",
-    "rendezvous": '"host:port" at which several machines meet',
+    "kind": '"process": one process of its own; "torchrun": nproc ranks here; "ray": on a Ray cluster',
+    "nproc": "ranks on each host",
+    "hosts": "hosts of a Ray cluster, each with nproc ranks",
     "sp_degree": "ranks that share every sequence; nproc is a multiple of it",
+    "shard_workers": "processes that share the op's shards",
     "device": '"auto": cuda where there is one',
     "threads": "CPU threads of each rank; 0: by the target's size, at most the cores divided by the ranks",
     "gpus": "GPUs that the stage takes of [machine] while it runs",
@@ -53,19 +53,25 @@ LAUNCH_HELP = {
 SIZE: Schema = {"pattern": r"^\s*(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)? ?(([KMGTkmgt][iI]?)?[bB])?\s*$|\$\{.+\}"}
 NODE_NAMES = f"(?!(?:{'|'.join(TABLE_NAMES)})$){NODE_ID.pattern}"
 TAGS: Schema = {"propertyNames": {"pattern": rf"^(?!{'|'.join(map(re.escape, RESERVED_TAGS))})[\s\S]*\S"}}
-TABLE_LIMITS: Mapping[str, Mapping[str, Schema]] = {"machine": {"memory": SIZE}, "mlflow": {"tags": TAGS}}
+CLUSTER: Schema = {"pattern": r"^local$|:[0-9]{1,5}$|\$\{.+\}"}
+TABLE_LIMITS: Mapping[str, Mapping[str, Schema]] = {
+    "machine": {"memory": SIZE, "ray": CLUSTER},
+    "mlflow": {"tags": TAGS},
+}
 LAUNCH_LIMITS: Mapping[str, Schema] = {"memory": SIZE, "retry_wait": {"minimum": 0}, "timeout": {"minimum": 0}}
 SEVERAL: Schema = {"type": "number", "minimum": 2}
-TORCHRUN: Schema = {"properties": {"kind": {"if": REFERENCE, "else": {"const": "torchrun"}}}, "required": ["kind"]}
+RAY: Schema = {"properties": {"kind": {"if": REFERENCE, "else": {"const": "ray"}}}, "required": ["kind"]}
+RANKS: Schema = {"properties": {"kind": {"if": REFERENCE, "else": {"enum": ["torchrun", "ray"]}}}, "required": ["kind"]}
+ONE: Schema = {"if": REFERENCE, "else": {"maximum": 1}}
 # What dsl/launch.py asks of several values of a launch.
 TOGETHER = [
     *(
-        {"if": {"properties": {name: SEVERAL}, "required": [name]}, "then": TORCHRUN}
-        for name in ("nproc", "nnodes", "sp_degree")
+        {"if": {"properties": {name: SEVERAL}, "required": [name]}, "then": kinds}
+        for name, kinds in (("nproc", RANKS), ("hosts", RAY), ("sp_degree", RANKS))
     ),
     {
-        "if": {"properties": {"rendezvous": {"minLength": 1}}, "required": ["rendezvous"]},
-        "then": {"properties": {"nnodes": {"if": REFERENCE, "else": SEVERAL}}, "required": ["nnodes"]},
+        "if": {"properties": {"shard_workers": SEVERAL}, "required": ["shard_workers"]},
+        "then": {"properties": {"nproc": ONE, "hosts": ONE}},
     },
     {
         "if": {"properties": {"device": {"const": "cpu"}}, "required": ["device"]},
@@ -230,7 +236,7 @@ def _refused_launches(spec: OpSpec) -> Schema:
     """What of a launch the op does not do."""
     refused: Schema = {}
     if spec.single_process:
-        refused["kind"] = {"not": {"const": "torchrun"}}
+        refused |= {"kind": {"not": {"const": "torchrun"}}, "nproc": ONE, "hosts": ONE}
     if not spec.sequence_parallel:
         refused["sp_degree"] = {"maximum": 1}
     return refused

@@ -36,8 +36,17 @@ def resolved(config: T) -> T:
 
 def secret_values(config: object) -> tuple[str, ...]:
     """The values that must not be shown, longest first. Raises ConfigError where a variable is not set."""
-    names = {name for _field, value in _with_secrets(config) for name in secret_names(value)}
-    values = {_value_of(name) for name in names} - {""}
+    return values_of(secret_variables(config))
+
+
+def secret_variables(config: object) -> tuple[str, ...]:
+    """The environment variables of a config's secrets."""
+    return tuple(sorted({name for _field, value in _with_secrets(config) for name in secret_names(value)}))
+
+
+def values_of(variables: Sequence[str]) -> tuple[str, ...]:
+    """The values of secrets, longest first. Raises ConfigError where a variable is not set."""
+    values = {_value_of(name) for name in variables} - {""}
     return tuple(sorted(values, key=lambda value: (-len(value), value)))
 
 

@@ -16,6 +16,7 @@ from dsl.pipeline import Copy, Launch, Pipeline
 
 LAUNCH_FIELDS = config_fields(Launch)
 DEFAULT_LAUNCH = Launch()
+TORCHRUN_HOSTS = ("nnodes", "rendezvous")  # torchrun's own names for what `hosts` of kind = "ray" does
 
 
 @define
@@ -93,6 +94,7 @@ def add_checked_node(pipeline: Pipeline, node: WrittenNode) -> list[Mistake]:
         return []
     mistakes = _check_table(node, "", node.values, node.op.config_class, node.op.fields, node.op.edges)
     if node.launch:
+        mistakes += _several_hosts(node)
         mistakes += _check_table(node, "launch.", node.launch, Launch, LAUNCH_FIELDS, {})
     if mistakes or node.wrong:
         return mistakes
@@ -106,6 +108,18 @@ def add_checked_node(pipeline: Pipeline, node: WrittenNode) -> list[Mistake]:
     except ConfigError as error:
         return [node.mistake("", str(error))]
     return []
+
+
+def _several_hosts(node: WrittenNode) -> list[Mistake]:
+    """The fields by which torchrun names several machines, as one mistake; they are taken out."""
+    found = [name for name in TORCHRUN_HOSTS if name in node.launch]
+    hosts = node.launch.get("nnodes", 2)
+    for name in found:
+        del node.launch[name]
+    if not found:
+        return []
+    hint = f'set kind = "ray" and hosts = {hosts if isinstance(hosts, int) else 2} instead; see docs/cluster.md'
+    return [node.mistake(f"launch.{found[0]}", "ranks on several machines are started by Ray, not by torchrun", hint)]
 
 
 def table_mistakes(table: WrittenNode, cls: type) -> list[Mistake]:

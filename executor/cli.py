@@ -30,7 +30,6 @@ COMMANDS = {
     "status": "show a run",
     "runs": "list the runs of a store",
     "logs": "show the output of a node",
-    "agent": "offer this host to stages that run on several hosts",
     "doctor": "check what works on this machine, and what to install for the rest",
     "ops": "list the ops, or describe one",
     "schema": "print the JSON schema of pipeline files, for editors",

@@ -43,7 +43,10 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         (TIMEOUT,),
         "raise launch.timeout, or find in the log what it waits for; a resumable op continues from its last checkpoint",
     ),
-    ((HOST_LOST,), "check that host and its agent's output, restart `dflow agent` there, and resume"),
+    (
+        (HOST_LOST,),
+        "`dflow doctor --ray HOST:PORT` checks all hosts of a cluster; bring that one back or leave it out, and resume",
+    ),
     (("ModuleNotFoundError",), "install the missing module into the environment that dflow runs in"),
     (
         ("dsl.errors.TransientError",),

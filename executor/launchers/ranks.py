@@ -1,18 +1,24 @@
-"""The ranks of a stage on one host: started, watched and ended together, without a network.
+"""The processes of a stage on one host: started, watched and ended together.
 
-    python -m executor.launchers.ranks <exits> <store> <ranks> <job>          (the forkserver starts it)
+    python -m executor.launchers.ranks --exits F --first N --here N --total N --meet M [--shared] JOB    (forked, see
+    forkserver.py)
 
-Each rank is a `python -m executor.launchers.worker <job>`; its environment has its number, in the variables
-of torchrun; it ends with this process. No port is opened here: the rendezvous of the ranks is a file,
-<store>, in a folder that only this user may enter. Ports of gloo and nccl stay on the loopback interface.
+Each of them is a `python -m executor.launchers.worker JOB`, and ends with this process. They are ranks FIRST to FIRST
++ HERE - 1 of TOTAL, numbered by torchrun's variables. If all ranks are on this host, M is a file in a folder that
+only this user may enter: no port is opened here, and those of gloo and nccl stay on the loopback interface. Else M is
+the "host:port" where rank 0 listens, in a network that docs/cluster.md requires to be private.
 
 When a rank has failed, the others get SIGTERM at once, and SIGKILL 30 s later: `executor.launchers.worker` ends them
-earlier. A signal to this process is passed on to all ranks, once. Failed ranks are written to a file, <exits>, see
+earlier. A signal to this process is passed on to all ranks, once. Failed ranks are written to the file F, see
 stage_contract.py.
+
+--shared: workers that share shards, each a stage of its own with one rank. One that is killed is reported to the
+others, which do its shards again; while one of them has success, the stage has.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import selectors
 import signal
@@ -26,7 +32,7 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.stage import LOOPBACK_ONLY, RENDEZVOUS
-from executor.launchers.stage_contract import RankExit, write_exits
+from executor.launchers.stage_contract import WORKER, WORKERS, RankExit, report_lost, write_exits
 from executor.launchers.worker import AGENT, ENDING
 from executor.system.supervisor import exit_text, module_command
 
@@ -47,37 +53,73 @@ class Rank:
 
 def main() -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # blocked by the forkserver; no rank runs yet
-    exits, store, count, job = sys.argv[1:]
+    options = _options(sys.argv[1:])
     woken = _wake_up_on(FORWARDED)
     environment = {name: value for name, value in os.environ.items() if name not in OTHER_RENDEZVOUS}
-    ranks = [_start(rank, int(count), job, {**environment, RENDEZVOUS: store}) for rank in range(int(count))]
-    ended_badly = Watch(ranks, woken).until_all_ended()
+    numbers = range(options.first, options.first + options.here)
+    if options.shared:
+        variables = {
+            number: {WORKER: str(number), WORKERS: str(options.total), "LOCAL_RANK": str(number - options.first)}
+            for number in numbers
+        }
+    else:
+        variables = {
+            number: rank_environment(number, options.total, options.first, options.here, options.meet)
+            for number in numbers
+        }
+    ranks = [_start(number, options.job, {**environment, **variables[number]}) for number in numbers]
+    watch = Watch(ranks, woken, options.exits.parent if options.shared else None)
+    ended_badly = watch.until_all_ended()
     if ended_badly:
-        write_exits(Path(exits), ended_badly)
-    return 1 if ended_badly else 0
+        write_exits(options.exits, ended_badly)
+    return 0 if not ended_badly or (options.shared and watch.succeeded) else 1
 
 
-def rank_environment(rank: int, ranks: int) -> dict[str, str]:
-    """The variables that number a rank, and keep its communication on the loopback interface."""
-    return {
-        **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        **LOOPBACK_ONLY,
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--exits", type=Path)
+    parser.add_argument("--first", type=int)
+    parser.add_argument("--here", type=int)
+    parser.add_argument("--total", type=int)
+    parser.add_argument("--meet")
+    parser.add_argument("--shared", action="store_true")
+    parser.add_argument("job")
+    return parser.parse_args(arguments)
+
+
+def rank_environment(
+    rank: int, ranks: int, first: int = 0, here: int | None = None, meet: str | None = None
+) -> dict[str, str]:
+    """The variables that number a rank and say where it meets the others.
+
+    first, here: the ranks of this host; meet: see above. If all are on this host, their communication is kept on the
+    loopback interface.
+    """
+    here = ranks if here is None else here
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank - first),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(here),
+        "GROUP_RANK": str(first // here),
+        "GROUP_WORLD_SIZE": str(ranks // here),
         "NCCL_RAS_ENABLE": os.environ.get("NCCL_RAS_ENABLE", "0"),  # it would listen for queries from anybody
         # As torchrun sets it: a rank whose collective fails is torn down, with its connections to the others.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
+    if here == ranks:
+        return variables | LOOPBACK_ONLY | ({} if meet is None else {RENDEZVOUS: meet})
+    address, _, port = str(meet).rpartition(":")
+    return variables | {"MASTER_ADDR": address, "MASTER_PORT": port}
 
 
-def _start(rank: int, ranks: int, job: str, environment: Mapping[str, str]) -> Rank:
+def _start(number: int, job: str, environment: Mapping[str, str]) -> Rank:
     process = subprocess.Popen(
         module_command("executor.launchers.worker", job),
-        env={**environment, AGENT: str(os.getpid()), **rank_environment(rank, ranks)},
+        env={**environment, AGENT: str(os.getpid())},
         start_new_session=True,  # its own scheduling group, and a process group to signal
     )
-    return Rank(rank, process, os.pidfd_open(process.pid))
+    return Rank(number, process, os.pidfd_open(process.pid))
 
 
 def _wake_up_on(numbers: tuple[signal.Signals, ...]) -> int:
@@ -90,10 +132,12 @@ def _wake_up_on(numbers: tuple[signal.Signals, ...]) -> int:
 
 
 class Watch:
-    """Watches the ranks until none runs."""
+    """Watches the ranks until none runs. results: where workers that share shards learn which of them are lost."""
 
-    def __init__(self, ranks: list[Rank], woken: int) -> None:
+    def __init__(self, ranks: list[Rank], woken: int, results: Path | None = None) -> None:
+        self.succeeded = False  # at least one of them
         self._woken = woken
+        self._results = results
         self._running = {rank.number: rank for rank in ranks}
         self._ended_badly: list[RankExit] = []
         self._is_ending = False
@@ -111,12 +155,16 @@ class Watch:
                     self._request_end(os.read(self._woken, 1)[0])
                 else:
                     self._note_end(key.data)
-            if self._ended_badly:
+            if any(self._ends_others(ended) for ended in self._ended_badly):
                 self._request_end(signal.SIGTERM)
             if self._time_left() == 0.0:
                 self._kill_at = None  # once, also for a rank that the kernel ends only later
                 self._send(signal.SIGKILL)
         return self._ended_badly
+
+    def _ends_others(self, ended: RankExit) -> bool:
+        """Workers go on without one that was killed, and not after an error, which they would meet too."""
+        return self._results is None or ended.code > 0
 
     def _time_left(self) -> float | None:
         """Seconds until the remaining ranks are killed, None where none has to end, or all were killed."""
@@ -127,8 +175,11 @@ class Watch:
         self._selector.unregister(rank.descriptor)
         os.close(rank.descriptor)
         del self._running[rank.number]
+        self.succeeded = self.succeeded or not code
         if code:
             self._ended_badly.append(RankExit(rank.number, code, time.time()))
+            if self._results is not None:
+                report_lost(self._results, rank.number)
             with suppress(OSError):  # a full disk must not keep the others from ending
                 print(f"rank {rank.number} (process {rank.process.pid}) {exit_text(code)}", file=sys.stderr, flush=True)
 

@@ -4,11 +4,14 @@ job-<attempt>.json                  StageSpec: what every rank has to do
 results-<attempt>/<rank>.json       RankResult: how that rank ended, written by the rank
 results-<attempt>/exits-<host>.json a list of RankExit: failed ranks, written by their parent
 results-<attempt>/stop              requests the stage to stop
+results-<attempt>/lost-<n>          worker n of those that share shards ended badly; written by its parent or backend
+results-<attempt>/shared            the folder `shared_dir` of those workers
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +22,11 @@ from dsl.errors import StructureError
 from executor.system.jsonlines import read_json, write_json
 
 STOP_REQUESTED = "stop"
+SHARED = "shared"
+LOST = "lost-"
+LIFE_LINE = "DFLOW_LIFE_LINE"  # the variable with the path of the FIFO that breaks when the executor is gone
+# The variables that number the workers that share shards.
+WORKER, WORKERS = "DFLOW_WORKER", "DFLOW_WORKERS"
 
 
 @frozen
@@ -46,7 +54,6 @@ class StageSpec:
     lease_id: str
     out_dir: Path
     work_dir: Path
-    life_line: Path
     results: Path
     events: Path
     figures: Path
@@ -122,3 +129,14 @@ def read_exits(path: Path) -> list[RankExit]:
 
 def write_exits(path: Path, exits: list[RankExit]) -> None:
     write_json(path, unstructure(exits))
+
+
+def report_lost(results: Path, worker: int) -> None:
+    """Let the other workers do its shards again. On a full disk they learn nothing, and fail by themselves."""
+    with suppress(OSError):
+        (results / f"{LOST}{worker}").touch()
+
+
+def lost_workers(results: Path) -> frozenset[int]:
+    """The workers whose processes are gone without having finished."""
+    return frozenset(int(path.name.removeprefix(LOST)) for path in results.glob(f"{LOST}*"))

@@ -1,6 +1,6 @@
 """The child's side of a stage: load the inputs, import the op's run module, call it, and report how it ended.
 
-    python -m executor.launchers.worker <work>/job-<attempt>.json          (one of these per rank)
+    python -m executor.launchers.worker <work>/job-<attempt>.json          (one per rank, or per worker)
 
 This module does not import torch; the op's run module may. A process ends at once when the executor is
 gone: it watches a FIFO whose only writer is the executor. A late one, whose work folder has passed to another
@@ -38,7 +38,18 @@ from dsl.secrets import redact, resolved, secret_values
 from dsl.stage import Stage
 from executor.keys.node_key import node_inputs
 from executor.launchers.failure import Failure
-from executor.launchers.stage_contract import STOP_REQUESTED, InputArtifact, RankError, RankResult, StageSpec
+from executor.launchers.stage_contract import (
+    LIFE_LINE,
+    SHARED,
+    STOP_REQUESTED,
+    WORKER,
+    WORKERS,
+    InputArtifact,
+    RankError,
+    RankResult,
+    StageSpec,
+    lost_workers,
+)
 from executor.records.events import Body, Cut, Event, Figure, Info, Metric, Progress, Warned
 from executor.store.lease import share_ranks
 from executor.system.crash_points import fail_point
@@ -49,7 +60,7 @@ from executor.system.supervisor import GONE, end_with_parent
 STOPPED = 75
 EXECUTOR_GONE = GONE
 NO_LOG = 71  # the exit code of a stage whose log could not be opened
-AGENT = "DFLOW_AGENT"  # the process id of the ranks' parent, see ranks.py and torchrun.py
+AGENT = "DFLOW_AGENT"  # the process id of the ranks' parent, see ranks.py
 END_WITHIN_S = 10
 WATCH_EVERY_S = 0.5
 PROGRESS_EVERY_S = 0.2
@@ -67,6 +78,8 @@ class WorkerStage:
     rank: int
     world_size: int
     sp_degree: int
+    worker: int
+    workers: int
     device: str
     _spec: StageSpec
     _stop: threading.Event
@@ -106,6 +119,13 @@ class WorkerStage:
     def stop_requested(self) -> bool:
         return self._stop.is_set()
 
+    @property
+    def shared_dir(self) -> Path:
+        return self._spec.results / SHARED
+
+    def lost_workers(self) -> frozenset[int]:
+        return lost_workers(self._spec.results)
+
     def _report(self, prefix: str, kind: type[Info | Warned], text: str) -> None:
         print(f"{prefix}: {text}", flush=True)
         if self.rank == 0:
@@ -124,6 +144,7 @@ def main() -> int:
     if spec is None:
         return EXECUTOR_GONE
     rank = int(os.environ.get("RANK", "0"))
+    process = rank or int(os.environ.get(WORKER, "0"))  # of this process among those of the stage
     stop = threading.Event()
     for number in ENDING:
         signal.signal(number, lambda number, frame: stop.set())
@@ -131,11 +152,11 @@ def main() -> int:
     os.register_at_fork(before=_block_signals, after_in_parent=_restore_signals, after_in_child=_reset_signals)
     try:
         share_ranks(spec.folder, spec.token, spec.lease_id)
-        _watch(spec, rank)
+        _watch(spec, process)
     except (LeaseLost, FileNotFoundError):  # a later attempt took or cleared the folder
         return EXECUTOR_GONE
     fail_point("worker:started")
-    result = spec.results / f"{rank}.json"
+    result = spec.results / f"{process}.json"
     sys.excepthook = partial(_report_error, result, ())
     try:
         device, loaded = _run(spec, rank, stop, result)
@@ -182,6 +203,8 @@ def _run(spec: StageSpec, rank: int, stop: threading.Event, result: Path) -> tup
         rank=rank,
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
         sp_degree=spec.sp_degree,
+        worker=int(os.environ.get(WORKER, "0")),
+        workers=int(os.environ.get(WORKERS, "1")),
         device=device,
         spec=spec,
         stop=stop,
@@ -252,32 +275,32 @@ def _device(requested: str) -> str:
     return "cpu"
 
 
-def _watch(spec: StageSpec, rank: int) -> None:
+def _watch(spec: StageSpec, number: int) -> None:
     """End this process as soon as the executor, the FIFO's only writer, is gone, and soon after another rank failed.
 
     Python runs signal handlers between two steps of the main thread only, never while it waits in a collective. The
     wake-up descriptor gets the signal's number at once, for the watching thread.
     """
-    life_line = os.open(spec.life_line, os.O_RDONLY | os.O_NONBLOCK)
+    life_line = os.open(os.environ[LIFE_LINE], os.O_RDONLY | os.O_NONBLOCK)
     _end_if_gone(life_line)
     wake_up, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     os.register_at_fork(
         after_in_child=partial(signal.set_wakeup_fd, -1)
     )  # a forked child must not write its signals there
-    threading.Thread(target=_keep_watch, args=(life_line, wake_up, spec.results, rank), daemon=True).start()
+    threading.Thread(target=_keep_watch, args=(life_line, wake_up, spec.results, number), daemon=True).start()
 
 
-def _keep_watch(life_line: int, wake_up: int, results: Path, rank: int) -> None:
+def _keep_watch(life_line: int, wake_up: int, results: Path, number: int) -> None:
     others_ended = False
     while True:
         ready, _, _ = select.select([life_line, wake_up], [], [], WATCH_EVERY_S)
         _end_if_gone(life_line)
         signalled = wake_up in ready and signal.SIGTERM in os.read(wake_up, 4096)
         stop_requested = (results / STOP_REQUESTED).exists()
-        if signalled and not stop_requested and not others_ended and "RANK" in os.environ:
+        if signalled and not stop_requested and not others_ended and AGENT in os.environ:
             others_ended = True
-            print(f"rank {rank}: another rank has failed; this one ends within {END_WITHIN_S} s", flush=True)
+            print(f"rank {number}: another rank has failed; this one ends within {END_WITHIN_S} s", flush=True)
             signal.alarm(END_WITHIN_S)  # kills even if something holds the interpreter lock
         elif others_ended and stop_requested:
             others_ended = False
@@ -314,7 +337,7 @@ def _report_error(
         RankResult(status="failed", memory=_memory(), gpu_memory=_gpu_memory(), error=reported).write(result)
     except (OSError, DiskFull):  # the disk is full
         os._exit(NO_SPACE)
-    if "RANK" in os.environ:
+    if AGENT in os.environ:
         signal.alarm(END_WITHIN_S)  # the clean-up of a process group may wait for ranks that do not answer
 
 

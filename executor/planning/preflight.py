@@ -26,9 +26,9 @@ def unmet(graph: Graph, decisions: Mapping[str, Decision]) -> list[Mistake]:
     asking = {node_id: node for node_id, node in running.items() if _asks_for_something(node)}
     if not asking:  # the usual case: the hardware is not queried
         return lacking
-    from executor.system.resource_pool import too_much
+    from executor.launchers.backends import Backends
 
-    return lacking + too_much(asking, graph.machine)
+    return lacking + Backends(graph.machine).check(asking)
 
 
 def _of_tracking(graph: Graph) -> list[Mistake]:
@@ -42,7 +42,7 @@ def _of_tracking(graph: Graph) -> list[Mistake]:
 def _asks_for_something(node: GraphNode) -> bool:
     launch = node.launch
     by_ranks = launch.device == "cuda" or (node.op.gpu and launch.device == "auto" and launch.nproc > 1)
-    return any((launch.cpus, launch.gpus, launch.memory, launch.nnodes > 1, by_ranks))
+    return any((launch.cpus, launch.gpus, launch.memory, launch.kind == "ray", launch.shard_workers > 1, by_ranks))
 
 
 def _of_node(node: GraphNode) -> Mapping[str, str]:

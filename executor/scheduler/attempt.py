@@ -16,15 +16,14 @@ from typing import TypeVar
 import attrs
 
 from dsl.errors import DflowError, StopRequested
-from dsl.secrets import secret_values
+from dsl.secrets import secret_variables
 from executor.keys.differences import differences, reasons
 from executor.keys.node_key import KeyParts
+from executor.launchers.backends import Backends
 from executor.launchers.failure import TIMEOUT, Failure
-from executor.launchers.forkserver_client import Children
-from executor.launchers.hosts import wait_for_hosts
 from executor.launchers.stage_process import StageExit, StageProcess
 from executor.planning.input_snapshot import Snapshot
-from executor.records.events import Info, final_metrics
+from executor.records.events import final_metrics
 from executor.scheduler.task import AttemptResult, AttemptStart, StageMeasures, Task
 from executor.system.crash_points import fail_point
 from executor.system.resource_pool import Share
@@ -42,7 +41,7 @@ class Attempt(threading.Thread):
         self,
         task: Task,
         share: Share,
-        children: Children,
+        backends: Backends,
         call: Callable[[Callable[[], None]], None],
         on_start: Callable[[AttemptStart], int],
         on_end: Callable[[AttemptResult], None],
@@ -53,7 +52,7 @@ class Attempt(threading.Thread):
         super().__init__(daemon=True, name=f"attempt at {task.node.id}")
         self.task = task
         self._share = share
-        self._children = children
+        self._backends = backends
         self._call = call
         self._on_start = on_start
         self._on_end = on_end
@@ -128,7 +127,7 @@ class Attempt(threading.Thread):
         if task.planner.hit(task.node.id, task.key) is not None:
             lease.remove()
             return AttemptResult(status="replan")
-        wait_for_hosts(lease.folder)
+        self._backends.recover(lease.folder)
         start, first_byte = task.prepare(before)
         number = self._in_loop(lambda: self._on_start(start))
         fail_point("run:emptied")
@@ -167,14 +166,13 @@ class Attempt(threading.Thread):
             if self._is_stopping:
                 return StageExit("stopped")
             self._stage = stage = StageProcess(
-                self._children,
+                self._backends.of(task.node.launch),
                 task.lease,
                 task.stage_spec(number),
                 task.node.launch,
                 self._share,
                 task.record.log_path(task.node.id),
-                lambda text: self._call(lambda: task.record.event(task.node.id, Info(text))),
-                secret_values(task.node.config),
+                secret_variables(task.node.config),
             )
         fail_point("stage:started")
         ended = stage.wait()

@@ -9,15 +9,15 @@ from functools import partial
 from dsl.errors import DiskFull
 from dsl.graph import Graph, GraphNode
 from dsl.threads import useful_threads
-from executor.launchers.forkserver_client import Children
-from executor.launchers.stage_process import stage_environment
+from executor.launchers.backend import Backend
+from executor.launchers.backends import Backends
 from executor.records.events import System
 from executor.records.run_record import Record
 from executor.scheduler.attempt import Attempt
 from executor.scheduler.plain_display import Display
 from executor.scheduler.task import AttemptResult, AttemptStart, Task
 from executor.store.artifact_store import Store
-from executor.system.resource_pool import Capacity, Free, threads_of
+from executor.system.resource_pool import Capacity, Free
 from executor.system.system_metrics import Usage
 
 ENDED_WITHIN_S = 10.0
@@ -42,17 +42,25 @@ class StagePool:
         self._record = record
         self._display = display
         self._call = call
-        self._capacity = Capacity.of_this_machine(graph.machine)
-        self._free = Free(self._capacity)
-        self._children = Children(stage_environment(1))
+        self._backends = Backends(graph.machine)
+        self._free: dict[Backend, Free] = {}
         self._usage = Usage(self._watched, self._report_usage)
         self._usage.start()
 
     def fits(self, node: GraphNode, digests: Mapping[str, str]) -> bool:
-        """digests: those of the node's parents among others."""
-        return self._free.fits(self._capacity.demand(node, self._threads(node, digests)))
+        """digests: those of the node's parents among others. Raises StageError where the node's cluster is gone."""
+        return self._room(node).fits(self._capacity(node).demand(node, self._useful_threads(node, digests)))
 
-    def _threads(self, node: GraphNode, digests: Mapping[str, str]) -> int | None:
+    def _capacity(self, node: GraphNode) -> Capacity:
+        return self._backends.of(node.launch).capacity()
+
+    def _room(self, node: GraphNode) -> Free:
+        backend = self._backends.room_of(node.launch)
+        if backend not in self._free:
+            self._free[backend] = Free(backend.capacity())
+        return self._free[backend]
+
+    def _useful_threads(self, node: GraphNode, digests: Mapping[str, str]) -> int | None:
         """The most that the op makes use of; computed once, since the node's inputs do not change."""
         if node.id not in self._useful:
             made = {parent: self._store.object_path(digests[parent]) for parent in node.parents}
@@ -72,16 +80,17 @@ class StagePool:
         the attempt has ended, its lease and its part of the machine being free again.
         """
         node_id = task.node.id
-        useful = self._threads(task.node, task.digests)
-        demand = self._capacity.demand(task.node, useful)
-        share = self._free.take(demand, threads_of(task.node.launch, self._graph.machine, useful))
+        useful = self._useful_threads(task.node, task.digests)
+        capacity, room = self._capacity(task.node), self._room(task.node)
+        demand = capacity.demand(task.node, useful)
+        share = room.take(demand, capacity.threads(task.node, useful))
 
         def ended(result: AttemptResult) -> None:
             del self.running[node_id]
-            self._free.give_back(demand, share)
+            room.give_back(demand, share)
             on_end(node_id, result)
 
-        attempt = Attempt(task, share, self._children, self._call, partial(on_start, node_id), ended)
+        attempt = Attempt(task, share, self._backends, self._call, partial(on_start, node_id), ended)
         self.running[node_id] = attempt
         attempt.start()
 
@@ -115,7 +124,7 @@ class StagePool:
     def close(self) -> None:
         """End what still runs: nothing, unless the loop itself failed."""
         self._usage.close()
-        self._children.close()
+        self._backends.close()
         self.kill()
         for attempt in self.running.values():
             attempt.join(ENDED_WITHIN_S)

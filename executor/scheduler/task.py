@@ -33,7 +33,7 @@ from executor.system.jsonlines import write_json
 from executor.system.output import shown_digest
 
 # The fields of launch that can change results by rounding; the others only decide when and where a stage runs.
-LAYOUT = ("kind", "nproc", "nnodes", "sp_degree")
+LAYOUT = ("kind", "nproc", "hosts", "sp_degree")
 
 
 @frozen(kw_only=True)
@@ -172,7 +172,6 @@ class Task:
             lease_id=lease.id,
             out_dir=lease.out_dir,
             work_dir=lease.work_dir,
-            life_line=lease.path("alive"),
             results=lease.path("results"),
             events=self.record.events_path,
             figures=self.record.folder / "figures" / self.node.id,

@@ -12,7 +12,6 @@ from dsl.graph import GraphNode
 from dsl.launch import Launch, Machine
 from dsl.sizes import shown_bytes
 from executor.system.hardware import gpu_indices, machine_memory
-from executor.system.slurm import hosts_allocated, more_hosts, too_few
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
@@ -49,6 +48,20 @@ class Capacity:
     gpus: tuple[str, ...]
     takes_none: bool = False
 
+    def demand(self, node: GraphNode, useful: int | None = None) -> Demand:
+        """The resources of a node. CPUs: those of its threads where limited, else all: heavy nodes run one at a time.
+
+        useful: the most threads of a process that its op can use, None for no limit.
+        """
+        launch = node.launch
+        limited = (launch.threads or useful or 0) * launch.processes_of_part
+        cpus = launch.cpus or min(limited or self.cpus, self.cpus)
+        return Demand(cpus, launch.memory_bytes or 0, self._gpus_of(node))
+
+    def threads(self, node: GraphNode, useful: int | None = None) -> int:
+        """CPU threads of each process of a node, see `threads_of`."""
+        return threads_of(node.launch, Machine(cpus=self.cpus), useful)
+
     @classmethod
     def of_this_machine(cls, machine: Machine) -> Capacity:
         """This machine's resources, or those in `[machine]`, which may declare more CPUs or memory than exist."""
@@ -60,24 +73,15 @@ class Capacity:
             machine.gpus == 0,
         )
 
-    def demand(self, node: GraphNode, useful: int | None = None) -> Demand:
-        """The resources of a node. CPUs: those of its threads where limited, else all: heavy nodes run one at a time.
-
-        useful: the most threads of a rank that its op can use, None for no limit.
-        """
-        launch = node.launch
-        cpus = launch.cpus or min((launch.threads or useful or 0) * launch.nproc or self.cpus, self.cpus)
-        return Demand(cpus, launch.memory_bytes or 0, self._gpus_of(node))
-
     def _gpus_of(self, node: GraphNode) -> int | None:
-        """One GPU for each rank of an op that computes on GPUs; others see none unless they request some."""
+        """One GPU for each process of an op that computes on GPUs; others see none unless they request some."""
         if node.launch.gpus is not None:
             return node.launch.gpus
         if not computes_on_gpu(node):
             return 0
         if not self.gpus and node.launch.device == "auto":
             return 0 if self.takes_none else None
-        return node.launch.nproc if self.gpus or self.takes_none else None
+        return node.launch.processes_of_part if self.gpus or self.takes_none else None
 
 
 class Free:
@@ -128,27 +132,24 @@ def threads_of(launch: Launch, machine: Machine | None = None, useful: int | Non
     useful: the most that the op can use. Does not depend on what else runs, since threads change the rounding.
     """
     cpus = launch.cpus or (machine and machine.cpus) or len(os.sched_getaffinity(0))
-    share = max(1, cpus // launch.nproc)
+    share = max(1, cpus // launch.processes_of_part)
     return launch.threads or (share if useful is None else min(share, useful))
 
 
-def too_much(nodes: Mapping[str, GraphNode], machine: Machine) -> list[Mistake]:
+def too_much(nodes: Mapping[str, GraphNode], capacity: Capacity, remedy: str = REMEDY) -> list[Mistake]:
     """Mistakes for nodes that need more than the run may use, so that they could never start."""
-    capacity, allocated = Capacity.of_this_machine(machine), hosts_allocated()
     mistakes = []
     for node_id, node in nodes.items():
-        if allocated is not None and 1 < node.launch.nnodes > allocated:
-            message = too_few(node.launch.nnodes, allocated)
-            mistakes.append(Mistake(message, f"node.{node_id}.launch.nnodes", hint=more_hosts(node.launch.nnodes)))
         demand, launch = capacity.demand(node), node.launch
-        if launch.gpus and launch.gpus < launch.nproc and computes_on_gpu(node):
-            message = f"{_amount(launch.gpus, 'GPU')} for {launch.nproc} ranks, each of which needs one"
-            hint = f"set gpus = {launch.nproc}, or leave gpus out"
+        processes = launch.processes_of_part
+        if launch.gpus and launch.gpus < processes and computes_on_gpu(node):
+            message = f"{_amount(launch.gpus, 'GPU')} for {processes} ranks, each of which needs one"
+            hint = f"set gpus = {processes}, or leave gpus out"
             mistakes.append(Mistake(message, f"node.{node_id}.launch.gpus", hint=hint))
         for field, unit, requested, available, hint in (
-            ("cpus", "CPU", demand.cpus, capacity.cpus, REMEDY),
+            ("cpus", "CPU", demand.cpus, capacity.cpus, remedy),
             (_gpu_field(launch), "GPU", demand.gpus or 0, len(capacity.gpus), _fewer_gpus(launch, len(capacity.gpus))),
-            ("memory", "", demand.memory, capacity.memory, REMEDY),
+            ("memory", "", demand.memory, capacity.memory, remedy),
         ):
             if requested > available:
                 message = f"needs {_amount(requested, unit)}, but the run may use only {_amount(available, unit)}"
@@ -170,6 +171,8 @@ def _gpu_field(launch: Launch) -> str:
     """The field of the launch that sets how many GPUs a node uses."""
     if launch.gpus is not None:
         return "gpus"
+    if launch.shard_workers > 1:
+        return "shard_workers"
     return "nproc" if launch.nproc > 1 else "device"
 
 

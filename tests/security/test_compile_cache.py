@@ -11,7 +11,7 @@ import pytest
 from side_ops import side
 
 from dsl.errors import ServerError
-from executor.launchers.stage_process import stage_environment
+from executor.launchers.stage_environment import stage_environment
 from executor.model_tools.serve import SGLangServer
 from executor.system import user_cache
 from executor.system.user_cache import COMPILED

@@ -217,7 +217,8 @@ def test_a_sample_beyond_the_targets_context_is_refused_by_name(tokens, target, 
     limit = longest["tokens"] - 1
     monkeypatch.setattr(sglang_backend, "context_length", lambda _folder, _trust: limit)
     message = (
-        rf"sample {longest['id']}: {longest['tokens']} tokens, more than the target's context of {limit}: drop such samples"
+        rf"sample {longest['id']}: {longest['tokens']} tokens, more than the target's context of {limit}: "
+        "drop such samples"
     )
     with pytest.raises(DataError, match=message):
         capture(tmp_path, tokens, target)

@@ -8,6 +8,6 @@ from executor.launchers.stage_contract import StageSpec
 
 def stage_spec(here: Path, **values: Any) -> StageSpec:
     """A spec of which all that is not given is that folder, or empty."""
-    paths = ("sources", "folder", "out_dir", "work_dir", "life_line", "results", "events", "figures")
+    paths = ("sources", "folder", "out_dir", "work_dir", "results", "events", "figures")
     plain = {"node": "n", "node_json": {}, "search_path": (), "artifacts": {}, "token": 1, "lease_id": "", "attempt": 1}
     return StageSpec(**{**dict.fromkeys(paths, here), **plain, "device": "auto", "sp_degree": 2, **values})

@@ -13,7 +13,7 @@ from dsl.estimate import Estimate
 from dsl.graph import Graph
 from dsl.op_table import all_ops
 from dsl.read_toml import read_graph
-from executor.launchers.stage_process import stage_environment
+from executor.launchers.stage_environment import stage_environment
 from executor.launchers.worker import _device
 from executor.planning.estimates import too_large
 from executor.system.resource_pool import Capacity, device_order, too_much

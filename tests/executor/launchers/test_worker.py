@@ -8,7 +8,7 @@ from stage_specs import stage_spec
 
 from dsl.launch import Launch
 from executor.launchers import worker
-from executor.launchers.stage_process import stage_environment
+from executor.launchers.stage_environment import stage_environment
 from executor.launchers.worker import WorkerStage
 from executor.system.jsonlines import read_lines
 from executor.system.resource_pool import threads_of

@@ -1,0 +1,49 @@
+"""Which backend starts a stage, by `launch.kind`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dsl.errors import Mistake
+from dsl.graph import GraphNode
+from dsl.launch import Launch, Machine
+from executor.launchers.backend import Backend
+from executor.launchers.forkserver_client import Children
+from executor.launchers.local import LocalBackend
+from executor.launchers.ray_backend import RayBackend
+from executor.launchers.stage_environment import stage_environment
+
+
+class Backends:
+    """The backends of a run; nothing is started before the first stage."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._children = Children(stage_environment(1))
+        self._local = LocalBackend(machine, self._children)
+        self._ray = RayBackend(machine, self._children)
+
+    def of(self, launch: Launch) -> Backend:
+        return self._ray if launch.kind == "ray" else self._local
+
+    def room_of(self, launch: Launch) -> Backend:
+        """The backend whose capacity a stage takes of: a cluster of dflow's own uses this machine."""
+        return self._local if self._ray.is_own else self.of(launch)
+
+    def check(self, nodes: Mapping[str, GraphNode]) -> list[Mistake]:
+        """What keeps these nodes from ever starting."""
+        groups: dict[Backend, dict[str, GraphNode]] = {}
+        for node_id, node in nodes.items():
+            groups.setdefault(self.of(node.launch), {})[node_id] = node
+        return [mistake for backend, group in groups.items() for mistake in backend.check(group)]
+
+    def recover(self, work: Path) -> None:
+        """Return when no process of an earlier attempt in this work folder runs on any machine of its backend."""
+        for backend in (self._local, self._ray):
+            backend.recover(work)
+
+    def close(self) -> None:
+        """End what still runs."""
+        self._children.close()
+        for backend in (self._local, self._ray):
+            backend.close()

@@ -1,0 +1,64 @@
+"""The backend of this machine: a HostRunner in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dsl.errors import Mistake
+from dsl.graph import GraphNode
+from dsl.launch import Machine
+from dsl.secrets import values_of
+from executor.launchers.backend import HostsExit, StageOrder
+from executor.launchers.forkserver_client import Children
+from executor.launchers.host_runner import HostPart, HostRunner
+from executor.system.resource_pool import Capacity, too_much
+
+
+class LocalBackend:
+    """Implements Backend."""
+
+    def __init__(self, machine: Machine, children: Children) -> None:
+        self._machine = machine
+        self._children = children
+
+    def capacity(self) -> Capacity:
+        return Capacity.of_this_machine(self._machine)
+
+    def check(self, nodes: Mapping[str, GraphNode]) -> list[Mistake]:
+        return too_much(nodes, self.capacity())
+
+    def start(self, order: StageOrder) -> LocalStage:
+        return LocalStage(HostRunner(self._children, order, HostPart(gpus=order.share.gpus), values_of(order.secrets)))
+
+    def recover(self, work: Path) -> None:
+        """The lease ends what an earlier attempt left on this machine."""
+
+    def close(self) -> None:
+        """The forkserver ends its stages."""
+
+
+class LocalStage:
+    """Implements RunningStage."""
+
+    def __init__(self, runner: HostRunner) -> None:
+        self._runner = runner
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._runner.pid
+
+    def wait(self, seconds: float) -> HostsExit | None:
+        if not self._runner.ended_within(seconds):
+            return None
+        if not self._is_closed:
+            self._is_closed = True
+            self._runner.close()
+        return HostsExit(code=self._runner.code, log_error=self._runner.log_error)
+
+    def request_stop(self) -> None:
+        self._runner.request_stop()
+
+    def kill(self) -> None:
+        self._runner.kill()

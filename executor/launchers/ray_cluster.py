@@ -1,0 +1,223 @@
+"""Ray clusters: what one has, one of dflow's own on this machine, and whether old actors have ended.
+
+    python -m executor.launchers.ray_cluster hosts ADDRESS              prints ClusterHosts, a JSON list
+    python -m executor.launchers.ray_cluster ended ADDRESS NAME...      prints the actors that cannot be ended
+    python -m executor.launchers.ray_cluster hold FOLDER CPUS GPUS MEMORY   is a cluster; prints its address
+
+Only these processes and the stages' drivers import Ray, which takes over signals and may end its process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from dsl.convert import structure, unstructure
+from dsl.errors import StageError, StructureError
+from dsl.imports import PROJECT
+from executor.launchers.backend import StageOrder
+from executor.system.jsonlines import read_json
+from executor.system.log_tail import last_lines
+from executor.system.resource_pool import Capacity
+from executor.system.supervisor import ChildGroup, child_environment, module_command, run_module
+
+PROBE_WITHIN_S = 60.0
+START_WITHIN_S = 120.0
+ACTOR_ENDS_WITHIN_S = 30.0
+NAMESPACE = "dflow"
+HOSTS = "hosts.json"  # in the folder for results: the HostsExit of a stage
+POLL_S = 0.2
+
+
+@frozen(kw_only=True)
+class ClusterHost:
+    """A living node of a cluster. memory: bytes that Ray gives out; free: what nobody uses now, by Ray's names."""
+
+    id: str
+    name: str
+    cpus: int
+    gpus: int
+    memory: int
+    free: Mapping[str, float]
+
+    @property
+    def capacity(self) -> Capacity:
+        return Capacity(self.cpus, self.memory, tuple(map(str, range(self.gpus))))
+
+
+@frozen(kw_only=True)
+class Actors:
+    """The actors of an attempt, by their names in Ray's namespace."""
+
+    address: str
+    names: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Actors | None:
+        """None for a file that is incomplete: the attempt had not started any."""
+        try:
+            return structure(cls, read_json(path))
+        except (ValueError, StructureError):
+            return None
+
+
+def actor_names(order: StageOrder) -> list[str]:
+    """A name for each part of a stage, unique to the attempt: a cluster has one living actor of a name."""
+    return [f"{order.folder.name[:16]}-{order.job.stem}-{part}" for part in range(order.launch.parts)]
+
+
+def find_hosts(address: str) -> tuple[ClusterHost, ...]:
+    """The hosts of a cluster. Raises StageError where it cannot be reached."""
+    return structure(tuple[ClusterHost, ...], json.loads(_asked(address, "hosts")))
+
+
+def unended(actors: Actors) -> tuple[str, ...]:
+    """Those of an earlier attempt that are still alive, though they were killed. Raises StageError as `find_hosts`."""
+    return structure(tuple[str, ...], json.loads(_asked(actors.address, "ended", *actors.names)))
+
+
+def _asked(address: str, command: str, *arguments: str) -> str:
+    ended = run_module("executor.launchers.ray_cluster", command, address, *arguments, within_s=PROBE_WITHIN_S)
+    if ended.code != 0:
+        raise StageError(
+            f"the Ray cluster {address} cannot be used from here: {ended.reason}; dflow runs on a host of the "
+            "cluster, with its token (RAY_AUTH_MODE=token): see docs/cluster.md"
+        )
+    return ended.output.splitlines()[-1]
+
+
+class OwnCluster:
+    """A cluster of this process on this machine, which only this user can use; it never outlives this process.
+
+    Raises StageError where it does not start.
+    """
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="dflow-ray-"))  # short: it holds sockets, whose paths are limited
+        token = self._folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        sizes = (str(capacity.cpus), str(len(capacity.gpus)), str(capacity.memory))
+        log = self._folder / "log"
+        with log.open("wb") as errors:
+            self._group = ChildGroup(
+                module_command("executor.launchers.ray_cluster", "hold", str(self._folder), *sizes),
+                child_environment(**self.variables),
+                output=subprocess.PIPE,
+                errors=errors,
+            )
+        try:
+            self.address = next(self._group.lines()).strip()
+        except StopIteration:
+            reason = " ".join(last_lines(log, 0)[-1:])
+            self.close()
+            raise StageError(f"Ray did not start on this machine: {reason}") from None
+
+    @property
+    def is_gone(self) -> bool:
+        return self._group.ended_within(0)
+
+    def close(self) -> None:
+        self._group.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Ray, connected to a cluster as one of its hosts, and quiet. Raises ConnectionError and RuntimeError."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.chdir(PROJECT)  # Ray puts the driver's directory into the path of the actors, where `ops` may be the user's
+    import ray
+
+    ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def hosts_of(ray: Any) -> list[ClusterHost]:
+    """The living hosts of the connected cluster."""
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node()
+    return [
+        ClusterHost(
+            id=node["NodeID"],
+            name=node["NodeManagerHostname"],
+            cpus=int(node["Resources"].get("CPU", 0)),
+            gpus=int(node["Resources"].get("GPU", 0)),
+            memory=int(node["Resources"].get("memory", 0)),
+            free={name: free.get(node["NodeID"], {}).get(name, 0.0) for name in ("CPU", "GPU", "memory")},
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def end_actors(ray: Any, names: list[str]) -> list[str]:
+    """Kill actors by name; returns those that are still alive after a while."""
+    deadline = time.monotonic() + ACTOR_ENDS_WITHIN_S
+    running = names
+    while running and time.monotonic() < deadline:
+        running = [name for name in running if _is_killed(ray, name)]
+        time.sleep(POLL_S if running else 0)
+    return running
+
+
+def _is_killed(ray: Any, name: str) -> bool:
+    """Whether the actor was alive and is told to end."""
+    try:
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+    except ValueError:  # there is none of that name
+        return False
+    return True
+
+
+def _hold(folder: str, cpus: str, gpus: str, memory: str) -> None:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    context = ray.init(
+        num_cpus=int(cpus),
+        num_gpus=int(gpus),
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        _temp_dir=folder,
+    )
+    print(context.address_info["address"], flush=True)
+    try:
+        signal.pause()
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(command: str, *arguments: str) -> None:
+    if command == "hold":
+        _hold(*arguments)
+        return
+    address, *names = arguments
+    with connected(address) as ray:
+        found: Any = end_actors(ray, names) if command == "ended" else [unstructure(host) for host in hosts_of(ray)]
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
