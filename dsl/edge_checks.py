@@ -162,6 +162,9 @@ def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
         where = "kind" if node.launch.get("kind") == "torchrun" else several[0]
         hint = 'leave launch out, or set kind = "process"' if where == "kind" else f"leave {where} out"
         yield node.mistake(f"launch.{where}", f'the op "{op.name}" runs in one process', hint)
+    if not op.shares_shards and node.launch.get("shard_workers", 1) > 1:
+        message = f'the op "{op.name}" does not share its shards among processes'
+        yield node.mistake("launch.shard_workers", message, "leave shard_workers out")
     if not op.sequence_parallel and node.launch.get("sp_degree", 1) > 1:
         message = f'the op "{op.name}" does not support sequence parallelism'
         yield node.mistake("launch.sp_degree", message, "leave sp_degree out; every rank then takes whole sequences")

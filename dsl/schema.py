@@ -237,6 +237,8 @@ def _refused_launches(spec: OpSpec) -> Schema:
     refused: Schema = {}
     if spec.single_process:
         refused |= {"kind": {"not": {"const": "torchrun"}}, "nproc": ONE, "hosts": ONE}
+    if not spec.shares_shards:
+        refused["shard_workers"] = {"maximum": 1}
     if not spec.sequence_parallel:
         refused["sp_degree"] = {"maximum": 1}
     return refused

@@ -24,7 +24,16 @@ from dsl.graph import GraphNode
 from dsl.launch import OWN_CLUSTER, Launch, Machine, cluster_mistake
 from executor.launchers.backend import HostsExit, StageOrder
 from executor.launchers.forkserver_client import Child, Children
-from executor.launchers.ray_cluster import HOSTS, Actors, OwnCluster, actor_names, find_hosts, unended
+from executor.launchers.ray_cluster import (
+    ACTORS,
+    HOSTS,
+    Actors,
+    OwnCluster,
+    actor_names,
+    actors_path,
+    find_hosts,
+    unended,
+)
 from executor.launchers.stage_environment import stage_environment
 from executor.system.jsonlines import read_object, write_json
 from executor.system.resource_pool import Capacity, Demand, too_much
@@ -118,13 +127,13 @@ class RayBackend:
         address = self._own.address if self._own is not None else cluster_address(self._machine)
         if self._own is None:
             actors = Actors(address=address, names=tuple(actor_names(order)))
-            write_json(order.folder / f"actors-{order.job.stem}.json", unstructure(actors))
+            write_json(actors_path(order), unstructure(actors))
         environment = {**stage_environment(1), **variables}
         child = self._children.start("executor.launchers.ray_driver", [str(file), address], environment, order.log)
         return RayStage(child, order, address)
 
     def recover(self, work: Path) -> None:
-        for file in sorted(work.glob("actors-*.json")):
+        for file in sorted(work.glob(f"{ACTORS}*.json")):
             actors = Actors.read(file)
             if actors is not None and (running := unended(actors)):
                 raise LeaseLost(

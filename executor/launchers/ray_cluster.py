@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,9 @@ from executor.system.supervisor import ChildGroup, child_environment, module_com
 PROBE_WITHIN_S = 60.0
 START_WITHIN_S = 120.0
 ACTOR_ENDS_WITHIN_S = 30.0
+RAYLETS_END_WITHIN_S = 75.0  # without a head: RAY_gcs_rpc_server_reconnect_timeout_s is 60
 NAMESPACE = "dflow"
+ACTORS = "actors-"
 HOSTS = "hosts.json"  # in the folder for results: the HostsExit of a stage
 POLL_S = 0.2
 
@@ -79,14 +82,36 @@ def actor_names(order: StageOrder) -> list[str]:
     return [f"{order.folder.name[:16]}-{order.job.stem}-{part}" for part in range(order.launch.parts)]
 
 
+def actors_path(order: StageOrder) -> Path:
+    """Where the Actors of a stage are named until all of them have ended."""
+    return order.folder / f"{ACTORS}{order.job.stem}.json"
+
+
 def find_hosts(address: str) -> tuple[ClusterHost, ...]:
     """The hosts of a cluster. Raises StageError where it cannot be reached."""
     return structure(tuple[ClusterHost, ...], json.loads(_asked(address, "hosts")))
 
 
 def unended(actors: Actors) -> tuple[str, ...]:
-    """Those of an earlier attempt that are still alive, though they were killed. Raises StageError as `find_hosts`."""
+    """Those of an earlier attempt that are still alive, though they were killed. Raises StageError as `find_hosts`.
+
+    Without its head a cluster's raylets end themselves, and the actors with them.
+    """
+    deadline = time.monotonic() + RAYLETS_END_WITHIN_S
+    while not _listens(actors.address):
+        if time.monotonic() > deadline:
+            return ()
+        time.sleep(POLL_S)
     return structure(tuple[str, ...], json.loads(_asked(actors.address, "ended", *actors.names)))
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_WITHIN_S):
+            return True
+    except OSError:
+        return False
 
 
 def _asked(address: str, command: str, *arguments: str) -> str:

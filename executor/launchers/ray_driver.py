@@ -24,13 +24,13 @@ import attrs
 from attrs import frozen
 
 from dsl.convert import structure, unstructure
-from dsl.errors import DflowError, StageError
+from dsl.errors import DflowError, StageError, shortened
 from dsl.imports import PROJECT
 from dsl.secrets import values_of
 from executor.launchers.backend import HostsExit, StageOrder, exits_path
 from executor.launchers.forkserver_client import Children
 from executor.launchers.host_runner import HostPart, HostRunner
-from executor.launchers.ray_cluster import HOSTS, actor_names, connected, end_actors, hosts_of
+from executor.launchers.ray_cluster import HOSTS, actor_names, actors_path, connected, end_actors, hosts_of
 from executor.launchers.stage_contract import StageSpec, read_exits, report_lost
 from executor.launchers.stage_environment import stage_environment
 from executor.launchers.worker import ENDING
@@ -161,6 +161,7 @@ class Driver:
         left = end_actors(self._ray, self._names)
         if left:
             raise StageError(f"actors cannot be ended: {', '.join(left)}")
+        actors_path(self._order).unlink(missing_ok=True)
         return self._exit()
 
     def _placed(self) -> Any:
@@ -254,7 +255,8 @@ class Driver:
         except RayActorError as error:
             left = end_actors(self._ray, [self._names[number]])
             still = "; it cannot be ended" if left else ""
-            reason = str(error).strip().splitlines()[-1].strip()
+            sentences = [line.strip() for line in str(error).splitlines() if line.strip().startswith("The ")]
+            reason = shortened(" ".join(dict.fromkeys(sentences)) or type(error).__name__, 300)
             self._codes[number] = None
             self._lost[number] = f"host {number} ({self._hosts[number]}): {reason}{still}"
         except RayError as error:

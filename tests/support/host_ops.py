@@ -1,8 +1,8 @@
-"""Ops whose ranks run on several hosts, for tests with several agents on one machine."""
+"""Ops whose ranks run on several hosts, for tests with several nodes of a Ray cluster on one machine."""
 
 from pathlib import Path
 
-from toy_ops import UNTRACKED, Toy
+from toy_ops import Toy
 
 # Declaration and run function are two files, since a run loads the declarations without torch.
 OPS = '''
@@ -72,10 +72,8 @@ ops = ["hosts.py"]
 
 [node.r]
 op = "OP"
-launch = { kind = "torchrun", nproc = 1, nnodes = 2, threads = 1, device = "cpu" }
+launch = { kind = "ray", hosts = 2, threads = 1, device = "cpu" }
 """
-# A dead side is noticed sooner than in earnest.
-SOON = "import executor.launchers.host_folder; executor.launchers.host_folder.SILENT_S = 10.0\n" + UNTRACKED
 
 
 def hosts_toy(folder: Path, op: str) -> Toy:

@@ -1,0 +1,213 @@
+"""Stages on a Ray cluster: nodes simulated on this machine stand for its hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from host_ops import hosts_toy, ranks
+from ray_clusters import SimulatedCluster, simulated_cluster
+from toy_ops import UNTRACKED, Toy, is_alive, wait_for
+
+pytest.importorskip("ray", reason="Ray is not installed")
+HERE = socket.gethostname()
+
+
+class OnRay:
+    """A toy pipeline, and the command on it with the cluster's address and token."""
+
+    def __init__(self, toy: Toy, cluster: SimulatedCluster) -> None:
+        self.toy = toy
+        self.environment = {**cluster.environment, "DFLOW_RAY_ADDRESS": cluster.address}
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return self.toy.dflow(*(arguments or ("run", str(self.toy.file))), **self.environment, **variables)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return self.toy.start(*(arguments or ("run", str(self.toy.file))), program=UNTRACKED, **self.environment)
+
+    def pids(self, count: int = 2) -> list[int]:
+        """Process ids of the ranks, once all wait."""
+        found: list[int] = []
+        wait_for(lambda: bool(found) or bool(found.extend(ranks(self.toy, count)) or found), 120)
+        return found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SimulatedCluster]:
+    with simulated_cluster(3) as simulated:
+        yield simulated
+
+
+def actor_of(rank: int) -> psutil.Process:
+    """The actor that runs a rank."""
+    return next(each for each in psutil.Process(rank).parents() if each.name().startswith("ray::"))
+
+
+def all_gone(pids: list[int]) -> float:
+    """Seconds until none of the processes runs any more."""
+    started = time.monotonic()
+    wait_for(lambda: not any(map(is_alive, pids)), 60)
+    return time.monotonic() - started
+
+
+def finished(run: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, errors = run.communicate(timeout=180)
+    return run.returncode, out, errors
+
+
+def test_ranks_on_several_hosts_meet_and_no_secret_is_in_the_log_of_any(cluster, tmp_path):
+    ray = OnRay(hosts_toy(tmp_path, "add"), cluster)
+    ray.toy.file.write_text(f'{ray.toy.file.read_text()}token = "${{secret:HOSTS_TOKEN}}"\n')
+    result = ray.run(HOSTS_TOKEN="open sesame")
+    assert (result.returncode, ray.toy.text("r")) == (0, "3 of 2 ranks"), result.stdout + result.stderr
+    record = next(ray.toy.store.glob("records/*"))
+    assert "rank 0 got ***\n" in (record / "r.log").read_text()
+    assert "rank 1 got ***\n" in (record / "r.host-1.log").read_text()
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and b"open sesame" in path.read_bytes()]
+    assert kept == []
+
+
+def test_a_rank_that_fails_on_another_host_ends_the_stage_and_its_traceback_comes_first(cluster, tmp_path):
+    ray = OnRay(hosts_toy(tmp_path, "add"), cluster)
+    result = ray.run("run", str(ray.toy.file), "-s", "r.how=fail")
+    assert result.returncode == 1
+    shown = (
+        f"r failed: ValueError (rank 1 on {HERE}): a bug at 2 (rank 0 ended after it)\n    Traceback (most recent call"
+    )
+    assert result.stderr.startswith(shown), result.stderr
+    assert "in broken\n" in result.stderr
+    log = next(ray.toy.store.glob("records/*/r.host-1.log"))
+    assert f"    log of that host: {log}\n" in result.stderr
+
+
+def test_after_every_kill_nothing_runs_on_and_a_resume_goes_on(cluster, tmp_path):
+    """A stop saves the ranks' work; then a rank, an actor, the stage's driver and the executor are killed in turn."""
+    ray = OnRay(hosts_toy(tmp_path, "wait"), cluster)
+    run = ray.start("run", str(ray.toy.file), "-s", "r.how=wait")
+    ray.pids()
+    run.send_signal(signal.SIGTERM)
+    assert finished(run)[0] == 143
+    assert ["saved-0", "saved-1"] == sorted(path.name for path in ray.toy.store.glob("work/*/state/*"))
+
+    run = ray.start("resume")
+    pids = ray.pids()
+    os.kill(pids[1], signal.SIGKILL)
+    code, _, errors = finished(run)
+    assert code == 1
+    assert f"r failed: rank 1 on {HERE} was killed (signal 9)" in errors
+    all_gone(pids)
+
+    run = ray.start("resume")
+    pids = ray.pids()
+    actor_of(pids[1]).kill()
+    code, _, errors = finished(run)
+    assert code == 1
+    assert f"r failed: HostLost: host 1 ({HERE}): " in errors
+    assert "what to do: `dflow doctor --ray HOST:PORT` checks" in errors
+    all_gone(pids)
+
+    run = ray.start("resume")
+    pids = ray.pids()
+    [driver] = [each for each in psutil.Process(run.pid).children(recursive=True) if each.num_threads() > 20]
+    driver.kill()
+    code, _, errors = finished(run)
+    assert code == 1
+    assert "r failed: HostLost: the stage's driver on the Ray cluster" in errors, errors
+    all_gone(pids)
+
+    run = ray.start("resume")
+    pids = ray.pids()
+    run.kill()
+    run.communicate()
+    all_gone(pids)
+
+    result = ray.run("resume", "-s", "r.how=go")
+    assert (result.returncode, ray.toy.text("r")) == (0, "2 ranks ['saved-0', 'saved-1']"), result.stderr
+
+
+def test_a_host_that_is_gone_ends_the_stage_and_one_that_joins_late_takes_its_place(tmp_path):
+    with simulated_cluster(2) as cluster:
+        ray = OnRay(hosts_toy(tmp_path, "wait"), cluster)
+        run = ray.start("run", str(ray.toy.file), "-s", "r.how=wait")
+        pids = ray.pids()
+        os.kill(
+            cluster.raylets[1], signal.SIGKILL
+        )  # nobody reaps it: the process that holds the cluster reads its input
+        code, _, errors = finished(run)
+        assert code == 1
+        assert "r failed: HostLost: host " in errors
+        all_gone(pids)
+
+        resumed = ray.start("resume", "-s", "r.how=go")
+        wait_for(lambda: len(list(ray.toy.store.glob("records/*/r.log"))) == 2)
+        cluster.add()
+        code, _, errors = finished(resumed)
+        assert (code, ray.toy.text("r")) == (0, "2 ranks []"), errors
+
+
+def test_more_hosts_than_a_cluster_has_are_refused_before_anything_runs(cluster, tmp_path):
+    ray = OnRay(hosts_toy(tmp_path, "wait"), cluster)
+    result = ray.run("run", str(ray.toy.file), "-s", "r.launch.hosts=4")
+    assert result.returncode == 2
+    assert "node.r.launch.hosts: needs room for 4 parts, but the hosts of the cluster have room for 3" in result.stderr
+    assert not list(ray.toy.store.glob("records/*"))
+
+
+@pytest.mark.slow
+def test_a_cluster_whose_head_is_gone_ends_its_stages_and_a_resume_finishes_elsewhere(cluster, tmp_path):
+    with simulated_cluster(2) as gone:
+        ray = OnRay(hosts_toy(tmp_path, "wait"), gone)
+        run = ray.start("run", str(ray.toy.file), "-s", "r.how=wait")
+        pids = ray.pids()
+        for pid in gone.head:
+            os.kill(pid, signal.SIGKILL)
+        code, _, errors = finished(run)
+        assert code == 1
+        assert "r failed: HostLost: " in errors
+        all_gone(pids)
+    ray = OnRay(ray.toy, cluster)
+    result = ray.run("resume", "-s", "r.how=go")
+    assert (result.returncode, ray.toy.text("r")) == (0, "2 ranks []"), result.stderr
+
+
+def test_two_drivers_on_one_store_run_a_stage_once(cluster, tmp_path):
+    ray = OnRay(hosts_toy(tmp_path, "wait"), cluster)
+    first = ray.start("run", str(ray.toy.file), "-s", "r.how=wait")
+    pids = ray.pids()
+    second = ray.start("run", str(ray.toy.file))  # `how` is no part of the key
+    wait_for(lambda: len(list(ray.toy.store.glob("records/*/state.jsonl"))) == 2)
+    time.sleep(2)
+    assert all(map(is_alive, pids))
+    first.send_signal(signal.SIGTERM)
+    assert finished(first)[0] == 143
+    assert finished(second)[0] == 0
+    assert ray.toy.text("r") == "2 ranks ['saved-0', 'saved-1']"
+
+
+def test_a_stage_that_waits_for_room_says_what_is_free_and_what_it_needs(cluster, tmp_path):
+    ray = OnRay(hosts_toy(tmp_path / "a", "wait"), cluster)
+    first = ray.start("run", str(ray.toy.file), "-s", "r.how=wait")
+    ray.pids()
+    other = OnRay(hosts_toy(tmp_path / "b", "wait"), cluster)
+    second = other.start("run", str(other.toy.file))
+    waiting = f"waiting for room in the cluster {cluster.address}: needs 2 x CPU 1; free: "
+    wait_for(lambda: any(waiting in path.read_text() for path in other.toy.store.glob("records/*/r.log")))
+    first.send_signal(signal.SIGTERM)
+    finished(first)
+    code, out, errors = finished(second)
+    assert code == 0, errors
+    assert f"r: {waiting}" in out
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
