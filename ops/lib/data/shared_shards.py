@@ -1,4 +1,4 @@
-"""Shards that the workers of a stage share: who makes which, who takes over from a lost worker, who writes the artifact.
+"""Shards that the workers of a stage share: who makes which, who takes over from a lost one, who writes the artifact.
 
 A worker that is free claims the next shard that nobody has claimed. A claim is a symbolic link in stage.shared_dir,
 NAME.0, that points at its worker's number: only one worker can create it, also on NFS, and it names its owner from the

@@ -39,9 +39,7 @@ def test_the_bytes_of_workers_are_those_of_one_process(tokens, target, features,
 
 @pytest.mark.parametrize("killed", [0, 1])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_killed_workers_shards_and_artifact_are_made_by_the_others(
-    tokens, target, features, tmp_path, point, killed
-):
+def test_a_killed_workers_shards_and_artifact_are_made_by_the_others(tokens, target, features, tmp_path, point, killed):
     codes = run_workers(RUN, CONFIG, tmp_path, {"tokens": tokens, "target": target}, 2, {killed: POINTS[point]})
     assert [KILLED if number == killed else 0 for number in range(2)] == codes
     assert folder_digest(features.path) == folder_digest(tmp_path / "out")
@@ -58,7 +56,7 @@ def test_a_stopped_worker_keeps_its_shards_and_waits_for_nobody(tokens, target, 
     inputs = {"tokens": tokens, "target": target}
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "train-00000.safetensors.0").symlink_to("1")  # of a worker that lives
-    with pytest.raises(StopRequested, match="before train-00003.safetensors; finished shards are kept"):
+    with pytest.raises(StopRequested, match=r"before train-00003\.safetensors; finished shards are kept"):
         capture_targets(CONFIG, FakeStage(tmp_path, inputs, workers=2, stop_after=2))
     kept = shards_of(tmp_path)
     assert {"train-00001.safetensors", "train-00002.safetensors"} == set(kept)
@@ -71,7 +69,9 @@ def test_a_stopped_worker_keeps_its_shards_and_waits_for_nobody(tokens, target, 
 
 def test_only_worker_0_reports_the_size_and_any_of_them_progress(tokens, target, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(capture_run, "open_backend", lambda *given: pytest.fail("nothing is left to capture"))
-    plans = [f"{split}-{number:05d}.safetensors" for split, count in (("train", 7), ("val", 2)) for number in range(count)]
+    plans = [
+        f"{split}-{number:05d}.safetensors" for split, count in (("train", 7), ("val", 2)) for number in range(count)
+    ]
     for worker in (0, 1):
         stage = FakeStage(tmp_path / str(worker), {"tokens": tokens, "target": target}, worker=worker, workers=2)
         for file in plans:
