@@ -1,4 +1,4 @@
-"""Workers that share the shards of a stage, as a test's processes: run to the end, or killed at a point of their work."""
+"""Workers that share the shards of a stage, as a test's processes: run to the end, or killed at a point of work."""
 
 from __future__ import annotations
 
