@@ -158,6 +158,7 @@ class OpSpec:
     resumable: a killed stage continues from its work_dir.
     single_process: the run function does not share its work between ranks, so a launch on several ranks is refused when
     the pipeline is compiled.
+    shares_shards: worker processes share the shards; for any other op a launch with shard_workers > 1 is refused.
     sequence_parallel: groups of `stage.sp_degree` ranks share a sequence; for any other op a launch with sp_degree > 1
     is refused.
     gpu: it computes on a GPU where there is one: without launch.gpus, the node gets one for each rank to itself.
@@ -169,6 +170,7 @@ class OpSpec:
     key_libraries: tuple[str, ...]
     resumable: bool
     single_process: bool
+    shares_shards: bool
     sequence_parallel: bool
     gpu: bool
     transient: tuple[str, ...]
@@ -189,6 +191,7 @@ def op(
     key_libraries: tuple[str, ...] = (),
     resumable: bool = False,
     single_process: bool = False,
+    shares_shards: bool = False,
     sequence_parallel: bool = False,
     gpu: bool = False,
 ) -> Callable[[type[T]], type[T]]:
@@ -206,6 +209,7 @@ def op(
             key_libraries=key_libraries,
             resumable=resumable,
             single_process=single_process,
+            shares_shards=shares_shards,
             sequence_parallel=sequence_parallel,
             gpu=gpu,
             **class_attributes(cls, (*edges, *fields)),

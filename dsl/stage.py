@@ -23,6 +23,9 @@ class Stage(Protocol):
     work_dir    folder kept between attempts of the same key, for resuming in the middle
     rank        0 <= rank < world_size; only what rank 0 logs is recorded
     sp_degree   a divisor of world_size: ranks r with the same r // sp_degree share a sequence; 1: none do
+    worker      0 <= worker < workers: processes that share the shards of the stage, each with rank 0 of world_size 1
+    workers     their number (launch.shard_workers); 1: this process makes all shards, or shares them by rank
+    shared_dir  folder of this attempt that all its workers see; empty at its start, removed at its end
     device      "cpu" or "cuda"
     """
 
@@ -38,6 +41,12 @@ class Stage(Protocol):
     def world_size(self) -> int: ...
     @property
     def sp_degree(self) -> int: ...
+    @property
+    def worker(self) -> int: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def shared_dir(self) -> Path: ...
     @property
     def device(self) -> str: ...
 
@@ -58,6 +67,9 @@ class Stage(Protocol):
 
     def figure(self, name: str, fig: Any) -> None:
         """Save a matplotlib figure as `figures/<name>.png` among the node's MLflow artifacts."""
+
+    def lost_workers(self) -> frozenset[int]:
+        """Numbers of the workers whose process is gone without having finished."""
 
     def stop_requested(self) -> bool:
         """True after SIGTERM or Ctrl-C: save progress under work_dir and raise StopRequested."""

@@ -14,8 +14,9 @@ class FolderStage:
 
     def __init__(self, folder: Path, inputs: Mapping[str, Any], rank: int = 0, world_size: int = 1) -> None:
         self.inputs, self.rank, self.world_size, self.sp_degree = inputs, rank, world_size, world_size
-        self.out_dir, self.work_dir = folder / "out", folder / "work"
-        for made in (self.out_dir, self.work_dir):
+        self.worker, self.workers = 0, 1
+        self.out_dir, self.work_dir, self.shared_dir = folder / "out", folder / "work", folder / "shared"
+        for made in (self.out_dir, self.work_dir, self.shared_dir):
             made.mkdir(parents=True, exist_ok=True)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -32,6 +33,9 @@ class FolderStage:
 
     def figure(self, name: str, fig: Any) -> None:
         pass
+
+    def lost_workers(self) -> frozenset[int]:
+        return frozenset()
 
     def stop_requested(self) -> bool:
         return False

@@ -51,6 +51,7 @@ def default_batch_tokens(device: str) -> int:
     run="ops.capture_targets.run:capture_targets",
     key_libraries=("torch", "transformers"),
     resumable=True,
+    shares_shards=True,
     gpu=True,
 )
 @frozen(kw_only=True)

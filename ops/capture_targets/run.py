@@ -3,15 +3,19 @@
 A shard is a run of consecutive samples of one split. A thread writes each finished one while the next is captured, and
 renames it into the work folder, so a killed capture continues with the next one. Inside a shard samples are batched by
 length, which changes features only by rounding. The shards are divided among the ranks, and rank 0 writes the artifact
-when all are complete; a shard's bytes do not depend on the rank.
+when all are complete; or workers share them, see ops/lib/data/shared_shards.py. A shard's bytes do not depend on who
+made it.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,11 +33,11 @@ from ops.capture_targets.writing import Shard
 from ops.lib.data.background_writer import BackgroundWriter
 from ops.lib.data.batching import batches_by_length
 from ops.lib.data.files import link_or_copy, write_json
+from ops.lib.data.shared_shards import POLL_S, SharedShards, waited
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.feature_shards import feature_info
 from ops.lib.target.model import check_samples_fit, target_info
 
-POLL_S = 0.2
 PARTS_THAT_FILL = 16  # a GPU is busy with this fraction of the default batch_tokens: 512 tokens
 
 
@@ -60,30 +64,36 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     bytes_per_token = (
         (len(layer_ids) + config.final_hidden) * info["hidden_size"] * getattr(torch, config.dtype).itemsize
     )
-    check_disk(plans, bytes_per_token, stage)
+    if stage.worker == 0:
+        check_disk(plans, bytes_per_token, stage)
     mistakes = config.launch_mistakes({"tp_degree": config.tp_degree}, {"nproc": stage.world_size})
     if mistakes:
         raise ConfigError(f"tp_degree: {mistakes['tp_degree']}")
-    group, groups = stage.rank // config.tp_degree, stage.world_size // config.tp_degree
-    mine = [plan for plan in plans[group::groups] if not (stage.work_dir / plan.file).exists()]
-    if mine:
-        with closing(open_backend(config, stage, readers)) as backend:
-            capture_shards(mine, plans, backend, readers, layer_ids, config, stage)
-    if stage.rank != 0:
-        return
-    wait_for_shards(plans, stage)
-    for plan in plans:
-        link_or_copy(stage.work_dir / plan.file, stage.out_dir / plan.file)
-    total_tokens = sum(plan.tokens for plan in plans)
-    stage.log(
-        {
-            "capture/tokens": total_tokens,
-            "capture/gigabytes": total_tokens * bytes_per_token / 1e9,
-            "capture/shards": len(plans),
-        },
-        step=0,
+    shared = SharedShards(stage) if stage.workers > 1 else None
+    work = (
+        rank_shards(plans, config, stage) if shared is None else shared.claimed(lambda: plans, partial(file_of, stage))
     )
-    write_features_json(config, stage, layer_ids, plans)
+    first = next(waited(work, stage.stop_requested), None)
+    if first is not None:
+        with closing(open_backend(config, stage, readers)) as backend:
+            capture_shards(chain([first], work), plans, backend, readers, layer_ids, config, stage)
+    write = partial(write_artifact, config, stage, layer_ids, plans, bytes_per_token)
+    if shared is not None:
+        shared.write_artifact(write)
+    elif stage.rank == 0:
+        wait_for_shards(plans, stage)
+        write()
+
+
+def file_of(stage: Stage, plan: ShardPlan) -> Path:
+    """The shard's file in the work folder; it exists once the shard is complete."""
+    return stage.work_dir / plan.file
+
+
+def rank_shards(plans: Sequence[ShardPlan], config: CaptureTargets, stage: Stage) -> Iterator[ShardPlan]:
+    """The missing shards of this rank's group."""
+    group, groups = stage.rank // config.tp_degree, stage.world_size // config.tp_degree
+    return iter([plan for plan in plans[group::groups] if not file_of(stage, plan).exists()])
 
 
 def open_backend(config: CaptureTargets, stage: Stage, readers: Mapping[str, TokenReader]) -> Backend:
@@ -97,7 +107,7 @@ def open_backend(config: CaptureTargets, stage: Stage, readers: Mapping[str, Tok
 
 
 def capture_shards(
-    mine: Sequence[ShardPlan],
+    work: Iterable[ShardPlan | None],
     plans: Sequence[ShardPlan],
     backend: Backend,
     readers: Mapping[str, TokenReader],
@@ -105,23 +115,32 @@ def capture_shards(
     config: CaptureTargets,
     stage: Stage,
 ) -> None:
-    """Capture this rank's shards, and write them if it is the first of its group. Raises StopRequested."""
-    halving = Halving(backend, stage.info, shares_model=config.tp_degree > 1)
+    """Capture the shards of this rank or worker, and write them if it is the first rank of its group.
+
+    work: None where other workers have the missing shards for now. Raises StopRequested.
+    """
+    halving = Halving(backend, stage.info if stage.worker == 0 else print, shares_model=config.tp_degree > 1)
     budget = config.batch_tokens or default_batch_tokens(stage.device)
     unpadded = stage.device == "cuda" and config.backend == "huggingface"
     filled = budget // PARTS_THAT_FILL if unpadded else budget
     writes = stage.rank % config.tp_degree == 0
     show_progress(plans, stage)
     with BackgroundWriter("shards") as writer:
-        for plan in mine:
+        for plan in work:
             if backend.any_rank(stage.stop_requested()):
-                raise StopRequested(f"capture stopped before {plan.file}; finished shards are kept")
+                before = f" before {plan.file}" if plan is not None else ""
+                raise StopRequested(f"capture stopped{before}; finished shards are kept")
+            if plan is None:
+                writer.wait()  # this worker's last shard may be the missing one
+                show_progress(plans, stage)
+                time.sleep(POLL_S)
+                continue
             reader, dtype = readers[plan.split], getattr(torch, config.dtype)
             shard = Shard([record["tokens"] for record in reader.records[plan.start : plan.end]], dtype)
             capture_shard(shard if writes else None, plan, halving, reader, layer_ids, config, budget, filled)
             if writes:
-                path = stage.work_dir / plan.file
-                writer.start(str(path), shard.write, path)
+                path = file_of(stage, plan)
+                writer.start(str(path), shard.write, path, stage.worker)
             show_progress(plans, stage)
 
 
@@ -150,7 +169,7 @@ def capture_shard(
 
 
 def show_progress(plans: Sequence[ShardPlan], stage: Stage) -> int:
-    """Report the tokens of all finished shards of all ranks; returns the number of missing shards."""
+    """Report the tokens of all finished shards, no matter whose; returns the number of missing shards."""
     if stage.rank != 0:
         return 0
     found = {file.name for file in stage.work_dir.iterdir()}
@@ -199,10 +218,21 @@ def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -
         )
 
 
-def write_features_json(
-    config: CaptureTargets, stage: Stage, layer_ids: Sequence[int], plans: Sequence[ShardPlan]
+def write_artifact(
+    config: CaptureTargets, stage: Stage, layer_ids: Sequence[int], plans: Sequence[ShardPlan], bytes_per_token: int
 ) -> None:
-    """Write features.json, which describes the shards and their origin."""
+    """Link the finished shards into the artifact, and write features.json, which describes them and their origin."""
+    for plan in plans:
+        link_or_copy(file_of(stage, plan), stage.out_dir / plan.file)
+    total_tokens = sum(plan.tokens for plan in plans)
+    stage.log(
+        {
+            "capture/tokens": total_tokens,
+            "capture/gigabytes": total_tokens * bytes_per_token / 1e9,
+            "capture/shards": len(plans),
+        },
+        step=0,
+    )
     backend = None
     if config.backend == "sglang":
         backend_info: Callable[[Mapping[str, Any] | None], dict[str, Any]] = named_function(BACKEND_INFO)

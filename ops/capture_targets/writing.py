@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ops.capture_targets.backend import States
-from ops.lib.data.files import finish_file
+from ops.lib.data.shared_shards import partial_path, publish
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.target.feature_shards import write_feature_shard
 
@@ -48,14 +48,14 @@ class Shard:
             self._copied = torch.cuda.Event()
             self._copied.record()
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, worker: int = 0) -> None:
         """Write the file, which appears whole or not at all."""
         if self._copied is not None:
             self._copied.synchronize()
         assert self._features_TF is not None
-        partial, offsets = path.with_suffix(".partial"), torch.tensor(self._offsets)
+        partial, offsets = partial_path(path, worker), torch.tensor(self._offsets)
         write_feature_shard(partial, self._features_TF, self._input_ids_T, self._loss_mask_T, offsets, self._final_TM)
-        finish_file(partial, path)
+        publish(partial, path)
 
     def _empty(self, states: Tensor) -> Tensor:
         return torch.empty(self._offsets[-1], states.shape[1], dtype=self._dtype, pin_memory=states.is_cuda)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from attrs import define, evolve, field, frozen
 
 from dsl.errors import DataError, StopRequested
 from ops.lib.data.sample_account import Unusable
+from ops.lib.data.shared_shards import POLL_S
 from ops.lib.vision.images import DECODE_ERRORS, UNDECODABLE
 from ops.regenerate_answers.client import ChatClient, Refused
 from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation
@@ -57,6 +58,41 @@ class Request:
     opens_thought: bool
 
 
+@frozen(kw_only=True)
+class Served:
+    """What a server did in one attempt, for one worker or for all of them. owner: of the model, if it was reported."""
+
+    requests: int
+    retries: int
+    answers: int
+    tokens: int
+    seconds: float
+    owner: str | None
+
+    @classmethod
+    def together(cls, workers: Sequence[Served]) -> Served:
+        """The sums; the seconds of the longest one, since they work side by side."""
+        return cls(
+            requests=sum(each.requests for each in workers),
+            retries=sum(each.retries for each in workers),
+            answers=sum(each.answers for each in workers),
+            tokens=sum(each.tokens for each in workers),
+            seconds=max(each.seconds for each in workers),
+            owner=next((each.owner for each in workers if each.owner is not None), None),
+        )
+
+    def figures(self) -> dict[str, float]:
+        """Counts and speed."""
+        counts = {"requests": self.requests, "retries": self.retries}
+        if not self.answers:
+            return {**counts}
+        return {
+            **counts,
+            "requests_per_second": self.requests / self.seconds,
+            "tokens_per_second": self.tokens / self.seconds,
+        }
+
+
 @define
 class EndpointAnswerer:
     """Answers all shards. answers, tokens, seconds: of this attempt."""
@@ -72,10 +108,12 @@ class EndpointAnswerer:
     _refusals: int = 0
     _warned: bool = False
     _progress: Callable[[int], None] = field(default=lambda done: None)
+    _taking: asyncio.Lock = field(factory=asyncio.Lock)
 
-    def answer_all(self, work: Iterable[Shard], progress: Callable[[int], None]) -> None:
+    def answer_all(self, work: Iterable[Shard | None], progress: Callable[[int], None]) -> None:
         """Answer the shards that are not finished yet. progress(n): n samples are done.
 
+        work: None where the unfinished shards are in work here or at other workers.
         Raises StopRequested, DataError if the server refuses all, and TransientError if it is down. The answers so far
         are kept.
         """
@@ -87,7 +125,7 @@ class EndpointAnswerer:
         finally:
             self.seconds = time.monotonic() - start
 
-    async def _answer_all(self, work: Iterable[Shard]) -> None:
+    async def _answer_all(self, work: Iterable[Shard | None]) -> None:
         async with self.client:
             queue = self._conversations(work)
             workers = [asyncio.create_task(self._worker(queue)) for _ in range(self.config.concurrency)]
@@ -108,8 +146,11 @@ class EndpointAnswerer:
         while not self.stop_requested():
             await asyncio.sleep(STOP_POLL_S)
 
-    def _conversations(self, work: Iterable[Shard]) -> Iterator[tuple[OpenShard, Conversation]]:
+    def _conversations(self, work: Iterable[Shard | None]) -> Iterator[tuple[OpenShard, Conversation] | None]:
         for shard in work:
+            if shard is None:
+                yield None
+                continue
             if shard.is_finished:
                 self._finished(len(shard.rows))
                 continue
@@ -121,8 +162,20 @@ class EndpointAnswerer:
         self.done += samples
         self._progress(self.done)
 
-    async def _worker(self, queue: Iterator[tuple[OpenShard, Conversation]]) -> None:
-        for shard, conversation in queue:
+    async def _next(
+        self, queue: Iterator[tuple[OpenShard, Conversation] | None]
+    ) -> tuple[OpenShard, Conversation] | None:
+        """The next conversation, None after the last; the first that finds none now waits for it, the others for it."""
+        async with self._taking:
+            for entry in queue:
+                if entry is not None:
+                    return entry
+                await asyncio.sleep(POLL_S)
+        return None
+
+    async def _worker(self, queue: Iterator[tuple[OpenShard, Conversation] | None]) -> None:
+        while (entry := await self._next(queue)) is not None:
+            shard, conversation = entry
             while not conversation.finished:
                 await self._next_turn(conversation, shard.journal)
             shard.close()
@@ -201,13 +254,13 @@ class EndpointAnswerer:
             )
         return differently
 
-    def figures(self) -> dict[str, float]:
-        """Counts and speed of this attempt."""
-        counts = {"requests": self.client.requests, "retries": self.client.retries}
-        if not self.answers:
-            return {**counts}
-        return {
-            **counts,
-            "requests_per_second": self.client.requests / self.seconds,
-            "tokens_per_second": self.tokens / self.seconds,
-        }
+    def served(self) -> Served:
+        """What the server did in this attempt."""
+        return Served(
+            requests=self.client.requests,
+            retries=self.client.retries,
+            answers=self.answers,
+            tokens=self.tokens,
+            seconds=self.seconds,
+            owner=self.client.models.get(str(self.config.model)),
+        )

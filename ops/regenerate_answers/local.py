@@ -15,6 +15,7 @@ from attrs import frozen
 from dsl.errors import StopRequested
 from ops.lib.data.batching import batches_by_length
 from ops.lib.data.sample_account import Unusable
+from ops.lib.data.shared_shards import waited
 from ops.lib.drafts.decoding.sampling import uniform_draws
 from ops.lib.target.model import Target
 from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation
@@ -33,11 +34,14 @@ class Answerer:
     prompts: Prompts
     stop_requested: Callable[[], bool]
 
-    def answer_all(self, work: Iterable[Shard], progress: Callable[[int], None]) -> None:
-        """Answer the shards that are not finished yet. progress(n): n samples are done. Raises StopRequested."""
+    def answer_all(self, work: Iterable[Shard | None], progress: Callable[[int], None]) -> None:
+        """Answer the shards that are not finished yet. progress(n): n samples are done. Raises StopRequested.
+
+        work: None where other workers have the unfinished shards for now.
+        """
         done = 0
         progress(done)
-        for shard in work:
+        for shard in waited(work, self.stop_requested):
             if not shard.is_finished:
                 shard.finish(self.answer(shard.rows, shard.journal(), _added_to(done, progress)))
             done += len(shard.rows)

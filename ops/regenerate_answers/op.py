@@ -40,6 +40,7 @@ NO_SERVER = Only("backend", "huggingface", "'{name}' is set on the server with b
     key_libraries=("torch", "transformers", "tokenizers", "pillow"),
     resumable=True,
     single_process=True,
+    shares_shards=True,
     gpu=True,
 )
 @frozen(kw_only=True)

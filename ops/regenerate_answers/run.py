@@ -3,26 +3,29 @@
 A shard is a run of consecutive samples; the target's answers to each are one line of a file in the work folder,
 which appears whole or not at all. Answers of unfinished shards are kept as they arrive (shards.py), so a stage
 that was stopped or killed loses at most one batch, or the requests in flight. Filters are applied when the samples are
-written.
+written. Workers share the shards as ops/lib/data/shared_shards.py says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import asdict
 
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
 from ops.lib.data.files import json_line, link_or_copy, read_jsonl, write_json
 from ops.lib.data.sample_account import Tally
+from ops.lib.data.shared_shards import SharedShards, published_rows
 from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, turns_of, with_answers
-from ops.regenerate_answers.endpoint import EndpointAnswerer
+from ops.regenerate_answers.endpoint import EndpointAnswerer, Served
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
@@ -55,33 +58,69 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     target: TargetModel | None = stage.inputs.get("target")
     prompts = Prompts.load(config, target, samples.path)
     total = check_rows(samples.path, config, prompts)
-    work = shards(samples.path, config, stage.work_dir)
+    work = partial(shards, samples.path, config, stage.work_dir, stage.worker)
     answer = answer_by_server if config.backend == "endpoint" else answer_here
-    answer(config, stage, prompts, work, lambda done: stage.progress(done, total))
-    for pack in sorted(samples.path.glob("images-*.bin")):
-        link_or_copy(pack, stage.out_dir / pack.name)
-    write_samples(config, stage, samples.path)
+    if stage.workers == 1:
+        served = answer(config, stage, prompts, work(), lambda done: stage.progress(done, total))
+        write_artifact(config, stage, samples.path, served)
+        return
+    shared = SharedShards(stage)
+
+    def progress(_: int) -> None:
+        stage.progress(published_rows(stage.work_dir, ".jsonl"), total)
+
+    mine = shared.claimed(work, lambda shard: shard.path)
+    served = answer(config, stage, prompts, mine, progress)
+    shared.give("served", [asdict(each) for each in served])
+
+    def write() -> None:
+        of_all = [Served(**each) for given in shared.given("served") for each in given]
+        write_artifact(config, stage, samples.path, of_all)
+
+    shared.write_artifact(write)
 
 
 def answer_here(
-    config: RegenerateAnswers, stage: Stage, prompts: Prompts, work: Iterable[Shard], progress: Callable[[int], None]
-) -> None:
-    """Answer with the target, loaded in this process."""
+    config: RegenerateAnswers,
+    stage: Stage,
+    prompts: Prompts,
+    work: Iterable[Shard | None],
+    progress: Callable[[int], None],
+) -> list[Served]:
+    """Answer with the target, loaded in this process: no server did anything."""
     target = Target.load(stage.inputs["target"], stage.device, getattr(torch, config.dtype))
     Answerer(config, target, prompts, stage.stop_requested).answer_all(work, progress)
+    return []
 
 
 def answer_by_server(
-    config: RegenerateAnswers, stage: Stage, prompts: Prompts, work: Iterable[Shard], progress: Callable[[int], None]
-) -> None:
-    """Answer with a server, and write the speed of this attempt to measurements.json."""
-    client = ChatClient.of(config, stage.info)
+    config: RegenerateAnswers,
+    stage: Stage,
+    prompts: Prompts,
+    work: Iterable[Shard | None],
+    progress: Callable[[int], None],
+) -> list[Served]:
+    """Answer with a server; returns what it did for this worker."""
+    client = ChatClient.of(config, stage.info if stage.worker == 0 else print)
     answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested)
     answerer.answer_all(work, progress)
-    figures = answerer.figures()
-    stage.log({f"regenerate/{name}": value for name, value in figures.items()}, step=0)
-    served = {"model": config.model, "owned_by": client.models.get(str(config.model))}
-    write_json(stage.out_dir / "measurements.json", {**figures, "seconds": answerer.seconds, "server": served})
+    return [answerer.served()]
+
+
+def write_artifact(config: RegenerateAnswers, stage: Stage, folder: Path, served: Sequence[Served]) -> None:
+    """Write the samples, their images, and with a server its speed in this attempt.
+
+    folder: of the samples that were read.
+    """
+    if served:
+        together = Served.together(served)
+        figures = together.figures()
+        stage.log({f"regenerate/{name}": value for name, value in figures.items()}, step=0)
+        server = {"model": config.model, "owned_by": together.owner}
+        write_json(stage.out_dir / "measurements.json", {**figures, "seconds": together.seconds, "server": server})
+    for pack in sorted(folder.glob("images-*.bin")):
+        link_or_copy(pack, stage.out_dir / pack.name)
+    write_samples(config, stage, folder)
 
 
 def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> int:

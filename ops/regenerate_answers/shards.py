@@ -1,6 +1,7 @@
 """Shards of the samples to answer: each is one file of outcomes in the work folder, complete or absent.
 
-The answers of an unfinished shard are kept batch by batch in its journal, which survives a stop or a kill.
+The answers of an unfinished shard are kept batch by batch in its journal, which survives a stop or a kill: another
+worker continues with it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 from attrs import asdict, define, field, frozen
 
-from ops.lib.data.files import finish_file, json_line, read_jsonl, write_jsonl
+from ops.lib.data.files import json_line, read_jsonl, write_jsonl
+from ops.lib.data.shared_shards import partial_path, publish
 from ops.regenerate_answers.op import RegenerateAnswers
 
 
@@ -64,11 +66,15 @@ class Journal:
 
 @frozen
 class Shard:
-    """Consecutive samples to answer. Their range is in the file's name, so another shard_samples uses no wrong file."""
+    """Consecutive samples to answer. Their range is in the file's name, so another shard_samples uses no wrong file.
+
+    worker: the number of the one that writes it.
+    """
 
     start: int
     rows: list[dict[str, Any]]
     work_dir: Path
+    worker: int = 0
 
     @property
     def path(self) -> Path:
@@ -85,20 +91,20 @@ class Shard:
 
     def finish(self, outcomes: Iterable[dict[str, Any]]) -> None:
         """Write the outcomes, and remove the journal."""
-        partial = self.path.with_suffix(".partial")
+        partial = partial_path(self.path, self.worker)
         write_jsonl(partial, outcomes)
-        finish_file(partial, self.path)
+        publish(partial, self.path)
         self.path.with_suffix(".answers").unlink(missing_ok=True)
 
 
-def shards(folder: Path, config: RegenerateAnswers, work_dir: Path) -> Iterator[Shard]:
+def shards(folder: Path, config: RegenerateAnswers, work_dir: Path, worker: int = 0) -> Iterator[Shard]:
     """The samples of the chosen splits, in the order of the file, `shard_samples` at a time."""
     start, rows = 0, []
     for row in read_jsonl(folder / "samples.jsonl"):
         if row["split"] in config.splits:
             rows.append(row)
         if len(rows) == config.shard_samples:
-            yield Shard(start, rows, work_dir)
+            yield Shard(start, rows, work_dir, worker)
             start, rows = start + len(rows), []
     if rows:
-        yield Shard(start, rows, work_dir)
+        yield Shard(start, rows, work_dir, worker)

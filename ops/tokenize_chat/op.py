@@ -17,6 +17,7 @@ from ops.artifacts import ImageSamples, TargetModel, TokenShards
     run="ops.tokenize_chat.run:tokenize_chat",
     key_libraries=("transformers", "tokenizers", "pillow", "jinja2", "numpy"),
     single_process=True,
+    shares_shards=True,
 )
 @frozen(kw_only=True)
 class TokenizeChat:

@@ -1,41 +1,45 @@
-"""Run `tokenize_chat`: chat messages into token shards, split by split."""
+"""Run `tokenize_chat`: chat messages into token shards, split by split.
+
+Workers share pieces of the rows (pieces.py), and one of them writes the shards from the pieces.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from attrs import define, field
 
-from dsl.errors import DataError
+from dsl.errors import DataError, StopRequested
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
 from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import SPLITS, Tally, Unusable
-from ops.lib.data.token_shards import TokenSample
+from ops.lib.data.shared_shards import SharedShards, published_rows, waited
 from ops.lib.target.fetch import find_processor
 from ops.lib.vision.images import strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.pieces import SUFFIX, Outcome, Row, all_pieces, portions, split_rows
 from ops.tokenize_chat.preview import Preview
 from ops.tokenize_chat.samples import tokenize_rows
 from ops.tokenize_chat.template import MISFITS, texts_of
 from ops.tokenize_chat.writer import ShardWriter
 
-PORTION_ROWS, PORTION_IMAGES = 16, 2  # of one task of a worker: enough to outweigh its overhead, little memory
 FIRST_SAMPLES = 100  # misfits before any sample is kept; more than odd samples in a row
-
-Row = dict[str, Any]
 
 
 def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     """Write the token shards, tokens.json, samples.jsonl, preview.html, the processor's files and summary.json.
 
-    Rows are read three times, once for each split, and never kept: only one shard and the workers' rows are in memory.
+    Rows are read three times, once for each split, and never kept: only one shard and the threads' rows are in memory,
+    or one piece.
     Drop reasons: "no answer", "special token in the text", "refused by the chat template", "answer begins inside a
     token", "reasoning does not fit the generation prompt", "image undecodable", "image refused by the processor",
     "longer than max_length" (never cut), "fewer than min_loss_tokens", and the MISFITS of template.py.
@@ -44,43 +48,77 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     that the template does not read.
     """
     samples: ImageSamples = stage.inputs["samples"]
-    file = samples.path / "samples.jsonl"
-    processor = prepare_processor(config, stage.inputs.get("target"), file, stage.out_dir / "processor")
-    workers = config.workers or available_cores()
+    file, threads = samples.path / "samples.jsonl", config.workers or max(1, available_cores() // stage.workers)
+    shares = stage.workers > 1
+    folder = stage.shared_dir / f"processor-{stage.worker}" if shares else stage.out_dir / "processor"
+    processor = prepare_processor(config, stage.inputs.get("target"), file, folder)
     encoder = ChatEncoder(processor, config.enable_thinking, config.train_on)
     total = check_images(file, processor)
+
+    def tokenized(rows: Iterator[Row]) -> Iterator[tuple[Row, Outcome]]:
+        """Each row with its outcome, in order, made by `threads` threads."""
+
+        def tokenize(portion: list[Row]) -> list[tuple[Row, Outcome]]:
+            return list(zip(portion, tokenize_rows(portion, samples.path, encoder, config), strict=True))
+
+        return chain.from_iterable(in_order(tokenize, portions(rows), threads))
+
+    with strict_pillow():
+        if not shares:
+            outcomes = chain.from_iterable(tokenized(split_rows(file, split)) for split in SPLITS)
+            write_tokens(config, stage, processor, with_progress(outcomes, total, stage))
+            return
+        shared = SharedShards(stage)
+        work = shared.claimed(lambda: all_pieces(file, stage.work_dir), lambda piece: piece.path)
+        stage.progress(published_rows(stage.work_dir, SUFFIX), total)
+        for piece in waited(work, stage.stop_requested):
+            if stage.stop_requested():
+                raise StopRequested(f"tokenising stopped before {piece.path.name}; finished pieces are kept")
+            made = [outcome for _, outcome in tokenized(iter(piece.rows))]
+            piece.write(made, processor.patch_dim, stage.worker)
+            stage.progress(published_rows(stage.work_dir, SUFFIX), total)
+
+        def write() -> None:
+            shutil.copytree(folder, stage.out_dir / "processor")
+            pieces = all_pieces(file, stage.work_dir)
+            write_tokens(config, stage, processor, chain.from_iterable(piece.read() for piece in pieces))
+
+        shared.write_artifact(write)
+
+
+def with_progress(outcomes: Iterable[tuple[Row, Outcome]], total: int, stage: Stage) -> Iterator[tuple[Row, Outcome]]:
+    """The same, reporting how many of them were processed."""
+    stage.progress(0, total)
+    for done, outcome in enumerate(outcomes, 1):
+        yield outcome
+        if done % 50 == 0 or done == total:
+            stage.progress(done, total)
+
+
+def write_tokens(
+    config: TokenizeChat, stage: Stage, processor: Processor, outcomes: Iterable[tuple[Row, Outcome]]
+) -> None:
+    """Write the artifact except the processor's files. outcomes: those of all rows, split by split."""
     tally = Tally(stage, "tokenize")
     writer = ShardWriter(stage.out_dir, config.shard_samples, processor.patch_dim)
     trial = TemplateTrial(processor.source)
     preview = Preview(config.preview_samples)
-
-    def tokenize(portion: list[Row]) -> list[tuple[Row, TokenSample | Unusable]]:
-        return list(zip(portion, tokenize_rows(portion, samples.path, encoder, config), strict=True))
-
-    done = 0
-    stage.progress(done, total)
-    with strict_pillow():
-        for split in SPLITS:
-            rows = (row for row in read_jsonl(file) if row["split"] == split)
-            for finished in in_order(tokenize, portions(rows), workers):
-                for row, sample in finished:
-                    account(row, sample, tally, trial, writer, preview)
-                    done += 1
-                    if done % 50 == 0 or done == total:
-                        stage.progress(done, total)
-            writer.flush(split)
+    for split, of_split in groupby(outcomes, key=lambda pair: pair[0]["split"]):
+        for row, sample in of_split:
+            account(row, sample, tally, trial, writer, preview)
+        writer.flush(split)
     trial.finish()
     tally.finish(config.max_dropped)
     if not tally.splits["train"]:
         raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  the input is empty'}")
     write_json(stage.out_dir / "tokens.json", tokens_info(config, processor, writer.shards))
-    preview.write(stage.out_dir / "preview.html", samples.path, processor)
+    preview.write(stage.out_dir / "preview.html", stage.inputs["samples"].path, processor)
     stage.log({"tokenize/tokens": writer.tokens, "tokenize/loss_tokens": writer.loss_tokens}, step=0)
 
 
 def account(
     row: Row,
-    sample: TokenSample | Unusable,
+    sample: Outcome,
     tally: Tally,
     trial: TemplateTrial,
     writer: ShardWriter,
@@ -131,20 +169,6 @@ class TemplateTrial:
                 f"the chat template of {self.source} suits none of {self._misfits} samples, the first of which is "
                 f"{self._first}; check that template, tokenizer and samples belong together"
             )
-
-
-def portions(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    """Rows in small groups, smaller with images."""
-    portion: list[Row] = []
-    images = 0
-    for row in rows:
-        portion.append(row)
-        images += len(row["images"])
-        if len(portion) == PORTION_ROWS or images >= PORTION_IMAGES:
-            yield portion
-            portion, images = [], 0
-    if portion:
-        yield portion
 
 
 def prepare_processor(config: TokenizeChat, target: TargetModel | None, file: Path, folder: Path) -> Processor:

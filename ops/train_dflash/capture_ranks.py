@@ -68,6 +68,21 @@ class TrainingStage:
         return self.whole.sp_degree
 
     @property
+    def worker(self) -> int:
+        return self.whole.worker
+
+    @property
+    def workers(self) -> int:
+        return self.whole.workers
+
+    @property
+    def shared_dir(self) -> Path:
+        return self.whole.shared_dir
+
+    def lost_workers(self) -> frozenset[int]:
+        return self.whole.lost_workers()
+
+    @property
     def device(self) -> str:
         return self.whole.device
 

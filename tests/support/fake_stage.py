@@ -31,6 +31,8 @@ class FakeStage:
         world_size: int = 1,
         sp_degree: int = 1,
         stop_after: int | None = None,
+        worker: int = 0,
+        workers: int = 1,
     ) -> None:
         self.inputs: Mapping[str, Any] = dict(inputs or {})
         self.out_dir = folder / "out"
@@ -41,6 +43,10 @@ class FakeStage:
         self.rank = rank
         self.world_size = world_size
         self.sp_degree = sp_degree
+        self.worker = worker
+        self.workers = workers
+        self.shared_dir = folder / "shared"
+        self.shared_dir.mkdir(exist_ok=True)
         self.stop_after = stop_after
         self.stop_asked = 0
         self.logged: list[tuple[dict[str, float], int]] = []
@@ -61,6 +67,10 @@ class FakeStage:
 
     def figure(self, name: str, fig: Any) -> None:
         self.figures[name] = fig
+
+    def lost_workers(self) -> frozenset[int]:
+        """Those whose file `lost-NUMBER` a test has put beside shared_dir."""
+        return frozenset(int(file.name.removeprefix("lost-")) for file in self.shared_dir.parent.glob("lost-*"))
 
     def stop_requested(self) -> bool:
         self.stop_asked += 1

@@ -70,48 +70,73 @@ class TokenReader:
     def sample(self, index: int) -> TokenSample:
         """The index-th sample; only its own rows are read."""
         record = self.records[index]
-        parts = self._parts(record, OFFSETS)
-        return TokenSample(
-            id=record["id"],
-            category=record["category"],
-            input_ids=parts["input_ids"].to(torch.int64),
-            loss_mask=parts["loss_mask"].to(torch.bool),
-            pixel_values=parts["pixel_values"],
-            image_grid_thw=parts["image_grid_thw"],
-            prompt_tokens=record["prompt_tokens"],
-        )
+        tensors, offsets = self._shard(record["shard"])
+        named = {name: record[name] for name in ("id", "category", "prompt_tokens")}
+        return stored_sample(tensors, offsets, record["row"], **named)
 
     def labels(self, index: int) -> tuple[Tensor, Tensor]:
         """input_ids int64 [S] and loss_mask bool [S] of a sample, without reading its images."""
-        parts = self._parts(self.records[index], ("input_ids", "loss_mask"))
+        record = self.records[index]
+        parts = _stored_parts(*self._shard(record["shard"]), record["row"], ("input_ids", "loss_mask"))
         return parts["input_ids"].to(torch.int64), parts["loss_mask"].to(torch.bool)
 
-    def _parts(self, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Tensor]:
-        """The named tensors of one sample as stored."""
-        shard, row = record["shard"], record["row"]
+    def _shard(self, shard: str) -> tuple[Any, dict[str, Tensor]]:
+        """An open shard and its offsets."""
         if shard not in self._files:
             self._files[shard] = safe_open(self.tokens.path / shard, framework="pt")
-            self._offsets[shard] = {name: self._files[shard].get_tensor(name) for name in set(OFFSETS.values())}
-        parts = {}
-        for name in names:
-            start, end = self._offsets[shard][OFFSETS[name]][row : row + 2].tolist()
-            parts[name] = self._files[shard].get_slice(name)[start:end]
-        return parts
+            self._offsets[shard] = stored_offsets(self._files[shard])
+        return self._files[shard], self._offsets[shard]
 
 
-def write_token_shard(file: Path, samples: Sequence[TokenSample], patch_dim: int) -> None:
+def stored_offsets(tensors: Any) -> dict[str, Tensor]:
+    """The offsets [N + 1] of an open shard, by name."""
+    return {name: tensors.get_tensor(name) for name in set(OFFSETS.values())}
+
+
+def stored_sample(
+    tensors: Any, offsets: Mapping[str, Tensor], row: int, *, id: str, category: str, prompt_tokens: int
+) -> TokenSample:
+    """The row-th sample of an open shard."""
+    parts = _stored_parts(tensors, offsets, row, OFFSETS)
+    return TokenSample(
+        id=id,
+        category=category,
+        input_ids=parts["input_ids"].to(torch.int64),
+        loss_mask=parts["loss_mask"].to(torch.bool),
+        pixel_values=parts["pixel_values"],
+        image_grid_thw=parts["image_grid_thw"],
+        prompt_tokens=prompt_tokens,
+    )
+
+
+def _stored_parts(tensors: Any, offsets: Mapping[str, Tensor], row: int, names: Iterable[str]) -> dict[str, Tensor]:
+    parts = {}
+    for name in names:
+        start, end = offsets[OFFSETS[name]][row : row + 2].tolist()
+        parts[name] = tensors.get_slice(name)[start:end]
+    return parts
+
+
+def write_token_shard(
+    file: Path, samples: Sequence[TokenSample], patch_dim: int, metadata: dict[str, str] | None = None
+) -> None:
     """Write the samples one after the other, with offsets [N + 1] for tokens, pixel rows and images."""
-    empty = {"pixel_values": torch.empty(0, patch_dim), "image_grid_thw": torch.empty(0, 3, dtype=torch.int64)}
+    empty = {
+        "input_ids": torch.empty(0, dtype=torch.int64),
+        "loss_mask": torch.empty(0, dtype=torch.bool),
+        "pixel_values": torch.empty(0, patch_dim),
+        "image_grid_thw": torch.empty(0, 3, dtype=torch.int64),
+    }
     tensors = {
-        "input_ids": torch.cat([sample.input_ids for sample in samples]).to(torch.int32),
-        "loss_mask": torch.cat([sample.loss_mask for sample in samples]).to(torch.uint8),
+        "input_ids": torch.cat([empty["input_ids"], *(sample.input_ids for sample in samples)]).to(torch.int32),
+        "loss_mask": torch.cat([empty["loss_mask"], *(sample.loss_mask for sample in samples)]).to(torch.uint8),
         "pixel_values": torch.cat([empty["pixel_values"], *(sample.pixel_values for sample in samples)]),
         "image_grid_thw": torch.cat([empty["image_grid_thw"], *(sample.image_grid_thw for sample in samples)]),
         "token_offsets": _ends([len(sample.input_ids) for sample in samples]),
         "pixel_offsets": _ends([len(sample.pixel_values) for sample in samples]),
         "image_offsets": _ends([len(sample.image_grid_thw) for sample in samples]),
     }
-    save_file(tensors, file)
+    save_file(tensors, file, metadata)
 
 
 def _ends(lengths: list[int]) -> Tensor:

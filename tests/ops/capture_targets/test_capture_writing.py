@@ -112,9 +112,9 @@ def test_a_capture_that_fails_keeps_the_shard_that_is_being_written(tokens, targ
             raise DataError("no second shard")
         capture(*given)
 
-    def slow(shard, path):
+    def slow(shard, path, worker):
         time.sleep(0.2)
-        write(shard, path)
+        write(shard, path, worker)
 
     monkeypatch.setattr(capture_run, "capture_shard", second_fails)
     monkeypatch.setattr(Shard, "write", slow)
