@@ -203,7 +203,7 @@ def _machine_mistakes(node: WrittenNode, machine: Machine) -> Iterator[Mistake]:
     """A node that asks for more than the run may use would never start."""
     for name in ("cpus", "gpus", "memory"):
         asked, there = node.launch.get(name), getattr(machine, name)
-        if asked is None or there is None:
+        if asked is None or there is None or node.launch.get("kind") == "ray":  # a cluster has its own limits
             continue
         is_more = parsed_bytes(asked) > parsed_bytes(there) if name == "memory" else asked > there
         if is_more:

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from dsl.convert import typed_value
 from dsl.document import Document
-from dsl.errors import Mistake, Position
+from dsl.errors import Mistake, Position, shortened
 from dsl.shown import toml_text
 from dsl.toml import KeyPath
 
@@ -102,7 +102,7 @@ def _written_groups(document: Document, mistakes: list[Mistake]) -> Iterator[Gro
     for name, variants in document.table("for_each").items():
         place = ("for_each", name)
         if not isinstance(variants, dict) or not variants:
-            hint = f"[for_each.{name}.<variant>] with node.field = value"
+            hint = f"[for_each.{shortened(name)}.<variant>] with node.field = value"
             mistakes.append(mistake_at(document, place, "a group has one table for each variant", hint))
             continue
         found = []

@@ -285,8 +285,8 @@ class TrainDflash:
         """Some ranks must be left to train, in whole groups of sp_degree."""
         captures, ranks = values.get("capture_ranks", 0), launch.get("nproc", 1)
         left, sp_degree = ranks - captures, launch.get("sp_degree", 1)
-        if captures and launch.get("nnodes", 1) > 1:
-            return {"capture_ranks": "ranks that capture for others need the same machine; leave nnodes at 1"}
+        if captures and launch.get("hosts", 1) > 1:
+            return {"capture_ranks": "ranks that capture for others need the same machine; leave hosts at 1"}
         if captures and left < 1:
             message = f"{captures} of {ranks} ranks leave none to train; set nproc of the launch to at least "
             return {"capture_ranks": f"{message}{captures + 1}"}

@@ -70,9 +70,13 @@ def test_what_is_no_amount_of_bytes_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("launch", "expected"),
     [
-        ("nnodes = 0", "nnodes: must be >= 1, got 0"),
-        ("nnodes = 2", 'nnodes: nnodes > 1 needs kind = "torchrun"'),
-        ('rendezvous = "a:1"', "rendezvous: a rendezvous needs nnodes > 1"),
+        ("hosts = 0", "hosts: must be >= 1, got 0"),
+        ("hosts = 2", 'hosts: hosts > 1 needs kind = "ray"'),
+        (
+            'shard_workers = 2, kind = "torchrun", nproc = 2',
+            "shard_workers: workers that share shards are processes of one rank each; leave nproc and hosts out, "
+            "or shard_workers",
+        ),
         ("gpus = -1", "gpus: must be >= 0, got -1"),
         ("gpus = 1.0", "gpus: expected int or none, got 1.0 (float)"),
         ('gpus = 1, device = "cpu"', 'gpus: device = "cpu" does not use GPUs; leave gpus out, or set device = "auto"'),
@@ -94,17 +98,42 @@ def test_a_wrong_launch_is_told_with_field_and_value(tmp_path: Path, launch: str
     assert mistakes(tmp_path, NODE + f"launch = {{ {launch} }}\n") == [f"4:12: node.n.launch.{expected}"]
 
 
-@pytest.mark.parametrize("rendezvous", ["host", "host:", ":29500", "host:0", "host:65536", "a b:1", "host:29500/x"])
-def test_a_rendezvous_is_a_host_and_a_port(tmp_path: Path, rendezvous: str) -> None:
-    launch = f'rendezvous = "{rendezvous}", kind = "torchrun", nnodes = 2'
-    expected = f'expected "host:port" with a port of 1 to 65535, got "{rendezvous}"'
-    assert mistakes(tmp_path, NODE + f"launch = {{ {launch} }}\n") == [f"4:12: node.n.launch.rendezvous: {expected}"]
+@pytest.mark.parametrize(
+    ("launch", "field"),
+    [
+        ('kind = "torchrun", nnodes = 2', "nnodes"),
+        ('kind = "torchrun", nnodes = 2, rendezvous = "host:29500"', "nnodes"),
+        ('kind = "torchrun", rendezvous = "host:29500"', "rendezvous"),
+    ],
+)
+def test_ranks_of_torchrun_on_several_machines_are_one_mistake_that_names_ray(
+    tmp_path: Path, launch: str, field: str
+) -> None:
+    [mistake] = mistakes(tmp_path, NODE + f"launch = {{ {launch} }}\n")
+    assert f"node.n.launch.{field}: ranks on several machines are started by Ray, not by torchrun" in mistake
+    assert 'set kind = "ray" and hosts = 2 instead' in mistake
 
 
-@pytest.mark.parametrize("rendezvous", ["host:29500", "10.0.0.1:1", "[fe80::1]:29500", "node-1.cluster:65535"])
-def test_a_stage_may_run_on_several_machines(rendezvous: str) -> None:
-    launch = Launch(kind="torchrun", nproc=8, nnodes=2, sp_degree=4, rendezvous=rendezvous)
-    assert (launch.nproc, launch.nnodes, launch.rendezvous) == (8, 2, rendezvous)
+@pytest.mark.parametrize("address", ["local", "host:6379", "10.0.0.1:1", "[fe80::1]:29500", "node-1.cluster:65535"])
+def test_a_cluster_is_dflows_own_or_the_address_of_a_head(address: str) -> None:
+    assert Machine(ray=address).ray == address
+
+
+@pytest.mark.parametrize(
+    "address", ["auto", "", "host", "host:", ":29500", "host:0", "host:65536", "a b:1", "ray://h:1"]
+)
+def test_another_text_than_an_address_names_no_cluster(tmp_path: Path, address: str) -> None:
+    [mistake] = mistakes(tmp_path, f'[machine]\nray = "{address}"\n' + NODE)
+    assert mistake.startswith("3:1: machine.ray: ")
+    assert '"local" (a cluster of dflow\'s own on this machine) or "HOST:PORT"' in mistake
+    assert ("would join whatever cluster is found" in mistake) == (address == "auto")
+
+
+def test_a_stage_may_run_on_several_hosts() -> None:
+    launch = Launch(kind="ray", nproc=8, hosts=2, sp_degree=4)
+    assert (launch.world_size, launch.parts, launch.processes_of_part) == (16, 2, 8)
+    assert Launch(kind="ray", shard_workers=3).parts == 3
+    assert Launch(shard_workers=3).processes_of_part == 3
 
 
 def test_mistakes_in_machine_and_mlflow_are_told_together(tmp_path: Path) -> None:
@@ -116,7 +145,7 @@ def test_mistakes_in_machine_and_mlflow_are_told_together(tmp_path: Path) -> Non
         "3:1: machine.cpus: must be >= 1, got 0",
         '4:1: machine.gpus: expected int or none, got "two"',
         '5:1: machine.memory: expected a number of bytes such as "24 GiB" or "24 GB", got "lots"',
-        "6:1: machine.disk: unknown key (keys: cpus, gpus, memory)",
+        "6:1: machine.disk: unknown key (keys: cpus, gpus, memory, ray)",
         "8:1: mlflow.tags: team: expected str, got 1 (int)",
         "9:1: mlflow.notes: expected str, got 2 (int)",
     ]

@@ -99,11 +99,11 @@ def node_mistakes(folder: Path, op: str, *lines: str) -> list[str]:
         ("launch = 2", "launch: expected a table (launch = { nproc = 2 })"),
         ("launch.nproc = 0", "launch.nproc: must be >= 1, got 0"),
         ("launch.nprocs = 2", 'launch.nprocs: unknown key (did you mean "nproc"?)'),
-        ('launch.kind = "ray"', 'launch.kind: expected one of "process", "torchrun", got "ray"'),
-        ("launch.nproc = 2", 'launch.nproc: nproc > 1 needs kind = "torchrun"'),
+        ('launch.kind = "mpi"', 'launch.kind: expected one of "process", "torchrun", "ray", got "mpi"'),
+        ("launch.nproc = 2", 'launch.nproc: nproc > 1 needs kind = "torchrun" or "ray"'),
         ("launch.sp_degree = 0", "launch.sp_degree: must be >= 1, got 0"),
         ("launch.sp_degree = 2.0", "launch.sp_degree: expected int, got 2.0 (float)"),
-        ("launch.sp_degree = 2", 'launch.sp_degree: sp_degree > 1 needs kind = "torchrun"'),
+        ("launch.sp_degree = 2", 'launch.sp_degree: sp_degree > 1 needs kind = "torchrun" or "ray"'),
     ],
 )
 def test_a_wrong_value_is_reported_with_field_and_value(tmp_path: Path, line: str, expected: str) -> None:

@@ -109,7 +109,7 @@ def test_nothing_of_a_stage_with_two_ranks_listens_beyond_the_loopback_interface
 
 
 def test_the_file_in_which_ranks_meet_is_closed_to_other_users(talking):
-    [file] = talking.toy.store.glob("work/*/rendezvous-*/store")
+    [file] = talking.toy.store.glob("work/*/private-*/store")
     assert (0o700, os.getuid()) == (stat.S_IMODE(file.parent.stat().st_mode), file.parent.stat().st_uid)
 
 

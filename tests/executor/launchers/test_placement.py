@@ -49,7 +49,7 @@ def asked(whole: Graph) -> int | None:
 
 
 def refused(whole: Graph) -> list[str]:
-    return [str(mistake) for mistake in too_much(whole.nodes, whole.machine)]
+    return [str(mistake) for mistake in too_much(whole.nodes, Capacity.of_this_machine(whole.machine))]
 
 
 @pytest.mark.parametrize(

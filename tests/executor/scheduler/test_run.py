@@ -69,7 +69,7 @@ def test_the_manifest_says_what_the_artifact_was_made_of(done):
     assert manifest["launch"] == {
         "kind": "process",
         "nproc": 1,
-        "nnodes": 1,
+        "hosts": 1,
         "sp_degree": 1,
         "threads": len(os.sched_getaffinity(0)),
         "device": "cpu",

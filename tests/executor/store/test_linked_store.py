@@ -28,7 +28,7 @@ def toy(tmp_path):
 
 WRITING = [
     "run FILE", "run FILE --smoke 3", "resume", "gc --delete --keep 0", "rm RUN --yes", "tag RUN best", "verify",
-    "pull SHARED FILE", "sync --all", "agent --once", "diagnose RUN",
+    "pull SHARED FILE", "sync --all", "diagnose RUN",
     "accept FILE a --reason why --yes",
 ]  # fmt: skip
 READING = [

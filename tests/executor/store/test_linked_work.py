@@ -15,8 +15,6 @@ from dsl.convert import unstructure
 from dsl.read_toml import read_graph
 from executor.keys.code_archive import keep_texts, kept_text
 from executor.keys.node_key import Sources, node_parts
-from executor.launchers.host_folder import Beat, HostFolder, Offer
-from executor.launchers.joining import Offers
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.commit_journal import BOOT, NOTE
 from executor.store.digests import MANIFEST
@@ -147,24 +145,3 @@ def test_what_a_run_keeps_beside_its_artifacts_is_written_through_no_link(toy, c
     assert before == look(canary)
     assert [False] * len(folders) == [(toy.store / "code" / name).is_symlink() for name in folders]
     assert all(kept_text(toy.store, hash) for hash in code.values())
-
-
-def test_an_agent_takes_no_offer_from_behind_a_link(canary, tmp_path):
-    (tmp_path / "work").mkdir()
-    for place in (canary / HASH, tmp_path / "work" / OTHER):
-        folder = HostFolder(place / "hosts-1")
-        folder.path.mkdir(parents=True)
-        folder.write_offer(
-            Offer(
-                node="a", run=RUN, executor="host", hosts=2, nproc=1, threads=1, gpus=None,
-                job="job", results="results", log="log", directory="/",
-            )
-        )  # fmt: skip
-    (tmp_path / "work" / HASH).symlink_to(canary / HASH)
-    beats = [Beat(HostFolder(place / "hosts-1").beat_path(0)) for place in (canary / HASH, tmp_path / "work" / OTHER)]
-    offers = Offers(tmp_path / "work")
-    assert offers.find(()) is None  # not seen to live yet
-    for beat in beats:
-        beat.tick()
-    assert tmp_path / "work" / OTHER == offers.find(()).path.parent
-    assert offers.find({tmp_path / "work" / OTHER / "hosts-1"}) is None

@@ -114,7 +114,7 @@ capture_dtype = "bfloat16"
         ({"nproc": 2}, "2 of 2 ranks leave none to train; set nproc of the launch to at least 3"),
         ({"nproc": 6, "sp_degree": 3}, "2 of 6 ranks leave 4 to train, no multiple of sp_degree = 3"),
         ({"nproc": 6, "sp_degree": 2}, None),
-        ({"nproc": 6, "nnodes": 2}, "ranks that capture for others need the same machine; leave nnodes at 1"),
+        ({"nproc": 6, "hosts": 2}, "ranks that capture for others need the same machine; leave hosts at 1"),
     ],
 )
 def test_ranks_that_capture_are_checked_against_the_launch(launch, message):
