@@ -10,7 +10,8 @@ from pathlib import Path
 
 from dsl.errors import StageError
 from executor.doctor.finding import Finding
-from executor.launchers.ray_cluster import HostFacts, check_hosts, host_facts, needs_token
+from executor.launchers.host_facts import HostFacts, host_facts
+from executor.launchers.ray_cluster import check_hosts, needs_token
 
 HERE = "this machine"
 AUTHENTICATION = "start Ray on every host with RAY_AUTH_MODE=token and the same token: see docs/cluster.md"

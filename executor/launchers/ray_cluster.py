@@ -11,10 +11,8 @@ Only these processes and the stages' drivers import Ray, which takes over signal
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
 import secrets
 import shutil
 import signal
@@ -26,7 +24,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +33,7 @@ from dsl.convert import structure, unstructure
 from dsl.errors import StageError, StructureError, shortened
 from dsl.imports import PROJECT
 from executor.launchers.backend import StageOrder
+from executor.launchers.host_facts import HostFacts, host_facts
 from executor.system.jsonlines import read_json
 from executor.system.log_tail import last_lines
 from executor.system.resource_pool import Capacity
@@ -71,18 +69,6 @@ class ClusterHost:
     def unused(self) -> Capacity:
         gpus = tuple(map(str, range(int(self.free["GPU"]))))
         return Capacity(int(self.free["CPU"]), int(self.free["memory"]), gpus)
-
-
-@frozen(kw_only=True)
-class HostFacts:
-    """What a host reports. ray, python: versions; sources: dflow's digest; problem: why it reports nothing else."""
-
-    name: str
-    ray: str = ""
-    python: str = ""
-    sources: str = ""
-    unseen: tuple[str, ...] = ()
-    problem: str = ""
 
 
 @frozen(kw_only=True)
@@ -236,30 +222,12 @@ def hosts_of(ray: Any) -> list[ClusterHost]:
     ]
 
 
-def digest_of_sources() -> str:
-    """SHA-256 of dflow's own Python files."""
-    digest = hashlib.sha256()
-    for room in ("dsl", "executor", "ops"):
-        for file in sorted((PROJECT / room).rglob("*.py")):
-            digest.update(f"{file.relative_to(PROJECT)}\0".encode() + file.read_bytes())
-    return digest.hexdigest()
-
-
-def host_facts(name: str, paths: tuple[str, ...] = ()) -> HostFacts:
-    """The facts of this host, whose name it is; paths: what it has to see."""
-    unseen = tuple(path for path in paths if not Path(path).exists())
-    python, ray = platform.python_version(), metadata.version("ray")
-    return HostFacts(name=name, ray=ray, python=python, sources=digest_of_sources(), unseen=unseen)
-
-
 def _check(ray: Any, *paths: str) -> list[HostFacts]:
     """The facts of all hosts, each by a task that waits for no CPU."""
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from executor.launchers.ray_cluster import host_facts as task  # by its name, not that of this main module
-
-    run = ray.remote(task).options
+    run = ray.remote(host_facts).options
     tasks = {}
     for host in hosts_of(ray):
         there = NodeAffinitySchedulingStrategy(host.id, soft=False)

@@ -28,16 +28,9 @@ from dsl.imports import PROJECT
 from dsl.secrets import values_of
 from executor.launchers.backend import HostsExit, StageOrder, exits_path
 from executor.launchers.forkserver_client import Children
+from executor.launchers.host_facts import digest_of_sources
 from executor.launchers.host_runner import HostPart, HostRunner
-from executor.launchers.ray_cluster import (
-    HOSTS,
-    actor_names,
-    actors_path,
-    connected,
-    digest_of_sources,
-    end_actors,
-    hosts_of,
-)
+from executor.launchers.ray_cluster import HOSTS, actor_names, actors_path, connected, end_actors, hosts_of
 from executor.launchers.stage_contract import StageSpec, read_exits, report_lost
 from executor.launchers.stage_environment import stage_environment
 from executor.launchers.worker import ENDING
