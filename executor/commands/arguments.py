@@ -60,6 +60,16 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_ray(parser: argparse.ArgumentParser) -> None:
+    """Add --ray; `use_cluster(options.ray)` comes before all that asks for the cluster."""
+    parser.add_argument(
+        "--ray",
+        metavar="HOST:PORT",
+        help='the head of the Ray cluster for nodes with kind = "ray", or "local": one of dflow\'s own here; '
+        "default: DFLOW_RAY_ADDRESS, or `ray` of [machine]",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="machine-readable output")
 

@@ -9,14 +9,16 @@ from pathlib import Path
 import attrs
 
 from dsl.errors import ConfigError, PipelineError
+from dsl.launch import OWN_CLUSTER, Machine
 from dsl.read_toml import read_graph, tracking_uri_of
 from dsl.secrets import resolved_text
-from executor.commands.arguments import add_json, add_store
+from executor.commands.arguments import add_json, add_ray, add_store
 from executor.doctor.finding import Finding
 from executor.doctor.host import host_findings
 from executor.doctor.libraries import loaded_findings, start_probes, version_findings
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
+from executor.launchers.cluster_address import cluster_address, use_cluster
 from executor.store.artifact_store import store_path
 from executor.system.output import FAILED, OK, USAGE, print_json, print_lines
 from executor.system.progress import Activity
@@ -34,12 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_json(parser)
     add_store(parser)
+    add_ray(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 1 where dflow cannot run at all, 2 where the file has mistakes. A library that only some ops need does
     not change it.
     """
+    use_cluster(options.ray)
     findings = []
     with Activity() as activity:
         for finding in _findings(options, lambda what: activity.status(f"checking {what}")):
@@ -57,9 +61,18 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _findings(options: argparse.Namespace, check: Callable[[str], None]) -> Iterator[Finding]:
-    """Slow probes run in the background; their findings come last."""
+    """Slow probes run in the background; their findings come last.
+
+    Raises PipelineError where there is no such file.
+    """
+    machine = Machine()
     if options.file is not None:
-        yield from _file_findings(options.file)
+        try:
+            machine = read_graph(options.file, [], []).machine
+        except PipelineError as error:
+            if not options.file.is_file():
+                raise
+            yield from (Finding(PIPELINE, "missing", str(mistake)) for mistake in error.mistakes)
     probes = start_probes()
     check("this machine and its libraries")
     yield from version_findings()
@@ -68,18 +81,13 @@ def _findings(options: argparse.Namespace, check: Callable[[str], None]) -> Iter
     store = store_path(options.store, options.file)
     yield from storage_findings(store)
     yield from _mlflow_findings(store, options.file)
+    if (address := cluster_address(machine)) != OWN_CLUSTER:
+        from executor.doctor.cluster import cluster_findings
+
+        check(f"the Ray cluster {address}")
+        yield from cluster_findings(address, store, options.file.parent if options.file is not None else Path.cwd())
     check(f"{', '.join(probes) or 'the libraries'}: imported, which takes a while")
     yield from loaded_findings(probes)
-
-
-def _file_findings(file: Path) -> Iterator[Finding]:
-    """The mistakes of a pipeline file. Raises PipelineError where there is no such file."""
-    try:
-        read_graph(file, [], [])
-    except PipelineError as error:
-        if not file.is_file():
-            raise
-        yield from (Finding(PIPELINE, "missing", str(mistake)) for mistake in error.mistakes)
 
 
 def _mlflow_findings(store: Path, file: Path | None) -> Iterator[Finding]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 
 from dsl.edge_checks import Absent
+from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.commands.arguments import (
     add_file,
     add_json,
     add_overrides,
+    add_ray,
     add_selection,
     add_store,
     add_sweeps,
     open_store,
 )
+from executor.launchers.cluster_address import use_cluster
 from executor.planning.estimates import cached_artifacts, estimate_row, graph_estimates, too_large
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
@@ -33,9 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_json(parser)
     add_store(parser)
+    add_ray(parser)
 
 
 def main(options: argparse.Namespace) -> int:
+    use_cluster(options.ray)
     absent: Absent = {}
     graph = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
     store = open_store(options)
@@ -48,14 +53,25 @@ def main(options: argparse.Namespace) -> int:
     estimates = graph_estimates(graph, cached_artifacts(store, decisions), free_disk)
     needs = {node_id: need for node_id, need in estimates.items() if node_id not in absent}
     does_not_fit = too_large(graph, needs, gpu_memory, graph.machine.memory_bytes or machine_memory())
+    cluster = _cluster_lines(graph)
     if options.json:
         sizes = {node_id: estimate_row(need) for node_id, need in needs.items()}
         rows = plan_rows(graph, decisions, PreviousNodes(store, graph.name).seconds)
         plan = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk}
-        print_json({**plan, "unmet": missing, "does_not_fit": does_not_fit})
+        print_json({**plan, "unmet": missing, "does_not_fit": does_not_fit, "cluster": cluster})
     else:
         print_plan(graph, decisions, missing)
         print_estimates(graph, needs, free_disk, store.path)
-        for line in does_not_fit:
+        for line in [*does_not_fit, *cluster]:
             print_lines(line)
     return USAGE if missing else OK
+
+
+def _cluster_lines(graph: Graph) -> list[str]:
+    """A line on each cluster that nodes use."""
+    elsewhere = [node.launch for node in graph.nodes.values() if node.launch.kind == "ray"]
+    if not elsewhere:  # the usual case: no module that runs stages is imported
+        return []
+    from executor.launchers.backends import Backends
+
+    return Backends(graph.machine).describe(elsewhere)

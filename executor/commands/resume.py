@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from dsl.errors import Mistake, PipelineError
-from executor.commands.arguments import add_keep_going, add_overrides, add_run, add_store, open_store
+from executor.commands.arguments import add_keep_going, add_overrides, add_ray, add_run, add_store, open_store
+from executor.launchers.cluster_address import use_cluster
 from executor.planning.resume_check import check_inputs
 from executor.planning.session import resumed_run, run_from
 from executor.records.run_list import UNFINISHED, unfinished_runs
@@ -25,9 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adopt", action="store_true", help="continue unfinished work of older code")
     add_keep_going(parser)
     add_store(parser)
+    add_ray(parser)
 
 
 def main(options: argparse.Namespace) -> int:
+    use_cluster(options.ray)
     record = find_record(open_store(options).records, options.run)
     store = open_store(options, write=True)
     say = partial(print_lines, error=True)

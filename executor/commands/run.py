@@ -13,12 +13,14 @@ from executor.commands.arguments import (
     add_file,
     add_keep_going,
     add_overrides,
+    add_ray,
     add_selection,
     add_sort,
     add_store,
     add_sweeps,
     store_of,
 )
+from executor.launchers.cluster_address import use_cluster
 from executor.planning.selection import selected
 from executor.planning.session import new_run
 from executor.scheduler.run_and_report import run_and_report
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_keep_going(parser)
     add_store(parser)
+    add_ray(parser)
     parser.add_argument(
         "--smoke",
         type=int,
@@ -43,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
+    use_cluster(options.ray)
     graph = selected(read_graph(options.file, options.set, options.sweep), options.to, options.only)
     if options.sort is not None:
         graph = _sorted_by(graph, options.sort)

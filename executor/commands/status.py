@@ -8,17 +8,21 @@ from typing import Any
 
 from attrs import define, field
 
+from dsl.convert import structure
 from dsl.errors import DflowError
 from dsl.graph import Graph
-from executor.commands.arguments import add_json, add_run, add_store, open_store
+from dsl.launch import OWN_CLUSTER, Launch, Machine
+from executor.commands.arguments import add_json, add_ray, add_run, add_store, open_store
 from executor.explain.explanation import accepted_text
+from executor.launchers.cluster_address import cluster_address, use_cluster
 from executor.records.events import Metric, Progress, read_events
-from executor.records.graph_file import recorded_nodes
+from executor.records.graph_file import GRAPH, recorded_nodes, recorded_table
 from executor.records.run_list import running_runs
 from executor.records.run_record import NodeState, Record, find_record
 from executor.records.sent_run import sent_of
 from executor.results.run_table import print_results, shown_metrics
 from executor.store.artifact_store import Store
+from executor.system.jsonlines import known_fields
 from executor.system.output import OK, columns, print_json, print_lines
 
 UNFINISHED = ("killed", "stopped")
@@ -29,9 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--paths", action="store_true", help="print only the folder of each node's artifact")
     add_json(parser)
     add_store(parser)
+    add_ray(parser)
 
 
 def main(options: argparse.Namespace) -> int:
+    use_cluster(options.ray)
     store = open_store(options)
     record = find_record(store.records, options.run)
     state = record.state
@@ -55,6 +61,8 @@ def main(options: argparse.Namespace) -> int:
             print_lines(f"{node_id}: {accepted_text(line.user, line.time, line.reason)}")
     next_step = f"; resume with: dflow resume {state.run}" if state.status in UNFINISHED else ""
     print_lines(f"run {state.run}: {state.status}{next_step}")
+    for each in _cluster_lines(record) if state.status == "running" else ():
+        print_lines(each)
     for other in running_runs(store.records) if options.run is None else ():
         if other.run != record.run:
             print_lines(f"run {other.run} of {other.state.pipeline} is also running: dflow status {other.run}")
@@ -88,6 +96,21 @@ def _live_metrics(record: Record) -> dict[str, LiveMetrics]:
             case Metric(_, metrics):
                 live.metrics = metrics
     return {node_id: live for node_id, (_, live) in running.items()}
+
+
+def _cluster_lines(record: Record) -> list[str]:
+    """A line on the cluster of the run's nodes; none for one of dflow's own, which only that run can use."""
+    nodes = recorded_nodes(record.folder).values()
+    elsewhere = [
+        launch for node in nodes if (launch := structure(Launch, known_fields(Launch, node.launch))).kind == "ray"
+    ]
+    recorded = recorded_table(record.folder, GRAPH).get("machine", {})
+    machine = structure(Machine, known_fields(Machine, recorded))
+    if not elsewhere or cluster_address(machine) == OWN_CLUSTER:
+        return []
+    from executor.launchers.backends import Backends
+
+    return Backends(machine).describe(elsewhere)
 
 
 def _swept_graph(record: Record) -> Graph | None:

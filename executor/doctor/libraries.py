@@ -27,6 +27,7 @@ INSTALL = f"{sys.executable} -m pip install -c constraints.txt -e"
 EXTRAS = {
     "sglang": "capturing and serving with SGLang, and the gate's live stage",
     "datasets": "Arrow data sets as a source",
+    "ray": "nodes on other machines",
 }
 PROBE_S = 180
 PROBED = ("torch", "transformers", "torchvision")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dsl.errors import Mistake
@@ -36,6 +36,10 @@ class Backends:
         for node_id, node in nodes.items():
             groups.setdefault(self.of(node.launch), {})[node_id] = node
         return [mistake for backend, group in groups.items() for mistake in backend.check(group)]
+
+    def describe(self, launches: Iterable[Launch]) -> list[str]:
+        """A line on each cluster that these use: what it has, and what of that is free."""
+        return [self._ray.describe()] if any(self.of(launch) is self._ray for launch in launches) else []
 
     def recover(self, work: Path) -> None:
         """Return when no process of an earlier attempt in this work folder runs on any machine of its backend."""

@@ -10,10 +10,9 @@ cluster is one that exists, or one of dflow's own on this machine (ray_cluster.p
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -21,8 +20,9 @@ import attrs
 from dsl.convert import unstructure
 from dsl.errors import LeaseLost, Mistake, StageError
 from dsl.graph import GraphNode
-from dsl.launch import OWN_CLUSTER, Launch, Machine, cluster_mistake
+from dsl.launch import OWN_CLUSTER, Launch, Machine
 from executor.launchers.backend import HostsExit, StageOrder
+from executor.launchers.cluster_address import cluster_address
 from executor.launchers.forkserver_client import Child, Children
 from executor.launchers.ray_cluster import (
     ACTORS,
@@ -38,19 +38,7 @@ from executor.launchers.stage_environment import stage_environment
 from executor.system.jsonlines import read_object, write_json
 from executor.system.resource_pool import Capacity, Demand, too_much
 
-ADDRESS_VARIABLE = "DFLOW_RAY_ADDRESS"
 REMEDY = "request less for each host, or add larger hosts to the cluster"
-
-
-def cluster_address(machine: Machine) -> str:
-    """ "local", or the address of the cluster's head: of the variable, which `--ray` sets, else of `[machine]`.
-
-    Raises StageError for another text.
-    """
-    address = os.environ.get(ADDRESS_VARIABLE) or machine.ray
-    if mistake := cluster_mistake(address):
-        raise StageError(f"{ADDRESS_VARIABLE}: {mistake}")
-    return address
 
 
 @attrs.frozen
@@ -101,6 +89,19 @@ class RayBackend:
                 found = here or tuple(host.capacity for host in find_hosts(cluster_address(self._machine)))
                 self._capacity = ClusterCapacity.of(found)
             return self._capacity
+
+    def describe(self) -> str:
+        """One line on what the cluster has, and what of it is free, or why that is not known."""
+        if self.is_own:
+            size = _amounts([Capacity.of_this_machine(self._machine)])
+            return f"cluster: one of dflow's own on this machine, started with the first node that needs it: {size}"
+        address = cluster_address(self._machine)
+        try:
+            hosts = find_hosts(address)
+        except StageError as error:
+            return str(error)
+        size, free = _amounts([host.capacity for host in hosts]), _amounts([host.unused for host in hosts])
+        return f"cluster {address}: {len(hosts)} host{'s' * (len(hosts) != 1)}, {size}; free now: {free}"
 
     def check(self, nodes: Mapping[str, GraphNode]) -> list[Mistake]:
         first = f"node.{next(iter(nodes))}.launch.kind"
@@ -173,6 +174,13 @@ class RayStage:
 
     def kill(self) -> None:
         self._child.signal(signal.SIGKILL, whole_group=True)
+
+
+def _amounts(hosts: Sequence[Capacity]) -> str:
+    """What they have together."""
+    counts = {"CPU": sum(host.cpus for host in hosts), "GPU": sum(len(host.gpus) for host in hosts)}
+    shown = [f"{count} {unit}{'s' * (count != 1)}" for unit, count in counts.items()]
+    return ", ".join([*shown, f"{sum(host.memory for host in hosts) / 2**30:.1f} GiB"])
 
 
 def _too_many_parts(node: GraphNode, capacity: ClusterCapacity) -> list[Mistake]:

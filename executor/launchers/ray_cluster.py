@@ -1,6 +1,8 @@
 """Ray clusters: what one has, one of dflow's own on this machine, and whether old actors have ended.
 
     python -m executor.launchers.ray_cluster hosts ADDRESS              prints ClusterHosts, a JSON list
+    python -m executor.launchers.ray_cluster check ADDRESS FILE FOLDER  prints HostFacts, a JSON list
+    python -m executor.launchers.ray_cluster open ADDRESS               ends with 0 where no token is needed
     python -m executor.launchers.ray_cluster ended ADDRESS NAME...      prints the actors that cannot be ended
     python -m executor.launchers.ray_cluster hold FOLDER CPUS GPUS MEMORY   is a cluster; prints its address
 
@@ -21,15 +23,17 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
 from dsl.convert import structure, unstructure
-from dsl.errors import StageError, StructureError
+from dsl.errors import StageError, StructureError, shortened
 from dsl.imports import PROJECT
 from executor.launchers.backend import StageOrder
+from executor.launchers.host_facts import HostFacts, host_facts
 from executor.system.jsonlines import read_json
 from executor.system.log_tail import last_lines
 from executor.system.resource_pool import Capacity
@@ -37,6 +41,7 @@ from executor.system.supervisor import ChildGroup, child_environment, module_com
 
 PROBE_WITHIN_S = 60.0
 START_WITHIN_S = 120.0
+HOST_REPORTS_WITHIN_S = 30.0
 ACTOR_ENDS_WITHIN_S = 30.0
 RAYLETS_END_WITHIN_S = 75.0  # without a head: RAY_gcs_rpc_server_reconnect_timeout_s is 60
 NAMESPACE = "dflow"
@@ -59,6 +64,11 @@ class ClusterHost:
     @property
     def capacity(self) -> Capacity:
         return Capacity(self.cpus, self.memory, tuple(map(str, range(self.gpus))))
+
+    @property
+    def unused(self) -> Capacity:
+        gpus = tuple(map(str, range(int(self.free["GPU"]))))
+        return Capacity(int(self.free["CPU"]), int(self.free["memory"]), gpus)
 
 
 @frozen(kw_only=True)
@@ -87,9 +97,20 @@ def actors_path(order: StageOrder) -> Path:
     return order.folder / f"{ACTORS}{order.job.stem}.json"
 
 
+@cache
 def find_hosts(address: str) -> tuple[ClusterHost, ...]:
-    """The hosts of a cluster. Raises StageError where it cannot be reached."""
+    """The hosts of a cluster, at the first call in this process. Raises StageError where it cannot be reached."""
     return structure(tuple[ClusterHost, ...], json.loads(_asked(address, "hosts")))
+
+
+def check_hosts(address: str, file: Path, folder: Path) -> tuple[HostFacts, ...]:
+    """What each host reports, and whether it sees a file and a folder. Raises StageError as `find_hosts`."""
+    return structure(tuple[HostFacts, ...], json.loads(_asked(address, "check", str(file), str(folder))))
+
+
+def needs_token(address: str) -> bool:
+    """Whether a cluster that can be used from here refuses who has no token."""
+    return run_module("executor.launchers.ray_cluster", "open", address, within_s=PROBE_WITHIN_S).code != 0
 
 
 def unended(actors: Actors) -> tuple[str, ...]:
@@ -115,6 +136,8 @@ def _listens(address: str) -> bool:
 
 
 def _asked(address: str, command: str, *arguments: str) -> str:
+    if not _listens(address):
+        raise StageError(f"the Ray cluster {address} cannot be reached: nothing answers there")
     ended = run_module("executor.launchers.ray_cluster", command, address, *arguments, within_s=PROBE_WITHIN_S)
     if ended.code != 0:
         raise StageError(
@@ -163,12 +186,17 @@ class OwnCluster:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Ray, connected to a cluster as one of its hosts, and quiet. Raises ConnectionError and RuntimeError."""
+    """Ray, connected to a cluster as one of its hosts, and quiet. Raises ConnectionError."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.chdir(PROJECT)  # Ray puts the driver's directory into the path of the actors, where `ops` may be the user's
     import ray
 
-    ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError) as error:
+        cause = str(error.__cause__ or error).strip()  # another version, on several lines; or a traceback
+        reason = cause.splitlines()[-1] if "Traceback" in cause else " ".join(cause.split())
+        raise ConnectionError(shortened(reason, 300)) from error
     try:
         yield ray
     finally:
@@ -192,6 +220,26 @@ def hosts_of(ray: Any) -> list[ClusterHost]:
         for node in ray.nodes()
         if node["Alive"]
     ]
+
+
+def _check(ray: Any, *paths: str) -> list[HostFacts]:
+    """The facts of all hosts, each by a task that waits for no CPU."""
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    run = ray.remote(host_facts).options
+    tasks = {}
+    for host in hosts_of(ray):
+        there = NodeAffinitySchedulingStrategy(host.id, soft=False)
+        tasks[run(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(host.name, paths)] = host.name
+    ray.wait(list(tasks), num_returns=len(tasks), timeout=HOST_REPORTS_WITHIN_S)
+    facts: list[HostFacts] = []
+    for each, name in tasks.items():
+        try:
+            facts.append(ray.get(each, timeout=0.1))
+        except RayError as error:
+            facts.append(HostFacts(name=name, problem=str(error).strip().splitlines()[-1]))
+    return facts
 
 
 def end_actors(ray: Any, names: list[str]) -> list[str]:
@@ -238,10 +286,18 @@ def main(command: str, *arguments: str) -> None:
     if command == "hold":
         _hold(*arguments)
         return
-    address, *names = arguments
+    address, *others = arguments
+    if command == "open":
+        os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_NUM_REDIS_GET_RETRIES": "2"}  # not 20 times, one each second
     with connected(address) as ray:
-        found: Any = end_actors(ray, names) if command == "ended" else [unstructure(host) for host in hosts_of(ray)]
-        print(json.dumps(found), flush=True)
+        match command:
+            case "ended":
+                found: Any = end_actors(ray, others)
+            case "check":
+                found = _check(ray, *others)
+            case _:
+                found = hosts_of(ray)
+        print(json.dumps(unstructure(found)), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ dflow's retries decide. How the stage ended is written to results-<attempt>/host
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import socket
@@ -29,6 +28,7 @@ from dsl.imports import PROJECT
 from dsl.secrets import values_of
 from executor.launchers.backend import HostsExit, StageOrder, exits_path
 from executor.launchers.forkserver_client import Children
+from executor.launchers.host_facts import digest_of_sources
 from executor.launchers.host_runner import HostPart, HostRunner
 from executor.launchers.ray_cluster import HOSTS, actor_names, actors_path, connected, end_actors, hosts_of
 from executor.launchers.stage_contract import StageSpec, read_exits, report_lost
@@ -288,15 +288,6 @@ class Driver:
         print(f"info: {text}", flush=True)
         event = Event(time.time(), self._spec.node, self._spec.attempt, Info(text))
         append_line(self._spec.events, event.to_json())
-
-
-def digest_of_sources() -> str:
-    """SHA-256 of dflow's own Python files."""
-    digest = hashlib.sha256()
-    for room in ("dsl", "executor", "ops"):
-        for file in sorted((PROJECT / room).rglob("*.py")):
-            digest.update(f"{file.relative_to(PROJECT)}\0".encode() + file.read_bytes())
-    return digest.hexdigest()
 
 
 def _amounts(sizes: Mapping[str, float]) -> str:

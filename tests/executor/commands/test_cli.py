@@ -322,3 +322,14 @@ def test_a_failure_is_shown_once_where_the_log_ends_with_the_same_lines(capsys, 
         "what to do: read it",
         f"log: {tmp_path}/b.log",
     ]
+
+
+@pytest.mark.parametrize("command", ["run p.toml", "resume", "plan p.toml", "status", "doctor"])
+def test_a_text_that_names_no_cluster_is_refused_before_anything_else(command, capsys, monkeypatch):
+    monkeypatch.delenv("DFLOW_RAY_ADDRESS", raising=False)
+    allowed = '"local" (a cluster of dflow\'s own on this machine) or "HOST:PORT" of a cluster\'s head'
+    assert cli.main([*command.split(), "--ray", "auto"]) == 2
+    assert capsys.readouterr().err == f'--ray: "auto" would join whatever cluster is found; give {allowed}\n'
+    monkeypatch.setenv("DFLOW_RAY_ADDRESS", "head")
+    assert cli.main(command.split()) == 2
+    assert capsys.readouterr().err == f'DFLOW_RAY_ADDRESS: expected {allowed}, got "head"\n'

@@ -131,3 +131,13 @@ def test_the_seconds_of_a_run_leave_out_the_time_between_its_stop_and_its_resump
     ]
     record.events_path.write_text("\n".join(lines) + "\n")
     assert 90.0 == json.loads(dflow(store, capsys, "runs", "--json"))["runs"][0]["seconds"]
+
+
+def test_a_running_run_shows_the_cluster_of_its_nodes_and_one_that_is_gone_is_a_line(store, capsys, monkeypatch):
+    monkeypatch.setenv("DFLOW_RAY_ADDRESS", "")  # restored, whatever --ray sets
+    record = a_running_run(store)
+    nodes = [{"id": node_id, "op": "make", "launch": {"kind": "ray"}} for node_id in "ab"]
+    write_json(record.folder / "graph.json", {"nodes": nodes, "machine": {"ray": "127.0.0.1:1"}})
+    gone = "the Ray cluster 127.0.0.1:1 cannot be reached: nothing answers there"
+    assert dflow(store, capsys, "status").splitlines()[-1] == gone
+    assert dflow(store, capsys, "status", "--ray", "local").splitlines()[-1] == f"run {record.run}: running"

@@ -18,6 +18,7 @@ from io import StringIO
 from pathlib import Path
 from threading import Thread
 
+import attrs
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -27,7 +28,7 @@ from toy_ops import is_alive, wait_for
 
 from executor.cli import main
 from executor.commands import doctor
-from executor.doctor import host, libraries, tracking
+from executor.doctor import cluster, host, libraries, tracking
 from executor.doctor.finding import Finding
 from executor.doctor.host import host_findings
 from executor.doctor.libraries import declared, loaded_findings, version_findings
@@ -35,6 +36,7 @@ from executor.doctor.probe import compile_fault_on
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
 from executor.keys.node_key import NOT_INSTALLED, LibraryVersions
+from executor.launchers.host_facts import HostFacts, host_facts
 from executor.store.artifact_store import Store
 from executor.store.lease import Lease
 from executor.system.progress import Activity
@@ -104,7 +106,7 @@ def test_what_is_declared_is_read_from_the_installed_distribution_where_there_is
     monkeypatch.setattr(libraries, "PROJECT", tmp_path)
     monkeypatch.setattr(metadata, "requires", lambda name: requires)
     monkeypatch.setattr(metadata, "metadata", lambda name: {"Requires-Python": ">=3.11"})
-    expected = {"": [Requirement("torch>=2.11,<2.14")], "sglang": [Requirement(requires[1])], "datasets": []}
+    expected = {"": [Requirement("torch>=2.11,<2.14")], "sglang": [Requirement(requires[1])], "datasets": [], "ray": []}
     assert (SpecifierSet(">=3.11"), expected) == declared()
 
 
@@ -328,3 +330,32 @@ def test_the_whole_is_told_as_json_and_ends_with_0_here(tmp_path: Path) -> None:
     names = {finding["name"] for finding in told["findings"]}
     assert told["runs"] and {"Python", "torch", "transformers", "GPU", "store", "MLflow", "disk", "sglang"} <= names
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_differs_between_the_hosts_of_a_cluster_and_this_one_is_found(tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    here = host_facts("here")
+    same = attrs.evolve(here, name="a")
+    [fine] = cluster.host_findings((same, same), tmp_path, tmp_path)
+    assert (fine.name, fine.level) == ("hosts", "ok")
+    blind = attrs.evolve(here, name="b", unseen=(f"{tmp_path}/.dflow-doctor-x", "/data"))
+    old = attrs.evolve(here, name="c", sources="other", python="3.1.0", ray="2.0.0")
+    gone = HostFacts(name="d", problem="no report within 30 s")
+    found = list(cluster.host_findings((same, blind, old, gone), tmp_path, Path("/data")))
+    assert [(each.name, each.message) for each in found] == [
+        ("host b", f"does not see {tmp_path}"),
+        ("host b", "does not see /data"),
+        ("host c", "runs another dflow than this machine"),
+        ("host c", f"runs Python 3.1.0, and this machine {here.python}"),
+        ("host c", f"runs Ray 2.0.0, and this machine {here.ray}"),
+        ("host d", "cannot run dflow: no report within 30 s"),
+    ]
+    assert all(each.level == "missing" and each.remedy for each in found)
+
+
+def test_a_cluster_that_cannot_be_reached_is_a_finding(tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    [found] = cluster.cluster_findings("127.0.0.1:1", tmp_path / "runs", tmp_path)
+    message = "the Ray cluster 127.0.0.1:1 cannot be reached: nothing answers there"
+    assert (found.name, found.level, found.message) == ("cluster 127.0.0.1:1", "missing", message)
+    assert list(tmp_path.iterdir()) == []

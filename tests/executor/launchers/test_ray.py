@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +17,8 @@ import pytest
 from host_ops import hosts_toy, ranks
 from ray_clusters import SimulatedCluster, simulated_cluster
 from toy_ops import UNTRACKED, Toy, is_alive, wait_for
+
+from executor.doctor.cluster import cluster_findings
 
 pytest.importorskip("ray", reason="Ray is not installed")
 HERE = socket.gethostname()
@@ -176,6 +180,34 @@ def test_a_cluster_whose_head_is_gone_ends_its_stages_and_a_resume_finishes_else
     ray = OnRay(ray.toy, cluster)
     result = ray.run("resume", "-s", "r.how=go")
     assert (result.returncode, ray.toy.text("r")) == (0, "2 ranks []"), result.stderr
+
+
+def test_plan_shows_what_the_cluster_has_and_what_is_free(cluster, tmp_path):
+    ray = OnRay(hosts_toy(tmp_path, "wait"), cluster)
+    del ray.environment["DFLOW_RAY_ADDRESS"]
+    result = ray.run("plan", str(ray.toy.file), "--ray", cluster.address)
+    shown = next(line for line in result.stdout.splitlines() if line.startswith("cluster"))
+    assert re.fullmatch(
+        f"cluster {cluster.address}: 3 hosts, 3 CPUs, 0 GPUs, [0-9.]+ GiB; free now: [0-3] CPUs?, 0 GPUs, [0-9.]+ GiB",
+        shown,
+    )
+    own = json.loads(ray.run("plan", str(ray.toy.file), "--json", "-s", "machine.cpus=5").stdout)["cluster"]
+    started = "cluster: one of dflow's own on this machine, started with the first node that needs it: 5 CPUs, "
+    assert own[0].startswith(started)
+
+
+def test_doctor_checks_the_hosts_of_a_cluster_and_who_can_use_it(cluster, tmp_path):
+    pipeline = hosts_toy(tmp_path, "wait").file
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cluster.environment.items():
+            patch.setenv(name, value)
+        found = list(cluster_findings(cluster.address, tmp_path / "runs", pipeline.parent))
+        assert [(each.name, each.level) for each in found] == [
+            (f"cluster {cluster.address}", "ok"),
+            ("authentication", "ok"),
+            ("hosts", "ok"),
+        ]
+        assert found[0].message == "3 hosts, reached from here"
 
 
 def test_two_drivers_on_one_store_run_a_stage_once(cluster, tmp_path):

@@ -1,0 +1,76 @@
+"""A Ray cluster: whether it can be used from here, who else can use it, and whether all its hosts can run stages."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from dsl.errors import StageError
+from executor.doctor.finding import Finding
+from executor.launchers.host_facts import HostFacts, host_facts
+from executor.launchers.ray_cluster import check_hosts, needs_token
+
+HERE = "this machine"
+AUTHENTICATION = "start Ray on every host with RAY_AUTH_MODE=token and the same token: see docs/cluster.md"
+
+
+def cluster_findings(address: str, store: Path, project: Path) -> Iterator[Finding]:
+    """address: "host:port" of its head; store: need not exist yet; project: the folder of the pipeline and its data."""
+    name = f"cluster {address}"
+    if importlib.util.find_spec("ray") is None:
+        yield Finding(name, "missing", "not checked, since Ray is not installed here", 'pip install "dflow[ray]"')
+        return
+    place = next(here for here in (store, *store.parents) if here.exists()).resolve()
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".dflow-doctor-", dir=place) as fresh:
+            hosts = check_hosts(address, Path(fresh.name), project.resolve())
+    except OSError as error:
+        yield Finding(name, "missing", f"not checked, since {place} cannot be written ({error.strerror})")
+    except StageError as error:
+        yield Finding(name, "missing", str(error), "is its head running, with the version of Ray that is here?")
+    else:
+        yield Finding(name, "ok", f"{len(hosts)} host{'s' * (len(hosts) != 1)}, reached from here")
+        yield _authentication(address)
+        yield from host_findings(hosts, place, project.resolve())
+
+
+def _authentication(address: str) -> Finding:
+    name = "authentication"
+    if not needs_token(address):
+        message = f"{address} accepts connections without a token: whoever reaches it can run code there"
+        return Finding(name, "warning", message, AUTHENTICATION)
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        return Finding(name, "warning", "RAY_AUTH_MODE is not set to token here", AUTHENTICATION)
+    return Finding(name, "ok", f"{address} refuses connections without its token")
+
+
+def host_findings(hosts: tuple[HostFacts, ...], store: Path, project: Path) -> Iterator[Finding]:
+    """What differs between the hosts of a cluster and this one, or one finding where nothing does."""
+    here = host_facts(HERE)
+    faulty = False
+    for host in hosts:
+        for message, remedy in _faults(host, here, store):
+            faulty = True
+            yield Finding(f"host {host.name}", "missing", message, remedy)
+    if not faulty:
+        same = f"this dflow, Python {here.python} and Ray {here.ray}"
+        yield Finding("hosts", "ok", f"all of them see {store} and {project}, and run {same}")
+
+
+def _faults(host: HostFacts, here: HostFacts, store: Path) -> Iterator[tuple[str, str]]:
+    """(what is wrong with a host, what to do)."""
+    if host.problem:
+        yield f"cannot run dflow: {host.problem}", "install this dflow there, with dflow[ray]"
+        return
+    for path in host.unseen:
+        seen = store if Path(path).parent == store else path
+        yield f"does not see {seen}", "the store and the data must have the same path on all hosts"
+    if host.sources != here.sources:
+        yield f"runs another dflow than {HERE}", "install the same version"
+    if host.python != here.python:
+        yield f"runs Python {host.python}, and {HERE} {here.python}", "install the same version"
+    if host.ray != here.ray:
+        yield f"runs Ray {host.ray}, and {HERE} {here.ray}", "install the same version"
