@@ -16,7 +16,7 @@ import psutil
 import pytest
 from host_ops import hosts_toy, ranks
 from ray_clusters import SimulatedCluster, simulated_cluster
-from toy_ops import UNTRACKED, Toy, is_alive, wait_for
+from toy_ops import PROJECT, UNTRACKED, Toy, is_alive, wait_for
 
 from executor.doctor.cluster import cluster_findings
 
@@ -243,3 +243,38 @@ def test_a_stage_that_waits_for_room_says_what_is_free_and_what_it_needs(cluster
 def folders(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
+
+
+@pytest.fixture(scope="module")
+def wide_cluster() -> Iterator[SimulatedCluster]:
+    with simulated_cluster(3, cpus=2) as simulated:
+        yield simulated
+
+
+@pytest.mark.slow
+def test_a_pipeline_whose_nodes_all_run_on_a_cluster_makes_the_same_artifacts(wide_cluster, tmp_path):
+    """And four ranks on two hosts train as four on one, to the last bit."""
+    here, there = Toy(tmp_path / "a"), Toy(tmp_path / "b")
+    text = (PROJECT / "pipelines" / "tiny.toml").read_text()
+    here.file.write_text(text)
+    there.file.write_text(re.sub(r"(?m)^(op = .*)$", r'\1\nlaunch = { kind = "ray" }', text))
+    untracked = ("-s", "mlflow.tracking=false")
+    assert here.dflow("run", str(here.file), *untracked).returncode == 0
+    ray = OnRay(there, wide_cluster)
+    result = ray.run("run", str(there.file), *untracked)
+    assert result.returncode == 0, result.stderr
+    digests = [{name: node["digest"] for name, node in toy.state()["nodes"].items()} for toy in (here, there)]
+    assert digests[0] == digests[1]
+
+    on_hosts = 'train.launch={kind="ray",nproc=2,hosts=2,sp_degree=2,threads=1}'
+    on_one = 'train.launch={kind="torchrun",nproc=4,sp_degree=2,threads=1}'
+    assert (
+        ray.run("run", str(there.file), "--to", "train", *untracked, "-s", "train.seed=2", "-s", on_hosts).returncode
+        == 0
+    )
+    assert (
+        here.dflow("run", str(here.file), "--to", "train", *untracked, "-s", "train.seed=2", "-s", on_one).returncode
+        == 0
+    )
+    losses = [toy.state()["nodes"]["train"]["metrics"]["train/loss"] for toy in (here, there)]
+    assert losses[0] == losses[1]
