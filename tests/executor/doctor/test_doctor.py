@@ -86,7 +86,7 @@ def test_the_probes_of_a_doctor_that_is_killed_end_with_it():
 def test_versions_are_compared_as_pip_compares_them(
     monkeypatch: pytest.MonkeyPatch, bounds: str, version: str, level: str
 ) -> None:
-    required = {"": [], "sglang": [Requirement(f"x{bounds}")], "datasets": []}
+    required = {"": [], "sglang": [Requirement(f"x{bounds}")], "datasets": [], "ray": []}
     monkeypatch.setattr(libraries, "declared", lambda: (SpecifierSet(">=3.11"), required))
     monkeypatch.setattr(libraries, "LibraryVersions", lambda: LibraryVersions({"x": version}))
     assert level == by_name(version_findings())["x"].level
