@@ -63,7 +63,10 @@ class RunningStage(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The process on this machine whose children's use of resources is the stage's; None before it is known."""
+        """The process on this machine whose use of resources, with its children's, is the stage's.
+
+        None before it is known, and for a backend whose hosts report it themselves.
+        """
 
     def wait(self, seconds: float) -> HostsExit | None:
         """How it ended, None where it still runs after that time."""

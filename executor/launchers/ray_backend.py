@@ -158,7 +158,7 @@ class RayStage:
 
     @property
     def pid(self) -> int | None:
-        return self._child.pid
+        return None
 
     def wait(self, seconds: float) -> HostsExit | None:
         if not self._child.ended_within(seconds):

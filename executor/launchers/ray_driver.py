@@ -15,7 +15,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import attrs
 from attrs import frozen
 
 from dsl.convert import structure, unstructure
-from dsl.errors import DflowError, StageError, shortened
+from dsl.errors import DflowError, DiskFull, StageError, shortened
 from dsl.imports import PROJECT
 from dsl.secrets import values_of
 from executor.launchers.backend import HostsExit, StageOrder, exits_path
@@ -34,11 +35,12 @@ from executor.launchers.ray_cluster import HOSTS, actor_names, actors_path, conn
 from executor.launchers.stage_contract import StageSpec, read_exits, report_lost
 from executor.launchers.stage_environment import stage_environment
 from executor.launchers.worker import ENDING
-from executor.records.events import Event, Info
+from executor.records.events import Body, Event, Info, System
 from executor.store.lease import Holder
 from executor.system.jsonlines import append_line, read_json, write_json
 from executor.system.stage_mark import stage_mark
 from executor.system.supervisor import end_with_parent, exit_text
+from executor.system.system_metrics import Usage
 
 # Variables of the executor's environment that its stages get on other hosts too, beside those of secrets.
 FORWARDED = ("DFLOW_", "HF_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "NCCL_", "GLOO_", "SGLANG_")
@@ -102,10 +104,12 @@ class Host:
                     return -signal.SIGTERM
                 part = attrs.evolve(part, gpus=gpus, variables=variables)
                 self._runner = runner = HostRunner(children, order, part, values_of(order.secrets))
+            usage = _reported_usage(order, part, runner)
             while not runner.ended_within(LEASE_EVERY_S):
                 holder = Holder.read(order.folder)
                 if stage_mark(order.folder, holder.id) != order.mark:
                     runner.kill()
+            usage.close()
             runner.close()
             return runner.code
         finally:
@@ -286,8 +290,29 @@ class Driver:
     def _inform(self, text: str) -> None:
         """Show the user a line, and write it to the log."""
         print(f"info: {text}", flush=True)
-        event = Event(time.time(), self._spec.node, self._spec.attempt, Info(text))
-        append_line(self._spec.events, event.to_json())
+        _write_event(self._spec, Info(text))
+
+
+def _write_event(spec: StageSpec, body: Body) -> None:
+    append_line(spec.events, Event(time.time(), spec.node, spec.attempt, body).to_json())
+
+
+def _reported_usage(order: StageOrder, part: HostPart, runner: HostRunner) -> Usage:
+    """Samples what the processes of a part use. Metrics of other hosts than the first are named with its number."""
+    spec = StageSpec.read(order.job)
+    prefix = f"host_{part.number}_" if part.number else ""
+
+    def watched() -> list[tuple[str, int, Sequence[str] | None]]:
+        return [] if runner.pid is None else [(order.node, runner.pid, part.gpus)]
+
+    def report(node: str, metrics: Mapping[str, float]) -> None:
+        with suppress(DiskFull, OSError):  # which the stage reports itself
+            if spec is not None:
+                _write_event(spec, System({f"{prefix}{name}": value for name, value in metrics.items()}))
+
+    usage = Usage(watched, report)
+    usage.start()
+    return usage
 
 
 def _amounts(sizes: Mapping[str, float]) -> str:
