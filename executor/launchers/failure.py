@@ -14,10 +14,11 @@ from attrs import frozen
 
 from executor.launchers.stage_contract import RankExit, RankResult
 from executor.system.os_errors import is_full
-from executor.system.supervisor import exit_text, killed
+from executor.system.supervisor import GONE, exit_text, killed
 
-# Signals that end a rank because another failed: its parent's SIGTERM, its own SIGALRM, a collective library's SIGABRT.
-SECONDARY_SIGNALS = {-signal.SIGTERM, -signal.SIGALRM, -signal.SIGABRT}
+# How a rank ends because another failed, or a process above it: its parent's SIGTERM, its own SIGALRM, a collective
+# library's SIGABRT, its own exit without a parent.
+SECONDARY_EXITS = {-signal.SIGTERM, -signal.SIGALRM, -signal.SIGABRT, GONE}
 EXIT_DELAY_S = 1.0
 KILLED, NO_RESULT, DISK_FULL, TIMEOUT, HOST_LOST = signal.SIGKILL.name, "no result", "disk full", "timeout", "host lost"
 DFLOW = "dflow"
@@ -173,7 +174,7 @@ def _ends(results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts
             text = f"{names_of[rank]} {exit_text(code)}{' and without a result' * (code >= 0)}"
             names = (_signal_name(code),) if code < 0 else (NO_RESULT,)
             # torchrun records an exit late and in whole seconds: date a kill before whatever it may have caused.
-            ends.append(_End(rank_exit.time - EXIT_DELAY_S, code in SECONDARY_SIGNALS, Failure(text, names, rank)))
+            ends.append(_End(rank_exit.time - EXIT_DELAY_S, code in SECONDARY_EXITS, Failure(text, names, rank)))
     return ends
 
 
