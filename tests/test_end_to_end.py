@@ -176,7 +176,7 @@ def stopping(move):
         return place
     return moved
 
-Path.replace, Path.rename = stopping(Path.replace), stopping(Path.rename)
+Path.replace, Path.rename, os.link = map(stopping, (Path.replace, Path.rename, os.link))
 """
 
 

@@ -136,7 +136,11 @@ class RayBackend:
     def recover(self, work: Path) -> None:
         for file in sorted(work.glob(f"{ACTORS}*.json")):
             actors = Actors.read(file)
-            if actors is not None and (running := unended(actors)):
+            try:
+                running = () if actors is None else unended(actors)
+            except StageError as error:
+                raise LeaseLost(f"{error}; once nothing of that cluster runs any more, remove {file}") from error
+            if actors is not None and running:
                 raise LeaseLost(
                     f"{work}: processes of an earlier attempt still run on the Ray cluster {actors.address} "
                     f"({', '.join(running)}); end them, or stop that cluster"

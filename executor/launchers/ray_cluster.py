@@ -267,8 +267,10 @@ def _hold(folder: str, cpus: str, gpus: str, memory: str) -> None:
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     context = ray.init(
+        address="local",  # also where RAY_ADDRESS names a cluster
         num_cpus=int(cpus),
         num_gpus=int(gpus),
+        _memory=int(memory),
         include_dashboard=False,
         log_to_driver=False,
         configure_logging=False,
