@@ -44,7 +44,7 @@ from executor.tracking.sync_state import is_sent, status_of
 
 POINTS_AT_ONCE = 2000
 ERROR_LENGTH = 1000
-LOCKED_TRIES = 5
+LOCKED_TRIES = 15
 
 
 class RunPublisher:
