@@ -39,7 +39,10 @@ def cluster_findings(address: str, store: Path, project: Path) -> Iterator[Findi
 
 def _authentication(address: str) -> Finding:
     name = "authentication"
-    if not needs_token(address):
+    needed = needs_token(address)
+    if needed is None:
+        return Finding(name, "warning", f"not checked, since {address} did not answer in time", AUTHENTICATION)
+    if not needed:
         message = f"{address} accepts connections without a token: whoever reaches it can run code there"
         return Finding(name, "warning", message, AUTHENTICATION)
     if os.environ.get("RAY_AUTH_MODE") != "token":

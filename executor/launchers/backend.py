@@ -1,32 +1,36 @@
 """The seam between a stage and what it runs on: this machine (local.py), or a Ray cluster (ray_backend.py).
 
-A backend starts the ranks of a stage on one host or several, each host's by a HostRunner (host_runner.py), and says how
-they ended. Everything else about a stage is the same for all backends: its files (stage_contract.py), its log, the
-cause of a failure (stage_process.py).
+A backend starts the parts of a stage, each on one host, and says how they ended. A part's processes are started by a
+HostRunner (host_runner.py), on other hosts by a PartRunner (host_part.py); what the end of one part means for the
+others is decided by Parts (parts.py). Everything else about a stage is the same for all backends: its files
+(stage_contract.py), its log, the cause of a failure (stage_process.py). docs/architecture.md says how to add one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from attrs import frozen
 
+from dsl.convert import structure, unstructure
 from dsl.errors import Mistake
 from dsl.graph import GraphNode
 from dsl.launch import Launch
-from executor.system.resource_pool import Capacity, Share
+from executor.system.jsonlines import read_json, write_json
+from executor.system.resource_pool import Capacity, Demand, Share
 
 
 @frozen(kw_only=True)
 class StageOrder:
     """What a backend needs to start a stage. Paths are absolute, and the same on all hosts.
 
-    job: the file with the StageSpec; folder: that of the stage's work; mark: the value of DFLOW_STAGE in the
-    environment of every process (stage_mark.py); results: the folder for results and exits; private: a folder of this
-    attempt that only this user may enter; log: of host 0, and beside it those of the others (`host_log`); share: of
-    each host; secrets: the variables whose values no log may show.
+    job: the file with the StageSpec, whose name is unique to the attempt; folder: that of the stage's work; mark: the
+    value of DFLOW_STAGE in the environment of every process (stage_mark.py); results: the folder for results and exits;
+    private: a folder of this attempt that only this user may enter; log: of host 0, and beside it those of the others
+    (`host_log`); share: the threads of each process, and the devices of this machine for the whole stage; part: what
+    each of `launch.parts` takes of its host; secrets: the variables whose values no log may show.
     """
 
     node: str
@@ -39,6 +43,7 @@ class StageOrder:
     directory: Path
     launch: Launch
     share: Share
+    part: Demand
     secrets: tuple[str, ...] = ()
 
 
@@ -48,18 +53,32 @@ class HostsExit:
 
     code: 0 where all succeeded, else the first other exit code, or minus a signal's number; None where nobody saw it.
     hosts: their names by number, empty for one host. lost: which hosts left, and why. failed: which hosts failed, for
-    where no rank reports why. log_error: why a log with redacted secrets could not be written.
+    where no rank reports why. error: what kept the stage from running there. log_errno: of the error for which a log
+    with redacted secrets could not be written, 0 where there was none.
     """
 
     code: int | None
     hosts: tuple[str, ...] = ()
     lost: str = ""
     failed: str = ""
-    log_error: OSError | None = None
+    error: str = ""
+    log_errno: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> HostsExit | None:
+        data = read_json(path)
+        return None if data is None else structure(cls, data)
+
+    def write(self, path: Path) -> None:
+        write_json(path, unstructure(self))
 
 
 class RunningStage(Protocol):
-    """The processes of a stage on all its hosts; they never outlive the executor."""
+    """The processes of a stage on all its hosts; they never outlive the executor.
+
+    One thread waits. Another may request a stop and kill at any time, also before the first process has started and
+    after the last has ended; neither waits for an answer.
+    """
 
     @property
     def pid(self) -> int | None:
@@ -68,32 +87,36 @@ class RunningStage(Protocol):
         None before it is known, and for a backend whose hosts report it themselves.
         """
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether it has room; `launch.timeout` counts from then on."""
+
     def wait(self, seconds: float) -> HostsExit | None:
         """How it ended, None where it still runs after that time."""
 
     def request_stop(self) -> None:
-        """SIGTERM, once, to every rank."""
+        """SIGTERM to every rank; called once. They save their progress, which may take minutes."""
 
     def kill(self) -> None:
-        """SIGKILL to every process of the stage."""
+        """SIGKILL to every process of the stage; may be called many times."""
 
 
 class Backend(Protocol):
     """Starts stages. Thread-safe."""
 
     def capacity(self) -> Capacity:
-        """What the stages of a run may use together."""
+        """What the stages of a run may use together. Raises StageError where that is not known."""
 
     def check(self, nodes: Mapping[str, GraphNode]) -> list[Mistake]:
         """What keeps these nodes from ever starting, found before anything runs."""
 
     def start(self, order: StageOrder) -> RunningStage:
-        """Raises StageError where it cannot be started."""
+        """Returns soon: a backend that has to wait for room, or for its own start, does so in `wait`."""
 
-    def recover(self, work: Path) -> None:
+    def recover(self, work: Path, go_on: Callable[[], None]) -> None:
         """Return when no process of an earlier attempt in this work folder runs on another machine.
 
-        Raises LeaseLost where that cannot be known or done.
+        go_on: called while it waits; may raise StopRequested. Raises LeaseLost where that cannot be known or done.
         """
 
     def close(self) -> None:

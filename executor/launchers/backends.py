@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from dsl.errors import Mistake
@@ -41,10 +41,13 @@ class Backends:
         """A line on each cluster that these use: what it has, and what of that is free."""
         return [self._ray.describe()] if any(self.of(launch) is self._ray for launch in launches) else []
 
-    def recover(self, work: Path) -> None:
-        """Return when no process of an earlier attempt in this work folder runs on any machine of its backend."""
+    def recover(self, work: Path, go_on: Callable[[], None]) -> None:
+        """Return when no process of an earlier attempt in this work folder runs on any machine of its backend.
+
+        go_on: as in `Backend.recover`.
+        """
         for backend in (self._local, self._ray):
-            backend.recover(work)
+            backend.recover(work, go_on)
 
     def close(self) -> None:
         """End what still runs."""

@@ -20,7 +20,8 @@ from executor.system.supervisor import GONE, exit_text, killed
 # library's SIGABRT, its own exit without a parent.
 SECONDARY_EXITS = {-signal.SIGTERM, -signal.SIGALRM, -signal.SIGABRT, GONE}
 EXIT_DELAY_S = 1.0
-KILLED, NO_RESULT, DISK_FULL, TIMEOUT, HOST_LOST = signal.SIGKILL.name, "no result", "disk full", "timeout", "host lost"
+KILLED, NO_RESULT, DISK_FULL, TIMEOUT = signal.SIGKILL.name, "no result", "disk full", "timeout"
+HOST_LOST, NOT_RUN = "host lost", "not run"
 DFLOW = "dflow"
 SMALLER = "reduce its memory use by a smaller batch (neutral fields do not change the key)"
 # The first row that contains a name of the failure applies; the last row has none and fits all.
@@ -47,6 +48,10 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         (HOST_LOST,),
         "`dflow doctor --ray HOST:PORT` checks all hosts of a cluster; bring that one back or leave it out, and resume",
+    ),
+    (
+        (NOT_RUN,),
+        "`dflow doctor --ray HOST:PORT` checks a cluster and all its hosts; docs/cluster.md says what they need",
     ),
     (("ModuleNotFoundError",), "install the missing module into the environment that dflow runs in"),
     (

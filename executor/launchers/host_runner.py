@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -68,9 +69,10 @@ class HostRunner:
         return self._child.code
 
     @property
-    def log_error(self) -> OSError | None:
-        """Why the log with redacted secrets could not be written, if so."""
-        return None if self._redacted is None else self._redacted.error
+    def log_errno(self) -> int:
+        """Of the error for which the log with redacted secrets could not be written, 0 where there was none."""
+        error = None if self._redacted is None else self._redacted.error
+        return 0 if error is None else error.errno or errno.EIO
 
     def ended_within(self, seconds: float) -> bool:
         """Whether all processes have ended within that time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dsl.errors import Mistake
@@ -31,7 +31,7 @@ class LocalBackend:
     def start(self, order: StageOrder) -> LocalStage:
         return LocalStage(HostRunner(self._children, order, HostPart(gpus=order.share.gpus), values_of(order.secrets)))
 
-    def recover(self, work: Path) -> None:
+    def recover(self, work: Path, go_on: Callable[[], None]) -> None:
         """The lease ends what an earlier attempt left on this machine."""
 
     def close(self) -> None:
@@ -49,13 +49,17 @@ class LocalStage:
     def pid(self) -> int | None:
         return self._runner.pid
 
+    @property
+    def is_placed(self) -> bool:
+        return True
+
     def wait(self, seconds: float) -> HostsExit | None:
         if not self._runner.ended_within(seconds):
             return None
         if not self._is_closed:
             self._is_closed = True
             self._runner.close()
-        return HostsExit(code=self._runner.code, log_error=self._runner.log_error)
+        return HostsExit(code=self._runner.code, log_errno=self._runner.log_errno)
 
     def request_stop(self) -> None:
         self._runner.request_stop()

@@ -14,14 +14,16 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -34,19 +36,21 @@ from dsl.errors import StageError, StructureError, shortened
 from dsl.imports import PROJECT
 from executor.launchers.backend import StageOrder
 from executor.launchers.host_facts import HostFacts, host_facts
+from executor.store.lease import ACTORS
 from executor.system.jsonlines import read_json
 from executor.system.log_tail import last_lines
 from executor.system.resource_pool import Capacity
 from executor.system.supervisor import ChildGroup, child_environment, module_command, run_module
 
 PROBE_WITHIN_S = 60.0
+CONNECTS_WITHIN_S = 10.0
 START_WITHIN_S = 120.0
 HOST_REPORTS_WITHIN_S = 30.0
 ACTOR_ENDS_WITHIN_S = 30.0
 RAYLETS_END_WITHIN_S = 75.0  # without a head: RAY_gcs_rpc_server_reconnect_timeout_s is 60
 NAMESPACE = "dflow"
-ACTORS = "actors-"
-HOSTS = "hosts.json"  # in the folder for results: the HostsExit of a stage
+# In the folder for results of a stage: its HostsExit; and the file that exists once it has room.
+HOSTS, PLACED = "hosts.json", "placed"
 POLL_S = 0.2
 
 
@@ -108,37 +112,42 @@ def check_hosts(address: str, file: Path, folder: Path) -> tuple[HostFacts, ...]
     return structure(tuple[HostFacts, ...], json.loads(_asked(address, "check", str(file), str(folder))))
 
 
-def needs_token(address: str) -> bool:
-    """Whether a cluster that can be used from here refuses who has no token."""
-    return run_module("executor.launchers.ray_cluster", "open", address, within_s=PROBE_WITHIN_S).code != 0
+def needs_token(address: str) -> bool | None:
+    """Whether a cluster that can be used from here refuses who has no token; None where it did not answer in time."""
+    ended = run_module("executor.launchers.ray_cluster", "open", address, within_s=PROBE_WITHIN_S)
+    return None if ended.code is None else ended.code != 0
 
 
-def unended(actors: Actors) -> tuple[str, ...]:
+def unended(actors: Actors, go_on: Callable[[], None]) -> tuple[str, ...]:
     """Those of an earlier attempt that are still alive, though they were killed. Raises StageError as `find_hosts`.
 
-    Without its head a cluster's raylets end themselves, and the actors with them.
+    Without its head a cluster's raylets end themselves, and the actors with them. go_on: as in `Backend.recover`.
     """
     deadline = time.monotonic() + RAYLETS_END_WITHIN_S
     while not _listens(actors.address):
         if time.monotonic() > deadline:
             return ()
+        go_on()
         time.sleep(POLL_S)
-    return structure(tuple[str, ...], json.loads(_asked(actors.address, "ended", *actors.names)))
+    return structure(tuple[str, ...], json.loads(_asked(actors.address, "ended", *actors.names, go_on=go_on)))
 
 
 def _listens(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_WITHIN_S):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECTS_WITHIN_S):
             return True
     except OSError:
         return False
 
 
-def _asked(address: str, command: str, *arguments: str) -> str:
+def _asked(address: str, command: str, *arguments: str, go_on: Callable[[], None] | None = None) -> str:
+    """The last line that a command of this module prints."""
     if not _listens(address):
         raise StageError(f"the Ray cluster {address} cannot be reached: nothing answers there")
-    ended = run_module("executor.launchers.ray_cluster", command, address, *arguments, within_s=PROBE_WITHIN_S)
+    ended = run_module(
+        "executor.launchers.ray_cluster", command, address, *arguments, within_s=PROBE_WITHIN_S, go_on=go_on
+    )
     if ended.code != 0:
         raise StageError(
             f"the Ray cluster {address} cannot be used from here: {ended.reason}; dflow runs on a host of the "
@@ -147,37 +156,63 @@ def _asked(address: str, command: str, *arguments: str) -> str:
     return ended.output.splitlines()[-1]
 
 
+@frozen
+class GivenCluster:
+    """A cluster that exists."""
+
+    address: str
+    variables: Mapping[str, str] = {}
+
+    def address_within(self, seconds: float) -> str:
+        return self.address
+
+
 class OwnCluster:
     """A cluster of this process on this machine, which only this user can use; it never outlives this process.
 
-    Raises StageError where it does not start.
+    variables: what a process needs to use it. Thread-safe.
     """
 
     def __init__(self, capacity: Capacity) -> None:
+        self._address = ""
+        self._lock = threading.Lock()
+        self._deadline = time.monotonic() + START_WITHIN_S
         self._folder = Path(tempfile.mkdtemp(prefix="dflow-ray-"))  # short: it holds sockets, whose paths are limited
         token = self._folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
         self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         sizes = (str(capacity.cpus), str(len(capacity.gpus)), str(capacity.memory))
-        log = self._folder / "log"
-        with log.open("wb") as errors:
+        self._log = self._folder / "log"
+        with self._log.open("wb") as errors:
             self._group = ChildGroup(
                 module_command("executor.launchers.ray_cluster", "hold", str(self._folder), *sizes),
-                child_environment(**self.variables),
+                # Ray would kill the largest process of a machine that is nearly out of memory, whoever it belongs to.
+                child_environment(**self.variables, RAY_memory_monitor_refresh_ms="0"),
                 output=subprocess.PIPE,
                 errors=errors,
             )
-        try:
-            self.address = next(self._group.lines()).strip()
-        except StopIteration:
-            reason = " ".join(last_lines(log, 0)[-1:])
-            self.close()
-            raise StageError(f"Ray did not start on this machine: {reason}") from None
+
+    def address_within(self, seconds: float) -> str | None:
+        """None where it has not started within that time. Raises StageError where it does not start."""
+        with self._lock:
+            if self._address:
+                return self._address
+            output = self._group.process.stdout
+            assert output is not None
+            if select.select([output], [], [], seconds)[0]:
+                self._address = next(self._group.lines(), "").strip()
+            elif time.monotonic() < self._deadline:
+                return None
+            if not self._address:
+                reason = " ".join(last_lines(self._log, 0)[-1:])
+                raise StageError(f"Ray did not start on this machine: {reason or f'it took {START_WITHIN_S:g} s'}")
+            return self._address
 
     @property
     def is_gone(self) -> bool:
-        return self._group.ended_within(0)
+        """Whether it has ended, or did not start."""
+        return self._group.ended_within(0) or (bool(self._address) and not _listens(self._address))
 
     def close(self) -> None:
         self._group.close()

@@ -137,6 +137,10 @@ def report_lost(results: Path, worker: int) -> None:
         (results / f"{LOST}{worker}").touch()
 
 
+def is_lost(results: Path, worker: int) -> bool:
+    return (results / f"{LOST}{worker}").exists()
+
+
 def lost_workers(results: Path) -> frozenset[int]:
     """The workers whose processes are gone without having finished."""
     return frozenset(int(path.name.removeprefix(LOST)) for path in results.glob(f"{LOST}*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ from executor.launchers.failure import (
     DISK_FULL,
     HOST_LOST,
     NO_RESULT,
+    NOT_RUN,
     Failure,
     cause_of,
     ended_by,
@@ -30,7 +32,7 @@ from executor.launchers.worker import EXECUTOR_GONE, NO_LOG
 from executor.store.lease import Lease
 from executor.system.log_tail import last_lines
 from executor.system.os_errors import NO_SPACE, clear_error, clear_errors, full_at
-from executor.system.resource_pool import Share
+from executor.system.resource_pool import Demand, Share
 from executor.system.stage_mark import stage_mark
 from executor.system.symlinks import appended
 
@@ -63,10 +65,11 @@ class StageProcess:
         spec: StageSpec,
         launch: Launch,
         share: Share,
+        part: Demand,
         log: Path,
         secrets: tuple[str, ...] = (),
     ) -> None:
-        """secrets: the environment variables whose values the log must not show."""
+        """share, part, secrets: as in StageOrder."""
         with clear_errors(log):
             appended(log).close()
         self._results = spec.results
@@ -92,6 +95,7 @@ class StageProcess:
                 directory=Path.cwd(),
                 launch=launch,
                 share=share,
+                part=part,
                 secrets=secrets,
             )
         )
@@ -102,8 +106,9 @@ class StageProcess:
             pass
         results = [RankResult.read(self._results / f"{number}.json") for number in range(self._launch.processes)]
         ended = self._exit(hosts, results)
-        if hosts.log_error is not None and ended.status == "failed":
-            lost = clear_error(hosts.log_error, self._log)  # the cause: from then on its output failed
+        if hosts.log_errno and ended.status == "failed":
+            error = OSError(hosts.log_errno, os.strerror(hosts.log_errno))
+            lost = clear_error(error, self._log)  # the cause: from then on its output failed
             ended = attrs.evolve(ended, failure=Failure.of(lost))
         reported = [result for result in results if result is not None]
         return attrs.evolve(
@@ -133,6 +138,11 @@ class StageProcess:
     def pid(self) -> int | None:
         """The root process of the stage on this machine; None before it is known."""
         return self._stage.pid
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it has room to run."""
+        return self._stage.is_placed
 
     def request_stop(self) -> None:
         """SIGTERM, once: `stage.stop_requested()` becomes true in every rank.
@@ -173,8 +183,11 @@ class StageProcess:
         each_host = self._launch.processes_of_part
         names = [hosts.hosts[number // each_host] for number in range(len(results))] if hosts.hosts else []
         cause = cause_of(results, exits, names)
-        if hosts.lost and only_lost_connections(results, exits):
-            return Failure(f"HostLost: {hosts.lost}", (HOST_LOST,))
+        if only_lost_connections(results, exits):
+            if hosts.error:
+                return Failure(f"StageError: {hosts.error}", (NOT_RUN,))
+            if hosts.lost:
+                return Failure(f"HostLost: {hosts.lost}", (HOST_LOST,))
         if cause is not None:
             return cause
         if any(result and result.status == "stopped" for result in results):

@@ -48,6 +48,7 @@ from executor.launchers.stage_contract import (
     RankError,
     RankResult,
     StageSpec,
+    is_lost,
     lost_workers,
 )
 from executor.records.events import Body, Cut, Event, Figure, Info, Metric, Progress, Warned
@@ -296,6 +297,8 @@ def _keep_watch(life_line: int, wake_up: int, results: Path, number: int) -> Non
     while True:
         ready, _, _ = select.select([life_line, wake_up], [], [], WATCH_EVERY_S)
         _end_if_gone(life_line)
+        if WORKER in os.environ and is_lost(results, number):  # others do its shards
+            os._exit(EXECUTOR_GONE)
         signalled = wake_up in ready and signal.SIGTERM in os.read(wake_up, 4096)
         stop_requested = (results / STOP_REQUESTED).exists()
         if signalled and not stop_requested and not others_ended and AGENT in os.environ:

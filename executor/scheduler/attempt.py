@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from pathlib import Path
 from typing import TypeVar
 
 import attrs
@@ -26,7 +27,7 @@ from executor.planning.input_snapshot import Snapshot
 from executor.records.events import final_metrics
 from executor.scheduler.task import AttemptResult, AttemptStart, StageMeasures, Task
 from executor.system.crash_points import fail_point
-from executor.system.resource_pool import Share
+from executor.system.resource_pool import Demand, Share
 
 GRACE_S = 30.0
 GRACE_NOT_RESUMABLE_S = 3.0
@@ -41,17 +42,19 @@ class Attempt(threading.Thread):
         self,
         task: Task,
         share: Share,
+        part: Demand,
         backends: Backends,
         call: Callable[[Callable[[], None]], None],
         on_start: Callable[[AttemptStart], int],
         on_end: Callable[[AttemptResult], None],
     ) -> None:
-        """call: lets the loop's thread make a call. on_start returns the number of the attempt; on_end is called
-        whatever happened.
+        """share, part: as in StageOrder. call: lets the loop's thread make a call. on_start returns the number of the
+        attempt; on_end is called whatever happened.
         """
         super().__init__(daemon=True, name=f"attempt at {task.node.id}")
         self.task = task
         self._share = share
+        self._part = part
         self._backends = backends
         self._call = call
         self._on_start = on_start
@@ -60,6 +63,7 @@ class Attempt(threading.Thread):
         self._is_stopping = False
         self._is_timed_out = False
         self._stage_began = 0.0
+        self._is_placed = False
         self._measures: StageMeasures | None = None
         self._lock = threading.Lock()
 
@@ -100,6 +104,8 @@ class Attempt(threading.Thread):
         stage, launch = self._stage, self.task.node.launch
         if stage is None:
             return
+        if not self._is_placed:
+            self._is_placed, self._stage_began = stage.is_placed, time.monotonic()
         if launch.timeout and not self._is_stopping and time.monotonic() - self._stage_began > launch.timeout:
             self._is_timed_out = True
             self.request_stop()
@@ -122,13 +128,13 @@ class Attempt(threading.Thread):
         changed = _changes(task.node.id, planned, before.parts) or _written(before.torn)
         if changed:
             return AttemptResult(status="replan", parts=before.parts, changes=changed)
+        self._recover(lease.folder)
         lease.wait_for_ranks()
         task.store.finish_commit(lease, task.key)  # of a holder that was interrupted
         if task.planner.hit(task.node.id, task.key) is not None:
             lease.remove()
             return AttemptResult(status="replan")
-        self._backends.recover(lease.folder)
-        start, first_byte = task.prepare(before)
+        start, first_byte = task.prepare(before, self._recover)
         number = self._in_loop(lambda: self._on_start(start))
         fail_point("run:emptied")
         ended = self._run_stage(number)
@@ -142,6 +148,9 @@ class Attempt(threading.Thread):
         if ended.status != "done":
             return AttemptResult(status=ended.status, failure=ended.failure, log_tail=ended.log_tail)
         return self._finish(start, ended, measures, before)
+
+    def _recover(self, folder: Path) -> None:
+        self._backends.recover(folder, self.task.lease.go_on)
 
     def _in_loop(self, call: Callable[[], T]) -> T:
         """What a call returns or raises in the loop's thread. Raises StopRequested if the attempt is killed first."""
@@ -171,9 +180,11 @@ class Attempt(threading.Thread):
                 task.stage_spec(number),
                 task.node.launch,
                 self._share,
+                self._part,
                 task.record.log_path(task.node.id),
                 secret_variables(task.node.config),
             )
+            self._is_placed = stage.is_placed
         fail_point("stage:started")
         ended = stage.wait()
         with self._lock:

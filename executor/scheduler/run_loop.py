@@ -19,7 +19,7 @@ from attrs import define
 
 from dsl.errors import DflowError, StageError, StoreError
 from executor.keys.node_key import KeyParts
-from executor.launchers.failure import Failure
+from executor.launchers.failure import HOST_LOST, Failure
 from executor.planning.history import SourceRuns
 from executor.planning.session import Session, plan_row
 from executor.records.events import Differs, EventReader, Info, NodeChange, RunChange, Warned
@@ -327,7 +327,7 @@ class RunLoop:
     def _retry(self, node_id: str, failure: Failure) -> bool:
         """After a transient error, the node waits and then continues in its work folder."""
         launch, op = self._graph.nodes[node_id].launch, self._graph.nodes[node_id].op
-        if self._retries[node_id] >= launch.retries or not failure.is_any_of((TRANSIENT, *op.transient)):
+        if self._retries[node_id] >= launch.retries or not failure.is_any_of((TRANSIENT, HOST_LOST, *op.transient)):
             return False
         wait = launch.retry_wait * 2 ** self._retries[node_id]
         self._retries[node_id] += 1

@@ -37,6 +37,7 @@ class StagePool:
         """call: lets the loop's thread make a call."""
         self.running: dict[str, Attempt] = {}
         self._useful: dict[str, int | None] = {}
+        self._told: set[str] = set()  # the nodes that were said to wait for room
         self._store = store
         self._graph = graph
         self._record = record
@@ -49,7 +50,12 @@ class StagePool:
 
     def fits(self, node: GraphNode, digests: Mapping[str, str]) -> bool:
         """digests: those of the node's parents among others. Raises StageError where the node's cluster is gone."""
-        return self._room(node).fits(self._capacity(node).demand(node, self._useful_threads(node, digests)))
+        room, demand = self._room(node), self._capacity(node).demand(node, self._useful_threads(node, digests))
+        fits = room.fits(demand)
+        if not fits and node.launch.kind == "ray" and node.id not in self._told:
+            self._told.add(node.id)
+            self._display.note(f"{node.id}: waiting for room: needs {demand}; free of what this run may use: {room}")
+        return fits
 
     def _capacity(self, node: GraphNode) -> Capacity:
         return self._backends.of(node.launch).capacity()
@@ -83,14 +89,14 @@ class StagePool:
         useful = self._useful_threads(task.node, task.digests)
         capacity, room = self._capacity(task.node), self._room(task.node)
         demand = capacity.demand(task.node, useful)
-        share = room.take(demand, capacity.threads(task.node, useful))
+        share, part = room.take(demand, capacity.threads(task.node, useful)), capacity.part(task.node, useful)
 
         def ended(result: AttemptResult) -> None:
             del self.running[node_id]
             room.give_back(demand, share)
             on_end(node_id, result)
 
-        attempt = Attempt(task, share, self._backends, self._call, partial(on_start, node_id), ended)
+        attempt = Attempt(task, share, part, self._backends, self._call, partial(on_start, node_id), ended)
         self.running[node_id] = attempt
         attempt.start()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -116,11 +116,14 @@ class Task:
         """The file with the source code that the stage runs."""
         return self.lease.path("code", ".json")
 
-    def prepare(self, snapshot: Snapshot) -> tuple[AttemptStart, int]:
-        """Make the work folder ready for a stage. Also returns the byte of the events file from which metrics count."""
+    def prepare(self, snapshot: Snapshot, recover: Callable[[Path], None]) -> tuple[AttemptStart, int]:
+        """Make the work folder ready for a stage. Also returns the byte of the events file from which metrics count.
+
+        recover: as in `Lease.adopt`.
+        """
         lease, events = self.lease, self.record.events_path
         is_fresh = self._starts_fresh()
-        adopted_from = self._adopt_work() if self.adopt and not is_fresh else None
+        adopted_from = self._adopt_work(recover) if self.adopt and not is_fresh else None
         lease.empty(keep_state=not is_fresh)
         is_resumed = any(lease.work_dir.iterdir())
         write_json(lease.folder / "work.json", {"key_without_code": self.key_without_code, "node": self.node.id})
@@ -140,11 +143,11 @@ class Task:
         was_started = self.attempt or (last_run and last_run == self.goes_on_from)
         return self.node.id in self.planner.forced and not was_started
 
-    def _adopt_work(self) -> str | None:
+    def _adopt_work(self, recover: Callable[[Path], None]) -> str | None:
         """Move the newest unleased work folder of the same key without code here; returns the run that left it."""
         work_dir = self.lease.work_dir
         has_own = work_dir.exists() and any(work_dir.iterdir())
-        return None if has_own else self.lease.adopt(self.key_without_code)
+        return None if has_own else self.lease.adopt(self.key_without_code, recover)
 
     def _earlier_metrics(self) -> list[Event]:
         """The metrics of the run that left the work folder behind: this run's metrics continue them."""

@@ -42,6 +42,7 @@ from executor.system.stage_mark import end_marked
 from executor.system.symlinks import is_folder, open_own, remove, remove_link, remove_links_out_of
 
 KEPT = ("lease", "ranks")
+ACTORS = "actors-"
 LATE_WRITERS_S = 60.0
 POLL_S = 0.1
 
@@ -161,10 +162,11 @@ class Lease:
         if self._given_up.is_set():
             raise StopRequested(f"{self.folder}: the run was stopped; the next one continues here")
 
-    def adopt(self, key_without_code: str) -> str | None:
+    def adopt(self, key_without_code: str, recover: Callable[[Path], None] = lambda folder: None) -> str | None:
         """Move the op's state here from the newest work folder that has this key in work.json and no holder.
 
-        Returns the run that left it there, None if there is none. This folder's own state must be empty.
+        recover: returns when nothing writes to a folder on any other machine, else raises LeaseLost. Returns the run
+        that left the state there, None if there is none. This folder's own state must be empty.
         """
         others = [
             path
@@ -176,6 +178,10 @@ class Lease:
                 continue
             with Lease(folder, self._run_id) as other:
                 if not (is_folder(other.work_dir) and other._try_acquire_quietly()):
+                    continue
+                try:
+                    recover(folder)
+                except LeaseLost:
                     continue
                 remove(self.work_dir)
                 fail_point("lease:adopting")
@@ -319,6 +325,8 @@ def remove_leftovers(work: Path) -> None:
 def move_away(folder: Path) -> Path | None:
     """Rename a work folder without a holder, to be removed; None if it has one."""
     with Lease(folder, "gc") as lease:
+        if any(folder.glob(f"{ACTORS}*")):  # may still write there, from another machine
+            return None
         if current_holder(folder) or not lease._try_acquire_quietly():
             return None
         gone = folder.with_name(f".{folder.name}.{lease.id}")

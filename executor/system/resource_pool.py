@@ -34,6 +34,9 @@ class Demand:
     memory: int = 0
     gpus: int | None = None
 
+    def __str__(self) -> str:
+        return amounts(self.cpus, self.gpus or 0, self.memory)
+
 
 @frozen
 class Capacity:
@@ -48,8 +51,18 @@ class Capacity:
     gpus: tuple[str, ...]
     takes_none: bool = False
 
+    def __str__(self) -> str:
+        return amounts(self.cpus, len(self.gpus), self.memory)
+
     def demand(self, node: GraphNode, useful: int | None = None) -> Demand:
-        """The resources of a node. CPUs: those of its threads where limited, else all: heavy nodes run one at a time.
+        """The resources of all parts of a node."""
+        part, parts = self.part(node, useful), node.launch.parts
+        return Demand(part.cpus * parts, part.memory * parts, None if part.gpus is None else part.gpus * parts)
+
+    def part(self, node: GraphNode, useful: int | None = None) -> Demand:
+        """The resources of a part of a node, which is on one host.
+
+        CPUs: those of its threads where limited, else all of the host: heavy nodes run one at a time.
 
         useful: the most threads of a process that its op can use, None for no limit.
         """
@@ -92,6 +105,9 @@ class Free:
         self._cpus = capacity.cpus
         self._memory = capacity.memory
         self._gpus = set(capacity.gpus)
+
+    def __str__(self) -> str:
+        return amounts(self._cpus, len(self._gpus), self._memory)
 
     def fits(self, demand: Demand) -> bool:
         return demand.cpus <= self._cpus and demand.memory <= self._memory and (demand.gpus or 0) <= len(self._gpus)
@@ -137,10 +153,10 @@ def threads_of(launch: Launch, machine: Machine | None = None, useful: int | Non
 
 
 def too_much(nodes: Mapping[str, GraphNode], capacity: Capacity, remedy: str = REMEDY) -> list[Mistake]:
-    """Mistakes for nodes that need more than the run may use, so that they could never start."""
+    """Mistakes for nodes of which a part needs more than a host has for the run, so that they could never start."""
     mistakes = []
     for node_id, node in nodes.items():
-        demand, launch = capacity.demand(node), node.launch
+        demand, launch = capacity.part(node), node.launch
         processes = launch.processes_of_part
         if launch.gpus and launch.gpus < processes and computes_on_gpu(node):
             message = f"{_amount(launch.gpus, 'GPU')} for {processes} ranks, each of which needs one"
@@ -165,6 +181,11 @@ def devices() -> tuple[str, ...]:
     names = [name.strip() for name in visible.split(",")]
     end = next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))
     return tuple(names[:end])
+
+
+def amounts(cpus: int, gpus: int, memory: int) -> str:
+    """ "2 CPUs, 0 GPUs, 24.0 GB"; memory: bytes, not shown where 0."""
+    return ", ".join([_amount(cpus, "CPU"), _amount(gpus, "GPU"), *([_amount(memory, "")] if memory else [])])
 
 
 def _gpu_field(launch: Launch) -> str:

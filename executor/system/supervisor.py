@@ -19,7 +19,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import IO, NamedTuple, Self
 
@@ -117,14 +118,21 @@ class ChildGroup:
         return self._code
 
 
-def run_module(module: str, *arguments: str, within_s: float) -> Finished:
-    """Run a module of dflow to its end, without waiting for processes that it started, which are killed."""
+def run_module(module: str, *arguments: str, within_s: float, go_on: Callable[[], None] | None = None) -> Finished:
+    """Run a module of dflow to its end, without waiting for processes that it started, which are killed.
+
+    go_on: called a few times a second; an error from it ends the process.
+    """
     import tempfile
 
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         command = module_command(module, *arguments)
         with ChildGroup(command, child_environment(), output=output, errors=errors, grace_s=0) as group:
-            is_late = not group.ended_within(within_s)
+            deadline = time.monotonic() + within_s
+            while not group.ended_within(POLL_S if go_on else within_s) and time.monotonic() < deadline:
+                if go_on is not None:
+                    go_on()
+            is_late = not group.ended_within(0)
         code = None if is_late else group.close()
         return Finished(code, _text(output), _text(errors), within_s)
 

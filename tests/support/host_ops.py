@@ -27,6 +27,13 @@ class Add:
     how: str = field(default="go", neutral=True, help="go or fail")
     token: str = field(default="", help="is printed")
     output = Text
+
+@op(version=1, run="hosts_shards:make", resumable=True, shares_shards=True)
+@frozen(kw_only=True)
+class Shards:
+    """Twelve shards; worker 0 may wait in its first."""
+    how: str = field(default="go", neutral=True, help="go or wait")
+    output = Text
 '''
 WAIT = """
 import os, time
@@ -65,6 +72,25 @@ def add(config, stage):
 def broken(number):
     raise ValueError(f"a bug at {number.item()}")
 """
+SHARDS = """
+import os, time
+from pathlib import Path
+from ops.lib.data.shared_shards import SharedShards, partial_path, publish, waited
+
+HERE = Path(__file__).parent
+
+def make(config, stage):
+    shared = SharedShards(stage)
+    paths = [stage.work_dir / f"{number:04d}.txt" for number in range(12)]
+    for path in waited(shared.claimed(lambda: paths, lambda path: path), stage.stop_requested):
+        (HERE / f"rank-{stage.worker}.pid").write_text(str(os.getpid()))
+        while config.how == "wait" and stage.worker == 0:
+            time.sleep(0.05)
+        partial = partial_path(path, stage.worker)
+        partial.write_text(path.stem)
+        publish(partial, path)
+    shared.write_artifact(lambda: (stage.out_dir / "text.txt").write_text(" ".join(p.read_text() for p in paths)))
+"""
 PIPELINE = """
 [pipeline]
 name = "hosts"
@@ -72,13 +98,13 @@ ops = ["hosts.py"]
 
 [node.r]
 op = "OP"
-launch = { kind = "ray", hosts = 2, threads = 1, device = "cpu" }
+launch = { kind = "ray", hosts = 2, threads = 1, device = "cpu", retries = 0 }
 """
 
 
 def hosts_toy(folder: Path, op: str) -> Toy:
     toy = Toy(folder, PIPELINE.replace("OP", op))
-    for name, text in (("hosts.py", OPS), ("hosts_run.py", WAIT), ("hosts_sum.py", SUM)):
+    for name, text in (("hosts.py", OPS), ("hosts_run.py", WAIT), ("hosts_sum.py", SUM), ("hosts_shards.py", SHARDS)):
         (folder / name).write_text(text)
     return toy
 

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,6 +161,46 @@ def test_a_host_that_is_gone_ends_the_stage_and_one_that_joins_late_takes_its_pl
         assert ray.toy.text("r").startswith("2 ranks")  # the other host's rank may have saved its work
 
 
+def test_a_lost_host_is_a_reason_to_try_again(cluster, tmp_path):
+    ray = OnRay(hosts_toy(tmp_path, "wait"), cluster)
+    retried = ("-s", "r.launch.retries=1", "-s", "r.launch.retry_wait=0")
+    run = ray.start("run", str(ray.toy.file), "-s", "r.how=wait", *retried)
+    pids = ray.pids()
+    actor_of(pids[1]).kill()
+    again = ray.pids()
+    all_gone(pids)
+    run.send_signal(signal.SIGTERM)
+    code, out, _ = finished(run)
+    assert code == 143
+    assert "r: HostLost: host 1 (" in out
+    assert "; retry 1 of 1 in 0 s" in out
+    all_gone(again)
+
+
+SHARES = ("-s", "r.launch.hosts=1", "-s", "r.launch.threads=0", "-s", "r.launch.shard_workers=2")
+ALL_SHARDS = " ".join(f"{number:04d}" for number in range(12))
+
+
+def test_a_worker_of_a_cluster_that_is_killed_is_not_missed(cluster, tmp_path):
+    ray = OnRay(hosts_toy(tmp_path, "shards"), cluster)
+    run = ray.start("run", str(ray.toy.file), "-s", "r.how=wait", *SHARES)
+    pids = ray.pids()
+    actor_of(pids[0]).kill()
+    code, _, errors = finished(run)
+    assert (code, ray.toy.text("r")) == (0, ALL_SHARDS), errors
+    all_gone(pids)
+
+
+def test_a_cluster_of_dflows_own_ends_with_the_run(tmp_path):
+    toy = hosts_toy(tmp_path, "shards")
+    with tempfile.TemporaryDirectory(prefix="s-") as short:  # it holds sockets, whose paths are limited
+        result = toy.dflow("run", str(toy.file), "-s", "machine.cpus=2", *SHARES, TMPDIR=short)
+        assert (result.returncode, toy.text("r")) == (0, ALL_SHARDS), result.stderr
+        assert list(Path(short).glob("dflow-ray-*")) == []
+        own = [each for each in psutil.process_iter(["cmdline"]) if short in " ".join(each.info["cmdline"] or [])]
+        assert own == []
+
+
 def test_more_hosts_than_a_cluster_has_are_refused_before_anything_runs(cluster, tmp_path):
     ray = OnRay(hosts_toy(tmp_path, "wait"), cluster)
     result = ray.run("run", str(ray.toy.file), "-s", "r.launch.hosts=4")
@@ -191,7 +232,7 @@ def test_plan_shows_what_the_cluster_has_and_what_is_free(cluster, tmp_path):
     result = ray.run("plan", str(ray.toy.file), "--ray", cluster.address)
     shown = next(line for line in result.stdout.splitlines() if line.startswith("cluster"))
     assert re.fullmatch(
-        f"cluster {cluster.address}: 3 hosts, 3 CPUs, 0 GPUs, [0-9.]+ GiB; free now: [0-3] CPUs?, 0 GPUs, [0-9.]+ GiB",
+        f"cluster {cluster.address}: 3 hosts, 3 CPUs, 0 GPUs, [0-9.]+ GB; free now: [0-3] CPUs?, 0 GPUs, [0-9.]+ GB",
         shown,
     )
     own = json.loads(ray.run("plan", str(ray.toy.file), "--json", "-s", "machine.cpus=5").stdout)["cluster"]
@@ -233,7 +274,7 @@ def test_a_stage_that_waits_for_room_says_what_is_free_and_what_it_needs(cluster
     ray.pids()
     other = OnRay(hosts_toy(tmp_path / "b", "wait"), cluster)
     second = other.start("run", str(other.toy.file))
-    waiting = f"waiting for room in the cluster {cluster.address}: needs 2 x CPU 1; free: "
+    waiting = f"waiting for room in the cluster {cluster.address}: needs 2 x (1 CPU, 0 GPUs); free: "
     wait_for(lambda: any(waiting in path.read_text() for path in other.toy.store.glob("records/*/r.log")))
     first.send_signal(signal.SIGTERM)
     finished(first)
