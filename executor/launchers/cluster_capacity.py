@@ -48,7 +48,7 @@ class ClusterCapacity(Capacity):
         A part without limits takes a whole host. Workers that share shards divide the CPUs of the hosts.
         """
         launch = node.launch
-        uses_gpus = computes_on_gpu(node) or bool(launch.gpus)
+        uses_gpus = computes_on_gpu(node) if launch.gpus is None else launch.gpus > 0
         hosts = [host for host in self.hosts if host.gpus or not uses_gpus] or list(self.hosts)
         hosts.sort(key=lambda host: (host.cpus, host.memory), reverse=True)
         divided = launch.shard_workers > 1 and not (launch.cpus or launch.threads)

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from executor.launchers.backend import HostsExit, StageOrder, exits_path
 from executor.launchers.stage_contract import read_exits, report_lost
-from executor.system.supervisor import exit_text
+from executor.system.supervisor import GONE, exit_text
 
 
 @frozen(kw_only=True)
@@ -50,7 +50,8 @@ class Parts:
         """
         if not self._is_shared:
             return any(each.code != 0 for each in self._exits.values())
-        return any(each.code > 0 for number in self._exits for each in read_exits(exits_path(self._results, number)))
+        exits = [each for number in self._exits for each in read_exits(exits_path(self._results, number))]
+        return any(each.code > 0 and each.code != GONE for each in exits)
 
     def exit(self) -> HostsExit:
         """How the stage ended, once all parts have."""

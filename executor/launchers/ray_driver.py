@@ -122,8 +122,8 @@ class Driver:
         strategy = "SPREAD" if launch.shard_workers > 1 else "PACK"
         group = self._ray.util.placement_group([self._bundle()] * launch.parts, strategy=strategy)
         waited, reported = time.monotonic(), False
-        while not group.wait(POLL_S):
-            if self._stop.is_set():
+        while not group.wait(0):  # in whole seconds
+            if self._stop.wait(POLL_S):
                 self._ray.util.remove_placement_group(group)
                 return None
             if not reported and time.monotonic() - waited > WAITING_S:

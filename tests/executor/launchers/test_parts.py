@@ -16,6 +16,7 @@ from executor.launchers.cluster_capacity import ClusterCapacity
 from executor.launchers.parts import PartExit, Parts
 from executor.launchers.stage_contract import RankExit, lost_workers, write_exits
 from executor.system.resource_pool import Capacity, Demand, Share
+from executor.system.supervisor import GONE
 
 SMALL, LARGE, HEAD = (Capacity(cpus, 64 * 2**30, gpus) for cpus, gpus in ((8, ("0",)), (64, ("0", "1")), (4, ())))
 
@@ -42,6 +43,7 @@ def refused(folder: Path, cluster: tuple[Capacity, ...], **launch: int) -> list[
         ({"hosts": 2}, (SMALL, LARGE, SMALL), "compute", Demand(8, 0, 1)),  # the largest of which two fit
         ({"hosts": 2, "threads": 4}, (SMALL, LARGE), "compute", Demand(4, 0, 1)),
         ({"shard_workers": 4, "gpus": 0}, (LARGE, LARGE), "compute", Demand(32, 0, 0)),  # two on each host
+        ({"hosts": 2, "gpus": 0}, (HEAD, LARGE, HEAD), "compute", Demand(4, 0, 0)),
         ({"shard_workers": 4, "cpus": 8}, (SMALL, LARGE), "read", Demand(8, 0, 0)),
     ],
 )
@@ -80,6 +82,7 @@ def test_workers_go_on_without_one_that_was_killed_or_left_and_not_after_an_erro
     parts = Parts(order(tmp_path, Launch(kind="ray", shard_workers=4)), "abcd")
     write_exits(exits_path(tmp_path, 0), [RankExit(0, -signal.SIGKILL, 0.0)])
     parts.ended(0, PartExit(code=1))
+    write_exits(exits_path(tmp_path, 1), [RankExit(1, GONE, 0.0)])  # it saw that it is lost
     parts.lost(1, "it left")
     assert not parts.ends_others
     assert lost_workers(tmp_path) == {0, 1}
