@@ -13,7 +13,7 @@ from contextlib import suppress
 import attrs
 from attrs import frozen
 
-from dsl.errors import DiskFull
+from dsl.errors import DflowError, DiskFull
 from dsl.imports import PROJECT
 from dsl.secrets import values_of
 from executor.launchers.backend import StageOrder
@@ -26,6 +26,7 @@ from executor.launchers.stage_environment import stage_environment
 from executor.records.events import Body, Event, System
 from executor.store.lease import Holder
 from executor.system.jsonlines import append_line
+from executor.system.os_errors import NO_SPACE
 from executor.system.resource_pool import VISIBLE
 from executor.system.system_metrics import Usage
 
@@ -85,6 +86,14 @@ class PartRunner:
 
         forwarded: variables of the executor; own: as in `part_facts`, for parts that meet others.
         """
+        try:
+            return self._run(order, part, forwarded, own)
+        except DiskFull:
+            return PartExit(code=NO_SPACE)
+        except (DflowError, OSError) as error:
+            return PartExit(code=None, error=f"{type(error).__name__}: {error}")
+
+    def _run(self, order: StageOrder, part: HostPart, forwarded: Mapping[str, str], own: str) -> PartExit:
         os.chdir(order.directory)
         os.environ.pop(VISIBLE, None)  # the part's own devices are set for it
         os.environ.update(forwarded)

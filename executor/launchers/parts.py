@@ -13,9 +13,10 @@ from executor.system.supervisor import GONE, exit_text
 
 @frozen(kw_only=True)
 class PartExit:
-    """No process of the part runs any more. code, log_errno: as in HostsExit."""
+    """No process of the part runs any more. code, error, log_errno: as in HostsExit."""
 
     code: int | None
+    error: str = ""
     log_errno: int = 0
 
 
@@ -48,6 +49,8 @@ class Parts:
 
         Workers that share shards go on without one that was killed, and not after an error, which they would meet too.
         """
+        if any(each.error for each in self._exits.values()):
+            return True
         if not self._is_shared:
             return any(each.code != 0 for each in self._exits.values())
         exits = [each for number in self._exits for each in read_exits(exits_path(self._results, number))]
@@ -67,5 +70,6 @@ class Parts:
             hosts=self._hosts,
             lost="; ".join(self._lost.values()),
             failed="; ".join(failed),
+            error="; ".join(f"{self.host(number)}: {each.error}" for number, each in self._exits.items() if each.error),
             log_errno=next((each.log_errno for each in self._exits.values() if each.log_errno), 0),
         )

@@ -19,7 +19,7 @@ from pathlib import Path
 import attrs
 
 from dsl.convert import unstructure
-from dsl.errors import LeaseLost, Mistake, StageError
+from dsl.errors import LeaseLost, Mistake, StageError, StopRequested
 from dsl.graph import GraphNode
 from dsl.launch import OWN_CLUSTER, Machine
 from executor.launchers.backend import HostsExit, StageOrder
@@ -41,6 +41,7 @@ from executor.launchers.stage_environment import stage_environment
 from executor.store.lease import ACTORS
 from executor.system.jsonlines import write_json
 from executor.system.resource_pool import Capacity, Share
+from executor.system.stage_mark import end_marked
 
 
 class RayBackend:
@@ -100,7 +101,7 @@ class RayBackend:
             return GivenCluster(cluster_address(self._machine))
         with self._lock:
             if self._own is not None and self._own.is_gone:
-                self._own.close()
+                threading.Thread(target=self._own.close, name="end of a Ray cluster").start()  # may take seconds
                 self._own = None
             if self._own is None:
                 self._own = OwnCluster(Capacity.of_this_machine(self._machine))
@@ -158,10 +159,10 @@ class RayStage:
         try:
             address = self._cluster.address_within(seconds)
         except StageError as error:
-            return HostsExit(code=None, error=str(error))
+            return self._unstarted(HostsExit(code=None, error=str(error)))
         with self._lock:
             if self._is_ending:
-                return HostsExit(code=-signal.SIGTERM)
+                return self._unstarted(HostsExit(code=-signal.SIGTERM))
             if address is not None:
                 file = self._order.private / "order.json"
                 write_json(file, unstructure(self._order))
@@ -171,15 +172,25 @@ class RayStage:
                 )
         return None
 
+    def _unstarted(self, how: HostsExit) -> HostsExit:
+        actors_path(self._order).unlink(missing_ok=True)
+        return how
+
     def _without_report(self, driver: Child) -> HostsExit:
-        """The driver was killed: its actors end without it."""
+        """The driver was killed: its actors end without it, and with them the ranks, which here are not waited for."""
+        end_marked(self._order.folder)
         actors = Actors.read(actors_path(self._order))
-        if actors is not None and not self._is_killed:
-            with suppress(StageError):  # the next attempt asks again
-                unended(actors, lambda: None)
+        if actors is not None:
+            with suppress(StageError, StopRequested):  # the next attempt asks again
+                if not unended(actors, self._go_on):
+                    actors_path(self._order).unlink(missing_ok=True)
         address = self._cluster.address_within(0)
         lost = f"the stage's driver on the Ray cluster {address} ended without a report; see the log"
         return HostsExit(code=driver.code, lost=lost)
+
+    def _go_on(self) -> None:
+        if self._is_killed:
+            raise StopRequested("the stage was killed")
 
     def request_stop(self) -> None:
         with self._lock:

@@ -175,6 +175,7 @@ class OwnCluster:
 
     def __init__(self, capacity: Capacity) -> None:
         self._address = ""
+        self._is_ended = False
         self._lock = threading.Lock()
         self._deadline = time.monotonic() + START_WITHIN_S
         self._folder = Path(tempfile.mkdtemp(prefix="dflow-ray-"))  # short: it holds sockets, whose paths are limited
@@ -194,10 +195,12 @@ class OwnCluster:
             )
 
     def address_within(self, seconds: float) -> str | None:
-        """None where it has not started within that time. Raises StageError where it does not start."""
+        """None where it has not started within that time. Raises StageError where it does not start, or was closed."""
         with self._lock:
             if self._address:
                 return self._address
+            if self._is_ended:
+                raise StageError("Ray did not start on this machine")
             output = self._group.process.stdout
             assert output is not None
             if select.select([output], [], [], seconds)[0]:
@@ -205,6 +208,7 @@ class OwnCluster:
             elif time.monotonic() < self._deadline:
                 return None
             if not self._address:
+                self._is_ended = True
                 reason = " ".join(last_lines(self._log, 0)[-1:])
                 raise StageError(f"Ray did not start on this machine: {reason or f'it took {START_WITHIN_S:g} s'}")
             return self._address
@@ -212,10 +216,12 @@ class OwnCluster:
     @property
     def is_gone(self) -> bool:
         """Whether it has ended, or did not start."""
-        return self._group.ended_within(0) or (bool(self._address) and not _listens(self._address))
+        return self._is_ended or self._group.ended_within(0) or (bool(self._address) and not _listens(self._address))
 
     def close(self) -> None:
-        self._group.close()
+        with self._lock:
+            self._is_ended = True
+            self._group.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -301,18 +307,18 @@ def _hold(folder: str, cpus: str, gpus: str, memory: str) -> None:
     import ray
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    context = ray.init(
-        address="local",  # also where RAY_ADDRESS names a cluster
-        num_cpus=int(cpus),
-        num_gpus=int(gpus),
-        _memory=int(memory),
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        _temp_dir=folder,
-    )
-    print(context.address_info["address"], flush=True)
     try:
+        context = ray.init(
+            address="local",  # also where RAY_ADDRESS names a cluster
+            num_cpus=int(cpus),
+            num_gpus=int(gpus),
+            _memory=int(memory),
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            _temp_dir=folder,
+        )
+        print(context.address_info["address"], flush=True)
         signal.pause()
     finally:
         ray.shutdown()

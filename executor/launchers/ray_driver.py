@@ -97,24 +97,26 @@ class Driver:
 
     def run(self) -> HostsExit:
         """Raises StageError where the stage cannot run there."""
-        ended = HostsExit(code=-signal.SIGTERM)  # unless it starts before it is stopped
         group = self._placed()
-        if group is None:
-            return ended
         try:
-            (self._order.results / PLACED).touch()
-            actors = self._started(group)
-            facts = self._facts(actors)
-            if facts is not None:
-                parts = Parts(self._order, [each.name for each in facts])
-                self._watch(parts, actors, facts[0].address if self._order.launch.hosts > 1 else "")
-                ended = parts.exit()
+            return HostsExit(code=-signal.SIGTERM) if group is None else self._ended(group)
         finally:
-            self._ray.util.remove_placement_group(group)  # ends its actors
-        if left := end_actors(self._ray, self._names):
-            raise StageError(f"actors cannot be ended: {', '.join(left)}")
-        actors_path(self._order).unlink(missing_ok=True)
-        return ended
+            if group is not None:
+                self._ray.util.remove_placement_group(group)  # ends its actors
+            if left := end_actors(self._ray, self._names):
+                raise StageError(f"actors cannot be ended: {', '.join(left)}")
+            actors_path(self._order).unlink(missing_ok=True)
+
+    def _ended(self, group: Any) -> HostsExit:
+        """How the stage ended, in a placement group with room for it."""
+        (self._order.results / PLACED).touch()
+        actors = self._started(group)
+        found = self._facts(actors)
+        if isinstance(found, HostsExit):
+            return found
+        parts = Parts(self._order, [each.name for each in found])
+        self._watch(parts, actors, found[0].address if self._order.launch.hosts > 1 else "")
+        return parts.exit()
 
     def _placed(self) -> Any:
         """A placement group with room for all parts, None where the stage was stopped while it waited."""
@@ -161,28 +163,31 @@ class Driver:
             for place, name in enumerate(self._names)
         ]
 
-    def _facts(self, actors: list[Any]) -> list[PartFacts] | None:
-        """What the hosts report, None where the stage was stopped before. Raises StageError where it cannot run."""
-        from ray.exceptions import RayError
+    def _facts(self, actors: list[Any]) -> list[PartFacts] | HostsExit:
+        """What the hosts report, or how the stage ended before that. Raises StageError where it cannot run there."""
+        from ray.exceptions import RayActorError, RayError
 
         sources, deadline = digest_of_sources(), time.monotonic() + START_WITHIN_S
         asked = [actor.facts.remote(self._order, sources) for actor in actors]
         while len(self._ray.wait(asked, num_returns=len(asked), timeout=POLL_S)[0]) < len(asked):
             if self._stop.is_set():
-                return None
+                return HostsExit(code=-signal.SIGTERM)
             if time.monotonic() > deadline:
                 raise StageError(f"not all hosts have started the stage within {START_WITHIN_S:g} s")
-        facts, problems = [], []
+        facts: list[PartFacts] = []
+        problems, lost = [], []
         for number, each in enumerate(asked):
             try:
-                facts.append(self._ray.get(each))
+                found: PartFacts = self._ray.get(each)
             except RayError as error:
-                problems.append(f"host {number}: {self._reason(error)}")
+                is_lost = isinstance(error, RayActorError) and not error.actor_init_failed
+                (lost if is_lost else problems).append(f"host {number}: {self._reason(error)}")
             else:
-                problems += [f"host {number} ({facts[-1].name}): {facts[-1].problem}"] if facts[-1].problem else []
+                facts.append(found)
+                problems += [f"host {number} ({found.name}): {found.problem}"] if found.problem else []
         if problems:
             raise StageError("; ".join(problems))
-        return facts
+        return HostsExit(code=None, lost="; ".join(lost)) if lost else facts
 
     def _watch(self, parts: Parts, actors: list[Any], meeting: str) -> None:
         """Return when no part runs any more; when one fails, end the others."""
@@ -209,10 +214,12 @@ class Driver:
 
     def _note_end(self, parts: Parts, number: int, ended: Any) -> None:
         """Raises StageError where an actor that Ray does not reach cannot be ended: it may still write."""
-        from ray.exceptions import RayError
+        from ray.exceptions import RayError, RayTaskError
 
         try:
             parts.ended(number, self._ray.get(ended))
+        except RayTaskError as error:  # its processes have ended
+            parts.ended(number, PartExit(code=None, error=self._reason(error)))
         except RayError as error:
             reason = self._reason(error)
             if end_actors(self._ray, [self._names[number]]):

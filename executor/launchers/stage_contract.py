@@ -137,10 +137,18 @@ def report_lost(results: Path, worker: int) -> None:
         (results / f"{LOST}{worker}").touch()
 
 
-def is_lost(results: Path, worker: int) -> bool:
-    return (results / f"{LOST}{worker}").exists()
-
-
 def lost_workers(results: Path) -> frozenset[int]:
     """The workers whose processes are gone without having finished."""
-    return frozenset(int(path.name.removeprefix(LOST)) for path in results.glob(f"{LOST}*"))
+    return frozenset(int(name.removeprefix(LOST)) for name in _names(results) if name.startswith(LOST))
+
+
+def is_stop_requested(results: Path) -> bool:
+    return STOP_REQUESTED in _names(results)
+
+
+def _names(folder: Path) -> list[str]:
+    """Found by listing: NFS may call a name missing for a minute after it was made, and lists what is there."""
+    try:
+        return [path.name for path in folder.iterdir()]
+    except FileNotFoundError:  # a later attempt cleared the folder
+        return []

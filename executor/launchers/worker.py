@@ -41,14 +41,13 @@ from executor.launchers.failure import Failure
 from executor.launchers.stage_contract import (
     LIFE_LINE,
     SHARED,
-    STOP_REQUESTED,
     WORKER,
     WORKERS,
     InputArtifact,
     RankError,
     RankResult,
     StageSpec,
-    is_lost,
+    is_stop_requested,
     lost_workers,
 )
 from executor.records.events import Body, Cut, Event, Figure, Info, Metric, Progress, Warned
@@ -297,10 +296,10 @@ def _keep_watch(life_line: int, wake_up: int, results: Path, number: int) -> Non
     while True:
         ready, _, _ = select.select([life_line, wake_up], [], [], WATCH_EVERY_S)
         _end_if_gone(life_line)
-        if WORKER in os.environ and is_lost(results, number):  # others do its shards
+        if WORKER in os.environ and number in lost_workers(results):  # others do its shards
             os._exit(EXECUTOR_GONE)
         signalled = wake_up in ready and signal.SIGTERM in os.read(wake_up, 4096)
-        stop_requested = (results / STOP_REQUESTED).exists()
+        stop_requested = is_stop_requested(results)
         if signalled and not stop_requested and not others_ended and AGENT in os.environ:
             others_ended = True
             print(f"rank {number}: another rank has failed; this one ends within {END_WITHIN_S} s", flush=True)

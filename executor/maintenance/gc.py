@@ -20,7 +20,7 @@ from executor.maintenance.retention import InUse, Kept, all_records, in_use, kep
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import exclusive_gc_lock
 from executor.store.integrity import MEMO
-from executor.store.lease import Holder, current_holder, move_away
+from executor.store.lease import Holder, current_holder, move_away, written_from_elsewhere
 from executor.store.manifest import Manifest
 from executor.store.names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
@@ -125,6 +125,8 @@ def _work(store: Store, use: InUse) -> Iterator[Item]:
         run = Holder.read(folder).run or "?"
         node = (read_object(folder / "work.json") or {}).get("node") or shown_digest(folder.name)
         why = current_holder(folder)
+        if not why and written_from_elsewhere(folder):
+            why = "a stage on a Ray cluster may still write there; the next run of it finds out"
         if not why and (folder.name in use.unfinished_keys or run in use.unfinished_runs):
             why = f"unfinished work that `dflow resume {run}` continues"
         yield Item(folder, "work", folder_size(folder), f"unfinished work of {node}, run {run}", why)

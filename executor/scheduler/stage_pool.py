@@ -130,7 +130,7 @@ class StagePool:
     def close(self) -> None:
         """End what still runs: nothing, unless the loop itself failed."""
         self._usage.close()
-        self._backends.close()
         self.kill()
+        self._backends.close()
         for attempt in self.running.values():
             attempt.join(ENDED_WITHIN_S)

@@ -325,15 +325,18 @@ def remove_leftovers(work: Path) -> None:
 def move_away(folder: Path) -> Path | None:
     """Rename a work folder without a holder, to be removed; None if it has one."""
     with Lease(folder, "gc") as lease:
-        if any(folder.glob(f"{ACTORS}*")):  # may still write there, from another machine
-            return None
-        if current_holder(folder) or not lease._try_acquire_quietly():
+        if current_holder(folder) or written_from_elsewhere(folder) or not lease._try_acquire_quietly():
             return None
         gone = folder.with_name(f".{folder.name}.{lease.id}")
         with clear_errors(folder):
             folder.rename(gone)
         lease._drop()
         return gone
+
+
+def written_from_elsewhere(folder: Path) -> bool:
+    """Whether a process of another machine may still write to a work folder; the next attempt finds out."""
+    return any(folder.glob(f"{ACTORS}*"))
 
 
 def current_holder(folder: Path) -> str:

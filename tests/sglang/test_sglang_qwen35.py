@@ -117,8 +117,8 @@ def test_sglang_captures_what_hugging_face_does_within_the_rounding_of_float32(c
     with capsys.disabled():
         print(f"\n{captured.name}: features up to {largest:.1f}, Hugging Face's from float64 {rounding:.1e}; {told}")
     assert largest > 1
-    assert max(of_float64.values()) <= 2 * rounding  # which processor rounds better differs
-    assert max(of_theirs.values()) <= 3 * rounding  # the sum of both
+    assert max(of_float64.values()) <= 4 * rounding  # which rounds better differs by processor: 2.4 without AVX
+    assert max(of_theirs.values()) <= 5 * rounding  # the sum of both
 
 
 def test_a_wrong_layer_or_position_or_image_differs_by_at_least_a_hundred_times_as_much(captured, capsys):

@@ -43,6 +43,7 @@ from dsl.errors import StopRequested
 HERE = Path(__file__).parent
 
 def wait(config, stage):
+    print(f"rank {stage.rank} sees GPUs {os.environ.get('CUDA_VISIBLE_DEVICES')!r}", flush=True)
     (HERE / f"rank-{stage.rank}.pid").write_text(str(os.getpid()))
     while config.how == "wait":
         if stage.stop_requested():

@@ -1,7 +1,8 @@
 """A Ray cluster of several nodes on this machine, in a process of its own, as tests see one.
 
-python ray_clusters.py CPUS NODES        prints a JSON line with address and process ids; reads commands:
+python ray_clusters.py CPUS GPUS NODES   prints a JSON line with address and process ids; reads commands:
 add             another node joins; prints the JSON line again
+kill            kills the last node's raylet and reaps it; prints the line again
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from toy_ops import PROJECT
 class SimulatedCluster:
     """address: of the head; raylets: process ids, the head's first; head: those of the head's own processes."""
 
-    def __init__(self, nodes: int, cpus: int = 1) -> None:
+    def __init__(self, nodes: int, cpus: int = 1, gpus: int = 0) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short, for its sockets
         token = self._folder / "token"
         token.touch(mode=0o600)
@@ -34,7 +35,7 @@ class SimulatedCluster:
         (self._folder / "ray").mkdir()
         errors = (self._folder / "errors").open("wb")
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(cpus), str(nodes)],
+            [sys.executable, __file__, str(cpus), str(gpus), str(nodes)],
             env={**os.environ, **self.environment, "RAY_TMPDIR": str(self._folder), "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -56,8 +57,15 @@ class SimulatedCluster:
 
     def add(self) -> None:
         """Another node joins."""
+        self._do("add")
+
+    def kill(self) -> None:
+        """The last node's raylet is killed and reaped."""
+        self._do("kill")
+
+    def _do(self, command: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write("add\n")
+        self._process.stdin.write(f"{command}\n")
         self._process.stdin.flush()
         self._read()
 
@@ -71,25 +79,30 @@ class SimulatedCluster:
 
 
 @contextmanager
-def simulated_cluster(nodes: int, cpus: int = 1) -> Iterator[SimulatedCluster]:
-    """cpus: of each node."""
-    cluster = SimulatedCluster(nodes, cpus)
+def simulated_cluster(nodes: int, cpus: int = 1, gpus: int = 0) -> Iterator[SimulatedCluster]:
+    """cpus, gpus: of each node."""
+    cluster = SimulatedCluster(nodes, cpus, gpus)
     try:
         yield cluster
     finally:
         cluster.close()
 
 
-def _hold(cpus: str, nodes: str) -> None:
+def _hold(cpus: str, gpus: str, nodes: str) -> None:
     from ray.cluster_utils import Cluster
 
-    size = {"num_cpus": int(cpus), "object_store_memory": 80_000_000}
+    size = {"num_cpus": int(cpus), "num_gpus": int(gpus), "object_store_memory": 80_000_000}
     cluster = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
     for _ in range(int(nodes) - 1):
         cluster.add_node(**size)
     _print(cluster)
-    for _line in sys.stdin:
-        cluster.add_node(**size)
+    for line in sys.stdin:
+        if line.strip() == "add":
+            cluster.add_node(**size)
+        else:
+            raylet = cluster.worker_nodes[-1].all_processes["raylet"][0].process
+            raylet.kill()
+            raylet.wait()
         _print(cluster)
 
 

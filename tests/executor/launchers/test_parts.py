@@ -78,6 +78,15 @@ def test_a_failed_part_ends_the_others_and_the_first_code_is_the_stages(tmp_path
     )
 
 
+@pytest.mark.parametrize("launch", [Launch(kind="ray", hosts=2), Launch(kind="ray", shard_workers=2)])
+def test_an_error_of_a_host_ends_the_other_parts_too(tmp_path, launch):
+    parts = Parts(order(tmp_path, launch), "ab")
+    parts.ended(1, PartExit(code=None, error="StageError: no forkserver"))
+    assert parts.ends_others
+    parts.ended(0, PartExit(code=-signal.SIGTERM))
+    assert (parts.exit().error, parts.exit().lost) == ("host 1 (b): StageError: no forkserver", "")
+
+
 def test_workers_go_on_without_one_that_was_killed_or_left_and_not_after_an_error(tmp_path):
     parts = Parts(order(tmp_path, Launch(kind="ray", shard_workers=4)), "abcd")
     write_exits(exits_path(tmp_path, 0), [RankExit(0, -signal.SIGKILL, 0.0)])

@@ -140,14 +140,16 @@ def test_after_every_kill_nothing_runs_on_and_a_resume_goes_on(cluster, tmp_path
     assert (result.returncode, ray.toy.text("r")) == (0, "2 ranks ['saved-0', 'saved-1']"), result.stderr
 
 
-def test_a_host_that_is_gone_ends_the_stage_and_one_that_joins_late_takes_its_place(tmp_path):
+@pytest.mark.parametrize("is_reaped", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_host_that_is_gone_ends_the_stage_and_one_that_joins_late_takes_its_place(is_reaped, tmp_path):
     with simulated_cluster(2) as cluster:
         ray = OnRay(hosts_toy(tmp_path, "wait"), cluster)
         run = ray.start("run", str(ray.toy.file), "-s", "r.how=wait")
         pids = ray.pids()
-        os.kill(
-            cluster.raylets[1], signal.SIGKILL
-        )  # nobody reaps it: the process that holds the cluster reads its input
+        if is_reaped:
+            cluster.kill()
+        else:
+            os.kill(cluster.raylets[1], signal.SIGKILL)
         code, _, errors = finished(run)
         assert code == 1
         assert "r failed: HostLost: host " in errors
@@ -275,12 +277,43 @@ def test_a_stage_that_waits_for_room_says_what_is_free_and_what_it_needs(cluster
     other = OnRay(hosts_toy(tmp_path / "b", "wait"), cluster)
     second = other.start("run", str(other.toy.file))
     waiting = f"waiting for room in the cluster {cluster.address}: needs 2 x (1 CPU, 0 GPUs); free: "
-    wait_for(lambda: any(waiting in path.read_text() for path in other.toy.store.glob("records/*/r.log")))
+
+    def is_waiting() -> bool:
+        last = max(other.toy.store.glob("records/*/r.log"), default=None)
+        return last is not None and waiting in last.read_text()
+
+    wait_for(is_waiting)
+    [actors] = other.toy.store.glob("work/*/actors-*.json")
+    second.send_signal(signal.SIGTERM)
+    assert finished(second)[0] == 143
+    assert not actors.exists()  # nothing of it runs, so that gc need not keep its work
+
+    second = other.start("resume")
+    wait_for(lambda: len(list(other.toy.store.glob("records/*/r.log"))) == 2)
+    wait_for(is_waiting)
     first.send_signal(signal.SIGTERM)
     finished(first)
     code, out, errors = finished(second)
     assert code == 0, errors
     assert f"r: {waiting}" in out
+
+
+def test_the_ranks_see_the_gpus_that_the_cluster_gives_them_and_a_timeout_counts_from_then(tmp_path):
+    with simulated_cluster(2, gpus=2) as cluster:
+        ray = OnRay(hosts_toy(tmp_path, "wait"), cluster)
+        one_each = ("-s", "r.launch.device=auto", "-s", "r.launch.gpus=1", "-s", "r.launch.timeout=3")
+        result = ray.run("run", str(ray.toy.file), "-s", "r.how=wait", *one_each)
+        assert result.returncode == 1
+        assert "r failed: " in result.stderr and "3 s" in result.stderr, result.stderr
+        all_gone(ray.pids())
+        record = next(ray.toy.store.glob("records/*"))
+        seen = [(record / name).read_text() for name in ("r.log", "r.host-1.log")]
+        assert [re.findall(r"rank (\d) sees GPUs '(\d)'", text) for text in seen] == [[("0", "0")], [("1", "0")]]
+
+        result = ray.run("resume", "-s", "r.launch.device=cpu", "-s", "r.launch.gpus=0")
+        assert result.returncode == 0, result.stderr
+        last = max(ray.toy.store.glob("records/*/r.log"))
+        assert "rank 0 sees GPUs ''" in last.read_text()
 
 
 @pytest.fixture(autouse=True)

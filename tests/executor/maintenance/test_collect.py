@@ -213,6 +213,15 @@ def test_work_that_somebody_holds_stays(toy):
     assert work_folders(toy) == set()
 
 
+def test_work_that_a_process_of_another_machine_may_still_write_stays(toy):
+    store = Store.open(toy.store, write=True)
+    with store.lease(UNKNOWN_KEY, "r") as lease:
+        lease.acquire(print)
+    (lease.folder / "actors-job.json").touch()
+    assert ["a stage on a Ray cluster may" in item.why for item in gc(toy, 0).stays] == [True]
+    assert work_folders(toy) == {UNKNOWN_KEY}
+
+
 def test_damaged_artifacts_and_the_rest_of_a_killed_gc_go(toy):
     kept = run(toy)
     store = Store.open(toy.store, write=True)
