@@ -2,7 +2,7 @@
 
 python ray_clusters.py CPUS GPUS NODES   prints a JSON line with address and process ids; reads commands:
 add             another node joins; prints the JSON line again
-kill            kills the last node's raylet and reaps it; prints the line again
+kill            kills a worker node's raylet and reaps it; prints the line again
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SimulatedCluster:
         self._do("add")
 
     def kill(self) -> None:
-        """The last node's raylet is killed and reaped."""
+        """The raylet of a node, not the head, is killed and reaped."""
         self._do("kill")
 
     def _do(self, command: str) -> None:
@@ -100,7 +100,7 @@ def _hold(cpus: str, gpus: str, nodes: str) -> None:
         if line.strip() == "add":
             cluster.add_node(**size)
         else:
-            raylet = cluster.worker_nodes[-1].all_processes["raylet"][0].process
+            raylet = next(iter(cluster.worker_nodes)).all_processes["raylet"][0].process
             raylet.kill()
             raylet.wait()
         _print(cluster)
