@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import time_limit
 from gpu_selection import is_of_a_device
 from hypothesis import HealthCheck, settings
 from kinds import kind_of
@@ -33,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(time_limit)
     if config.option.device == "cuda":
         import torch
 

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 import quick
+import time_limit
 from import_graph import ROOT
 from kinds import kind_of
+
+pytest_plugins = ["pytester"]
 
 
 @pytest.mark.parametrize(
@@ -43,3 +46,12 @@ def test_where_no_unit_test_is_near_the_nearest_of_any_kind_are_taken():
 def test_a_file_that_is_not_there_is_named(capsys):
     assert 2 == quick.main(["ops/nothing.py"])
     assert "ops/nothing.py; give paths from the project's root" in capsys.readouterr().err
+
+
+def test_what_has_not_begun_in_time_is_skipped(pytester):
+    pytester.makeconftest("import time_limit\ndef pytest_configure(config): config.pluginmanager.register(time_limit)")
+    pytester.makepyfile("import time\ndef test_first(): time.sleep(0.1)\ndef test_second(): pass")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(time_limit.SECONDS, "0.05")
+        patch.setattr(time_limit, "BEGAN", [])
+        pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1, skipped=1)

@@ -175,7 +175,8 @@ class Driver:
             if time.monotonic() > deadline:
                 raise StageError(f"not all hosts have started the stage within {START_WITHIN_S:g} s")
         facts: list[PartFacts] = []
-        problems, lost = [], []
+        problems: list[str] = []
+        lost: list[str] = []
         for number, each in enumerate(asked):
             try:
                 found: PartFacts = self._ray.get(each)

@@ -2,11 +2,12 @@
 
 Without a file: every test of the kind `unit`, see kinds.py. With files: the test file that is named after each, of any
 kind; and of all test files that import one of them, on whatever way, the UNITS nearest of the kind `unit`, or the
-OTHERS nearest of any kind where there is none.
+OTHERS nearest of any kind where there is none. Tests that have not begun in BEGINS_WITHIN_S are skipped.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,9 +15,11 @@ from pathlib import Path
 
 from import_graph import ROOT, files_of, imported
 from kinds import kind_of
+from time_limit import SECONDS
 
 TESTS = ROOT / "tests"
 UNITS, OTHERS = 6, 2  # test files of one run, so that it stays quick
+BEGINS_WITHIN_S = 7.0
 
 
 def main(given: Sequence[str]) -> int:
@@ -30,7 +33,9 @@ def main(given: Sequence[str]) -> int:
         print("no test imports it; `make test` runs all", file=sys.stderr)
         return 2
     options = ["-m", "not slow" if files else "not slow and unit", "--numprocesses", "2", "--dist", "loadfile"]
-    return subprocess.run([sys.executable, "-m", "pytest", *options, *chosen], cwd=ROOT, check=False).returncode
+    environment = {**os.environ, SECONDS: str(BEGINS_WITHIN_S)} if files else None
+    command = [sys.executable, "-m", "pytest", *options, *chosen]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 def affected(files: Sequence[Path]) -> list[Path]:
