@@ -9,7 +9,6 @@ A store can be read the same way, but not pushed to. The only module that import
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import uuid
@@ -29,7 +28,7 @@ from executor.maintenance.remote_records import NotAsExpected, index_line
 from executor.store.artifact_store import FORMAT
 from executor.store.digests import MANIFEST
 from executor.store.index_line import IndexLine
-from executor.system.jsonlines import parsed_object
+from executor.system.jsonlines import parse_json, parsed_object
 from executor.system.output import shown_digest
 
 # Errors of the libraries below fsspec that are no OSError: no credentials, no such host, access denied.
@@ -159,7 +158,7 @@ class Remote:
 
     def _json(self, name: str) -> Any:
         found = self._bytes(name)
-        return None if found is None else json.loads(found)
+        return None if found is None else parse_json(found)
 
     @contextmanager
     def _clear(self) -> Iterator[None]:

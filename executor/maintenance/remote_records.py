@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ from executor.store.digests import MANIFEST
 from executor.store.index_line import IndexLine
 from executor.store.manifest import Manifest
 from executor.store.names import DIGEST, RUN
-from executor.system.jsonlines import known_fields
+from executor.system.jsonlines import known_fields, parse_json
 
 NAME_BYTES = 255
 T = TypeVar("T")
@@ -38,8 +37,8 @@ def index_line(line: Mapping[str, Any]) -> IndexLine:
 def pulled_manifest(data: bytes, op: str | None) -> Manifest:
     """The manifest in a file's bytes; op: that of the node, None where it is not known. Raises NotAsExpected."""
     try:
-        values = json.loads(data)
-    except (ValueError, RecursionError):
+        values = parse_json(data)
+    except ValueError:
         raise NotAsExpected("it is not JSON") from None
     manifest = _structured(lambda: Manifest.checked(values))
     _require_names(manifest)

@@ -36,7 +36,7 @@ from attrs import frozen
 from dsl.errors import LeaseLost, StopRequested, StoreError
 from executor.store.names import KEY, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
-from executor.system.jsonlines import known_fields, read_object
+from executor.system.jsonlines import known_fields, parsed_object, read_object
 from executor.system.os_errors import clear_errors
 from executor.system.stage_mark import end_marked
 from executor.system.symlinks import is_folder, open_own, remove, remove_link, remove_links_out_of
@@ -60,11 +60,8 @@ class Holder:
 
     @classmethod
     def of(cls, text: bytes) -> Holder:
-        try:
-            found = json.loads(text)
-        except ValueError:
-            return cls()
-        return cls(**known_fields(cls, found)) if isinstance(found, dict) else cls()
+        found = parsed_object(text)
+        return cls() if found is None else cls(**known_fields(cls, found))
 
     @classmethod
     def read(cls, folder: Path) -> Holder:

@@ -89,10 +89,18 @@ class LineReader:
         return [value for line in data[:end].splitlines() if (value := parsed_object(line)) is not None]
 
 
+def parse_json(text: bytes | str) -> Any:
+    """The value of a JSON text. Raises ValueError where it is not JSON, or nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def parsed_object(text: bytes | str) -> dict[str, Any] | None:
     """The object in a JSON text; None where it holds something else, or is no JSON."""
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
@@ -126,9 +134,9 @@ def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file, None where it does not exist. Raises ValueError where it is not JSON."""
+    """The value of a JSON file, None where it does not exist. Raises ValueError as `parse_json`."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
