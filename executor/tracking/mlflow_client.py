@@ -52,6 +52,7 @@ NOTE = "mlflow.note.content"
 Place = tuple[str, str]  # "node" and its id, "combination" and its name
 WHOLE: Place = ("run", "")
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
+QUERY = re.compile(r"(\w+://[^\s?'\"]+)\?[^\s'\")]+")
 # The HTTP library's texts for the server that it did not reach, and the operating system's message.
 AWAY = re.compile(r"host='([^']+)', port=(\d+)|API request to \w+://(?:[^/@\s]*@)?([^/:\s]+):(\d+)")
 BROKEN = re.compile(r"(?:RemoteDisconnected\(|(?:ConnectionReset|ConnectionAborted|BrokenPipe)Error\(\d+, )'([^']+)'")
@@ -354,9 +355,9 @@ def _milliseconds(seconds: float) -> int:
 
 
 def shown_error(error: BaseException) -> str:
-    """The first line without passwords; for an unreachable server its address and the reason."""
+    """The first line without passwords and queries; for an unreachable server its address and the reason."""
     lines: list[Any] = str(error).splitlines() or [type(error).__name__]
-    line = CREDENTIALS.sub("//***@", str(lines[0]))
+    line = QUERY.sub(r"\1?***", CREDENTIALS.sub("//***@", str(lines[0])))
     where, why = AWAY.search(line), BROKEN.search(line) or REFUSED.search(line)
     if where and why:
         return f"{where[1] or where[3]}:{where[2] or where[4]}: {why[1].strip()}"

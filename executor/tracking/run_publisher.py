@@ -20,6 +20,7 @@ from pathlib import Path
 
 from dsl.errors import StageError, StoreError
 from dsl.graph import Graph, GraphNode
+from dsl.secrets import redact, secret_names, values_of
 from executor.records.events import Accepted, EventReader
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import NodeState, Record, load_begun
@@ -68,12 +69,21 @@ class RunPublisher:
         self._sent = SentRun.read(folder) or SentRun()
 
     def send(self) -> str | None:
-        """Returns a warning where MLflow did not receive everything; the record keeps the rest."""
+        """Returns a warning where MLflow did not receive everything; the record keeps the rest.
+
+        It shows no secret of the tracking URI, wherever that stands in the URI.
+        """
+        warning = self._sent_or_warned()
+        return None if warning is None else redact(warning, self._secrets)
+
+    def _sent_or_warned(self) -> str | None:
         self._warning = None
+        self._secrets: tuple[str, ...] = ()
         try:
             self._record = Record.load(self._folder)
             if not self._sent.parent and not self._record.state.is_for_mlflow:
                 return None
+            self._secrets = values_of(secret_names(self._record.state.tracking_uri or ""))
             self._try()
         except StoreError as error:
             return f"MLflow lacks a part of the run: {error}; then send it with `dflow sync {self._folder.name}`"
