@@ -59,6 +59,10 @@ class StageError(DflowError):
     """A node failed while it ran."""
 
 
+class ClusterError(StageError):
+    """A cluster cannot be reached, or not be used from here."""
+
+
 class ServerError(DflowError):
     """A server that dflow started or asked did not start, or did not answer."""
 

@@ -20,7 +20,7 @@ from executor.commands.arguments import (
     add_sweeps,
     store_of,
 )
-from executor.launchers.cluster_address import use_cluster
+from executor.launchers.cluster_address import use_cluster, with_cluster
 from executor.planning.selection import selected
 from executor.planning.session import new_run
 from executor.scheduler.run_and_report import run_and_report
@@ -61,7 +61,7 @@ def main(options: argparse.Namespace) -> int:
 
         return smoke_run(path, graph, options.smoke)
     store = Store.open(path, write=True)
-    return run_and_report(new_run(store, graph, options.only), keep_going=options.keep_going)
+    return run_and_report(new_run(store, with_cluster(graph), options.only), keep_going=options.keep_going)
 
 
 def _sorted_by(graph: Graph, metric: str) -> Graph:

@@ -116,7 +116,8 @@ class Backend(Protocol):
     def recover(self, work: Path, go_on: Callable[[], None]) -> None:
         """Return when no process of an earlier attempt in this work folder runs on another machine.
 
-        go_on: called while it waits; may raise StopRequested. Raises LeaseLost where that cannot be known or done.
+        go_on: called while it waits; may raise StopRequested. Raises LeaseLost where they cannot be ended, and
+        ClusterError where that cannot be known.
         """
 
     def close(self) -> None:

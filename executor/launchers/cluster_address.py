@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
+import attrs
+
 from dsl.errors import Mistake, PipelineError
+from dsl.graph import Graph
 from dsl.launch import Machine, cluster_mistake
 
 ADDRESS_VARIABLE = "DFLOW_RAY_ADDRESS"
@@ -26,6 +29,13 @@ def cluster_address(machine: Machine) -> str:
     """ "local", or the address of the cluster's head. Raises PipelineError for another text in the variable."""
     use_cluster(None)
     return os.environ.get(ADDRESS_VARIABLE) or machine.ray
+
+
+def with_cluster(graph: Graph) -> Graph:
+    """The graph with the address that its nodes use now, so that a resume of its record uses it too."""
+    if all(node.launch.kind != "ray" for node in graph.nodes.values()):
+        return graph
+    return attrs.evolve(graph, machine=attrs.evolve(graph.machine, ray=cluster_address(graph.machine)))
 
 
 def _check(address: str, source: str) -> None:

@@ -50,7 +50,7 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         "`dflow doctor --ray HOST:PORT` checks all hosts of a cluster; bring that one back or leave it out, and resume",
     ),
     (
-        (NOT_RUN,),
+        (NOT_RUN, "dsl.errors.ClusterError"),
         "`dflow doctor --ray HOST:PORT` checks a cluster and all its hosts; docs/cluster.md says what they need",
     ),
     (("ModuleNotFoundError",), "install the missing module into the environment that dflow runs in"),

@@ -35,6 +35,7 @@ from executor.launchers.ray_cluster import (
     actor_names,
     actors_path,
     find_hosts,
+    listens,
     unended,
 )
 from executor.launchers.stage_environment import stage_environment
@@ -110,10 +111,7 @@ class RayBackend:
     def recover(self, work: Path, go_on: Callable[[], None]) -> None:
         for file in sorted(work.glob(f"{ACTORS}*.json")):
             actors = Actors.read(file)
-            try:
-                running = () if actors is None else unended(actors, go_on)
-            except StageError as error:
-                raise LeaseLost(f"{error}; once nothing of that cluster runs any more, remove {file}") from error
+            running = () if actors is None else unended(actors, go_on)
             if actors is not None and running:
                 raise LeaseLost(
                     f"{work}: processes of an earlier attempt still run on the Ray cluster {actors.address} "
@@ -181,6 +179,8 @@ class RayStage:
         end_marked(self._order.folder)
         actors = Actors.read(actors_path(self._order))
         if actors is not None:
+            if not listens(actors.address):  # its raylets end soon; the next attempt waits for them
+                return HostsExit(code=driver.code, lost=f"the head of the Ray cluster {actors.address} is gone")
             with suppress(StageError, StopRequested):  # the next attempt asks again
                 if not unended(actors, self._go_on):
                     actors_path(self._order).unlink(missing_ok=True)

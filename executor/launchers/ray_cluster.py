@@ -12,6 +12,7 @@ Only these processes and the stages' drivers import Ray, which takes over signal
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import select
@@ -32,7 +33,7 @@ from typing import Any
 from attrs import frozen
 
 from dsl.convert import structure, unstructure
-from dsl.errors import StageError, StructureError, shortened
+from dsl.errors import ClusterError, StageError, StructureError, shortened
 from dsl.imports import PROJECT
 from executor.launchers.backend import StageOrder
 from executor.launchers.host_facts import HostFacts, host_facts
@@ -49,6 +50,7 @@ HOST_REPORTS_WITHIN_S = 30.0
 ACTOR_ENDS_WITHIN_S = 30.0
 RAYLETS_END_WITHIN_S = 75.0  # without a head: RAY_gcs_rpc_server_reconnect_timeout_s is 60
 NAMESPACE = "dflow"
+NO_TOKEN = "its token is missing or wrong here: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH as on its hosts"
 # In the folder for results of a stage: its HostsExit; and the file that exists once it has room.
 HOSTS, PLACED = "hosts.json", "placed"
 POLL_S = 0.2
@@ -103,7 +105,7 @@ def actors_path(order: StageOrder) -> Path:
 
 @cache
 def find_hosts(address: str) -> tuple[ClusterHost, ...]:
-    """The hosts of a cluster, at the first call in this process. Raises StageError where it cannot be reached."""
+    """The hosts of a cluster, at the first call in this process. Raises ClusterError where it cannot be reached."""
     return structure(tuple[ClusterHost, ...], json.loads(_asked(address, "hosts")))
 
 
@@ -124,7 +126,7 @@ def unended(actors: Actors, go_on: Callable[[], None]) -> tuple[str, ...]:
     Without its head a cluster's raylets end themselves, and the actors with them. go_on: as in `Backend.recover`.
     """
     deadline = time.monotonic() + RAYLETS_END_WITHIN_S
-    while not _listens(actors.address):
+    while not listens(actors.address):
         if time.monotonic() > deadline:
             return ()
         go_on()
@@ -132,7 +134,8 @@ def unended(actors: Actors, go_on: Callable[[], None]) -> tuple[str, ...]:
     return structure(tuple[str, ...], json.loads(_asked(actors.address, "ended", *actors.names, go_on=go_on)))
 
 
-def _listens(address: str) -> bool:
+def listens(address: str) -> bool:
+    """Whether something answers there."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECTS_WITHIN_S):
@@ -143,15 +146,15 @@ def _listens(address: str) -> bool:
 
 def _asked(address: str, command: str, *arguments: str, go_on: Callable[[], None] | None = None) -> str:
     """The last line that a command of this module prints."""
-    if not _listens(address):
-        raise StageError(f"the Ray cluster {address} cannot be reached: nothing answers there")
+    if not listens(address):
+        raise ClusterError(f"the Ray cluster {address} cannot be reached: nothing answers there")
     ended = run_module(
         "executor.launchers.ray_cluster", command, address, *arguments, within_s=PROBE_WITHIN_S, go_on=go_on
     )
     if ended.code != 0:
-        raise StageError(
+        raise ClusterError(
             f"the Ray cluster {address} cannot be used from here: {ended.reason}; dflow runs on a host of the "
-            "cluster, with its token (RAY_AUTH_MODE=token): see docs/cluster.md"
+            "cluster, with its token: see docs/cluster.md"
         )
     return ended.output.splitlines()[-1]
 
@@ -216,7 +219,7 @@ class OwnCluster:
     @property
     def is_gone(self) -> bool:
         """Whether it has ended, or did not start."""
-        return self._is_ended or self._group.ended_within(0) or (bool(self._address) and not _listens(self._address))
+        return self._is_ended or self._group.ended_within(0) or (bool(self._address) and not listens(self._address))
 
     def close(self) -> None:
         with self._lock:
@@ -230,11 +233,16 @@ def connected(address: str) -> Iterator[Any]:
     """Ray, connected to a cluster as one of its hosts, and quiet. Raises ConnectionError."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.chdir(PROJECT)  # Ray puts the driver's directory into the path of the actors, where `ops` may be the user's
+    if not listens(address):  # Ray would go on asking
+        raise ConnectionError(f"nothing answers at {address}")
+    logging.getLogger("ray").setLevel(logging.CRITICAL)  # the last lines of a lost host's log
     import ray
 
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError) as error:
+        if "AuthToken" in str(error.__cause__ or error):
+            raise ConnectionError(NO_TOKEN) from error
         cause = str(error.__cause__ or error).strip()  # another version, on several lines; or a traceback
         reason = cause.splitlines()[-1] if "Traceback" in cause else " ".join(cause.split())
         raise ConnectionError(shortened(reason, 300)) from error

@@ -10,6 +10,7 @@ dflow's retries decide. How the stage ended is written to results-<attempt>/host
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -54,6 +55,7 @@ WAITING_S = 5.0  # a stage that has found no room by then says so
 END_WITHIN_S = 15.0
 POLL_S = 0.2
 LONGEST_REASON = 300
+RAY_ID = re.compile(r"\b[0-9a-f]{24,} ")
 
 
 class Host:
@@ -129,8 +131,9 @@ class Driver:
                 self._ray.util.remove_placement_group(group)
                 return None
             if not reported and time.monotonic() - waited > WAITING_S:
-                reported = True
-                self._inform(self._waiting())
+                reported, text = True, self._waiting()
+                if not group.wait(0):  # else what is free was asked after it was placed
+                    self._inform(text)
         return group
 
     def _bundle(self) -> dict[str, float]:
@@ -231,7 +234,7 @@ class Driver:
         """Ray's reason in a line: its sentences, without the names and ids between them, else its last line."""
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         sentences = [line for line in lines if line.startswith("The ")] or lines[-1:]
-        reason = " ".join(dict.fromkeys(sentences)) or type(error).__name__
+        reason = RAY_ID.sub("", " ".join(dict.fromkeys(sentences))) or type(error).__name__
         return shortened(redact(reason, values_of(self._order.secrets)), LONGEST_REASON)
 
     def _inform(self, text: str) -> None:

@@ -55,6 +55,7 @@ from executor.store.lease import share_ranks
 from executor.system.crash_points import fail_point
 from executor.system.jsonlines import append_line, read_json
 from executor.system.os_errors import NO_SPACE, full_at, is_full
+from executor.system.output import indented
 from executor.system.supervisor import GONE, end_with_parent
 
 STOPPED = 75
@@ -127,7 +128,7 @@ class WorkerStage:
         return lost_workers(self._spec.results)
 
     def _report(self, prefix: str, kind: type[Info | Warned], text: str) -> None:
-        print(f"{prefix}: {text}", flush=True)
+        print(f"{prefix}: {indented(str(text))}", flush=True)
         if self.rank == 0:
             self._event(kind(redact(str(text), self._secrets)))
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from executor.records.events import Event, Metric, Progress
 from executor.records.run_record import RunState
 from executor.results.run_table import shown_metrics, shown_seconds
-from executor.system.output import Unrepeated, print_lines, shown_digest
+from executor.system.output import Unrepeated, indented, print_lines, shown_digest
 
 PLAIN_PROGRESS_S = 10.0
 CACHED_SHOWN = 20
@@ -121,7 +121,12 @@ def failure_text(node_id: str, error: str, tail: Sequence[str], log: Path, hint:
     """The error, the log's last lines if they say more than the error, what to do, and where the log is."""
     more = tail if any(line.strip() not in error for line in tail) else ()
     return "\n".join(
-        [f"{node_id} failed: {error}", *(f"    {line}" for line in more), f"what to do: {hint}", f"log: {log}"]
+        [
+            f"{node_id} failed: {indented(error)}",
+            *(f"    {line}" for line in more),
+            f"what to do: {hint}",
+            f"log: {log}",
+        ]
     )
 
 

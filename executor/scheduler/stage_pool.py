@@ -37,7 +37,7 @@ class StagePool:
         """call: lets the loop's thread make a call."""
         self.running: dict[str, Attempt] = {}
         self._useful: dict[str, int | None] = {}
-        self._told: set[str] = set()  # the nodes that were said to wait for room
+        self._told: set[str] = set()  # the nodes that were said to wait for room, and the cluster's description
         self._store = store
         self._graph = graph
         self._record = record
@@ -86,6 +86,10 @@ class StagePool:
         the attempt has ended, its lease and its part of the machine being free again.
         """
         node_id = task.node.id
+        for text in self._backends.describe([task.node.launch]):
+            if text not in self._told:
+                self._told.add(text)
+                self._display.note(text)
         useful = self._useful_threads(task.node, task.digests)
         capacity, room = self._capacity(task.node), self._room(task.node)
         demand = capacity.demand(task.node, useful)

@@ -33,7 +33,7 @@ from types import TracebackType
 import attrs
 from attrs import frozen
 
-from dsl.errors import LeaseLost, StopRequested, StoreError
+from dsl.errors import LeaseLost, StageError, StopRequested, StoreError
 from executor.store.names import KEY, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
 from executor.system.jsonlines import known_fields, parsed_object, read_object
@@ -162,8 +162,8 @@ class Lease:
     def adopt(self, key_without_code: str, recover: Callable[[Path], None] = lambda folder: None) -> str | None:
         """Move the op's state here from the newest work folder that has this key in work.json and no holder.
 
-        recover: returns when nothing writes to a folder on any other machine, else raises LeaseLost. Returns the run
-        that left the state there, None if there is none. This folder's own state must be empty.
+        recover: as Backends.recover. Returns the run that left the state there, None if there is none. This folder's
+        own state must be empty.
         """
         others = [
             path
@@ -178,7 +178,7 @@ class Lease:
                     continue
                 try:
                     recover(folder)
-                except LeaseLost:
+                except (LeaseLost, StageError):
                     continue
                 remove(self.work_dir)
                 fail_point("lease:adopting")

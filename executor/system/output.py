@@ -60,6 +60,11 @@ def one_line(text: str, length: int) -> str:
     return shown if len(shown) <= length else f"{shown[:length]} ..."
 
 
+def indented(text: str) -> str:
+    """The text with further lines indented, so that none of them looks like a line of dflow."""
+    return "\n    ".join(text.splitlines())
+
+
 def counted(number: int, noun: str) -> str:
     """`1 artifact`, `4 artifacts`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 from collections import Counter
 
-from dsl.errors import DataError
+from dsl.errors import DataError, on_one_line, shortened
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
 
 SPLITS = ("train", "val", "test")
 NOT_TAKEN = "over max_samples"  # left out because of the user's limit, not because of the sample
 SHOWN = 10
+ID_SHOWN = 200  # characters
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins for a spreadsheet
 
 
 class Unusable(Exception):
@@ -26,7 +28,8 @@ class Unusable(Exception):
 class Tally:
     """Counts samples, and writes dropped ones to dropped.csv immediately: id, reason, detail.
 
-    `group` names the metrics (`ingest/kept`). The file exists, with its header, even if nothing was dropped.
+    A text that a spreadsheet would take for a formula is written with an apostrophe before it. `group` names the
+    metrics (`ingest/kept`). The file exists, with its header, even if nothing was dropped.
     """
 
     def __init__(self, stage: Stage, group: str) -> None:
@@ -45,11 +48,12 @@ class Tally:
     def drop(self, reason: str, sample_id: str, detail: str = "") -> None:
         """`reason` is counted, so use few different ones; `detail` describes this sample."""
         self.dropped[reason] += 1
-        self._first.setdefault(reason, sample_id)
+        shown = shortened(on_one_line(sample_id), ID_SHOWN)
+        self._first.setdefault(reason, shown)
         with self._table.open("a", encoding="utf-8", errors="backslashreplace", newline="") as table:
-            csv.writer(table, lineterminator="\n").writerow((sample_id, reason, detail))
+            csv.writer(table, lineterminator="\n").writerow(map(_cell, (sample_id, reason, detail)))
         if reason != NOT_TAKEN and len(self._shown) < SHOWN:
-            self._shown.append(f'  sample "{sample_id}": {reason}{f" ({detail})" if detail else ""}')
+            self._shown.append(f'  sample "{shown}": {reason}{f" ({on_one_line(detail)})" if detail else ""}')
 
     def finish(self, max_dropped: int | None) -> None:
         """Writes summary.json and logs the counts.
@@ -106,3 +110,7 @@ class Tally:
             for reason, count in sorted(self.dropped.items(), key=lambda item: (-item[1], item[0]))
         )
         return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA) else text

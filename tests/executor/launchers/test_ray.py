@@ -222,6 +222,7 @@ def test_a_cluster_whose_head_is_gone_ends_its_stages_and_a_resume_finishes_else
         code, _, errors = finished(run)
         assert code == 1
         assert "r failed: HostLost: " in errors
+        assert f"the head of the Ray cluster {gone.address} is gone" in errors
         all_gone(pids)
     ray = OnRay(ray.toy, cluster)
     result = ray.run("resume", "-s", "r.how=go")
@@ -254,6 +255,10 @@ def test_doctor_checks_the_hosts_of_a_cluster_and_who_can_use_it(cluster, tmp_pa
             ("hosts", "ok"),
         ]
         assert found[0].message == "3 hosts, reached from here"
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_NUM_REDIS_GET_RETRIES", "2")
+        [refused] = cluster_findings(cluster.address, tmp_path / "runs", pipeline.parent)
+        assert "its token is missing or wrong here: set RAY_AUTH_MODE=token" in refused.message
 
 
 def test_two_drivers_on_one_store_run_a_stage_once(cluster, tmp_path):
@@ -287,6 +292,7 @@ def test_a_stage_that_waits_for_room_says_what_is_free_and_what_it_needs(cluster
     assert finished(second)[0] == 143
     assert not actors.exists()  # nothing of it runs, so that gc need not keep its work
 
+    del other.environment["DFLOW_RAY_ADDRESS"]  # the record names the cluster
     second = other.start("resume")
     wait_for(lambda: times_waiting() == 2)
     first.send_signal(signal.SIGTERM)
