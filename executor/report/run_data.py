@@ -21,6 +21,7 @@ from executor.store.digests import MANIFEST
 from executor.store.manifest import Manifest
 from executor.store.names import RUN_ID
 from executor.store.run_measurements import own_files
+from executor.system.symlinks import is_plain
 
 FIGURES, EVENTS = "figures", "events.jsonl"
 MOST_COLUMNS = 16  # of all combinations: more cannot be distinguished
@@ -186,7 +187,9 @@ class _Reader:
             size=None if manifest is None else manifest.size,
             events=events,
             figures={
-                file.stem: file for file in sorted((self._store.records / source / FIGURES / source_id).glob("*.png"))
+                file.stem: file
+                for file in sorted((self._store.records / source / FIGURES / source_id).glob("*.png"))
+                if is_plain(file, self._store.path)
             },
             template=recorded.copy.template if recorded.copy else "",
         )

@@ -47,6 +47,16 @@ def plain_status(folder: Path, name: str) -> os.stat_result:
     return status
 
 
+def is_plain(path: Path, folder: Path) -> bool:
+    """Whether the path is a regular file below a folder, by no link below it and by no `..`."""
+    try:
+        parts = path.absolute().relative_to(folder.absolute()).parts
+        plain_status(folder, "/".join(parts))
+    except (OSError, ValueError):
+        return False
+    return bool(parts) and ".." not in parts
+
+
 def remove(path: Path, *, ignore_errors: bool = False) -> None:
     """Remove a folder and its contents, a file, or a link, never a link's target. Raises OSError."""
     if is_folder(path):

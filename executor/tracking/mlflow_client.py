@@ -36,7 +36,7 @@ from dsl.errors import StoreError
 from dsl.secrets import resolved_text
 from executor.records.metric_points import Point
 from executor.system.jsonlines import write_json
-from executor.system.symlinks import open_own
+from executor.system.symlinks import is_plain, open_own
 from executor.tracking.node_files import Dataset, ModelFiles, Reference, mlmodel, model_name
 from ops.lib.logged_model import LoggedModel
 
@@ -229,8 +229,13 @@ class Tracker:
             self.client.log_inputs(run_id, datasets=inputs)
 
     def log_files(self, run_id: str, files: Mapping[str, Path], references: Mapping[str, Reference]) -> None:
-        """Send all files in one call, by their names in MLflow; missing files are skipped."""
-        existing = {name: path for name, path in files.items() if path.is_file()}
+        """Send all files in one call, by their names in MLflow.
+
+        What is missing is skipped, and what is no plain file of the store: a record of strangers may name any file.
+        """
+        existing = {
+            name: path for name, path in files.items() if is_plain(path, self._store) and ".." not in Path(name).parts
+        }
         if not (existing or references):
             return
         with _linked(existing) as folder:

@@ -305,16 +305,16 @@ def test_a_stage_that_waits_for_room_says_what_is_free_and_what_it_needs(cluster
 def test_the_ranks_see_the_gpus_that_the_cluster_gives_them_and_a_timeout_counts_from_then(tmp_path):
     with simulated_cluster(2, gpus=2) as cluster:
         ray = OnRay(hosts_toy(tmp_path, "wait"), cluster)
-        one_each = ("-s", "r.launch.device=auto", "-s", "r.launch.gpus=1", "-s", "r.launch.timeout=3")
+        one_each = ("-s", "r.launch.device=auto", "-s", "r.launch.gpus=1", "-s", "r.launch.timeout=12")
         result = ray.run("run", str(ray.toy.file), "-s", "r.how=wait", *one_each)
         assert result.returncode == 1
-        assert "r failed: " in result.stderr and "3 s" in result.stderr, result.stderr
+        assert "r failed: " in result.stderr and "12 s" in result.stderr, result.stderr
         all_gone(ray.pids())
         record = next(ray.toy.store.glob("records/*"))
         seen = [(record / name).read_text() for name in ("r.log", "r.host-1.log")]
         assert [re.findall(r"rank (\d) sees GPUs '(\d)'", text) for text in seen] == [[("0", "0")], [("1", "0")]]
 
-        result = ray.run("resume", "-s", "r.how=go", "-s", "r.launch.gpus=0")
+        result = ray.run("resume", "-s", "r.how=go", "-s", "r.launch.gpus=0", "-s", "r.launch.timeout=0")
         assert result.returncode == 0, result.stderr
         last = max(ray.toy.store.glob("records/*/r.log"))
         assert "rank 0 sees GPUs ''" in last.read_text()
