@@ -65,10 +65,14 @@ def files_read(store: Path, node: GraphNode, digest: str) -> Iterable[Dataset]:
         yield Dataset(field, Path(path).name if path else f"{node.id}.{field}", content, path)
 
 
-def node_files(record: Record, node_id: str, figures: Iterable[Path]) -> tuple[dict[str, Path], dict[str, Reference]]:
-    """Files by their names in MLflow, and references.json for the large ones; of a cached node only the manifest."""
+def node_files(record: Record, node_id: str, figures: Iterable[str]) -> tuple[dict[str, Path], dict[str, Reference]]:
+    """Files by their names in MLflow, and references.json for the large ones; of a cached node only the manifest.
+
+    figures: their names; the files lie in the record.
+    """
     state, records = record.state.nodes[node_id], record.folder.parent
-    files = {f"figures/{path.name}": path for path in figures}
+    paths = [record.folder / "figures" / node_id / f"{name}.png" for name in figures]
+    files = {f"figures/{path.name}": path for path in paths}
     references: dict[str, Reference] = {}
     is_hit = state.cache == "hit"
     if not is_hit:

@@ -316,8 +316,8 @@ class RunPublisher:
         ended = state.ended or self._record.state.started
         if state.cache == "hit":
             tracker.log_results(run_id, [(ended, state.metrics)])
-        figures = self._events.get(node.id, NodeEvents()).figures.values()
-        tracker.log_files(run_id, *node_files(self._record, node.id, map(Path, figures)))
+        figures = self._events.get(node.id, NodeEvents()).figures
+        tracker.log_files(run_id, *node_files(self._record, node.id, figures))
         if state.digest is not None:
             read = list(files_read(self._store, node, state.digest))
             tracker.log_inputs(run_id, read)

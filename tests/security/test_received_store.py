@@ -27,10 +27,8 @@ def received(tmp_path):
     figures = record.folder / "figures" / "a"
     figures.mkdir(parents=True)
     (figures / "own.png").write_bytes(b"a curve")
-    (record.folder / "up").mkdir()
-    for path in (private, record.folder / "up/../../../../../private.png", figures / "own.png"):
-        name = f"{path.stem}-{len(path.parts)}"
-        append_line(record.events_path, Event(time.time(), "a", 1, Figure(name, str(path))).to_json())
+    for name in ("own", "none", "../../../../../../private", str(private.with_suffix(""))):
+        append_line(record.events_path, Event(time.time(), "a", 1, Figure(name, str(private))).to_json())
     return toy
 
 
