@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 LONG_ENOUGH = 6  # characters; what shorter ones look like in Base64 is found in many texts
 REDACTED = "***"
+BETWEEN = re.compile(r"(?:\x1b\[[0-?]*[ -/]*[@-~]|[\r\n])")
 # A value that is no secret must not stay out of the key: MONKEY is none.
 _SECRET_NAME = r"\w*(?i:_KEY|APIKEY|TOKEN|SECRET|PASSWORD)|(?i:KEY)"
 _SECRET = re.compile(rf"(?P<escape>\$?)\$\{{(?:secret:(?P<secret>\w+)|env:(?P<env>{_SECRET_NAME}))\}}", re.ASCII)
@@ -51,10 +52,22 @@ def values_of(variables: Sequence[str]) -> tuple[str, ...]:
 
 
 def redact(text: str, values: Sequence[str]) -> str:
-    """The text with `***` in place of every value, however it is written there."""
-    for form in written_forms(tuple(values)):
+    """The text with `***` in place of every value, however it is written there.
+
+    Also where line ends or the sequences by which terminals colour a text are between its characters. Other texts
+    between them are not recognised, nor are other encodings than those of `written_forms`.
+    """
+    forms = written_forms(tuple(values))
+    for form in forms:
         text = text.replace(form, REDACTED)
-    return text
+    return _split_forms(forms).sub(REDACTED, text) if forms and BETWEEN.search(text) else text
+
+
+@functools.cache
+def _split_forms(forms: tuple[str, ...]) -> re.Pattern[str]:
+    """Those that are long enough, with anything between their characters that BETWEEN allows."""
+    long = [form for form in forms if len(form) >= LONG_ENOUGH]
+    return re.compile("|".join(f"{BETWEEN.pattern}*".join(map(re.escape, form)) for form in long) or r"(?!)")
 
 
 @functools.cache

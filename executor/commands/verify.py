@@ -32,9 +32,19 @@ def main(options: argparse.Namespace) -> int:
     used = (node.digest for record in records for node in record.state.nodes.values())
     digests = list(dict.fromkeys(filter(None, used))) if records else artifact_digests(store)
     total = 0 if options.quick else sum(folder_size(store.object_path(digest)) for digest in digests)
+    unread: list[None] = []
     with BytesDone("verify", total) as done:
-        damages = check(store, digests, read_all=options.full, sizes_only=options.quick, progress=done.advance)
+        damages = check(
+            store,
+            digests,
+            read_all=options.full,
+            sizes_only=options.quick,
+            progress=done.advance,
+            on_unread=lambda: unread.append(None),
+        )
     depth = "by name and size" if options.quick else "by content"
+    if unread:
+        depth += f"; {counted(len(unread), 'file')} not read again, unchanged since you verified them: --full reads all"
     damaged = list(dict.fromkeys(damage.digest for damage in damages))
     if not damaged:
         unchanged = "is unchanged" if len(digests) == 1 else "are unchanged"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsl.secrets import redact, written_forms
+from dsl.secrets import BETWEEN, redact, written_forms
 from executor.system.symlinks import appended
 
 CHUNK = 65536
 LINE_END = b"\n"
 LONGEST = 1 << 20  # bytes of a line that are buffered until its end
 CLOSE_S = 10.0
+LOOKED_AT = 4  # times the length of the longest form: with what is between its characters
+GAPS = re.compile(BETWEEN.pattern.encode() + rb"|\x1b(?:\[[0-?]*[ -/]*)?\Z")  # the last: one that is not complete yet
 
 
 class RedactedLog:
@@ -27,7 +30,8 @@ class RedactedLog:
         self.error: OSError | None = None
         self._log = log
         self._secrets = tuple(secrets)
-        self._forms = [form.encode(errors="surrogateescape") for form in written_forms(self._secrets)]
+        forms = [form.encode(errors="surrogateescape") for form in written_forms(self._secrets)]
+        self._forms = [GAPS.sub(b"", form) for form in forms]
         os.mkfifo(pipe, 0o600)
         self._reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a writer
         self._writing = os.open(pipe, os.O_WRONLY)  # without a writer, copying would end before the stage starts
@@ -60,11 +64,15 @@ class RedactedLog:
 
     def _partial_secret(self, text: bytearray, end: int) -> int:
         """The number of bytes before `end` that may be the start of a secret that continues after it."""
-        longest = min(end, max(map(len, self._forms), default=1) - 1)
-        for count in range(longest, 0, -1):
-            last = bytes(text[end - count : end])
-            if any(form.startswith(last) for form in self._forms):
-                return count
+        longest = max(map(len, self._forms), default=1) - 1
+        start = max(0, end - LOOKED_AT * longest)
+        last = bytes(text[start:end])
+        gaps = {place for found in GAPS.finditer(last) for place in range(*found.span())}
+        places = [place for place in range(len(last)) if place not in gaps]
+        shown = bytes(last[place] for place in places)
+        for count in range(min(longest, len(shown)), 0, -1):
+            if any(form.startswith(shown[-count:]) for form in self._forms):
+                return len(last) - places[-count]
         return 0
 
     def _redacted(self, text: bytearray) -> bytes:

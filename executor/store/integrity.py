@@ -64,15 +64,17 @@ def check(
     read_all: bool = False,
     sizes_only: bool = False,
     progress: Progress = lambda size: None,
+    on_unread: Callable[[], None] = lambda: None,
 ) -> list[Damage]:
     """The damages of these artifacts. Files whose stamp is known from an earlier check are not read again.
 
-    read_all: read every file. sizes_only: read only the manifests. Raises StoreError if a file may not be read.
+    read_all: read every file. sizes_only: read only the manifests. on_unread: called for each file that is not read
+    again. Raises StoreError if a file may not be read.
     """
     known = {} if read_all else _known_stamps(store)
     found: list[Damage] = []
     for digest in dict.fromkeys(digests):
-        artifact = _Artifact(store, digest, known, progress)
+        artifact = _Artifact(store, digest, known, progress, on_unread)
         found += artifact.damages(sizes_only)
         _append(store, digest, artifact.verified)
     return found
@@ -103,12 +105,20 @@ def set_aside(store: Store, digests: Iterable[str]) -> None:
 class _Artifact:
     """One check of one artifact. verified: stamps of the files that were read and found intact."""
 
-    def __init__(self, store: Store, digest: str, known: Mapping[tuple[str, str], Stamp], progress: Progress) -> None:
+    def __init__(
+        self,
+        store: Store,
+        digest: str,
+        known: Mapping[tuple[str, str], Stamp],
+        progress: Progress,
+        on_unread: Callable[[], None],
+    ) -> None:
         self.verified: dict[str, Stamp] = {}
         self._digest = digest
         self._folder = store.object_path(digest)
         self._known = known
         self._progress = progress
+        self._on_unread = on_unread
 
     def damages(self, sizes_only: bool) -> list[Damage]:
         files = self._files()
@@ -159,6 +169,7 @@ class _Artifact:
                 return None
             if self._known.get((self._digest, name)) == stamp:
                 self._progress(stamp.size)
+                self._on_unread()
                 return None
             if self._sha256(path) != entry.sha256:
                 return "content"

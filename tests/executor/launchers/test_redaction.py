@@ -1,6 +1,8 @@
 """The pipe between a stage with secrets and its log: nothing hidden gets through, and nothing makes it hang."""
 
+import base64
 import os
+import re
 import threading
 
 import pytest
@@ -22,7 +24,7 @@ def log_of(folder, secrets, *pieces):
     return log.read_bytes()
 
 
-@settings(max_examples=50)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from([b"s3cr3t-value", b"s3cr3t", b"-value", b"xx", b"\n", b"s"]), max_size=30), st.data())
 def test_no_secret_gets_through_wherever_lines_and_writes_end(tmp_path_factory, words, data):
     text = b"".join(words)
@@ -31,7 +33,26 @@ def test_no_secret_gets_through_wherever_lines_and_writes_end(tmp_path_factory, 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(redaction, "LONGEST", 16)
         shown = log_of(tmp_path_factory.mktemp("log"), ["s3cr3t-value"], *pieces)
-    assert shown == text.replace(b"s3cr3t-value", b"***")
+    assert shown == re.sub(b"\n*".join(re.escape(bytes([byte])) for byte in b"s3cr3t-value"), b"***", text)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"a s3cr3t-\x1b[31mvalue b\n"],
+        [b"a s3cr3t-", b"\x1b[", b"1;31mva", b"\x1b[0mlue b\n"],
+        [b"a s3cr3t-v\r\nalue b\n"],
+        [b"a s3", b"cr3t-v\n", b"alu\ne b\n"],
+        [b"a s\n", b"\n", b"3cr3t-value b\n"],
+    ],
+)
+def test_a_secret_that_colours_or_line_ends_split_is_hidden(tmp_path, pieces):
+    assert log_of(tmp_path, ["s3cr3t-value"], *pieces) == b"a *** b\n"
+
+
+def test_a_secret_in_base64_on_several_lines_is_hidden(tmp_path):
+    lines = base64.encodebytes(bytes(range(65, 91)) * 4)  # of 76 characters
+    assert log_of(tmp_path, [(bytes(range(65, 91)) * 4).decode()], lines) == b"***\n"
 
 
 def test_a_secret_of_several_lines_is_hidden_however_it_is_written(tmp_path):
