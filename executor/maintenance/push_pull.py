@@ -34,6 +34,8 @@ from executor.system.os_errors import clear_errors
 from executor.system.symlinks import links_in, new_file
 
 FILES_AT_ONCE = 8
+TRUST = "trust_remote_code"  # the field of an op by which its user lets code of a checkpoint run
+CODE = (".py", ".pyc", ".so", ".pkl", ".pickle")
 PART = ".pulling-"  # prefix of the names of incomplete files
 
 Progress = Callable[[int], None]
@@ -43,7 +45,7 @@ Progress = Callable[[int], None]
 class Wanted:
     """An artifact to send or fetch: a node's artifact for its key, and its index line.
 
-    op: the node's; None where the record does not have it.
+    op: the node's; None where the record does not have it. trusts_code: whether its config trusts a checkpoint's code.
     """
 
     node: str
@@ -51,6 +53,7 @@ class Wanted:
     digest: str
     line: IndexLine
     op: str | None = None
+    trusts_code: bool = False
 
 
 def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
@@ -141,7 +144,9 @@ def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
             yield node_id
             continue
         digests[node_id] = found.digest
-        yield Wanted(node_id, decision.key, found.digest, found, planner.graph.nodes[node_id].op.name)
+        node = planner.graph.nodes[node_id]
+        trusts_code = bool(getattr(node.config, TRUST, False))
+        yield Wanted(node_id, decision.key, found.digest, found, node.op.name, trusts_code)
 
 
 def newest(remote: Remote, key: str) -> IndexLine | None:
@@ -203,6 +208,12 @@ def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, Mapping[str, FileE
         raise _damaged(remote, wanted, [f"{MANIFEST} cannot be used: {error}"]) from None
     if not artifact_digest(manifest.files) == manifest.digest == wanted.digest:
         raise _damaged(remote, wanted, [f"{MANIFEST} belongs to another artifact"])
+    code = [] if wanted.trusts_code else sorted(name for name in manifest.files if name.endswith(CODE))
+    if code:
+        raise StoreError(
+            f'{remote.url}: the artifact of node "{wanted.node}" has code in it ({", ".join(code[:3])}), which could '
+            f"run here; read it there, and set {TRUST} = true for the node if you trust it, or let the node run"
+        )
     return data, manifest.files
 
 

@@ -22,6 +22,7 @@ from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.sglang.layers import Recipe
 from ops.lib.sglang.process import context_length
 from ops.lib.sglang.runtime import SglangRuntime
+from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import read_config, target_info
 from ops.lib.training.ranks import meeting_store
 from ops.lib.vision.families import VisionFamily, family_of
@@ -66,7 +67,7 @@ class SglangBackend:
         check_target(target, config)
         given = config.server_args or {}
         longest = longest_sample(readers)
-        trust = bool(target_info(target).get("trust_remote_code", False))
+        trust = trusts_own_code(target.path / "model", target_info(target))
         check_length(longest, context_length(target.path / "model", trust), "the target's context")
         try:
             runtime = SglangRuntime.start(

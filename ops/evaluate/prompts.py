@@ -30,6 +30,7 @@ from ops.inject_images.op import InjectImages
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, check_images_fit, check_patches_fit
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
@@ -78,7 +79,7 @@ def processor_of(stage: Stage, target: Target) -> Processor:
     tokens = stage.inputs["tokens"]
     return load_processor(
         str(tokens.path / "processor"),
-        trust_remote_code=bool(target.info.get("trust_remote_code", False)),
+        trust_remote_code=trusts_own_code(tokens.path / "processor", target.info),
         image_backend=TokenReader(tokens).info["image_backend"] or "pillow",
     )
 

@@ -11,6 +11,7 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.fetch import find_processor
 from ops.lib.target.model import target_info
 from ops.lib.vision.processor import load_processor
@@ -41,7 +42,7 @@ class Prompts:
             source,
             config.min_pixels,
             config.max_pixels,
-            trust_remote_code=target_info(target)["trust_remote_code"] if target else trusted,
+            trust_remote_code=trusts_own_code(Path(source), target_info(target)) if target else trusted,
             image_backend=config.image_backend,
         )
         return cls(ChatEncoder(processor, config.enable_thinking), folder)

@@ -20,6 +20,7 @@ from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import SPLITS, Tally, Unusable
 from ops.lib.data.shared_shards import SharedShards, published_rows, waited
+from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.fetch import find_processor
 from ops.lib.vision.images import strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
@@ -178,7 +179,7 @@ def prepare_processor(config: TokenizeChat, target: TargetModel | None, file: Pa
     source, trusted = config.processor, config.trust_remote_code
     if target is not None:
         source = str(target.path / "model")
-        trusted = trusted or read_json(target.path / "target.json").get("trust_remote_code", False)
+        trusted = trusted or trusts_own_code(Path(source), read_json(target.path / "target.json"))
     elif source == "builtin":
         source = str(folder)
         conversations = (row["messages"] for row in read_jsonl(file) if row["split"] == "train")

@@ -16,6 +16,7 @@ from typing import Any
 
 from attrs import Factory, frozen
 
+from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.vision.pixel_limits import served_pixels
 
 LAUNCHER = "sglang.launch_server"
@@ -74,7 +75,7 @@ class Served:
             dtype=checkpoint_dtype(config),
             image_backend=(captured.get("image_backend") or "pillow") if target["vision"] else None,
             pixels=served_pixels(captured, model_dir),
-            trust_remote_code=target["trust_remote_code"],
+            trust_remote_code=trusts_own_code(model_dir, target),
             server_args=captured.get("server_args") or {},
         )
 

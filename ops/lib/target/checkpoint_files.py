@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
@@ -33,3 +34,10 @@ def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
         for file in sorted(source.glob(pattern)):
             if file.is_file():
                 shutil.copyfile(file, target / file.name)
+
+
+def trusts_own_code(directory: Path, info: Mapping[str, Any]) -> bool:
+    """Whether code of a checkpoint directory may run: its target.json says that the node which made it trusts it, and
+    there is some. Without any, transformers would fetch the code that its config names from elsewhere.
+    """
+    return bool(info.get("trust_remote_code", False)) and any(directory.glob("*.py"))

@@ -21,6 +21,7 @@ from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json, write_json
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.attention import grouped_attention
+from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.ends import find_ends, stored_dtype
 from ops.lib.vision.batch import ModelInputs, collate
 from ops.lib.vision.families import Family, VisionFamily, family_of, text_part
@@ -44,13 +45,13 @@ class Target:
     def from_directory(
         cls, directory: Path, info: Mapping[str, Any], device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Target:
-        """The same from a checkpoint directory; its own code runs only if `info` has trust_remote_code.
+        """The same from a checkpoint directory; its own code runs only as `trusts_own_code` says.
 
         Weights are loaded in the dtype of the files, so transformers keeps them in the files' pages; all processes of a
         machine share those. Each is then moved to the device, and cast there.
         """
         family = family_of(read_config(directory))
-        trust = bool(info.get("trust_remote_code", False))
+        trust = trusts_own_code(directory, info)
         config = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
         config.tie_word_embeddings = family.tied  # transformers only reads the top level of the config
         AttentionInterface.register("sdpa", grouped_attention)  # for the whole process

@@ -36,6 +36,7 @@ from ops.lib.drafts.losses.log_probs import token_log_probs
 from ops.lib.sglang.mm_processor import ServedPrompts
 from ops.lib.sglang.process import float32_refusal
 from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import check_samples_fit, target_info
 from ops.lib.vision.batch import collate
 from ops.lib.vision.processor import load_processor
@@ -279,9 +280,9 @@ def image_bounds(request: Request) -> dict[str, int]:
 
     Both bounds, because SGLang silently ignores a single one; empty if the defaults apply.
     """
-    trusted = target_info(request.target)["trust_remote_code"]
+    info = target_info(request.target)
     made, own = (
-        load_processor(str(folder), trust_remote_code=trusted).image_processor
+        load_processor(str(folder), trust_remote_code=trusts_own_code(folder, info)).image_processor
         for folder in (request.tokens.path / "processor", request.target.path / "model")
     )
     if made is None or own is None or dict(made.size) == dict(own.size):

@@ -1,0 +1,70 @@
+"""Code in artifacts that others made: it comes only for nodes whose config trusts it, and nothing else lets it run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from toy_ops import Toy
+
+from ops.lib.target.checkpoint_files import trusts_own_code
+
+PIPELINE = """
+[pipeline]
+name = "target"
+ops = ["target_op.py"]
+
+[node.target]
+op = "load"
+trust_remote_code = TRUST
+"""
+OP = '''
+from attrs import frozen
+from dsl.op import Artifact, field, op
+
+@frozen
+class Model(Artifact):
+    """model/"""
+
+@op(version=1, run="target_run:load")
+@frozen(kw_only=True)
+class Load:
+    """A checkpoint with code."""
+    trust_remote_code: bool = field(default=False, help="as load_target's")
+    output = Model
+'''
+RUN = """
+def load(config, stage):
+    (stage.out_dir / "model").mkdir()
+    (stage.out_dir / "model" / "modeling_x.py").write_text("raise SystemExit('a stranger was here')")
+"""
+
+
+def toy_in(folder, trust):
+    folder.mkdir()
+    for name, text in (("target_op.py", OP), ("target_run.py", RUN)):
+        (folder / name).write_text(text)
+    return Toy(folder, PIPELINE.replace("TRUST", trust))
+
+
+@pytest.mark.parametrize("trust", ["false", "true"])
+def test_code_is_pulled_only_for_a_node_that_trusts_it(trust, tmp_path):
+    made, other, remote = toy_in(tmp_path / "made", trust), toy_in(tmp_path / "other", trust), str(tmp_path / "remote")
+    assert made.dflow("run", str(made.file)).returncode == 0
+    assert made.dflow("push", remote).returncode == 0
+    pulled = other.dflow("pull", remote, str(other.file))
+    if trust == "true":
+        assert pulled.returncode == 0, pulled.stderr
+        return
+    assert pulled.returncode == 1
+    assert 'the artifact of node "target" has code in it (model/modeling_x.py), which could run here' in pulled.stderr
+    assert list(other.store.rglob("*.py")) == []
+
+
+def test_a_target_that_only_says_that_it_is_trusted_runs_no_code_from_elsewhere(tmp_path):
+    info = {"trust_remote_code": True}
+    (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoConfig": "stranger/repo--configuration_x.X"}}))
+    assert not trusts_own_code(tmp_path, info)
+    (tmp_path / "configuration_x.py").touch()
+    assert trusts_own_code(tmp_path, info)
+    assert not trusts_own_code(tmp_path, {"trust_remote_code": False})
