@@ -21,8 +21,9 @@ from kinds import kind_of
 from executor.system.user_cache import compile_cache
 
 os.environ.update(compile_cache())  # what earlier tests compiled is used again, nothing else of the user's cache
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="dflow-tests-")
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+    os.environ[name] = tempfile.mkdtemp(prefix="dflow-tests-")
+    atexit.register(shutil.rmtree, os.environ[name], ignore_errors=True)
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 

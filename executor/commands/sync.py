@@ -11,6 +11,7 @@ from executor.records.run_record import Record, find_record, newest_records
 from executor.records.sent_run import sent_of
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED, OK, print_lines
+from executor.system.trust import TRACKING_URI, trust
 from executor.tracking.sync_state import lacks, send_rest
 
 
@@ -20,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="RUN",
         help="a run's id, a part of it, or its tag; default: all runs that MLflow has not received in full",
+    )
+    parser.add_argument(
+        "--trust", action="store_true", help="send the values of secrets to the server that the run's record names"
     )
     parser.add_argument("--all", action="store_true", help="check every run, also for what MLflow has lost since")
     add_store(parser)
@@ -31,6 +35,8 @@ def main(options: argparse.Namespace) -> int:
     if options.run is not None:
         record = find_record(store.records, options.run)
         record.lock(to_send=True)
+        if options.trust and record.state.tracking_uri is not None:
+            trust(TRACKING_URI, record.state.tracking_uri)
         return _send(store, record) if _is_readable(record) else FAILED
     return _send_all(store, everything=options.all)
 

@@ -1,6 +1,7 @@
-"""The user's cache folder: `$XDG_CACHE_HOME/dflow`, else `~/.cache/dflow`; and torch's compiled code in it.
+"""The user's cache folder, `$XDG_CACHE_HOME/dflow`, else `~/.cache/dflow`; torch's compiled code in it; and the folder
+of what has to outlive the cache, `$XDG_STATE_HOME/dflow`, else `~/.local/state/dflow`.
 
-Only the user can write to it. Files in a store can be forged by anyone who may write to the store, and files in the
+Only the user can write to them. Files in a store can be forged by anyone who may write to the store, and files in the
 temporary folder by any user of the machine. torch unpickles what it finds in its cache: its default,
 <temporary folder>/torchinductor_<user>, can be created in advance by any user, who could then run code in every stage
 that compiles.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 MODE = 0o700
@@ -20,10 +22,19 @@ COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # Triton's cache lies below, where TRITON_
 
 def user_cache(*names: str) -> Path | None:
     """The folder of these names in the user's cache, created where it is missing; None where it is not writable."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    return _own_folder("XDG_CACHE_HOME", ".cache", names)
+
+
+def user_state() -> Path | None:
+    """The folder for what is kept, created where it is missing; None where it is not writable."""
+    return _own_folder("XDG_STATE_HOME", ".local/state", ())
+
+
+def _own_folder(variable: str, default: str, names: Sequence[str]) -> Path | None:
+    chosen = os.environ.get(variable, "")
     try:
-        caches = Path(chosen) if Path(chosen).is_absolute() else Path.home() / ".cache"
-        folders = [caches.joinpath("dflow", *names[:count]) for count in range(len(names) + 1)]
+        base = Path(chosen) if Path(chosen).is_absolute() else Path.home() / default
+        folders = [base.joinpath("dflow", *names[:count]) for count in range(len(names) + 1)]
         for folder in folders:
             folder.mkdir(mode=MODE, parents=True, exist_ok=True)
         is_own = all(map(_is_own, folders))

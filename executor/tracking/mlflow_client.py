@@ -33,10 +33,11 @@ from mlflow.tracking import MlflowClient
 
 from dsl.convert import unstructure
 from dsl.errors import StoreError
-from dsl.secrets import resolved_text
+from dsl.secrets import resolved_text, secret_names
 from executor.records.metric_points import Point
 from executor.system.jsonlines import write_json
 from executor.system.symlinks import is_plain, open_own
+from executor.system.trust import TRACKING_URI, is_trusted
 from executor.tracking.node_files import Dataset, ModelFiles, Reference, mlmodel, model_name
 from ops.lib.logged_model import LoggedModel
 
@@ -274,6 +275,15 @@ def tracking_uri(store: Path, uri: str | None, root: Path) -> str:
     if scheme == "":
         return (root / rest).as_uri()
     return f"sqlite:///{root / rest[3:]}" if scheme == "sqlite" else f"{scheme}:{rest}"
+
+
+def check_trusted(uri: str) -> None:
+    """Raises StoreError for the URI of a record whose secrets no pipeline file of the user sends there."""
+    if secret_names(uri) and not is_trusted(TRACKING_URI, uri):
+        raise StoreError(
+            f"the record sends the value of {', '.join(secret_names(uri))} to {uri}, which no pipeline file that you "
+            "ran here names; if it is yours, say `dflow sync RUN --trust`"
+        )
 
 
 def open_client(store: Path, uri: str) -> MlflowClient:

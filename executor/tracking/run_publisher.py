@@ -34,6 +34,7 @@ from executor.tracking.mlflow_client import (
     WHOLE,
     Place,
     Tracker,
+    check_trusted,
     is_transient,
     shown_error,
     tracking_uri,
@@ -122,6 +123,7 @@ class RunPublisher:
     @cached_property
     def _tracker(self) -> Tracker:
         """Sends everything again where MLflow no longer has the run. Raises StoreError where it was deleted there."""
+        check_trusted(self._record.state.tracking_uri or "")
         uri = tracking_uri(self._store, self._record.state.tracking_uri, self._graph.root)
         tracker = Tracker(self._store, uri, self.counts)
         parent = self._sent.parent

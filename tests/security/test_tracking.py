@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
 
 import pytest
 from toy_ops import ONE_NODE, Toy
@@ -15,7 +16,10 @@ from executor.tracking.mlflow_client import shown_error
 class Refusing(BaseHTTPRequestHandler):
     """Refuses every request, and repeats its address."""
 
+    paths: ClassVar[list[str]] = []
+
     def do_GET(self) -> None:
+        self.paths.append(self.path)
         text = f"nothing for {self.path}".encode()
         self.send_response(403)
         self.send_header("Content-Length", str(len(text)))
@@ -51,3 +55,20 @@ def test_no_error_shows_a_secret_in_the_path_or_query_of_the_tracking_uri(where,
 def test_an_error_shows_no_query_of_an_address():
     error = OSError("https://host/api?key=abc&x=1 failed; see 'http://other/?t=d'")
     assert shown_error(error) == "https://host/api?*** failed; see 'http://other/?***'"
+
+
+def test_a_received_record_gets_no_secret_unless_its_user_trusts_it(server, tmp_path):
+    """Its server asks for a variable of whoever sends it; here nobody has run a pipeline that says so."""
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    uri = f"http://{server}/${{secret:MY_TOKEN}}"
+    toy = Toy(tmp_path, ONE_NODE + f'[mlflow]\ntracking_uri = "{uri}"\n', tracked=True)
+    run = toy.dflow("run", str(toy.file), MY_TOKEN="of theirs", XDG_STATE_HOME=str(theirs))
+    assert run.returncode == 0
+    [record] = toy.store.glob("records/*")
+    asked = len(Refusing.paths)
+    for arguments in (["sync", record.name], ["sync"], ["resume", record.name, "--from", "a"]):
+        said = toy.dflow(*arguments, MY_TOKEN="open-sesame", XDG_STATE_HOME=str(mine)).stderr
+        assert "the record sends the value of MY_TOKEN to http://" in said
+    assert len(Refusing.paths) == asked
+    toy.dflow("sync", record.name, "--trust", MY_TOKEN="open-sesame", XDG_STATE_HOME=str(mine))
+    assert any("open-sesame" in path for path in Refusing.paths[asked:])
