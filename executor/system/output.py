@@ -61,8 +61,9 @@ def one_line(text: str, length: int) -> str:
 
 
 def indented(text: str) -> str:
-    """The text with further lines indented, so that none of them looks like a line of dflow."""
-    return "\n    ".join(text.splitlines())
+    """The text with all further lines indented, so that none of them looks like a line of dflow."""
+    first, *others = text.splitlines() or [""]
+    return "\n".join([first, *(line if line[:1].isspace() else f"    {line}" for line in others)])
 
 
 def counted(number: int, noun: str) -> str:
