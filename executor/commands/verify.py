@@ -32,7 +32,7 @@ def main(options: argparse.Namespace) -> int:
     used = (node.digest for record in records for node in record.state.nodes.values())
     digests = list(dict.fromkeys(filter(None, used))) if records else artifact_digests(store)
     total = 0 if options.quick else sum(folder_size(store.object_path(digest)) for digest in digests)
-    unread: list[None] = []
+    unread: list[str] = []
     with BytesDone("verify", total) as done:
         damages = check(
             store,
@@ -40,7 +40,7 @@ def main(options: argparse.Namespace) -> int:
             read_all=options.full,
             sizes_only=options.quick,
             progress=done.advance,
-            on_unread=lambda: unread.append(None),
+            on_unread=unread.append,
         )
     depth = "by name and size" if options.quick else "by content"
     if unread:

@@ -302,10 +302,10 @@ def end_actors(ray: Any, names: list[str]) -> list[str]:
 
 
 def _is_killed(ray: Any, name: str) -> bool:
-    """Whether the actor was alive and is told to end."""
+    """Kill an actor; False where there is none of that name."""
     try:
         ray.kill(ray.get_actor(name, namespace=NAMESPACE))
-    except ValueError:  # there is none of that name
+    except ValueError:
         return False
     return True
 

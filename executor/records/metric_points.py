@@ -34,13 +34,13 @@ class NodeEvents:
     """The state of one node from its events so far.
 
     retained: for each time that the key had changed, how many of the earlier points still counted. accepted: with the
-    time of each. figures: path by name.
+    time of each. figures: their names, each once.
     """
 
     points: list[Point] = field(factory=list)
     retained: list[int] = field(factory=list)
     accepted: list[tuple[float, Accepted]] = field(factory=list)
-    figures: dict[str, str] = field(factory=dict)
+    figures: list[str] = field(factory=list)
     _floors: dict[str, int] = field(factory=dict)  # per metric: the last step of earlier attempts
     _highest: dict[str, int] = field(factory=dict)
     _samples: list[float] = field(factory=list)  # their times
@@ -56,8 +56,8 @@ class NodeEvents:
                 self._cut(step)
             case NodeChange(key=str(key), cache=cache):
                 self._begin(key, cache)
-            case Figure(name, path):
-                self.figures[name] = path
+            case Figure(name) if name not in self.figures:
+                self.figures.append(name)
             case Accepted() as accepted:
                 self.accepted.append((event.time, accepted))
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 STATE = "state.jsonl"
 PLAN = "plan.json"
+FIGURES = "figures"
 
 State = Literal["pending", "running", "done", "failed"]
 Status = Literal["running", "done", "failed", "stopped", "killed"]
@@ -250,6 +251,10 @@ class Record:
 
     def log_path(self, node: str) -> Path:
         return self.folder / f"{node}.log"
+
+    def figures_path(self, node: str) -> Path:
+        """The folder of the figures that the node drew."""
+        return self.folder / FIGURES / node
 
     def event(self, node: str, body: Body) -> None:
         """node: empty for an event of the run itself."""

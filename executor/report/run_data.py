@@ -13,7 +13,7 @@ from dsl.errors import DflowError, StoreError, did_you_mean
 from executor.records.events import read_events, worked_seconds
 from executor.records.graph_file import RecordedNode, recorded_nodes, recorded_table
 from executor.records.metric_points import NodeEvents
-from executor.records.run_record import NodeState, PlanRow, Record, find_record, load_begun, plan_of
+from executor.records.run_record import FIGURES, NodeState, PlanRow, Record, find_record, load_begun, plan_of
 from executor.records.run_tags import tags_of
 from executor.results.sweep import Row, combinations, sorted_rows
 from executor.store.artifact_store import Store
@@ -23,7 +23,7 @@ from executor.store.names import RUN_ID
 from executor.store.run_measurements import own_files
 from executor.system.symlinks import is_plain
 
-FIGURES, EVENTS = "figures", "events.jsonl"
+EVENTS = "events.jsonl"
 MOST_COLUMNS = 16  # of all combinations: more cannot be distinguished
 MOST_NAMED = 3
 

@@ -177,7 +177,7 @@ class Task:
             work_dir=lease.work_dir,
             results=lease.path("results"),
             events=self.record.events_path,
-            figures=self.record.folder / "figures" / self.node.id,
+            figures=self.record.figures_path(self.node.id),
             attempt=number,
             device=launch.device,
             sp_degree=launch.sp_degree,

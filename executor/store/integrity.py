@@ -64,12 +64,12 @@ def check(
     read_all: bool = False,
     sizes_only: bool = False,
     progress: Progress = lambda size: None,
-    on_unread: Callable[[], None] = lambda: None,
+    on_unread: Callable[[str], None] = lambda name: None,
 ) -> list[Damage]:
     """The damages of these artifacts. Files whose stamp is known from an earlier check are not read again.
 
-    read_all: read every file. sizes_only: read only the manifests. on_unread: called for each file that is not read
-    again. Raises StoreError if a file may not be read.
+    read_all: read every file. sizes_only: read only the manifests. on_unread: called with the name of each file that
+    is not read again. Raises StoreError if a file may not be read.
     """
     known = {} if read_all else _known_stamps(store)
     found: list[Damage] = []
@@ -111,7 +111,7 @@ class _Artifact:
         digest: str,
         known: Mapping[tuple[str, str], Stamp],
         progress: Progress,
-        on_unread: Callable[[], None],
+        on_unread: Callable[[str], None],
     ) -> None:
         self.verified: dict[str, Stamp] = {}
         self._digest = digest
@@ -169,7 +169,7 @@ class _Artifact:
                 return None
             if self._known.get((self._digest, name)) == stamp:
                 self._progress(stamp.size)
-                self._on_unread()
+                self._on_unread(name)
                 return None
             if self._sha256(path) != entry.sha256:
                 return "content"

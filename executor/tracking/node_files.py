@@ -71,7 +71,7 @@ def node_files(record: Record, node_id: str, figures: Iterable[str]) -> tuple[di
     figures: their names; the files lie in the record.
     """
     state, records = record.state.nodes[node_id], record.folder.parent
-    paths = [record.folder / "figures" / node_id / f"{name}.png" for name in figures]
+    paths = [record.figures_path(node_id) / f"{name}.png" for name in figures]
     files = {f"figures/{path.name}": path for path in paths}
     references: dict[str, Reference] = {}
     is_hit = state.cache == "hit"
