@@ -9,6 +9,7 @@ DflowError                  the message says what was wrong, where, and what to 
 ├── StoreError              the store cannot be used: newer layout, no locks, artifact gone or altered
 │   ├── LeaseLost           another process holds or took over the lease of a work folder
 │   └── DiskFull            nothing more can be written before space is freed; says where
+├── NotTrusted              a record names code or settings that the user neither ran nor trusted
 ├── StageError              a node failed; holds the node, its log and the log's last lines
 └── StopRequested           a stage saved its progress and ended because it was asked to
 """
@@ -49,6 +50,10 @@ class LeaseLost(StoreError):
 
 class DiskFull(StoreError):
     """A file could not be written for want of space; what was committed before is safe."""
+
+
+class NotTrusted(DflowError):
+    """A record names code or settings that the user neither ran on this machine nor trusted."""
 
 
 class StopRequested(DflowError):

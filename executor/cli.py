@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from dsl.errors import DflowError, Mistake, PipelineError, did_you_mean, on_one_line, shortened
+from dsl.errors import DflowError, Mistake, NotTrusted, PipelineError, did_you_mean, on_one_line, shortened
 from dsl.named_function import named_function
 from executor.system.os_errors import USER_ERRNOS, clear_error
 from executor.system.output import FAILED, INTERRUPTED, USAGE, output_errors_text, prepare_streams, print_lines
@@ -48,7 +48,8 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point. Exit code 0 on success, 1 after a failure, 2 for a mistake in usage or in a pipeline.
+    """The entry point. Exit code 0 on success, 1 after a failure, 2 for a mistake in usage or in a pipeline, or
+    for a record that is not trusted.
 
     130 after Ctrl-C.
     """
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     except DflowError as error:
         print_lines(f"dflow: {error}", error=True)
-        return FAILED
+        return USAGE if isinstance(error, NotTrusted) else FAILED
     except OSError as error:
         if error.errno not in USER_ERRNOS:
             raise

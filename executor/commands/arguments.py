@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
+from dsl.errors import NotTrusted
+from executor.records.record_trust import HOW, UNKNOWN, untrusted_op_files
+from executor.records.run_record import Record
 from executor.store.artifact_store import Store, store_path
+from executor.system.output import print_lines
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +73,42 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
         help='the head of the Ray cluster for nodes with kind = "ray", or "local": one of dflow\'s own here; '
         "default: DFLOW_RAY_ADDRESS, or `ray` of [machine]",
     )
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add --trust; `check_trust(options, record)` comes before all that a record says."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="import the op files, run the graph and use the MLflow server of the run's record, though you did not run "
+        "it here as it is now",
+    )
+
+
+def check_trust(options: argparse.Namespace, record: Record, *, to_run: bool) -> None:
+    """Let a record act for the user: with --trust, or once a user at a terminal agrees, for good.
+
+    to_run: its graph too, not only its op files. Raises NotTrusted where it may not.
+    """
+    acting = record.acting()
+    if options.trust:
+        acting.trust()
+        return
+    unknown = acting.unknown() if to_run else list(map(str, untrusted_op_files(acting.op_files)))
+    if not unknown:
+        return
+    what = f"run {record.run} names what is {UNKNOWN}: {', '.join(unknown)}"
+    if not _agrees(what):
+        raise NotTrusted(f"{what}; {HOW}")
+    acting.trust()
+
+
+def _agrees(what: str) -> bool:
+    """Whether the user at the terminal says yes; False where there is none."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print_lines(f"{what}\nIt could run any code as you. Trust it? [y/N]", error=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

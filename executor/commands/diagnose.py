@@ -6,7 +6,7 @@ import argparse
 import json
 from functools import partial
 
-from executor.commands.arguments import add_json, add_run, add_store, count, open_store
+from executor.commands.arguments import add_json, add_run, add_store, add_trust, check_trust, count, open_store
 from executor.model_tools.computation import Result
 from executor.model_tools.diagnose import diagnose, keep
 from executor.records.run_record import find_record
@@ -36,12 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_json(parser)
     add_store(parser)
+    add_trust(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 1 where a cause was found. Results of drafts before one that cannot be measured are kept and shown."""
     store = open_store(options)
     record = find_record(store.records, options.run)
+    check_trust(options, record, to_run=True)
     results: list[Result] = []
     try:
         with Activity() as activity:

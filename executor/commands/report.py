@@ -7,7 +7,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from executor.commands.arguments import add_store, open_store
+from executor.commands.arguments import add_store, add_trust, open_store
 from executor.records.run_record import Record
 from executor.report.page import write_report
 from executor.report.run_data import find_records
@@ -26,11 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="default: beside the run's record")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     add_store(parser)
+    add_trust(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     store = open_store(options)
     records = find_records(store.records, options.runs)
+    if options.trust:
+        for record in records:
+            record.acting().trust()
     path = (options.output or default_path(records)).absolute()
     write_report(store.path, [record.run for record in records], path)
     print_lines(str(path))

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from functools import partial
 
 from dsl.errors import Mistake, PipelineError
-from executor.commands.arguments import add_keep_going, add_overrides, add_ray, add_run, add_store, open_store
+from executor.commands.arguments import (
+    add_keep_going,
+    add_overrides,
+    add_ray,
+    add_run,
+    add_store,
+    add_trust,
+    check_trust,
+    open_store,
+)
 from executor.launchers.cluster_address import use_cluster
 from executor.planning.resume_check import check_inputs
 from executor.planning.session import resumed_run, run_from
@@ -26,12 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adopt", action="store_true", help="continue unfinished work of older code")
     add_keep_going(parser)
     add_store(parser)
+    add_trust(parser)
     add_ray(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     use_cluster(options.ray)
     record = find_record(open_store(options).records, options.run)
+    check_trust(options, record, to_run=True)
     store = open_store(options, write=True)
     say = partial(print_lines, error=True)
     if options.start is not None:

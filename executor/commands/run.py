@@ -9,7 +9,6 @@ import attrs
 from dsl.errors import Mistake, PipelineError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from dsl.secrets import secret_names
 from executor.commands.arguments import (
     add_file,
     add_keep_going,
@@ -27,7 +26,6 @@ from executor.planning.session import new_run
 from executor.scheduler.run_and_report import run_and_report
 from executor.store.artifact_store import Store
 from executor.system.output import print_lines
-from executor.system.trust import TRACKING_URI, trust
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +61,6 @@ def main(options: argparse.Namespace) -> int:
 
         return smoke_run(path, graph, options.smoke)
     store = Store.open(path, write=True)
-    if graph.tracking_uri is not None and secret_names(graph.tracking_uri):
-        trust(TRACKING_URI, graph.tracking_uri)
     return run_and_report(new_run(store, with_cluster(graph), options.only), keep_going=options.keep_going)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import signal
 
-from executor.commands.arguments import add_address, add_run, add_store, store_of
+from executor.commands.arguments import add_address, add_run, add_store, add_trust, check_trust, open_store, store_of
 from executor.model_tools.serve import ServeOptions, serve_run
+from executor.records.run_record import find_record
 from executor.system.output import FAILED, OK, print_lines
 
 
@@ -19,13 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NODE", help="the export node, where a run has several")
     add_address(parser, port=30000)
     add_store(parser)
+    add_trust(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 0 where the prompt was answered with the draft's help, 1 otherwise."""
+    record = find_record(open_store(options).records, options.run)
+    check_trust(options, record, to_run=True)
     request = ServeOptions(
         store=store_of(options),
-        run=options.run,
+        run=record.run,
         node=options.node,
         host=options.host,
         port=options.port,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from dsl.errors import PipelineError, StoreError
-from executor.commands.arguments import add_store, open_store
+from dsl.errors import NotTrusted, PipelineError, StoreError
+from executor.commands.arguments import add_store, add_trust, check_trust, open_store
 from executor.records.run_record import Record, find_record, newest_records
 from executor.records.sent_run import sent_of
 from executor.store.artifact_store import Store
-from executor.system.output import FAILED, OK, print_lines
-from executor.system.trust import TRACKING_URI, trust
+from executor.system.output import FAILED, OK, USAGE, print_lines
 from executor.tracking.sync_state import lacks, send_rest
 
 
@@ -22,22 +21,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="a run's id, a part of it, or its tag; default: all runs that MLflow has not received in full",
     )
-    parser.add_argument(
-        "--trust", action="store_true", help="send the values of secrets to the server that the run's record names"
-    )
+    add_trust(parser)
     parser.add_argument("--all", action="store_true", help="check every run, also for what MLflow has lost since")
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where MLflow did not receive everything."""
+    """Exit code 1 where MLflow did not receive everything, 2 where a record is not trusted."""
     store = open_store(options, write=True)
     if options.run is not None:
         record = find_record(store.records, options.run)
         record.lock(to_send=True)
-        if options.trust and record.state.tracking_uri is not None:
-            trust(TRACKING_URI, record.state.tracking_uri)
-        return _send(store, record) if _is_readable(record) else FAILED
+        check_trust(options, record, to_run=False)
+        return _unreadable(record) or _send(store, record)
     return _send_all(store, everything=options.all)
 
 
@@ -62,13 +58,13 @@ def _send_all(store: Store, *, everything: bool) -> int:
                 print_lines(f"run {record.run} is still running and sends its own data")
             else:
                 print_lines(f"dflow: run {record.run} is not sent: {error}", error=True)
-                code = FAILED
+                code = max(code, FAILED)
             continue
-        if not _is_readable(record):
-            code = FAILED
+        if unreadable := _unreadable(record):
+            code = max(code, unreadable)
         elif _send(store, record) != OK:
             unreachable.add(record.state.tracking_uri)
-            code = FAILED
+            code = max(code, FAILED)
         record.unlock()
     if not checked:
         hint = "" if everything else "; `dflow sync --all` also checks for what MLflow has lost"
@@ -76,15 +72,15 @@ def _send_all(store: Store, *, everything: bool) -> int:
     return code
 
 
-def _is_readable(record: Record) -> bool:
-    """Whether the graph can be read with the current ops; if not, prints why."""
+def _unreadable(record: Record) -> int:
+    """OK where the graph can be read with the current ops; else prints why, and returns the exit code for that."""
     try:
         record.graph()
-    except (PipelineError, StoreError) as error:
+    except (NotTrusted, PipelineError, StoreError) as error:
         reason = "; ".join(str(error).splitlines())
         print_lines(f"dflow: run {record.run} cannot be read, so it is not sent: {reason}", error=True)
-        return False
-    return True
+        return USAGE if isinstance(error, NotTrusted) else FAILED
+    return OK
 
 
 def _send(store: Store, record: Record) -> int:

@@ -14,6 +14,7 @@ from dsl.errors import StoreError, StructureError
 from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.pipeline import Copy
+from executor.records.record_trust import require_trusted_op_files
 from executor.system.jsonlines import known_fields, read_json, write_json
 
 GRAPH = "graph.json"
@@ -38,16 +39,37 @@ def save_graph(folder: Path, graph: Graph) -> None:
 
 
 def load_graph(folder: Path) -> Graph:
-    """Raises StoreError where it is damaged, PipelineError where it does not match the current ops."""
+    """Raises StoreError where it is damaged, PipelineError where it does not match the current ops, NotTrusted where
+    it names op files that the user neither ran nor trusted.
+    """
     data = recorded_table(folder, GRAPH)
-    here = _store(folder)
+    op_files = recorded_op_files(folder, data)
+    require_trusted_op_files(op_files)
     try:
-        before = Path(data.pop("store", here))
-        root = _absolute(data["root"], here, before)
-        op_files = [_absolute(file, here, before) for file in data["op_files"]]
+        before = Path(data.pop("store", _store(folder)))
+        root = _absolute(data["root"], _store(folder), before)
         return graph_from_json({**data, "root": root, "op_files": op_files})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(folder, GRAPH) from error
+
+
+def recorded_op_files(folder: Path, data: Mapping[str, Any] | None = None) -> list[Path]:
+    """Absolute, as far as they still exist. data: the content of the graph's file."""
+    table = recorded_table(folder, GRAPH) if data is None else data
+    here = _store(folder)
+    try:
+        before = Path(table.get("store", here))
+        return [Path(_absolute(file, here, before)) for file in table.get("op_files", ())]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise damaged(folder, GRAPH) from error
+
+
+def graph_text(folder: Path) -> bytes:
+    """The content of the graph's file; empty where there is none."""
+    try:
+        return (folder / GRAPH).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
 
 
 def recorded_nodes(folder: Path) -> dict[str, RecordedNode]:

@@ -29,7 +29,16 @@ from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
 from dsl.graph import Graph
 from executor.keys.node_key import KeyParts
-from executor.records.graph_file import damaged, load_graph, recorded_nodes, recorded_table, save_graph
+from executor.records.graph_file import (
+    damaged,
+    graph_text,
+    load_graph,
+    recorded_nodes,
+    recorded_op_files,
+    recorded_table,
+    save_graph,
+)
+from executor.records.record_trust import Acting, require_outside_stores
 from executor.records.run_tags import tagged_folder, tags_of
 from executor.store.names import RUN_ID
 from executor.system.file_locks import is_held, take
@@ -144,9 +153,15 @@ class Record:
     def prepare(
         cls, records: Path, graph: Graph, *, nodes: Mapping[str, NodeState] | None = None, **state: Any
     ) -> Record:
-        """A new record with an id that sorts after all others, e.g. 20261121-183012-ab12; visible once it is saved."""
+        """A new record with an id that sorts after all others, e.g. 20261121-183012-ab12; visible once it is saved.
+
+        The graph is the user's own, or one that the user trusted: it is remembered as such. Raises NotTrusted where its
+        op files lie inside a store.
+        """
+        require_outside_stores(graph.op_files)
         folder = _new_folder(records)
         save_graph(folder, graph)
+        Acting(graph_text(folder), graph.op_files, graph.tracking_uri).trust()
         run_state = RunState(
             run=folder.name,
             pipeline=graph.name,
@@ -214,6 +229,10 @@ class Record:
 
     def graph(self) -> Graph:
         return load_graph(self.folder)
+
+    def acting(self) -> Acting:
+        """What it would do for the user."""
+        return Acting(graph_text(self.folder), recorded_op_files(self.folder), self.state.tracking_uri)
 
     def op_names(self) -> dict[str, str]:
         """The name of each node's op; the ops themselves need not exist any more."""

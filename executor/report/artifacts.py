@@ -14,6 +14,7 @@ import attrs
 from attrs import define, frozen
 from markupsafe import Markup
 
+from dsl.op_table import op_names
 from dsl.sizes import shown_bytes
 from executor.report.chart import drawn, is_named, together
 from executor.report.comparison import compared
@@ -75,11 +76,12 @@ class Piece:
 
 def sections_of(runs: Sequence[RunFacts]) -> ShownByOps:
     """What the op of each node shows of its artifact, if it has one."""
+    built_in = op_names()
     requests = {
-        (run.run, node.id): Request(node.op, tuple(run.op_files), node.folder, node.own)
+        (run.run, node.id): Request(node.op, tuple(run.op_files or ()), node.folder, node.own)
         for run in runs
         for node in run.nodes.values()
-        if node.folder is not None and node.op
+        if node.folder is not None and node.op and (run.op_files is not None or node.op in built_in)
     }
     shown = shown_by_ops(list(requests.values()))
     return {where: shown[request] for where, request in requests.items()}

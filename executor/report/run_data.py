@@ -9,10 +9,11 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from dsl.errors import DflowError, StoreError, did_you_mean
+from dsl.errors import DflowError, NotTrusted, StoreError, did_you_mean
 from executor.records.events import read_events, worked_seconds
-from executor.records.graph_file import RecordedNode, recorded_nodes, recorded_table
+from executor.records.graph_file import RecordedNode, recorded_nodes, recorded_op_files
 from executor.records.metric_points import NodeEvents
+from executor.records.record_trust import require_trusted_op_files
 from executor.records.run_record import FIGURES, NodeState, PlanRow, Record, find_record, load_begun, plan_of
 from executor.records.run_tags import tags_of
 from executor.results.sweep import Row, combinations, sorted_rows
@@ -85,7 +86,7 @@ class RunFacts:
     results: Sequence[str] = ()
     combinations: Sequence[Row] = ()
     sorted_by: str = ""
-    op_files: Sequence[Path] = ()
+    op_files: Sequence[Path] | None = ()
     damage: Sequence[str] = field(factory=list)
 
     @property
@@ -129,11 +130,14 @@ class _Reader:
         damage: list[str] = []
         status = record.status()
         recorded: Mapping[str, RecordedNode] = {}
-        op_files: list[Path] = []
+        op_files: list[Path] | None = []
         try:
             recorded = recorded_nodes(record.folder)
-            files = recorded_table(record.folder, "graph.json").get("op_files", ())
-            op_files = [(self._store.path / file).resolve() for file in files]
+            op_files = recorded_op_files(record.folder)
+            require_trusted_op_files(op_files)
+        except NotTrusted as error:
+            damage.append(f"what its own ops show is missing: {error}")
+            op_files = None
         except StoreError as error:
             damage.append(str(error))
         rows, sorted_by = _combinations(record, recorded, damage)

@@ -65,10 +65,15 @@ def test_a_received_record_gets_no_secret_unless_its_user_trusts_it(server, tmp_
     run = toy.dflow("run", str(toy.file), MY_TOKEN="of theirs", XDG_STATE_HOME=str(theirs))
     assert run.returncode == 0
     [record] = toy.store.glob("records/*")
+    (tmp_path / "own").mkdir()
+    own = Toy(tmp_path / "own", ONE_NODE)  # with the same op file, but no server
+    assert own.dflow("run", str(own.file), XDG_STATE_HOME=str(mine)).returncode == 0
     asked = len(Refusing.paths)
-    for arguments in (["sync", record.name], ["sync"], ["resume", record.name, "--from", "a"]):
+    for arguments in (["sync", record.name], ["sync"]):
         said = toy.dflow(*arguments, MY_TOKEN="open-sesame", XDG_STATE_HOME=str(mine)).stderr
         assert "the record sends the value of MY_TOKEN to http://" in said
+    resumed = toy.dflow("resume", record.name, "--from", "a", MY_TOKEN="open-sesame", XDG_STATE_HOME=str(mine))
+    assert resumed.returncode == 2 and "its graph" in resumed.stderr
     assert len(Refusing.paths) == asked
     toy.dflow("sync", record.name, "--trust", MY_TOKEN="open-sesame", XDG_STATE_HOME=str(mine))
     assert any("open-sesame" in path for path in Refusing.paths[asked:])

@@ -1,0 +1,112 @@
+"""Which records may act for the user: import op files, run their graph, send secrets to their MLflow server.
+
+A run that the user started is trusted as it was. What a record names that came from somebody else, or was altered
+since, is only read, until the user trusts it with --trust. Code inside a store is never imported: whoever can write to
+the store could have put it there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import all_suffixes
+from pathlib import Path
+
+from attrs import frozen
+
+from dsl.errors import NotTrusted
+from dsl.imports import places_of
+from executor.system.trust import GRAPH, OP_FILE, TRACKING_URI, Trusted, are_trusted, trust
+
+UNKNOWN = "not as you ran it here, or you never did"
+HOW = "read it, then repeat the command with --trust"
+IN_TEXT = re.compile(r"(\w+)(\.\w+)*:\w+")  # "my_run:capture", as @op names a run function
+
+
+@frozen
+class Acting:
+    """What a record would do for the user. graph: the content of its file; op_files: absolute."""
+
+    graph: bytes
+    op_files: Sequence[Path]
+    tracking_uri: str | None
+
+    def trust(self) -> None:
+        """Remember all of it as the user's own. Raises NotTrusted for an op file inside a store."""
+        require_outside_stores(self.op_files)
+        op_files = [_op_file(file) for file in self.op_files if file.is_file()]
+        uri = [] if self.tracking_uri is None else [(TRACKING_URI, self.tracking_uri)]
+        trust([(GRAPH, self.graph), *op_files, *uri])
+
+    def unknown(self) -> list[str]:
+        """What of it is not as the user ran or trusted it, in words. Raises NotTrusted as `trust`."""
+        op_files = list(map(str, untrusted_op_files(self.op_files)))
+        return op_files if are_trusted([(GRAPH, self.graph)])[0] else ["its graph", *op_files]
+
+
+def require_trusted_op_files(op_files: Sequence[Path]) -> None:
+    """Raises NotTrusted for the first whose code is not as the user ran or trusted it."""
+    for file in untrusted_op_files(op_files):
+        raise NotTrusted(f"{file} is not imported: it is {UNKNOWN}; {HOW}")
+
+
+def untrusted_op_files(op_files: Sequence[Path]) -> list[Path]:
+    """Those whose code is not as the user ran or trusted it. Raises NotTrusted for one inside a store."""
+    require_outside_stores(op_files)
+    there = [file for file in op_files if file.is_file()]
+    known = are_trusted(map(_op_file, there)) if there else []
+    return [file for file, is_known in zip(there, known, strict=True) if not is_known]
+
+
+def require_outside_stores(op_files: Iterable[Path]) -> None:
+    """Raises NotTrusted for an op file inside a store."""
+    for file in op_files:
+        store = next((folder for folder in Path(os.path.realpath(file)).parents if _is_store(folder)), None)
+        if store is not None:
+            raise NotTrusted(f"{file} lies inside the store {store}, from which no code is imported: copy it out")
+
+
+def _op_file(file: Path) -> Trusted:
+    """An op file with the modules beside it that it imports, whatever folder they all lie in."""
+    folder = file.parent
+    code: dict[Path, bytes] = {}
+    pending = [file]
+    while pending:
+        one = pending.pop()
+        if one not in code:
+            code[one] = one.read_bytes()
+            pending += [other for name in _imported(one, code[one]) for other in _beside(name, folder)]
+    digests = (
+        f"{each.relative_to(folder)}\0{hashlib.sha256(source).hexdigest()}\n" for each, source in sorted(code.items())
+    )
+    return OP_FILE, "".join(digests)
+
+
+def _imported(file: Path, source: bytes) -> Iterator[str]:
+    """The first names of the modules that a source imports, anywhere in it, or names in texts."""
+    import ast  # only where there are op files
+
+    try:
+        nodes = ast.walk(ast.parse(source)) if file.suffix == ".py" else iter(())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # importing it fails, too
+        return
+    for node in nodes:
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name.partition(".")[0] for alias in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module.partition(".")[0]
+            case ast.Constant(value=str(text)) if found := IN_TEXT.fullmatch(text):
+                yield found[1]
+
+
+def _beside(name: str, folder: Path) -> Iterator[Path]:
+    """The files of a module, or of a package with all below it, in a folder; none where it is installed elsewhere."""
+    yield from (place for place in places_of(name, folder) if place.parent == folder and place.is_file())
+    yield from (file for suffix in all_suffixes() for file in (folder / name).rglob(f"*{suffix}") if file.is_file())
+
+
+def _is_store(folder: Path) -> bool:
+    return (folder / "format").is_file() and (folder / "objects").is_dir()
