@@ -28,6 +28,14 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_verify_inputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--verify-inputs",
+        action="store_true",
+        help="before a node runs, read all of its inputs and compare them with their digests",
+    )
+
+
 def add_keep_going(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-going", action="store_true", help="after a node failed, still run the nodes that do not depend on it"

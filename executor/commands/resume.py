@@ -14,6 +14,7 @@ from executor.commands.arguments import (
     add_run,
     add_store,
     add_trust,
+    add_verify_inputs,
     check_trust,
     open_store,
 )
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--adopt", action="store_true", help="continue unfinished work of older code")
     add_keep_going(parser)
+    add_verify_inputs(parser)
     add_store(parser)
     add_trust(parser)
     add_ray(parser)
@@ -51,11 +53,13 @@ def main(options: argparse.Namespace) -> int:
             raise PipelineError([Mistake("--adopt continues unfinished work, --from does not", hint=hint)])
         check_inputs(store, record, options.start, options.set, say)
         session = run_from(store, options.run, options.start, options.set)
-        return run_and_report(session, keep_going=options.keep_going)
+        return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs)
     _print_choice(record, [] if options.run is not None else unfinished_runs(store.records))
     check_inputs(store, record, None, options.set, say)
     session = resumed_run(store, options.run, options.set)
-    return run_and_report(session, adopt=options.adopt, keep_going=options.keep_going)
+    return run_and_report(
+        session, adopt=options.adopt, keep_going=options.keep_going, verify_inputs=options.verify_inputs
+    )
 
 
 def _print_choice(record: Record, unfinished: Sequence[Record]) -> None:

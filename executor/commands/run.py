@@ -18,6 +18,7 @@ from executor.commands.arguments import (
     add_sort,
     add_store,
     add_sweeps,
+    add_verify_inputs,
     store_of,
 )
 from executor.launchers.cluster_address import use_cluster, with_cluster
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sort(parser)
     add_selection(parser)
     add_keep_going(parser)
+    add_verify_inputs(parser)
     add_store(parser)
     add_ray(parser)
     parser.add_argument(
@@ -61,7 +63,8 @@ def main(options: argparse.Namespace) -> int:
 
         return smoke_run(path, graph, options.smoke)
     store = Store.open(path, write=True)
-    return run_and_report(new_run(store, with_cluster(graph), options.only), keep_going=options.keep_going)
+    session = new_run(store, with_cluster(graph), options.only)
+    return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs)
 
 
 def _sorted_by(graph: Graph, metric: str) -> Graph:

@@ -20,12 +20,12 @@ from attrs import frozen
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from executor.maintenance.remote import Remote
 from executor.maintenance.remote_records import NotAsExpected, pulled_manifest
-from executor.maintenance.retention import ACCEPTED, PULLED, read_index
+from executor.maintenance.retention import ACCEPTED, read_index
 from executor.planning.planner import Planner
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
-from executor.store.index_line import IndexLine
+from executor.store.index_line import PULLED, IndexLine
 from executor.store.integrity import check
 from executor.store.manifest import committed_files
 from executor.system.crash_points import fail_point

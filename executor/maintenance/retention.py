@@ -18,11 +18,10 @@ from executor.records.run_record import Record, RunState, is_begun
 from executor.records.run_tags import tags_of
 from executor.records.serving_lock import is_served
 from executor.store.artifact_store import COMMIT, Store
-from executor.store.index_line import IndexLine
+from executor.store.index_line import PULLED, IndexLine
 from executor.store.names import KEY
 from executor.system.jsonlines import read_object
 
-PULLED = "pulled"  # the acceptance of an index line whose artifact another store computed
 ACCEPTED = "accepted"
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import attrs
 
-from dsl.errors import DflowError, StopRequested
+from dsl.errors import DflowError, StopRequested, StoreError
 from dsl.secrets import secret_variables
 from executor.keys.differences import differences, reasons
 from executor.keys.node_key import KeyParts
@@ -134,6 +134,8 @@ class Attempt(threading.Thread):
         if task.planner.hit(task.node.id, task.key) is not None:
             lease.remove()
             return AttemptResult(status="replan")
+        if damaged := task.damaged_inputs(self._go_on):
+            return AttemptResult(status="failed", failure=Failure.of(StoreError(damaged)))
         start, first_byte = task.prepare(before, self._recover)
         number = self._in_loop(lambda: self._on_start(start))
         fail_point("run:emptied")
@@ -148,6 +150,12 @@ class Attempt(threading.Thread):
         if ended.status != "done":
             return AttemptResult(status=ended.status, failure=ended.failure, log_tail=ended.log_tail)
         return self._finish(start, ended, measures, before)
+
+    def _go_on(self) -> None:
+        """Raises StopRequested where the attempt is to end."""
+        self.task.lease.go_on()
+        if self._is_stopping:
+            raise StopRequested("stopped before its stage started")
 
     def _recover(self, folder: Path) -> None:
         self._backends.recover(folder, self.task.lease.go_on)

@@ -14,7 +14,9 @@ from executor.system.output import FAILED, OK, print_lines
 from executor.tracking.sync_state import lacks
 
 
-def run_and_report(session: Session, *, adopt: bool = False, keep_going: bool = False) -> int:
+def run_and_report(
+    session: Session, *, adopt: bool = False, keep_going: bool = False, verify_inputs: bool = False
+) -> int:
     """The exit code, see `executor.scheduler.run_loop.run_session`."""
     if session.is_complete and _close(session):
         _report_complete(session)
@@ -24,7 +26,7 @@ def run_and_report(session: Session, *, adopt: bool = False, keep_going: bool = 
 
     record = session.record
     display = make_display(record.state)
-    code = run_session(session, display, adopt=adopt, keep_going=keep_going)
+    code = run_session(session, display, adopt=adopt, keep_going=keep_going, verify_inputs=verify_inputs)
     print_results(record.state, session.graph.result_nodes, session.graph)
     if code == OK:
         print_lines(f"run {record.run} is done{_where(session)}")

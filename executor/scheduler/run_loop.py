@@ -47,14 +47,22 @@ MOST_CHANGES = 3
 MESSAGE_LENGTH = 2000  # characters of what a stage reports
 
 
-def run_session(session: Session, display: Display, *, adopt: bool = False, keep_going: bool = False) -> int:
+def run_session(
+    session: Session,
+    display: Display,
+    *,
+    adopt: bool = False,
+    keep_going: bool = False,
+    verify_inputs: bool = False,
+) -> int:
     """Run what is stale. Returns the exit code: 0 if every node is done, 1 if a node failed, 128 + the signal's number
     if the run was stopped.
 
-    keep_going: after a failure, nodes that do not depend on the failed one still run.
+    keep_going: after a failure, nodes that do not depend on the failed one still run. verify_inputs: all that a stage
+    will read is read and compared with its digest before.
     """
     gc.enable()  # off so far (executor/cli.py); from here on the process may live for days
-    loop = RunLoop(session, display, adopt=adopt, keep_going=keep_going)
+    loop = RunLoop(session, display, adopt=adopt, keep_going=keep_going, verify_inputs=verify_inputs)
     with loop.stop.caught(), display:
         status = loop.run()
     if status == "stopped":
@@ -75,7 +83,9 @@ class Waiting:
 class RunLoop:
     """One pass over the nodes of a session."""
 
-    def __init__(self, session: Session, display: Display, *, adopt: bool, keep_going: bool) -> None:
+    def __init__(
+        self, session: Session, display: Display, *, adopt: bool, keep_going: bool, verify_inputs: bool
+    ) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.stop = StopSignal(lambda: self._calls.put(lambda: None))
         self._store = session.store
@@ -87,6 +97,7 @@ class RunLoop:
         self._display = display
         self._adopt = adopt
         self._keep_going = keep_going
+        self._verify_inputs = verify_inputs
         self._ready = ReadyQueue(session.graph)
         self._digests: dict[str, str] = {}
         self._waiting: list[Waiting] = []
@@ -226,6 +237,7 @@ class RunLoop:
             lease=lease,
             digests={parent: self._digests[parent] for parent in node.parents},
             adopt=self._adopt,
+            verify_inputs=self._verify_inputs,
             run=self._record.run,
             attempt=self._state(node_id).attempt,
             goes_on_from=self._record.state.goes_on_from,

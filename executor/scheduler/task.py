@@ -27,6 +27,7 @@ from executor.records.events import Cut, Event, Metric, read_events
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.store.index_line import IndexLine
+from executor.store.input_check import check_before_use
 from executor.store.lease import Lease
 from executor.store.manifest import Manifest
 from executor.system.jsonlines import write_json
@@ -34,6 +35,7 @@ from executor.system.output import shown_digest
 
 # The fields of launch that can change results by rounding; the others only decide when and where a stage runs.
 LAYOUT = ("kind", "nproc", "hosts", "sp_degree")
+MOST_DAMAGES = 3
 
 
 @frozen(kw_only=True)
@@ -87,8 +89,9 @@ class AttemptResult:
 @frozen(kw_only=True)
 class Task:
     """key: by the key parts of the planner; lease: of the key, held; digests: those of the node's parents; adopt:
-    continue work that older code began. run, attempt, goes_on_from: as the record has them. The record's state belongs
-    to the loop's thread, so only its paths are used here.
+    continue work that older code began; verify_inputs: read all of the inputs before the stage does. run, attempt,
+    goes_on_from: as the record has them. The record's state belongs to the loop's thread, so only its paths are used
+    here.
     """
 
     store: Store
@@ -99,6 +102,7 @@ class Task:
     lease: Lease
     digests: Mapping[str, str]
     adopt: bool
+    verify_inputs: bool
     run: str
     attempt: int
     goes_on_from: str | None
@@ -115,6 +119,21 @@ class Task:
     def sources(self) -> Path:
         """The file with the source code that the stage runs."""
         return self.lease.path("code", ".json")
+
+    def damaged_inputs(self, go_on: Callable[[], None]) -> str:
+        """What is wrong with the inputs, which are set aside so that their nodes run again; empty where nothing is.
+
+        go_on: called now and then, may raise.
+        """
+        parents = {digest: parent for parent, digest in self.digests.items()}
+        damages = check_before_use(self.store, parents, read_all=self.verify_inputs, progress=lambda _size: go_on())
+        if not damages:
+            return ""
+        listed = "; ".join(f'of node "{parents[damage.digest]}" {damage}' for damage in damages[:MOST_DAMAGES])
+        return (
+            f"an input was altered after its commit: {listed}; it was set aside: repeat the command, and its node "
+            "runs again"
+        )
 
     def prepare(self, snapshot: Snapshot, recover: Callable[[Path], None]) -> tuple[AttemptStart, int]:
         """Make the work folder ready for a stage. Also returns the byte of the events file from which metrics count.

@@ -29,6 +29,7 @@ from executor.store.lease import Lease, remove_leftovers
 from executor.store.manifest import Manifest, committed_files
 from executor.store.names import DIGEST, OUT, RUN
 from executor.store.run_measurements import keep_own_files
+from executor.store.seen_stamps import SeenStamps, stamps_of
 from executor.system.crash_points import fail_point
 from executor.system.file_locks import is_exclusive
 from executor.system.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
@@ -185,7 +186,10 @@ class Store:
         return digest
 
     def place(self, sealed: Path, key: str, entry: IndexLine) -> None:
-        """Make a folder, whose files and manifest are on disk, the artifact of a key: a rename, then the index line."""
+        """Make a folder, whose files and manifest are on disk, the artifact of a key: a rename, then the index line.
+
+        The files were read just now.
+        """
         fail_point("commit:placing")
         with shared_gc_lock(self.path):
             self._place(sealed, entry.digest)
@@ -224,12 +228,15 @@ class Store:
         fail_point("commit:indexed")
 
     def _place(self, out: Path, digest: str) -> None:
-        """Rename a sealed out_dir into objects/. If the same content exists already, that is kept."""
+        """Rename a sealed out_dir into objects/, and remember its stamps. If the same content exists already, that is
+        kept.
+        """
         target = self.object_path(digest)
         with clear_errors(target):
             if not self.altered(digest):
                 remove(out)
             else:
+                SeenStamps(self.memos).add(digest, stamps_of(out, committed_files(out) or ()))
                 self._replace(out, target, digest)
             fail_point("commit:renamed")
             sync_folder(target.parent)

@@ -10,6 +10,8 @@ from attrs import frozen
 
 from executor.system.jsonlines import known_fields
 
+PULLED = "pulled"  # the acceptance of a line whose artifact another store computed
+
 
 @frozen
 class IndexLine:

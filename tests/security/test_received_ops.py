@@ -151,5 +151,9 @@ def test_what_a_command_trusts_holds_for_its_children_where_nothing_can_be_remem
     assert untrusted_op_files([file]) == [file]
     Acting(b"{}", [file], None).trust()
     assert untrusted_op_files([file]) == []
-    program = f"from pathlib import Path; from executor.records.record_trust import untrusted_op_files as f; print(f([Path({str(file)!r})]))"
-    assert subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True).stdout == "[]\n"
+    program = (
+        "import sys; from pathlib import Path; from executor.records.record_trust import untrusted_op_files\n"
+        "print(untrusted_op_files([Path(sys.argv[1])]))"
+    )
+    command = [sys.executable, "-c", program, str(file)]
+    assert subprocess.run(command, cwd=PROJECT, capture_output=True, text=True).stdout == "[]\n"

@@ -1,0 +1,44 @@
+"""How this machine saw artifacts: seen.jsonl among the store's memos, which lie with the user.
+
+Append-only: digest, and a hash of the sizes, times and inodes of the artifact's files as they were when it was
+committed or checked here. A file that is written afterwards has other times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
+
+from executor.store.digests import MANIFEST
+from executor.system.jsonl_cache import Memo
+from executor.system.stamps import Stamp
+from executor.system.symlinks import plain_status
+
+SEEN = "seen.jsonl"
+
+
+class SeenStamps:
+    """memos: the folder of the store's memos; without one every artifact is new."""
+
+    def __init__(self, memos: Path | None) -> None:
+        self._memo = Memo(None if memos is None else memos / SEEN, "digest")
+
+    def newest(self) -> dict[str, str]:
+        """By digest."""
+        return {digest: str(line.get("stamps")) for digest, line in self._memo.newest().items()}
+
+    def add(self, digest: str, stamps: str) -> None:
+        self._memo.add({"digest": digest, "stamps": stamps})
+
+
+def stamps_of(folder: Path, names: Iterable[str]) -> str:
+    """The hash for an artifact's folder and the files that its manifest names. Raises OSError."""
+    hashed = hashlib.sha256()
+    for name in sorted({*names, MANIFEST}):
+        stamp = Stamp.of_status(plain_status(folder, name))
+        hashed.update(json.dumps([name, *attrs.astuple(stamp)]).encode(errors="backslashreplace") + b"\n")
+    return hashed.hexdigest()

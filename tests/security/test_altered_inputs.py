@@ -1,0 +1,98 @@
+"""An artifact that was altered after its commit is found before a node reads it, and no result is made of it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from toy_ops import Toy
+
+CHAIN = """
+[pipeline]
+name = "toy"
+ops = ["toy.py"]
+
+[node.a]
+op = "make"
+text = "hello"
+
+[node.wait]
+op = "make"
+seconds = 1.0
+
+[node.b]
+op = "join"
+texts = ["@a", "@wait"]
+"""
+ALTERED = 'an input was altered after its commit: of node "a"'
+
+
+@pytest.fixture
+def toy(tmp_path):
+    return Toy(tmp_path, CHAIN)
+
+
+def file_of(toy):
+    texts = (path for path in toy.store.glob("objects/*/text.txt") if not path.parent.suffix)
+    [file] = (path for path in texts if path.read_text() in ("hello", "HELLO"))
+    return file
+
+
+def alter(file, *, keep_times=False):
+    """Other content of the same size."""
+    status = file.stat()
+    file.chmod(0o644)
+    file.write_text("HELLO")
+    if keep_times:
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("keep_times", [False, True])
+def test_an_artifact_altered_between_two_nodes_of_one_run_is_not_read(keep_times, toy):
+    running = toy.start("run", str(toy.file))
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not list(toy.store.glob("objects/*/text.txt")):
+        time.sleep(0.01)
+    alter(file_of(toy), keep_times=keep_times)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert ALTERED in errors and "text.txt has other content" in errors
+    again = toy.dflow("run", str(toy.file))
+    assert again.returncode == 0, again.stderr
+    assert toy.text("b") == "hello-a"
+
+
+def on_another_machine(tmp_path):
+    """Where nothing is known of the store's artifacts."""
+    return {"XDG_CACHE_HOME": str(tmp_path / f"cache {time.monotonic_ns()}")}
+
+
+def test_on_another_machine_the_content_is_read_where_others_can_write_and_where_that_is_asked_for(toy, tmp_path):
+    assert toy.dflow("run", str(toy.file), "--to", "a").returncode == 0
+    alter(file_of(toy))
+    asked = toy.dflow("run", str(toy.file), "--verify-inputs", **on_another_machine(tmp_path))
+    assert asked.returncode == 1 and ALTERED in asked.stderr
+    assert toy.dflow("run", str(toy.file), "--to", "a").returncode == 0
+    alter(file_of(toy))
+    (toy.store / "objects").chmod(0o777)
+    shared = toy.dflow("run", str(toy.file), **on_another_machine(tmp_path))
+    assert shared.returncode == 1 and ALTERED in shared.stderr
+
+
+def test_what_was_pulled_is_read_once_on_each_machine(toy, tmp_path):
+    remote = str(tmp_path / "remote")
+    assert toy.dflow("run", str(toy.file), "--to", "a").returncode == 0
+    assert toy.dflow("push", remote).returncode == 0
+    (tmp_path / "other").mkdir()
+    other = Toy(tmp_path / "other", CHAIN)
+    assert other.dflow("pull", remote, str(other.file)).returncode == 0
+    alter(file_of(other))
+    result = other.dflow("run", str(other.file), **on_another_machine(tmp_path))
+    assert result.returncode == 1 and ALTERED in result.stderr
+
+
+def test_a_changed_stamp_alone_is_no_damage(toy):
+    assert toy.dflow("run", str(toy.file), "--to", "a").returncode == 0
+    file_of(toy).touch()
+    assert toy.dflow("run", str(toy.file)).returncode == 0
