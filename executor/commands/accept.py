@@ -14,6 +14,7 @@ from executor.keys.code_diff import code_text
 from executor.keys.node_key import code_roots
 from executor.planning.selection import require_node
 from executor.planning.session import make_planner
+from executor.records.record_trust import trust_op_files
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED, OK, USAGE, print_lines, shown_digest
@@ -36,6 +37,7 @@ def main(options: argparse.Namespace) -> int:
         print_lines("dflow: no terminal to ask on; check `dflow explain`, then pass --yes", error=True)
         return USAGE
     store = open_store(options, write=True)
+    trust_op_files(graph.op_files)
     planner = make_planner(store, graph)
     offer = make_offer(store, planner, options.node)
     roots = code_roots(graph)

@@ -59,8 +59,8 @@ def recorded_op_files(folder: Path, data: Mapping[str, Any] | None = None) -> li
     here = _store(folder)
     try:
         before = Path(table.get("store", here))
-        return [Path(_absolute(file, here, before)) for file in table.get("op_files", ())]
-    except (TypeError, ValueError, AttributeError) as error:
+        return [Path(_absolute(file, here, before)) for file in table["op_files"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(folder, GRAPH) from error
 
 

@@ -35,15 +35,23 @@ class Acting:
 
     def trust(self) -> None:
         """Remember all of it as the user's own. Raises NotTrusted for an op file inside a store."""
-        require_outside_stores(self.op_files)
-        op_files = [_op_file(file) for file in self.op_files if file.is_file()]
         uri = [] if self.tracking_uri is None else [(TRACKING_URI, self.tracking_uri)]
-        trust([(GRAPH, self.graph), *op_files, *uri])
+        trust([(GRAPH, self.graph), *_entries(self.op_files), *uri])
 
     def unknown(self) -> list[str]:
         """What of it is not as the user ran or trusted it, in words. Raises NotTrusted as `trust`."""
         op_files = list(map(str, untrusted_op_files(self.op_files)))
         return op_files if are_trusted([(GRAPH, self.graph)])[0] else ["its graph", *op_files]
+
+
+def trust_op_files(op_files: Sequence[Path]) -> None:
+    """Remember those that the user named. Raises NotTrusted for one inside a store."""
+    trust(_entries(op_files))
+
+
+def _entries(op_files: Sequence[Path]) -> list[Trusted]:
+    require_outside_stores(op_files)
+    return [_op_file(file) for file in op_files if file.is_file()]
 
 
 def require_trusted_op_files(op_files: Sequence[Path]) -> None:

@@ -31,8 +31,9 @@ def run_and_report(
     if code == OK:
         print_lines(f"run {record.run} is done{_where(session)}")
     elif code == FAILED:
+        trust = " --trust" if session.graph.op_files else ""
         print_lines(
-            f"run {record.run} failed; after a fix of code or data: dflow resume {record.run}; "
+            f"run {record.run} failed; after a fix of code or data: dflow resume {record.run}{trust}; "
             "after a change of the pipeline file: dflow run FILE",
             error=True,
         )

@@ -191,7 +191,8 @@ class Served:
     @property
     def options(self):
         paths = f"{self.path}:{PROJECT}"
-        return {"cwd": PROJECT, "env": {"PATH": os.environ["PATH"], "PYTHONPATH": paths}, "text": True}
+        kept = {name: os.environ[name] for name in ("PATH", "XDG_STATE_HOME")}
+        return {"cwd": PROJECT, "env": {**kept, "PYTHONPATH": paths}, "text": True}
 
     def dflow(self, *arguments: str, extra: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         command = self.arguments(*arguments, extra=extra)

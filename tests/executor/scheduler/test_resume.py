@@ -30,7 +30,7 @@ def test_finished_nodes_need_neither_their_data_nor_their_code(tmp_path):
     (tmp_path / "data").unlink()
     (tmp_path / "upper_run.py").write_text(BROKEN)
     toy.calls()
-    result = toy.dflow("resume")  # fails as before: but where it failed before
+    result = toy.dflow("resume", "--trust")  # fails as before: but where it failed before
     assert (result.returncode, toy.calls()) == (1, ["steps"]), result.stderr
     assert {node: row for node, row in plan_rows(toy).items() if node != "d"} == {name: rows[name] for name in "abc"}
     result = toy.dflow("resume", "--from", "c")
@@ -50,7 +50,7 @@ def test_with_other_values_what_was_pinned_and_forced_stays_so(tmp_path):
     toy.dflow("run", str(toy.file))
     source = (tmp_path / "toy.py").read_text()
     (tmp_path / "toy.py").write_text(source.replace(".upper())", ".lower())"))
-    result = toy.dflow("resume", "--from", "c", "-s", "d.fail_at=3")
+    result = toy.dflow("resume", "--from", "c", "-s", "d.fail_at=3", "--trust")
     assert result.returncode == 1
     toy.calls()
     result = toy.dflow("resume", "-s", "d.fail_at=-1")
