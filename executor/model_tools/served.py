@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ from dsl.graph import Graph, GraphNode
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
+from ops.lib.data.files import read_json
 from ops.lib.sglang.serve_command import DraftOption, Served
+from ops.lib.vision.checkpoint_code import check_code
 from ops.tools.serve.prompts import ChatPrompt, held_out_prompts
 
 LONGEST_ERROR = 500
@@ -38,7 +39,8 @@ class ServedRun:
 def find_served(store: Store, record: Record, node: str | None, prompts: int = 1) -> ServedRun:
     """Find the draft that the node, or else the run's only one, made or checked, and at most `prompts` prompts.
 
-    Raises StoreError where the run has no such draft, or several, or where the store lacks it or its target.
+    Raises StoreError where the run has no such draft, or several, or where the store lacks it or its target, and
+    DataError where one of them would bring code that nobody trusts.
     """
     made = _Made(store, record, record.graph())
     export, check = made.choose(node)
@@ -47,6 +49,7 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
     info = _read(target / "target.json")
     config = _read(draft / "config.json")
     model = target / "model"
+    check_code(draft, trust_remote_code=False)
     return ServedRun(
         target=model,
         served=Served.as_trained(info, _read(model / "config.json"), made.captured(export), model),
@@ -190,6 +193,6 @@ def _one_line(text: str) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError) as error:
+        return dict(read_json(path))
+    except (OSError, ValueError, TypeError) as error:
         raise StoreError(f"{path}: cannot be read ({error}); verify the store") from error

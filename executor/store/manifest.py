@@ -20,7 +20,6 @@ from executor.store.digests import MANIFEST, FileEntry
 from executor.system.jsonlines import known_fields, read_object, write_json
 from executor.system.symlinks import is_folder
 
-
 # A part of a file's name that is empty, "." or "..", so that it leads elsewhere, or one that no file can have.
 OUTSIDE = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|\0|[^/]{256}|[\ud800-\udfff]")
 

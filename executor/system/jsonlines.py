@@ -140,7 +140,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file, None where it does not exist. Raises ValueError as `parse_json`, or if it is no file."""
+    """The value of a JSON file, None where it does not exist. Raises ValueError as `parse_json`, and for no file."""
     try:
         with open_plain(path) as file:
             return parse_json(file.read().decode())

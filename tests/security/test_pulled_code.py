@@ -7,6 +7,7 @@ import json
 import pytest
 from toy_ops import Toy
 
+from dsl.errors import DataError
 from ops.lib.target.checkpoint_files import trusts_own_code
 
 PIPELINE = """
@@ -64,7 +65,8 @@ def test_code_is_pulled_only_for_a_node_that_trusts_it(trust, tmp_path):
 def test_a_target_that_only_says_that_it_is_trusted_runs_no_code_from_elsewhere(tmp_path):
     info = {"trust_remote_code": True}
     (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoConfig": "stranger/repo--configuration_x.X"}}))
-    assert not trusts_own_code(tmp_path, info)
+    with pytest.raises(DataError, match="only runs with trust_remote_code = true"):  # there is no code of its own
+        trusts_own_code(tmp_path, info)
     (tmp_path / "configuration_x.py").touch()
-    assert trusts_own_code(tmp_path, info)
-    assert not trusts_own_code(tmp_path, {"trust_remote_code": False})
+    with pytest.raises(DataError, match="code of another repository"):
+        trusts_own_code(tmp_path, info)

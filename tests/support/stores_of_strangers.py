@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from attrs import frozen
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from imitated_runs import dflow, edit, run, toy_pipeline
-from link_canary import fill
 from toy_ops import Toy
 
 from executor.records.events import Event, Figure, Info, Metric, Progress, Warned
@@ -32,32 +32,35 @@ DIGEST = "5" * 64  # a name in the canary folder
 # A path out of the store from the folder of an artifact, of a record, of a work folder and of the store.
 ESCAPES = [f"{'../' * ups}canary/{name}" for ups in (1, 2, 3, 4) for name in (DIGEST, "secret.txt", "secret", "")]
 TEXTS = [
-    "", ".", "..", "/", "~", CANARY, f"{CANARY}/secret.txt", f"{CANARY}/secret", *ESCAPES, "a\0b", "x" * 300, "x" * 5000,
-    "\x1b[31mred", "one\ndflow: another", "\ud800", "\u202etxt", "@a", "@", "a/b", "a\\b", "${secret:HOME}", "-rf",
-    "=1+1", "nan", "done", "running", "failed", "hit", "miss", "accepted", "pulled", DIGEST, DIGEST.upper(), f"{DIGEST}\n",
-    "20260101-000000-abcd", "file:///etc/passwd", "<script>alert(1)</script>", "{{ 7 * 7 }}", "%s%n", "1" * 400, "toy:make",
-    "../toy.py", "make", "steps", "ü", "\u2028", "\r", "\t",
+    "", ".", "..", "/", "~", CANARY, f"{CANARY}/secret.txt", f"{CANARY}/secret", *ESCAPES, "a\0b", "x" * 300,
+    "x" * 5000, "\x1b[31mred", "one\ndflow: another", "\ud800", "\u202etxt", "@a", "@", "a/b", "a\\b",
+    "${secret:HOME}", "-rf", "=1+1", "nan", "done", "running", "failed", "hit", "miss", "accepted", "pulled", DIGEST,
+    DIGEST.upper(), f"{DIGEST}\n", "20260101-000000-abcd", "file:///etc/passwd", "<script>alert(1)</script>",
+    "{{ 7 * 7 }}", "%s%n", "1" * 400, "toy:make", "../toy.py", "make", "steps", "ü", "\u2028", "\r", "\t",
 ]  # fmt: skip
 NUMBERS = [0, 1, -1, 2**31, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf"), -float("inf")]
 RAW = [
     b"", b"\n", b"\0", b"\0" * 4096, b"\xff\xfe\x00", b"{", b"}", b"[]", b"{}", b"null", b'"text"', b"1e999", b"nan",
-    b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5000, b'{"a": ' + b"1" * 5000 + b"}", b'{"a":1,"a":2}', b"\xef\xbb\xbf{}",
-    b'{"digest":"../../canary","run":"r","time":0}\n', b'"\\ud800"', b"{}\n{}\n", b"{'a': 1}", b"\x80PNG", PNG,
+    b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5000, b'{"a": ' + b"1" * 5000 + b"}", b'{"a":1,"a":2}',
+    b"\xef\xbb\xbf{}", b'{"digest":"../../canary","run":"r","time":0}\n', b'"\\ud800"', b"{}\n{}\n", b"{'a': 1}",
+    b"\x80PNG", PNG,
 ]  # fmt: skip
 LINKS = [
-    CANARY, f"{CANARY}/secret.txt", f"{CANARY}/{DIGEST}", "../../canary", "../../../canary/secret.txt", "nowhere", ".", "..",
-    "/dev/zero", "/proc/self/environ", "",
+    CANARY, f"{CANARY}/secret.txt", f"{CANARY}/{DIGEST}", "../../canary", "../../../canary/secret.txt", "nowhere",
+    ".", "..", "/dev/zero", "/proc/self/environ", "",
 ]  # fmt: skip
 NAMES = [
-    DIGEST, f"{DIGEST}.damaged", f".gone-{DIGEST}-1", f".gone-{DIGEST}-1\n", f".{DIGEST}.{'8' * 32}", "20260101-000000-abcd",
-    "99991231-235959-ffff", "99991231-235959-ffff\n", "x" * 255, "-rf", ".", "a\nb", "\x1b[31m", "ü", "state.jsonl", "serving-1",
-    ".tmp", "manifest.json", "tags.json", "commit.json", "actors-1", "\udcff",
+    DIGEST, f"{DIGEST}.damaged", f".gone-{DIGEST}-1", f".gone-{DIGEST}-1\n", f".{DIGEST}.{'8' * 32}",
+    "20260101-000000-abcd", "99991231-235959-ffff", "99991231-235959-ffff\n", "x" * 255, "-rf", ".", "a\nb",
+    "\x1b[31m", "ü", "state.jsonl", "serving-1", ".tmp", "manifest.json", "tags.json", "commit.json", "actors-1",
+    "\udcff",
 ]  # fmt: skip
 # Files of the store and of the remote; rglob follows no links.
 PATTERNS = [
-    "*", "*", "records/*/*", "records/*", "state.jsonl", "state.jsonl", "state.jsonl", "graph.json", "graph.json", "plan.json",
-    "events.jsonl", "events.jsonl", "tags.json", "mlflow.json", "manifest.json", "manifest.json", "index/*", "index/*/*",
-    "objects/*", "objects/*/*", "work/*", "work/*/*", "lease", "format", "*.log", "figures/*", "outside_digest/*",
+    "*", "*", "records/*/*", "records/*", "state.jsonl", "state.jsonl", "state.jsonl", "graph.json", "graph.json",
+    "plan.json", "events.jsonl", "events.jsonl", "tags.json", "mlflow.json", "manifest.json", "manifest.json",
+    "index/*", "index/*/*", "objects/*", "objects/*/*", "work/*", "work/*/*", "lease", "format", "*.log", "figures/*",
+    "outside_digest/*",
 ]  # fmt: skip
 SPECIAL = ["folder", "full folder", "pipe", "gone", "unreadable"]
 
@@ -72,11 +75,24 @@ class Home:
         self.remote = folder / "remote"
         self.page = folder / "page.html"
         self.sweep = folder / "mine" / "sweep.toml"
-        self.canary.mkdir()
-        fill(self.canary)
-        for name in ("secret.txt", "secret", "a.log", "events.jsonl", "graph.json", "figure.png"):
-            (self.canary / name).write_bytes(PNG + SECRET.encode() if name.endswith("png") else f'"{SECRET}"\n'.encode())
-        self.runs = [done(self.toy), done(self.toy, "c.weight=2.0"), run(self.toy, "a.text=new", fail_at="d", contents="y")]
+        (self.canary / DIGEST / "sub").mkdir(parents=True)
+        for name in (
+            "secret.txt",
+            "secret",
+            "a.log",
+            "events.jsonl",
+            "plot.png",
+            f"{DIGEST}/manifest.json",
+            f"{DIGEST}/sub/x",
+        ):
+            (self.canary / name).write_bytes(
+                PNG + SECRET.encode() if name.endswith("png") else f'"{SECRET}"\n'.encode()
+            )
+        self.runs = [
+            done(self.toy),
+            done(self.toy, "c.weight=2.0"),
+            run(self.toy, "a.text=new", fail_at="d", contents="y"),
+        ]
         assert dflow(self.toy, "push", str(self.remote), self.runs[0].run) == 0
         assert dflow(self.toy, "tag", self.runs[1].run, "best") == 0
 
@@ -119,13 +135,17 @@ class Change:
 
     def apply(self, home: Home) -> None:
         roots = (home.toy.store, home.remote)
-        found = sorted(path for root in roots if root.is_dir() for path in root.rglob(self.pattern))
+        found = sorted(
+            path for root in roots if root.is_dir() for path in root.rglob(self.pattern) if _is_below(path, root)
+        )
         if found:
             self.do(found[self.place % len(found)], home.canary)
 
 
 def changes() -> SearchStrategy[list[Change]]:
-    in_json = st.builds(_json_change, st.integers(0, 400), st.sampled_from(["set", "drop", "add", "copy"]), values(), texts())
+    in_json = st.builds(
+        _json_change, st.integers(0, 400), st.sampled_from(["set", "drop", "add", "copy"]), values(), texts()
+    )
     kinds = st.one_of(
         in_json,
         in_json,
@@ -139,7 +159,9 @@ def changes() -> SearchStrategy[list[Change]]:
         st.builds(_name_change, st.sampled_from(NAMES), st.booleans()),
         st.builds(_special_change, st.sampled_from(SPECIAL)),
     )
-    one = st.builds(lambda pattern, place, kind: Change(pattern, place, *kind), st.sampled_from(PATTERNS), st.integers(0, 60), kinds)
+    one = st.builds(
+        lambda pattern, place, kind: Change(pattern, place, *kind), st.sampled_from(PATTERNS), st.integers(0, 60), kinds
+    )
     return st.lists(one, min_size=1, max_size=4)
 
 
@@ -151,7 +173,9 @@ def values() -> SearchStrategy[Any]:
     plain = st.one_of(st.none(), st.booleans(), st.sampled_from(NUMBERS), st.integers(), texts())
     return st.one_of(
         plain,
-        st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts(), inner, max_size=3), max_leaves=6),
+        st.recursive(
+            plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts(), inner, max_size=3), max_leaves=6
+        ),
     )
 
 
@@ -275,7 +299,8 @@ def _name_change(name: str, is_copy: bool) -> Step:
         if target.exists() or target.is_symlink():
             return
         if is_copy and path.is_dir() and not path.is_symlink():
-            shutil.copytree(path, target, symlinks=True)
+            with suppress(shutil.Error):  # of a pipe in it
+                shutil.copytree(path, target, symlinks=True)
         elif is_copy and _is_own(path):
             shutil.copy2(path, target, follow_symlinks=False)
         else:
@@ -303,6 +328,12 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _is_below(path: Path, root: Path) -> bool:
+    """By no link on the way: patterns with several parts follow those."""
+    above = path.parent
+    return above == root or (not above.is_symlink() and _is_below(above, root))
 
 
 def _is_own(path: Path) -> bool:
