@@ -119,6 +119,12 @@ class Store:
         files = committed_files(folder)
         return files is not None and _is_intact(folder, files)
 
+    def files(self, digest: str) -> list[str]:
+        """Names of all files in the artifact's folder, also of those that its manifest lacks, and of links."""
+        folder = self.object_path(digest)
+        found = (Path(here, name) for here, folders, names in os.walk(folder) for name in (*folders, *names))
+        return [path.relative_to(folder).as_posix() for path in found if path.is_symlink() or not path.is_dir()]
+
     def forget(self, digest: str) -> None:
         """Check the artifact again at the next call of `has`."""
         self._intact.discard(digest)
