@@ -11,21 +11,23 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from link_canary import look
-from stores_of_strangers import SECRET, Change, Home, changes
+from stores_of_strangers import NOTES, SECRET, Change, Home, changes, noted_commit
 
+from dsl.errors import DflowError
 from executor.cli import main
 
 SECONDS = float(os.environ.get("DFLOW_FUZZ_SECONDS", "0"))
 SEED = int(os.environ.get("DFLOW_FUZZ_SEED", random.randrange(2**32) if SECONDS else 0))
-AT_ONCE = 200  # examples of one search; the next one has another seed
+AT_ONCE = 1000 if SECONDS else 100  # examples of one search; the next one has another seed
 LONGEST_S = 20  # of a command
 HIDDEN = (SECRET.encode(), base64.b64encode(b"\x89PNG\r\n\x1a\n" + SECRET.encode()), base64.b64encode(SECRET.encode()))
 COMMANDS = [
@@ -80,7 +82,7 @@ def try_commands(home: Home, capsys, made: list[Change], commands: list[str]) ->
     restore(home)
     before = look(home.canary)
     for change in made:
-        change.apply(home)
+        change.apply((home.toy.store, home.remote), home.canary)
     for command in commands:
         capsys.readouterr()
         with within(LONGEST_S):
@@ -104,27 +106,45 @@ def written(place: Path) -> list[Path]:
     return [path for path in files if not path.is_symlink() and path.is_file()]
 
 
-def test_no_command_is_harmed_by_a_store_or_a_remote(home, capsys):
-    def search(number: int) -> None:
-        @seed(number)
-        @settings(
-            max_examples=AT_ONCE,
-            database=None,
-            phases=[Phase.generate, Phase.shrink],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(changes(), st.lists(st.sampled_from(COMMANDS), min_size=1, max_size=3))
-        def one(made, commands):
-            try_commands(home, capsys, made, commands)
-
-        one()
-
+def search(capsys, one: Callable[..., None], *strategies: SearchStrategy) -> None:
+    """Try a function on examples: once on few that are always the same, or for as long as is asked for."""
     number, end = SEED, time.monotonic() + SECONDS
     while True:
         if SECONDS:
             with capsys.disabled():
-                print(f"DFLOW_FUZZ_SEED={number}", flush=True)
-        search(number)
+                print(f"DFLOW_FUZZ_SEED={number} {time.strftime('%H:%M:%S')}", flush=True)
+        how = settings(
+            max_examples=AT_ONCE,
+            database=None,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=[*HealthCheck],
+        )
+        seed(number)(how(given(*strategies)(one)))()
         number += 1
         if time.monotonic() > end:
             return
+
+
+def test_no_command_is_harmed_by_a_store_or_a_remote(home, capsys):
+    def one(made, commands):
+        try_commands(home, capsys, made, commands)
+
+    search(capsys, one, changes(), st.lists(st.sampled_from(COMMANDS), min_size=1, max_size=3))
+
+
+def test_a_commit_that_somebody_else_noted_harms_nothing(home, capsys):
+    """A run, or a pull, that finds a work folder completes what was about to be committed there."""
+
+    def one(made):
+        restore(home)
+        before = look(home.canary)
+        store, key = noted_commit(home.folder / "noted")
+        for change in made:
+            change.apply([store.path / "work"], home.canary)
+        with within(LONGEST_S), suppress(DflowError), store.lease(key, "another") as lease:
+            lease.acquire(print)
+            store.finish_commit(lease, key)
+        assert look(home.canary) == before
+        assert not [path for path in written(store.path / "objects") if SECRET.encode() in path.read_bytes()]
+
+    search(capsys, one, changes(NOTES))

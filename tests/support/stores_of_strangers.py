@@ -17,12 +17,15 @@ from attrs import frozen
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from imitated_runs import dflow, edit, run, toy_pipeline
+from manifests import made
 from toy_ops import Toy
 
 from executor.records.events import Event, Figure, Info, Metric, Progress, Warned
 from executor.records.run_record import Record
 from executor.records.sent_run import SentNode, SentRun
-from executor.system.jsonlines import append_line
+from executor.store.artifact_store import COMMIT, Store
+from executor.store.commit_journal import PendingCommit
+from executor.system.jsonlines import append_line, write_json
 
 SECRET = "words-that-nobody-may-read"
 CANARY = "<canary>"  # in strategies; its folder's path where a change is applied
@@ -62,6 +65,8 @@ PATTERNS = [
     "index/*", "index/*/*", "objects/*", "objects/*/*", "work/*", "work/*/*", "lease", "format", "*.log", "figures/*",
     "outside_digest/*",
 ]  # fmt: skip
+# Of a work folder whose stage ended, but whose commit did not.
+NOTES = ["ended.json", "ended.json", "ended.json", "commit.json", "commit.json", "lease", "out-*", "text.txt", "ranks"]
 SPECIAL = ["folder", "full folder", "pipe", "gone", "unreadable"]
 
 
@@ -101,6 +106,19 @@ class Home:
         return self.folder / "other"
 
 
+def noted_commit(folder: Path) -> tuple[Store, str]:
+    """A store with such a work folder, and its key."""
+    store = Store.open(folder, write=True)
+    with store.lease(DIGEST, "20260101-000000-abcd") as lease:
+        lease.acquire(print)
+        lease.empty(keep_state=False)
+        (lease.out_dir / "text.txt").write_text("text")
+        manifest, line = made(DIGEST, "20260101-000000-abcd")
+        PendingCommit(lease.out_dir, manifest, line).write(lease.folder)
+        write_json(lease.folder / COMMIT, {**line.to_json(), "digest": DIGEST, "out": lease.out_dir.name})
+    return store, DIGEST
+
+
 def done(toy: Toy, *overrides: str) -> Record:
     """A run with all that a record may hold."""
     record = run(toy, *overrides)
@@ -133,16 +151,15 @@ class Change:
     def __repr__(self) -> str:
         return f"{self.pattern} {self.place}: {self.text}"
 
-    def apply(self, home: Home) -> None:
-        roots = (home.toy.store, home.remote)
+    def apply(self, roots: Sequence[Path], canary: Path) -> None:
         found = sorted(
             path for root in roots if root.is_dir() for path in root.rglob(self.pattern) if _is_below(path, root)
         )
         if found:
-            self.do(found[self.place % len(found)], home.canary)
+            self.do(found[self.place % len(found)], canary)
 
 
-def changes() -> SearchStrategy[list[Change]]:
+def changes(patterns: Sequence[str] = PATTERNS) -> SearchStrategy[list[Change]]:
     in_json = st.builds(
         _json_change, st.integers(0, 400), st.sampled_from(["set", "drop", "add", "copy"]), values(), texts()
     )
@@ -160,7 +177,7 @@ def changes() -> SearchStrategy[list[Change]]:
         st.builds(_special_change, st.sampled_from(SPECIAL)),
     )
     one = st.builds(
-        lambda pattern, place, kind: Change(pattern, place, *kind), st.sampled_from(PATTERNS), st.integers(0, 60), kinds
+        lambda pattern, place, kind: Change(pattern, place, *kind), st.sampled_from(patterns), st.integers(0, 60), kinds
     )
     return st.lists(one, min_size=1, max_size=4)
 
