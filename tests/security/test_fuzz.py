@@ -135,10 +135,10 @@ def test_no_command_is_harmed_by_a_store_or_a_remote(home, capsys):
 def test_a_commit_that_somebody_else_noted_harms_nothing(home, capsys):
     """A run, or a pull, that finds a work folder completes what was about to be committed there."""
 
-    def one(made):
+    def one(made, is_sealed):
         restore(home)
         before = look(home.canary)
-        store, key = noted_commit(home.folder / "noted")
+        store, key = noted_commit(home.folder / "noted", is_sealed)
         for change in made:
             change.apply([store.path / "work"], home.canary)
         with within(LONGEST_S), suppress(DflowError), store.lease(key, "another") as lease:
@@ -147,4 +147,4 @@ def test_a_commit_that_somebody_else_noted_harms_nothing(home, capsys):
         assert look(home.canary) == before
         assert not [path for path in written(store.path / "objects") if SECRET.encode() in path.read_bytes()]
 
-    search(capsys, one, changes(NOTES))
+    search(capsys, one, changes(NOTES), st.booleans())

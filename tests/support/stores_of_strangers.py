@@ -106,8 +106,8 @@ class Home:
         return self.folder / "other"
 
 
-def noted_commit(folder: Path) -> tuple[Store, str]:
-    """A store with such a work folder, and its key."""
+def noted_commit(folder: Path, is_sealed: bool) -> tuple[Store, str]:
+    """A store with such a work folder, and its key. is_sealed: with the later one of the two notes too."""
     store = Store.open(folder, write=True)
     with store.lease(DIGEST, "20260101-000000-abcd") as lease:
         lease.acquire(print)
@@ -115,7 +115,8 @@ def noted_commit(folder: Path) -> tuple[Store, str]:
         (lease.out_dir / "text.txt").write_text("text")
         manifest, line = made(DIGEST, "20260101-000000-abcd")
         PendingCommit(lease.out_dir, manifest, line).write(lease.folder)
-        write_json(lease.folder / COMMIT, {**line.to_json(), "digest": DIGEST, "out": lease.out_dir.name})
+        if is_sealed:
+            write_json(lease.folder / COMMIT, {**line.to_json(), "digest": DIGEST, "out": lease.out_dir.name})
     return store, DIGEST
 
 
