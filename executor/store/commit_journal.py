@@ -20,7 +20,7 @@ from executor.store.index_line import IndexLine
 from executor.store.manifest import Manifest
 from executor.store.names import OUT, RUN
 from executor.system.jsonlines import read_object, write_json
-from executor.system.symlinks import is_folder
+from executor.system.symlinks import is_folder, remove
 
 NOTE = "ended.json"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -63,9 +63,8 @@ class PendingCommit:
         if not (OUT.fullmatch(name) and is_folder(out) and RUN.fullmatch(line.run)):
             return None
         if MANIFEST not in note["files"]:
-            (out / MANIFEST).unlink(missing_ok=True)
-            for half_written in out.glob(f".{MANIFEST}.*"):
-                half_written.unlink()
+            for half_written in (out / MANIFEST, *out.glob(f".{MANIFEST}.*")):
+                remove(half_written)
         return cls(out, manifest, line) if _files(out) == note["files"] else None
 
 
