@@ -14,6 +14,7 @@ from executor.records.run_list import running_runs
 from executor.records.run_record import Record, find_record, is_begun
 from executor.store.artifact_store import Store
 from executor.system.output import OK, print_lines, write_on
+from executor.system.symlinks import is_plain, open_plain
 
 POLL_S = 0.2
 CHUNK = 65536
@@ -98,14 +99,14 @@ class _Log:
 
     @property
     def exists(self) -> bool:
-        return self._path.exists()
+        return is_plain(self._path, self._path.parent.parent)
 
     def print_last(self, lines: int | None) -> None:
         """Print the last lines of the current file; None: all."""
         if lines is None:
             self.print_more()
         elif self.exists:
-            with self._path.open("rb") as file:
+            with open_plain(self._path) as file:
                 for line in deque(file, maxlen=lines):
                     _write(line)
                 self._offset = file.tell()
@@ -114,7 +115,7 @@ class _Log:
         """Print what was appended since the last call."""
         if not self.exists:
             return
-        with self._path.open("rb") as file:
+        with open_plain(self._path) as file:
             file.seek(self._offset)
             while data := file.read(CHUNK):
                 _write(data)

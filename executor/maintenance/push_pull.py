@@ -21,6 +21,7 @@ from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from executor.maintenance.remote import Remote
 from executor.maintenance.remote_records import NotAsExpected, pulled_manifest
 from executor.maintenance.retention import ACCEPTED, read_index
+from executor.planning.code_trust import TRUST, code_in, trusts_code
 from executor.planning.planner import Planner
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
@@ -34,8 +35,6 @@ from executor.system.os_errors import clear_errors
 from executor.system.symlinks import links_in, new_file
 
 FILES_AT_ONCE = 8
-TRUST = "trust_remote_code"  # the field of an op by which its user lets code of a checkpoint run
-CODE = (".py", ".pyc", ".so", ".pkl", ".pickle")
 PART = ".pulling-"  # prefix of the names of incomplete files
 
 Progress = Callable[[int], None]
@@ -145,8 +144,7 @@ def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
             continue
         digests[node_id] = found.digest
         node = planner.graph.nodes[node_id]
-        trusts_code = bool(getattr(node.config, TRUST, False))
-        yield Wanted(node_id, decision.key, found.digest, found, node.op.name, trusts_code)
+        yield Wanted(node_id, decision.key, found.digest, found, node.op.name, trusts_code(planner.graph, node_id))
 
 
 def newest(remote: Remote, key: str) -> IndexLine | None:
@@ -208,7 +206,7 @@ def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, Mapping[str, FileE
         raise _damaged(remote, wanted, [f"{MANIFEST} cannot be used: {error}"]) from None
     if not artifact_digest(manifest.files) == manifest.digest == wanted.digest:
         raise _damaged(remote, wanted, [f"{MANIFEST} belongs to another artifact"])
-    code = [] if wanted.trusts_code else sorted(name for name in manifest.files if name.endswith(CODE))
+    code = [] if wanted.trusts_code else code_in(manifest.files)
     if code:
         raise StoreError(
             f'{remote.url}: the artifact of node "{wanted.node}" has code in it ({", ".join(code[:3])}), which could '

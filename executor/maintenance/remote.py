@@ -4,7 +4,8 @@
     <url>/objects/<digest>/          an artifact's files; its manifest.json comes last, so it is complete or absent
     <url>/index/<key>/<digest>       one index line: concurrent pushes do not conflict
 
-A store can be read the same way, but not pushed to. The only module that imports fsspec.
+A store can be read the same way, but not pushed to. In a directory no link is followed out of it: a stranger's would
+lead to private files. The only module that imports fsspec.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 
 import fsspec
 import fsspec.core
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
 from dsl.errors import StoreError
@@ -53,6 +55,8 @@ class Remote:
         with self._clear():
             self._files, root = fsspec.core.url_to_fs(url if "://" in url else str(Path(url).expanduser().absolute()))
         self._root = str(root).rstrip("/")
+        is_directory = isinstance(self._files, LocalFileSystem)
+        self._folder = Path(os.path.realpath(self._root)) if is_directory else None
         protocols = self._files.protocol
         names = {protocols} if isinstance(protocols, str) else set(protocols)
         self._puts_whole = bool(names & WHOLE_PUTS)
@@ -139,7 +143,15 @@ class Remote:
             return bool(self._files.exists(self._path(name)))
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}".rstrip("/")
+        """Raises StoreError in a directory where a link leads out of it, or something is neither file nor folder."""
+        path = f"{self._root}/{name}".rstrip("/")
+        if self._folder is not None:
+            leads_to = Path(os.path.realpath(path))
+            if not leads_to.is_relative_to(self._folder):
+                raise StoreError(f"{self.url}: {name} is behind a link out of it, to {leads_to}; remove that link")
+            if leads_to.exists() and not (leads_to.is_file() or leads_to.is_dir()):
+                raise StoreError(f"{self.url}: {name} is neither a file nor a folder; remove it")
+        return path
 
     def _names(self, folder: str) -> list[str]:
         self._files.invalidate_cache()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
 from executor.model_tools.computation import Result, computed
+from executor.planning.code_trust import refuse_untrusted_code
 from executor.records.events import read_events
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import Record, load_begun
@@ -29,8 +30,8 @@ def diagnose(
     """The result of ops/tools/diagnose/run.py for each draft of a run, or for that of the named node.
 
     show: called with each step. split: the only one to use prompts of, see Chain.of. Raises
-    PipelineError where there is no such node, StoreError where its draft is not in the store, and DataError where it
-    cannot be measured.
+    PipelineError where there is no such node, StoreError where its draft is not in the store, or an artifact has code
+    that no config trusts, and DataError where it cannot be measured.
     """
     graph = record.graph()
     nodes = _chosen(graph, record.run, node_id)
@@ -41,6 +42,8 @@ def diagnose(
         # A damaged draft is measured too, as its damage is a cause.
         if store.has(digest) or (name in nodes and store.object_path(digest).is_dir())
     }
+    for name, (_, digest) in artifacts.items():
+        refuse_untrusted_code(store, graph, name, digest)
     missing = [name for name in nodes if name not in artifacts]
     if missing:
         raise StoreError(

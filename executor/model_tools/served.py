@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,13 @@ from attrs import frozen
 
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
+from executor.planning.code_trust import refuse_untrusted_code
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
+from ops.lib.data.files import read_json
 from ops.lib.sglang.serve_command import DraftOption, Served
+from ops.lib.vision.checkpoint_code import check_code
 from ops.tools.serve.prompts import ChatPrompt, held_out_prompts
 
 LONGEST_ERROR = 500
@@ -38,7 +40,8 @@ class ServedRun:
 def find_served(store: Store, record: Record, node: str | None, prompts: int = 1) -> ServedRun:
     """Find the draft that the node, or else the run's only one, made or checked, and at most `prompts` prompts.
 
-    Raises StoreError where the run has no such draft, or several, or where the store lacks it or its target.
+    Raises StoreError where the run has no such draft, or several, or where the store lacks it or its target, and
+    DataError where one of them would bring code that nobody trusts.
     """
     made = _Made(store, record, record.graph())
     export, check = made.choose(node)
@@ -47,6 +50,7 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
     info = _read(target / "target.json")
     config = _read(draft / "config.json")
     model = target / "model"
+    check_code(draft, trust_remote_code=False)
     return ServedRun(
         target=model,
         served=Served.as_trained(info, _read(model / "config.json"), made.captured(export), model),
@@ -174,6 +178,7 @@ class _Made:
                 f"{self.store.object_path(state.digest)}: the artifact of {node} is missing or incomplete; make it "
                 f"again: dflow resume {self.record.run}"
             )
+        refuse_untrusted_code(self.store, self.graph, node, state.digest)
         return self.store.object_path(state.digest)
 
     def _readers(self, export: GraphNode, output: type) -> list[GraphNode]:
@@ -190,6 +195,6 @@ def _one_line(text: str) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError) as error:
+        return dict(read_json(path))
+    except (OSError, ValueError, TypeError) as error:
         raise StoreError(f"{path}: cannot be read ({error}); verify the store") from error

@@ -16,6 +16,7 @@ from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
 from executor.keys.differences import differences, distance, reasons
 from executor.keys.node_key import KeyParts, node_inputs
+from executor.planning.code_trust import refuse_untrusted_code, untrusted_code
 from executor.store.index_line import IndexLine
 from executor.system.output import shown_digest
 
@@ -28,6 +29,7 @@ class StoreView(Protocol):
 
     def newest(self, key: str) -> IndexLine | None: ...
     def has(self, digest: str) -> bool: ...
+    def files(self, digest: str) -> Sequence[str]: ...
 
 
 class PreviousView(Protocol):
@@ -112,7 +114,10 @@ class Planner:
             return hit
         if node_id in self.forced:
             return Decision("miss", "forced", key)
-        if line := self.store.newest(key):
+        line = self.store.newest(key)
+        if line and (why := self._untrusted_code(node_id, line)):
+            return Decision("miss", why, key)
+        if line:
             return Decision(
                 "miss", f"artifact gone: {shown_digest(line.digest)} is missing or damaged in the store", key
             )
@@ -120,12 +125,17 @@ class Planner:
 
     def hit(self, node_id: str, key: str) -> Decision | None:
         """The hit for the node's key, if the store has its artifact. For a forced node, only an artifact of this run
-        counts.
+        counts, and none with code that the config does not trust.
         """
         line = self.store.newest(key)
         if line is None or not self.store.has(line.digest) or (node_id in self.forced and line.run != self.run):
             return None
+        if self._untrusted_code(node_id, line):
+            return None
         return Decision("hit", "", key, line.digest, line.run, line.acceptance)
+
+    def _untrusted_code(self, node_id: str, line: IndexLine) -> str:
+        return untrusted_code(self.store, self.graph, node_id, line.digest)
 
     def key(self, node: GraphNode, digests: Mapping[str, str]) -> str:
         return self.parts[node.id].key(node_inputs(node, digests.__getitem__))
@@ -137,6 +147,7 @@ class Planner:
                 f'the artifact of node "{node_id}" ({shown_digest(digest)}) is missing or damaged in the store; '
                 f"run the node again with `dflow resume {self.source} --from {node_id}`"
             )
+        refuse_untrusted_code(self.store, self.graph, node_id, digest)
         return Decision("hit", "", None, digest)
 
     def _below(self, node: GraphNode, digests: Mapping[str, str], unknown: list[str]) -> Decision:

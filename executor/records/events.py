@@ -7,23 +7,29 @@ Stages can write to the file without dflow's help, and a newer dflow may know mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 from attrs import field, frozen
-from attrs.validators import instance_of, optional
 
+from executor.system.json_values import Check, is_moment, is_number, is_table_of, is_text, is_whole, or_none
 from executor.system.jsonlines import LineReader
 
-
-def _all_numbers(event: object, attribute: object, values: object) -> None:
-    if not isinstance(values, dict) or not all(isinstance(value, (int, float)) for value in values.values()):
-        raise TypeError("expected a number by name")
+Validator = Callable[[object, object, Any], None]
 
 
-WHOLE, NUMBER, TEXT = instance_of(int), instance_of((int, float)), instance_of(str)
+def _must(check: Check) -> Validator:
+    def validate(event: object, attribute: object, value: Any) -> None:
+        if not check(value):
+            raise TypeError(f"{attribute}: not what an event has there")
+
+    return validate
+
+
+WHOLE, NUMBERS, MOMENT, TEXT = map(_must, (is_whole, is_table_of(is_number), is_moment, is_text))
+OPTIONAL_TEXT, OPTIONAL_NUMBER = (_must(or_none(check)) for check in (is_text, is_number))
 
 
 @frozen
@@ -31,7 +37,7 @@ class Metric:
     """What `stage.log` got."""
 
     step: int = field(validator=WHOLE)
-    metrics: Mapping[str, float] = field(validator=_all_numbers)
+    metrics: Mapping[str, float] = field(validator=NUMBERS)
 
 
 @frozen
@@ -57,7 +63,7 @@ class Figure:
 class System:
     """What the node's processes use now, see system/system_metrics.py."""
 
-    metrics: Mapping[str, float] = field(validator=_all_numbers)
+    metrics: Mapping[str, float] = field(validator=NUMBERS)
 
 
 @frozen(kw_only=True)
@@ -65,13 +71,13 @@ class NodeChange:
     """A node's state and what belongs to it, see docs/running.md. wait: seconds."""
 
     state: str = field(validator=TEXT)
-    cache: str | None = field(default=None, validator=optional(TEXT))
-    key: str | None = field(default=None, validator=optional(TEXT))
-    digest: str | None = None
-    seconds: float | None = None
-    error: str | None = None
-    hint: str | None = None
-    wait: float | None = None
+    cache: str | None = field(default=None, validator=OPTIONAL_TEXT)
+    key: str | None = field(default=None, validator=OPTIONAL_TEXT)
+    digest: str | None = field(default=None, validator=OPTIONAL_TEXT)
+    seconds: float | None = field(default=None, validator=OPTIONAL_NUMBER)
+    error: str | None = field(default=None, validator=OPTIONAL_TEXT)
+    hint: str | None = field(default=None, validator=OPTIONAL_TEXT)
+    wait: float | None = field(default=None, validator=OPTIONAL_NUMBER)
     changes: tuple[str, ...] | None = None
 
 
@@ -104,7 +110,7 @@ class Accepted:
     """`user` declared that the artifact holds for this key too, see store/index_line.py."""
 
     key: str = field(validator=TEXT)
-    digest: str = ""
+    digest: str = field(default="", validator=TEXT)
     reason: str = field(default="", validator=TEXT)
     user: str = field(default="", validator=TEXT)
 
@@ -131,9 +137,9 @@ FIELDS = {body: tuple(attrs.fields_dict(body)) for body in KIND_OF}
 class Event:
     """time: seconds since 1970. node: empty for an event of the run itself."""
 
-    time: float = field(validator=NUMBER)
+    time: float = field(validator=MOMENT)
     node: str = field(validator=TEXT)
-    attempt: int
+    attempt: int = field(validator=WHOLE)
     body: Body
 
     @classmethod

@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import attrs
 from attrs import define, frozen
@@ -42,6 +42,21 @@ from executor.records.record_trust import Acting, require_outside_stores
 from executor.records.run_tags import tagged_folder, tags_of
 from executor.store.names import RUN_ID
 from executor.system.file_locks import is_held, take
+from executor.system.json_values import (
+    Check,
+    fit,
+    is_flag,
+    is_id,
+    is_list_of,
+    is_moment,
+    is_node_id,
+    is_number,
+    is_one_of,
+    is_table_of,
+    is_text,
+    is_whole,
+    or_none,
+)
 from executor.system.jsonlines import append_line, append_lines, known_fields, read_lines, write_json
 from executor.system.symlinks import links_in, open_own, refuse_links
 
@@ -187,14 +202,17 @@ class Record:
     @classmethod
     def _load(cls, folder: Path) -> Record:
         run: dict[str, Any] | None = None
-        nodes: dict[str, NodeState] = {}
+        lines: dict[str, dict[str, Any]] = {}
         for line in read_lines(folder / STATE):
             run = line.get("run", run)
             if "node" in line:
-                nodes[line["node"]] = NodeState(**known_fields(NodeState, line))
+                lines[line["node"]] = line
         if run is None:
             raise StoreError(f"{folder}: the record of this run is incomplete (it has no {STATE})")
-        return cls(folder, RunState(**known_fields(RunState, run), nodes=nodes))
+        nodes = {node: _checked(NodeState, line) for node, line in lines.items() if _is_node(node)}
+        state = _checked(RunState, {**run, "run": folder.name})
+        state.nodes = nodes
+        return cls(folder, state)
 
     def find_results_run(self, graph: Graph) -> str | None:
         """The run that MLflow gets the results of: this one if a stage ran in it, else the one that made the last
@@ -336,6 +354,50 @@ _DEFAULTS = {
 }
 
 
+_CHECKS: Mapping[type, Mapping[str, Check]] = {
+    NodeState: {
+        "state": is_one_of(get_args(State)),
+        **dict.fromkeys(("cache", "error"), or_none(is_text)),
+        **dict.fromkeys(("key", "digest", "source_run"), or_none(is_id)),
+        **dict.fromkeys(("reason", "acceptance"), is_text),
+        "seconds": or_none(is_number),
+        **dict.fromkeys(("started", "ended"), or_none(is_moment)),
+        "attempt": is_whole,
+        "metrics": is_table_of(is_number),
+        "warnings": is_list_of(is_text),
+        **dict.fromkeys(("memory", "gpu_memory"), or_none(is_whole)),
+    },
+    RunState: {
+        "run": is_id,
+        **dict.fromkeys(("pipeline", "experiment"), is_text),
+        "tracking_uri": or_none(is_text),
+        "tracking": is_flag,
+        "status": is_one_of(get_args(Status)),
+        "started": is_moment,
+        "ended": or_none(is_moment),
+        "pinned": is_table_of(is_id),
+        **dict.fromkeys(("forced", "result_nodes", "judged_by"), is_list_of(is_text)),
+        **dict.fromkeys(("goes_on_from", "results_run"), or_none(is_id)),
+        "nodes": lambda value: False,
+    },
+}
+T = TypeVar("T", NodeState, RunState)
+
+
+def _checked(cls: type[T], line: Mapping[str, Any]) -> T:
+    """Raises ValueError where a value cannot be what dflow writes: names become paths, numbers dates."""
+    if not fit(_CHECKS[cls], line):
+        raise ValueError(f"not the state of a {cls.__name__}")
+    return cls(**known_fields(cls, line))
+
+
+def _is_node(name: Any) -> bool:
+    """Raises ValueError where it cannot be the id of a node, which names files."""
+    if not is_node_id(name):
+        raise ValueError("not the id of a node")
+    return True
+
+
 def _new_folder(records: Path) -> Path:
     """Create the folder. The id ends with the fraction of the second in 65,536ths; mkdir detects equal ids."""
     while True:
@@ -376,7 +438,7 @@ def _read_plan(folder: Path) -> dict[str, PlanRow]:
 
 def is_begun(folder: Path) -> bool:
     """Whether a folder has a record with a state; without one the run never started."""
-    return (folder / STATE).exists()
+    return os.path.lexists(folder / STATE)
 
 
 def load_begun(folder: Path) -> Record | None:

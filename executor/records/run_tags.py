@@ -19,9 +19,12 @@ _NAME = re.compile(r"[^\W\d][\w.+-]*")
 def tags_of(folder: Path) -> list[str]:
     """The tags of the run with this record folder."""
     try:
-        return [str(name) for name in read_json(folder / TAGS) or []]
-    except ValueError as error:
-        raise StoreError(f"{folder / TAGS}: is no list of tags; remove it, and tag the run again") from error
+        tags = read_json(folder / TAGS) or []
+    except ValueError:
+        tags = None
+    if not (isinstance(tags, list) and all(isinstance(tag, str) and _NAME.fullmatch(tag) for tag in tags)):
+        raise StoreError(f"{folder / TAGS}: is no list of tags; remove it, and tag the run again")
+    return tags
 
 
 def tagged_folder(records: Path, name: str) -> Path | None:

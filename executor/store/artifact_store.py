@@ -24,7 +24,7 @@ from dsl.errors import StageError, StoreError
 from executor.store.commit_journal import NOTE, PendingCommit
 from executor.store.digests import MANIFEST, FileEntry, altered_files, artifact_digest, seal_artifact_files
 from executor.store.gc_lock import LOCK, shared_gc_lock
-from executor.store.index_line import LINE_NEEDS, IndexLine
+from executor.store.index_line import IndexLine
 from executor.store.lease import Lease, remove_leftovers
 from executor.store.manifest import Manifest, committed_files
 from executor.store.names import DIGEST, OUT, RUN
@@ -120,6 +120,12 @@ class Store:
         files = committed_files(folder)
         return files is not None and _is_intact(folder, files)
 
+    def files(self, digest: str) -> list[str]:
+        """Names of all files in the artifact's folder, also of those that its manifest lacks, and of links."""
+        folder = self.object_path(digest)
+        found = (Path(here, name) for here, folders, names in os.walk(folder) for name in (*folders, *names))
+        return [path.relative_to(folder).as_posix() for path in found if path.is_symlink() or not path.is_dir()]
+
     def forget(self, digest: str) -> None:
         """Check the artifact again at the next call of `has`."""
         self._intact.discard(digest)
@@ -132,7 +138,7 @@ class Store:
     def index(self, key: str) -> list[IndexLine]:
         """All index lines of a key, oldest first."""
         lines = read_lines(self.path / "index" / key)
-        return [IndexLine.from_json(line) for line in lines if line.keys() >= LINE_NEEDS]
+        return [entry for line in lines if (entry := IndexLine.from_json(line)) is not None]
 
     def newest(self, key: str) -> IndexLine | None:
         """The newest index line of a key, even if its artifact is gone."""
@@ -203,13 +209,14 @@ class Store:
         """
         lease.wait_for_ranks()
         journal = read_object(lease.folder / COMMIT)
-        if journal is None or not journal.keys() >= LINE_NEEDS:
+        entry = IndexLine.from_json(journal) if journal is not None else None
+        if journal is None or entry is None:
             pending = PendingCommit.read(lease.folder, key)
             return None if pending is None else self._commit(lease, pending)
-        name, digest, run = (str(journal.get(each, "out")) for each in ("out", "digest", "run"))
-        if not (OUT.fullmatch(name) and DIGEST.fullmatch(digest) and RUN.fullmatch(run)):
+        name = str(journal.get("out"))
+        if not (OUT.fullmatch(name) and DIGEST.fullmatch(entry.digest) and RUN.fullmatch(entry.run)):
             return None
-        entry, out = IndexLine.from_json(journal), lease.folder / name
+        out = lease.folder / name
         sealed = Manifest.of(out)
         is_whole = (
             sealed is not None and sealed.digest == entry.digest and not altered_files(out, sealed.files, lease.go_on)

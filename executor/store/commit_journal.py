@@ -20,7 +20,7 @@ from executor.store.index_line import IndexLine
 from executor.store.manifest import Manifest
 from executor.store.names import OUT, RUN
 from executor.system.jsonlines import read_object, write_json
-from executor.system.symlinks import is_folder
+from executor.system.symlinks import is_folder, remove
 
 NOTE = "ended.json"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -51,17 +51,20 @@ class PendingCommit:
         note = read_object(folder / NOTE) or {}
         if note.get("boot") != _boot():
             return None
-        name = str(note["out"])
-        out, manifest = folder / name, Manifest.from_json(note["manifest"])
-        line = IndexLine.from_json({"digest": "", "time": 0.0, **note["line"]})
-        if manifest is None or manifest.key != key:
+        values = [note.get(name) for name in ("manifest", "line", "files")]
+        if not all(isinstance(value, dict) for value in values):
             return None
-        if not (OUT.fullmatch(name) and is_folder(out) and RUN.fullmatch(str(line.run))):
+        name = str(note.get("out"))
+        out, manifest = folder / name, Manifest.from_json(note["manifest"])
+        # A commit gives the line its digest and time.
+        line = IndexLine.from_json({**note["line"], "digest": key, "time": 0.0})
+        if manifest is None or manifest.key != key or line is None:
+            return None
+        if not (OUT.fullmatch(name) and is_folder(out) and RUN.fullmatch(line.run)):
             return None
         if MANIFEST not in note["files"]:
-            (out / MANIFEST).unlink(missing_ok=True)
-            for half_written in out.glob(f".{MANIFEST}.*"):
-                half_written.unlink()
+            for half_written in (out / MANIFEST, *out.glob(f".{MANIFEST}.*")):
+                remove(half_written)
         return cls(out, manifest, line) if _files(out) == note["files"] else None
 
 

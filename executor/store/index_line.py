@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from executor.system.json_values import Check, fit, is_id, is_moment, is_table_of, is_text
 from executor.system.jsonlines import known_fields
 
 PULLED = "pulled"  # the acceptance of a line whose artifact another store computed
@@ -34,13 +35,24 @@ class IndexLine:
     source: str = ""
 
     @classmethod
-    def from_json(cls, line: Mapping[str, Any]) -> IndexLine:
-        """What this version of dflow knows of a line: a newer one may have written more, an older one less."""
-        return cls(**known_fields(cls, line))
+    def from_json(cls, line: Mapping[str, Any]) -> IndexLine | None:
+        """What this version of dflow knows of a line: a newer one may have written more, an older one less.
+
+        None for a line that no dflow writes.
+        """
+        is_line = line.keys() >= NEEDS and fit(CHECKS, line)
+        return cls(**known_fields(cls, line)) if is_line else None
 
     def to_json(self) -> dict[str, Any]:
         """The line, without texts that are empty."""
         return {name: value for name, value in attrs.asdict(self).items() if value != ""}
 
 
-LINE_NEEDS = {"digest", "run", "time"}
+NEEDS = {"digest", "run", "time"}
+CHECKS: Mapping[str, Check] = {
+    **dict.fromkeys(("digest", "run"), is_id),
+    "time": is_moment,
+    "neutral": is_table_of(lambda value: True),
+    **dict.fromkeys(("acceptance", "without_code", "accepted_key", "reason", "user", "source"), is_text),
+    "accepted_key": lambda value: value == "" or is_id(value),
+}

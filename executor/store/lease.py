@@ -25,7 +25,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -36,10 +36,11 @@ from attrs import frozen
 from dsl.errors import LeaseLost, StageError, StopRequested, StoreError
 from executor.store.names import KEY, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
+from executor.system.json_values import Check, fit, is_flag, is_text, is_whole
 from executor.system.jsonlines import known_fields, parsed_object, read_object
 from executor.system.os_errors import clear_errors
 from executor.system.stage_mark import end_marked
-from executor.system.symlinks import is_folder, open_own, remove, remove_link, remove_links_out_of
+from executor.system.symlinks import is_folder, open_own, open_plain, remove, remove_link, remove_links_out_of
 
 KEPT = ("lease", "ranks")
 ACTORS = "actors-"
@@ -61,14 +62,17 @@ class Holder:
     @classmethod
     def of(cls, text: bytes) -> Holder:
         found = parsed_object(text)
-        return cls() if found is None else cls(**known_fields(cls, found))
+        return cls(**known_fields(cls, found)) if found is not None and fit(_CHECKS, found) else cls()
 
     @classmethod
     def read(cls, folder: Path) -> Holder:
         """The last holder of a work folder."""
         try:
-            return cls.of((folder / "lease").read_bytes())
-        except FileNotFoundError:
+            with open_plain(folder / "lease") as file:
+                return cls.of(file.read())
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
             return cls()
 
     @property
@@ -78,6 +82,13 @@ class Holder:
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} (run {self.run})"
+
+
+_CHECKS: Mapping[str, Check] = {
+    **dict.fromkeys(("token", "pid"), is_whole),
+    **dict.fromkeys(("id", "host", "run"), is_text),
+    "released": is_flag,
+}
 
 
 class Lease:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from executor.keys.node_key import Inputs, KeyParts
 from executor.store.digests import MANIFEST, FileEntry
 from executor.system.jsonlines import known_fields, read_object, write_json
 from executor.system.symlinks import is_folder
+
+# A part of a file's name that is empty, "." or "..", so that it leads elsewhere, or one that no file can have.
+OUTSIDE = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|\0|[^/]{256}|[\ud800-\udfff]")
 
 
 @frozen(kw_only=True)
@@ -91,11 +95,16 @@ def committed_files(folder: Path) -> dict[str, FileEntry] | None:
 
 
 def file_entries(data: Any) -> dict[str, FileEntry] | None:
-    """The files of a manifest's JSON; None if it is not a manifest. Faster than a converter, and less strict."""
+    """The files of a manifest's JSON; None if it is not a manifest. Faster than a converter."""
     try:
-        return {name: FileEntry(entry["size"], entry["sha256"]) for name, entry in data["files"].items()}
+        files = {name: FileEntry(entry["size"], entry["sha256"]) for name, entry in data["files"].items()}
     except (KeyError, TypeError, AttributeError):
         return None
+    are_own = all(
+        isinstance(entry.size, int) and isinstance(entry.sha256, str) and not OUTSIDE.search(name)
+        for name, entry in files.items()
+    )
+    return files if are_own else None
 
 
 def _is_plain(folder: Path) -> bool:

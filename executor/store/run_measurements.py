@@ -15,7 +15,7 @@ from pathlib import Path
 from executor.store.digests import OUTSIDE_DIGEST
 from executor.store.manifest import Manifest
 from executor.system.os_errors import clear_errors
-from executor.system.symlinks import is_folder, remove, remove_link
+from executor.system.symlinks import is_folder, is_plain, remove, remove_link
 
 FOLDER = "outside_digest"
 
@@ -46,7 +46,7 @@ def own_files(records: Path, run: str | None, key: str | None, folder: Path) -> 
     if run is None or (maker == run and manifest is not None and manifest.key == key):
         return in_artifact
     kept = records / run / FOLDER / str(key)
-    own = _files_in(kept)
+    own = _files_in(kept, records)
     return own or (in_artifact if maker == run else {})
 
 
@@ -67,5 +67,6 @@ def with_own_files(own: Mapping[str, Path], folder: Path, view: Path) -> Path:
     return view
 
 
-def _files_in(folder: Path) -> dict[str, Path]:
-    return {name: folder / name for name in OUTSIDE_DIGEST if (folder / name).is_file()}
+def _files_in(folder: Path, below: Path | None = None) -> dict[str, Path]:
+    """Those that no link leads to, on the way from `below` on."""
+    return {name: folder / name for name in OUTSIDE_DIGEST if is_plain(folder / name, below or folder)}

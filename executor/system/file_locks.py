@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -29,9 +30,11 @@ def take(descriptor: int, kind: int) -> bool:
 def is_held(lock: Path, *, exclusive: bool = True) -> bool:
     """Whether a process holds this lock, exclusively (`exclusive`) or at all; False where the file does not exist."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # does not wait for a pipe's writer
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            raise
+        return False  # a link is no lock
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if exclusive else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -2,6 +2,8 @@
 
 Durable ones survive a crash of the machine too. Errors of the file system become StoreError or DiskFull.
 
+A link, a folder, a pipe or a device in the place of a file is not read: it counts as a damaged file.
+
 Lines are one write() to a file opened with O_APPEND, so that several processes can write to one file. The next writer
 ends a line that a killed process left incomplete, and readers skip it.
 """
@@ -19,7 +21,9 @@ from typing import Any
 import attrs
 
 from executor.system.os_errors import clear_errors
-from executor.system.symlinks import new_file, open_own
+from executor.system.symlinks import new_file, open_own, open_plain
+
+ABSENT = {errno.ENOENT, errno.ENOTDIR}
 
 
 def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:
@@ -79,10 +83,12 @@ class LineReader:
 
     def read(self) -> list[dict[str, Any]]:
         try:
-            with self._path.open("rb") as file:
+            with open_plain(self._path) as file:
                 file.seek(self._offset)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in ABSENT | {errno.ELOOP}:
+                raise
             return []
         end = data.rfind(b"\n") + 1
         self._offset += end
@@ -134,19 +140,25 @@ def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file, None where it does not exist. Raises ValueError as `parse_json`."""
+    """The value of a JSON file, None where it does not exist. Raises ValueError as `parse_json`, and for no file."""
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+        with open_plain(path) as file:
+            return parse_json(file.read().decode())
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError("not a plain file") from None
+        if error.errno not in ABSENT:
+            raise
         return None
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, None where it does not exist, is empty after a crash, or holds something else."""
     try:
-        return parsed_object(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
+        value = read_json(path)
+    except ValueError:
         return None
+    return value if isinstance(value, dict) else None
 
 
 def sync_folder(folder: Path) -> None:

@@ -57,6 +57,18 @@ def is_plain(path: Path, folder: Path) -> bool:
     return bool(parts) and ".." not in parts
 
 
+def open_plain(path: Path) -> IO[bytes]:
+    """A regular file opened for reading. Raises OSError: with ELOOP where a link or something else is in its place.
+
+    A pipe is not waited for, and a device is not read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return os.fdopen(descriptor, "rb")
+
+
 def remove(path: Path, *, ignore_errors: bool = False) -> None:
     """Remove a folder and its contents, a file, or a link, never a link's target. Raises OSError."""
     if is_folder(path):

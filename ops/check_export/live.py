@@ -46,6 +46,7 @@ from ops.lib.drafts.dflash.load import load_draft
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.dflash.serving_contract import REWRITE, Mistake
 from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, target_info
 
 if TYPE_CHECKING:  # both import SGLang
@@ -202,7 +203,10 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> DflashEngine | 
             dtype=setting.dtype,
             pool_tokens=room,
             max_requests=TOGETHER,
-            server_args=setting.server_args,
+            server_args={
+                "trust_remote_code": trusts_own_code(setting.target_dir, setting.info),
+                **setting.server_args,
+            },
         )
     except dflash_worker.DraftRefused as error:
         return Mistake(

@@ -106,7 +106,7 @@ class HeldOut:
         config, stage, reader, indices = self.config, self.stage, self.readers[split], self.compared[split]
         if not indices:
             return None
-        tokenizer = AutoTokenizer.from_pretrained(reader.tokens.path / "processor")
+        tokenizer = AutoTokenizer.from_pretrained(reader.tokens.path / "processor", trust_remote_code=False)
         lengths = [record["prompt_tokens"] + config.max_new_tokens for record in reader.records]
         batches = micro_batches(indices, lengths, config.micro_batch_tokens, stage.rank, stage.world_size)
         own = sum(map(len, batches))

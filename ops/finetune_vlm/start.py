@@ -57,7 +57,7 @@ def _builtin(config: FinetuneVlm, reader: TokenReader, device: str) -> Target:
     """A Qwen3-VL with random weights, small enough to be trained on two CPU cores."""
     if config.init != BUILTIN:
         raise DataError(f'init = "{config.init}": the only built-in target is "{BUILTIN}"')
-    tokenizer = AutoTokenizer.from_pretrained(reader.tokens.path / "processor")
+    tokenizer = AutoTokenizer.from_pretrained(reader.tokens.path / "processor", trust_remote_code=False)
     special_ids = {
         "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
         "video_token_id": tokenizer.convert_tokens_to_ids("<|video_pad|>"),

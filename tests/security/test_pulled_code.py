@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
+from attrs import evolve
 from toy_ops import Toy
 
+from dsl.errors import DataError
+from executor.store.digests import MANIFEST, artifact_digest, seal_artifact_files
+from executor.store.manifest import Manifest
+from executor.system.jsonlines import append_line
 from ops.lib.target.checkpoint_files import trusts_own_code
 
 PIPELINE = """
@@ -61,10 +67,37 @@ def test_code_is_pulled_only_for_a_node_that_trusts_it(trust, tmp_path):
     assert list(other.store.rglob("*.py")) == []
 
 
+def test_code_in_a_received_store_is_not_used_by_a_node_that_does_not_trust_it(tmp_path):
+    """Somebody entered another artifact for the key, whose target.json says that it is trusted."""
+    toy = toy_in(tmp_path / "toy", "false")
+    (toy.folder / "target_run.py").write_text(RUN.replace("modeling_x.py", "weights"))
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    [index] = toy.store.glob("index/*")
+    [own] = toy.store.glob("objects/*")
+    forged = toy.store / "objects" / "forged"
+    shutil.copytree(own, forged)
+    for name, text in (("target.json", '{"trust_remote_code": true}'), ("model/modeling_x.py", "raise SystemExit")):
+        (forged / name).write_text(text)
+    manifest = Manifest.of(own)
+    (forged / MANIFEST).unlink()
+    files = seal_artifact_files(forged)
+    evolve(manifest, files=files, digest=artifact_digest(files)).write(forged)
+    forged.rename(forged.with_name(artifact_digest(files)))
+    append_line(index, {"digest": artifact_digest(files), "run": manifest.run, "time": 2e9})
+    planned = toy.dflow("plan", str(toy.file))
+    assert "its artifact has code in it (model/modeling_x.py), which its config does not trust" in planned.stdout
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    assert ("done", "miss") == toy.caches()["target"]
+    assert own.name == toy.state()["nodes"]["target"]["digest"]
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    assert ("done", "hit") == toy.caches()["target"]
+
+
 def test_a_target_that_only_says_that_it_is_trusted_runs_no_code_from_elsewhere(tmp_path):
     info = {"trust_remote_code": True}
     (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoConfig": "stranger/repo--configuration_x.X"}}))
-    assert not trusts_own_code(tmp_path, info)
+    with pytest.raises(DataError, match="only runs with trust_remote_code = true"):  # there is no code of its own
+        trusts_own_code(tmp_path, info)
     (tmp_path / "configuration_x.py").touch()
-    assert trusts_own_code(tmp_path, info)
-    assert not trusts_own_code(tmp_path, {"trust_remote_code": False})
+    with pytest.raises(DataError, match="code of another repository"):
+        trusts_own_code(tmp_path, info)

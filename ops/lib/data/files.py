@@ -20,7 +20,12 @@ def write_json(path: Path, data: object) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text("utf-8"))
+    """Raises JSONDecodeError also for JSON that is nested too deeply to be read."""
+    text = path.read_text("utf-8")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", text, 0) from None
 
 
 def json_line(value: object) -> str:

@@ -29,6 +29,7 @@ from ops.lib.sglang.meeting import meeting_in, on_this_host
 from ops.lib.target.model import read_config
 from ops.lib.target.served_config import check_served
 from ops.lib.target.sizes import TargetSizes
+from ops.lib.vision.checkpoint_code import check_code
 
 IMAGE_CACHE_BYTES = 2**30
 MAX_REQUESTS = 256
@@ -52,8 +53,12 @@ def make_server_args(
     """The arguments of a runtime that captures, with `further` added.
 
     The pool is rounded up to whole pages, so that a sample of `pool_tokens` fits into it. Raises ConfigError if
-    SGLang rejects the arguments, or would fail at the first forward pass.
+    SGLang rejects the arguments, or would fail at the first forward pass, and DataError as `check_code`: a draft
+    has no code of its own, whatever the target may run.
     """
+    check_code(model_dir, bool(further.get("trust_remote_code")))
+    if "speculative_draft_model_path" in further:
+        check_code(Path(further["speculative_draft_model_path"]), trust_remote_code=False)
     sizes = TargetSizes.of(read_config(model_dir))
     if dtype == "float32" and (why := float32_refusal(model_dir, device)):
         raise ConfigError(f'{why}: set dtype = "bfloat16"')

@@ -11,6 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from dsl.errors import DataError
 from ops.lib.target.checkpoint_files import CODE, CONFIGS, PROCESSOR, WEIGHTS
 from ops.lib.target.model import read_config
+from ops.lib.vision.checkpoint_code import check_code
 
 
 def patterns(trust_remote_code: bool) -> tuple[str, ...]:
@@ -28,6 +29,7 @@ def find_checkpoint(name: str, revision: str | None, trust_remote_code: bool = F
         raise DataError(f"{name} is a file; a checkpoint is the directory with config.json and *.safetensors")
     if not directory.is_dir():
         directory = fetch(name, revision, patterns(trust_remote_code))
+    read_config(directory)
     check_code(directory, trust_remote_code)
     return directory
 
@@ -47,19 +49,3 @@ def fetch(model_id: str, revision: str | None, allow_patterns: Sequence[str]) ->
         raise DataError(
             f'"{model_id}" is neither a local directory nor a model that can be downloaded: {error}'
         ) from error
-
-
-def check_code(directory: Path, trust_remote_code: bool) -> None:
-    """Raises DataError for a config.json that names code, unless that is trusted and in the directory."""
-    named = read_config(directory).get("auto_map") or {}
-    if named and not trust_remote_code:
-        raise DataError(
-            f"{directory}/config.json: auto_map names code of the checkpoint's own ({', '.join(map(str, named))}), "
-            "which only runs with trust_remote_code = true; read the *.py files first"
-        )
-    elsewhere = [str(place) for place in named.values() if "--" in str(place)]
-    if elsewhere:
-        raise DataError(
-            f"{directory}/config.json: auto_map names code of another repository ({', '.join(elsewhere)}); copy its "
-            "*.py files beside config.json and remove the part before '--'"
-        )

@@ -22,7 +22,7 @@ from ops.lib.data.files import read_json, write_json
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.attention import grouped_attention
 from ops.lib.target.checkpoint_files import trusts_own_code
-from ops.lib.target.ends import find_ends, stored_dtype
+from ops.lib.target.ends import check_weights, find_ends, stored_dtype
 from ops.lib.vision.batch import ModelInputs, collate
 from ops.lib.vision.families import Family, VisionFamily, family_of, text_part
 
@@ -51,6 +51,7 @@ class Target:
         machine share those. Each is then moved to the device, and cast there.
         """
         family = family_of(read_config(directory))
+        check_weights(directory)
         trust = trusts_own_code(directory, info)
         config = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
         config.tie_word_embeddings = family.tied  # transformers only reads the top level of the config
@@ -61,6 +62,7 @@ class Target:
             dtype=stored_dtype(directory) or dtype,
             attn_implementation="sdpa",
             trust_remote_code=trust,
+            use_safetensors=True,
             output_loading_info=True,
         )
         if report["missing_keys"]:
@@ -189,13 +191,18 @@ def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a checkpoint directory. Raises DataError if it is missing or no JSON."""
     path = directory / "config.json"
     try:
-        return read_json(path)
+        config = read_json(path)
     except FileNotFoundError:
         raise DataError(
             f"{directory}: no config.json in this target directory; is it a Hugging Face checkpoint?"
         ) from None
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not valid UTF-8: {error.reason} at byte {error.start}") from None
+    if not isinstance(config, dict):
+        raise DataError(f"{path}: holds no JSON object")
+    return config
 
 
 def describe_target(
@@ -214,6 +221,7 @@ def describe_target(
         raise DataError(f"{directory}: {error}") from None
     text = family.text_config
     ends = find_ends(directory, (text["vocab_size"], text["hidden_size"]), family.tied, embed_key, lm_head_key)
+    check_weights(directory)
     if mask_token_id is None:
         raise DataError(
             f"{directory}: no mask token is known for this model; set mask_token_id to an id that no text produces"

@@ -6,7 +6,6 @@ Here the two parts for images and text are loaded separately, by default with th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +14,10 @@ from attrs import frozen
 from PIL import Image
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 from transformers.image_processing_utils import BaseImageProcessor
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import ConfigError, DataError
+from ops.lib.vision.checkpoint_code import check_places, read_settings
 from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
 
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -101,7 +100,7 @@ def load_processor(
         raise DataError(f"processor {source}: no tokenizer can be loaded: it has none of {', '.join(TOKENIZER_FILES)}")
     config = model_config(source)
     if trust_remote_code:
-        _check_code(source, config)
+        check_places(Path(source))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -149,30 +148,7 @@ def model_config(source: str) -> dict[str, Any]:
     """config.json of a checkpoint, or {} if a directory has only a processor."""
     if not Path(source).is_dir():
         return PreTrainedConfig.get_config_dict(source)[0]
-    file = Path(source) / "config.json"
-    try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise DataError(f"{file}: not valid JSON: {error}") from error
-
-
-def _check_code(source: str, config: Mapping[str, Any]) -> None:
-    """Raises DataError if a config names code of another repository, which transformers would download and run."""
-    try:
-        tokenizer = get_tokenizer_config(source)
-    except ValueError as error:
-        raise DataError(f"processor {source}: broken tokenizer_config.json: {error}") from error
-    for name, settings in (("config.json", config), ("tokenizer_config.json", tokenizer)):
-        named = settings.get("auto_map") or {}
-        places = named.values() if isinstance(named, Mapping) else [named]
-        for place in places:
-            classes = place if isinstance(place, list | tuple) else [place]  # of a tokenizer: slow and fast
-            elsewhere = [each for each in map(str, classes) if "--" in each and not each.startswith(f"{source}--")]
-            if elsewhere:
-                raise DataError(
-                    f"processor {source}: auto_map of {name} names code of another repository "
-                    f"({', '.join(elsewhere)}); copy its *.py files beside {name} and remove the part before '--'"
-                )
+    return read_settings(Path(source) / "config.json")
 
 
 def _processor_template(source: str) -> str | dict[str, str] | None:

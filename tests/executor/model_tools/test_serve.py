@@ -20,7 +20,7 @@ import pytest
 from ports import free_port
 from serve_cases import CHECK, SECOND, install_server, make_artifacts, record_run
 
-from dsl.errors import StoreError
+from dsl.errors import DataError, StoreError
 from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
@@ -325,3 +325,16 @@ def test_the_benchmark_asks_both_sides_the_same_at_every_concurrency_and_starts_
         assert outcome["with_draft"] / outcome["alone"] == outcome["speed_up"]
         assert (8 / 2, 9 / 2, 1) == (outcome["tau"], outcome["spec_accept_length"], outcome["same_answers"])
     assert 2 == len(re.findall(r"^\| [12] +\|.*\| 4\.00 \| 4\.50 +\| 1 of 1", result.stdout, re.MULTILINE))
+
+
+@pytest.mark.parametrize("place", ["own_code.Own", "stranger/repo--own_code.Own"])
+@pytest.mark.parametrize("name", ["export", "check", "target"])
+def test_a_draft_or_a_target_that_names_code_is_not_served(tmp_path, name, place):
+    """SGLang would run it also without --trust-remote-code, where it does not know the architecture."""
+    made = make_artifacts(tmp_path / "made")
+    folder = {"export": made["export"], "check": made["check"] / "draft", "target": made["target"] / "model"}[name]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": place}}))
+    store, run = record_run(tmp_path, made, more="" if name == "export" else CHECK)
+    with pytest.raises(DataError, match="auto_map names code"):
+        find_served(store, find_record(store.records, run), None)

@@ -138,10 +138,10 @@ def test_the_newest_line_of_a_node_counts_and_a_torn_one_does_not(tmp_path):
 def test_what_a_newer_dflow_writes_beside_is_not_read(tmp_path):
     record = new_record(tmp_path, a_graph())
     append_line(record.folder / STATE, {"node": "a", "state": "done", "colour": "red"})
-    append_line(record.folder / STATE, {"run": {"run": "r", "pipeline": "p", "experiment": "e", "mood": 1}, "x": 2})
+    append_line(record.folder / STATE, {"run": {"pipeline": "p", "experiment": "e", "mood": 1}, "x": 2})
     append_line(record.folder / STATE, {"weather": "rain"})
     state = Record.load(record.folder).state
-    assert state == RunState(run="r", pipeline="p", experiment="e", nodes={"a": NodeState(state="done")})
+    assert state == RunState(run=record.run, pipeline="p", experiment="e", nodes={"a": NodeState(state="done")})
 
 
 def test_ids_sort_after_all_that_are_there_though_the_clock_went_back(tmp_path):

@@ -1,0 +1,57 @@
+"""Code in artifacts: which is used only where the config of a node trusts it, never because an artifact says so.
+
+An artifact may come from a store or a remote of somebody else, whose node had the same key and another content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from dsl.errors import StoreError
+from dsl.graph import Graph
+
+TRUST = "trust_remote_code"  # the field of an op by which its user lets code of a checkpoint run
+CODE = (".py", ".pyc", ".so", ".pkl", ".pickle")
+
+
+class FilesView(Protocol):
+    """The part of a store that is asked."""
+
+    def files(self, digest: str) -> Iterable[str]: ...
+
+
+def trusts_code(graph: Graph, node_id: str) -> bool:
+    """Whether the config of a node, or of one that it reads, lets a checkpoint's code run: a tokenizer's code is copied
+    from the target.
+    """
+    pending, seen = [node_id], {node_id}
+    while pending:
+        node = graph.nodes[pending.pop()]
+        if getattr(node.config, TRUST, False) is True:
+            return True
+        fresh = [parent for parent in node.parents if parent not in seen]
+        pending += fresh
+        seen |= {*fresh}
+    return False
+
+
+def code_in(files: Iterable[str]) -> list[str]:
+    return sorted(name for name in files if name.endswith(CODE))
+
+
+def untrusted_code(store: FilesView, graph: Graph, node_id: str, digest: str) -> str:
+    """Why the artifact of a node is not used; empty where it may be. Only ops with the field write code of others."""
+    if not hasattr(graph.nodes[node_id].config, TRUST) or trusts_code(graph, node_id):
+        return ""
+    names = code_in(store.files(digest))
+    return f"its artifact has code in it ({', '.join(names[:3])}), which its config does not trust" if names else ""
+
+
+def refuse_untrusted_code(store: FilesView, graph: Graph, node_id: str, digest: str) -> None:
+    """Raises StoreError where `untrusted_code` says why."""
+    why = untrusted_code(store, graph, node_id, digest)
+    if why:
+        raise StoreError(
+            f"{node_id}: {why}; read it, and if you trust it run the pipeline with {node_id}.{TRUST} = true"
+        )

@@ -1,0 +1,82 @@
+"""Code that a checkpoint may bring along, and what of it is refused. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import DataError
+
+ADAPTER = "adapter_config.json"
+NAMING_CODE = ("config.json", "tokenizer_config.json", "*processor*.json")  # by auto_map
+ATTENTION = ("_attn_implementation", "attn_implementation")
+
+
+def check_code(directory: Path, trust_remote_code: bool) -> None:
+    """Raises DataError for a target, or a draft, that would bring code from elsewhere or without trust.
+
+    SGLang runs what auto_map of a config.json names also without trust, where it does not know the architecture. And
+    with trust, transformers fetches code and kernels from any repository that a config names.
+    """
+    config = read_settings(directory / "config.json")
+    named = dict(_places(config.get("auto_map")))
+    if named and not trust_remote_code:
+        raise DataError(
+            f"{directory}/config.json: auto_map names code of the checkpoint's own ({', '.join(named)}), "
+            "which only runs with trust_remote_code = true; read the *.py files first"
+        )
+    if trust_remote_code:
+        check_places(directory)
+    for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
+        for name in ATTENTION:
+            if "/" in str(part.get(name, "")):
+                raise DataError(
+                    f'{directory}/config.json: {name} = "{part[name]}" is a kernel of another repository, which could '
+                    "run any code; remove it"
+                )
+    if (directory / ADAPTER).exists():
+        raise DataError(
+            f"{directory}/{ADAPTER}: this is an adapter, which names its base model itself; merge it into that "
+            "(`merge_and_unload` of peft), and use the result"
+        )
+
+
+def check_places(directory: Path) -> None:
+    """Raises DataError where a config of a checkpoint or a processor names code of another repository, which
+    transformers would download and run.
+    """
+    for file in sorted({file for pattern in NAMING_CODE for file in directory.glob(pattern)}):
+        elsewhere = [each for _, each in _places(read_settings(file).get("auto_map")) if _is_elsewhere(each, directory)]
+        if elsewhere:
+            raise DataError(
+                f"{directory}: auto_map of {file.name} names code of another repository ({', '.join(elsewhere)}); "
+                f"copy its *.py files beside {file.name} and remove the part before '--'"
+            )
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint; empty if there is no such file. Raises DataError for anything else."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except RecursionError:
+        raise DataError(f"{file}: nested too deeply to be read") from None
+    except ValueError as error:
+        raise DataError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{file}: holds no JSON object")
+    return found
+
+
+def _places(auto_map: Any) -> Iterator[tuple[str, str]]:
+    """(what for, module and class) of an auto_map; that of a tokenizer may be a list of two, for slow and fast."""
+    members = auto_map.items() if isinstance(auto_map, Mapping) else [("AutoTokenizer", auto_map)] if auto_map else ()
+    for name, places in members:
+        for place in places if isinstance(places, list) else [places]:
+            if place is not None:
+                yield str(name), str(place)
+
+
+def _is_elsewhere(place: str, directory: Path) -> bool:
+    return "--" in place and not place.startswith(f"{directory}--")

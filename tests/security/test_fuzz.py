@@ -1,0 +1,150 @@
+"""Stores and remotes made to do harm: no command fails by a traceback, and none reads or changes what lies beside.
+
+`DFLOW_FUZZ_SECONDS=3600 pytest -s tests/security/test_fuzz.py` tries new ones for an hour; DFLOW_FUZZ_SEED repeats it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from link_canary import look
+from stores_of_strangers import NOTES, SECRET, Change, Home, changes, noted_commit
+
+from dsl.errors import DflowError
+from executor.cli import main
+
+SECONDS = float(os.environ.get("DFLOW_FUZZ_SECONDS", "0"))
+SEED = int(os.environ.get("DFLOW_FUZZ_SEED", random.randrange(2**32) if SECONDS else 0))
+AT_ONCE = 1000 if SECONDS else 100  # examples of one search; the next one has another seed
+LONGEST_S = 120  # of a command: a report asks a process, which a busy machine starts slowly
+HIDDEN = (SECRET.encode(), base64.b64encode(b"\x89PNG\r\n\x1a\n" + SECRET.encode()), base64.b64encode(SECRET.encode()))
+COMMANDS = [
+    "runs", "runs --json", "status", "status --json", "status --paths", "status RUN", "status FAILED --json",
+    "report -o PAGE", "report RUN RUN2 -o PAGE", "report FAILED -o PAGE", "verify", "verify --quick",
+    "verify --full RUN", "gc", "gc --json --keep 0", "gc --delete --keep 0", "gc --delete --keep 1 --pulled", "du",
+    "du --json", "diff", "diff RUN RUN2 --json", "explain FILE c", "explain FILE d --json", "logs RUN a",
+    "logs RUN2 c -n 2", "logs FAILED d", "tag RUN kept", "tag best2 --remove", "tag RUN2 best --remove",
+    "rm RUN --yes", "rm FAILED --yes", "push REMOTE RUN", "push REMOTE", "pull REMOTE FILE",
+    "pull REMOTE FILE --store OTHER", "pull REMOTE FILE --store OTHER", "pull STORE FILE --store OTHER",
+    "pull REMOTE RUN", "plan FILE", "plan FILE --json", "graph FILE", "accept FILE c --reason x --yes",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Home:
+    folder = tmp_path_factory.mktemp("home")
+    made = Home(folder / "home")
+    shutil.copytree(made.folder, folder / "as made", symlinks=True)
+    return made
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    def end(number: int, frame: object) -> None:
+        raise TimeoutError(f"took longer than {seconds} s")
+
+    signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def restore(home: Home) -> None:
+    shutil.rmtree(home.folder)
+    shutil.copytree(home.folder.with_name("as made"), home.folder, symlinks=True)
+
+
+def arguments(home: Home, command: str) -> list[str]:
+    names = dict(zip(("RUN", "RUN2", "FAILED"), (record.run for record in home.runs), strict=True))
+    words = names | {
+        "PAGE": str(home.page), "REMOTE": str(home.remote), "OTHER": str(home.other), "FILE": str(home.toy.file),
+        "STORE": str(home.toy.store),
+    }  # fmt: skip
+    given = [words.get(word, word) for word in command.split()]
+    return given if "--store" in given else [*given, "--store", str(home.toy.store)]
+
+
+def try_commands(home: Home, capsys, made: list[Change], commands: list[str]) -> None:
+    restore(home)
+    before = look(home.canary)
+    for change in made:
+        change.apply((home.toy.store, home.remote), home.canary)
+    for command in commands:
+        capsys.readouterr()
+        with within(LONGEST_S):
+            try:
+                code = main(arguments(home, command))
+            except SystemExit as end:
+                code = end.code
+        said = capsys.readouterr()
+        assert code in (0, 1, 2), command
+        assert code == 0 or said.out or said.err, f"{command} does not say why it failed"
+        shown = f"{said.out}{said.err}".encode(errors="backslashreplace")
+        assert not [hidden for hidden in HIDDEN if hidden in shown], command
+    assert look(home.canary) == before, commands
+    contents = [path.read_bytes() for place in (home.page, home.remote, home.other) for path in written(place)]
+    assert not [hidden for hidden in HIDDEN for content in contents if hidden in content], commands
+
+
+def written(place: Path) -> list[Path]:
+    """Plain files at or below a place."""
+    files = (place, *place.rglob("*")) if place.is_dir() else (place,)
+    return [path for path in files if not path.is_symlink() and path.is_file()]
+
+
+def search(capsys, one: Callable[..., None], *strategies: SearchStrategy) -> None:
+    """Try a function on examples: once on few that are always the same, or for as long as is asked for."""
+    number, end = SEED, time.monotonic() + SECONDS
+    while True:
+        if SECONDS:
+            with capsys.disabled():
+                print(f"DFLOW_FUZZ_SEED={number} {time.strftime('%H:%M:%S')}", flush=True)
+        how = settings(
+            max_examples=AT_ONCE,
+            database=None,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=[*HealthCheck],
+        )
+        seed(number)(how(given(*strategies)(one)))()
+        number += 1
+        if time.monotonic() > end:
+            return
+
+
+def test_no_command_is_harmed_by_a_store_or_a_remote(home, capsys):
+    def one(made, commands):
+        try_commands(home, capsys, made, commands)
+
+    search(capsys, one, changes(), st.lists(st.sampled_from(COMMANDS), min_size=1, max_size=3))
+
+
+def test_a_commit_that_somebody_else_noted_harms_nothing(home, capsys):
+    """A run, or a pull, that finds a work folder completes what was about to be committed there."""
+
+    def one(made, is_sealed):
+        restore(home)
+        before = look(home.canary)
+        store, key = noted_commit(home.folder / "noted", is_sealed)
+        for change in made:
+            change.apply([store.path / "work"], home.canary)
+        with within(LONGEST_S), suppress(DflowError), store.lease(key, "another") as lease:
+            lease.acquire(print)
+            store.finish_commit(lease, key)
+        assert look(home.canary) == before
+        assert not [path for path in written(store.path / "objects") if SECRET.encode() in path.read_bytes()]
+
+    search(capsys, one, changes(NOTES), st.booleans())
