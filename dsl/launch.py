@@ -144,12 +144,14 @@ class Machine:
     """The table `[machine]`: what the nodes of a run may use of this machine together; None: all that there is.
 
     ray: the cluster of nodes with kind = "ray", as "HOST:PORT" of its head, or "local" for one of dflow's own here.
+    ray_without_authentication: use that cluster even if it lets anyone in without a token.
     """
 
     cpus: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
     gpus: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
     memory: str | None = attrs.field(default=None, validator=_is_size)
     ray: str = attrs.field(default=OWN_CLUSTER, validator=_is_cluster)
+    ray_without_authentication: bool = False
 
     @property
     def memory_bytes(self) -> int | None:

@@ -18,7 +18,7 @@ from executor.doctor.host import host_findings
 from executor.doctor.libraries import loaded_findings, start_probes, version_findings
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
-from executor.launchers.cluster_address import cluster_address, use_cluster
+from executor.launchers.cluster_address import accepts_open, cluster_address, use_cluster
 from executor.store.artifact_store import store_path
 from executor.system.output import FAILED, OK, USAGE, print_json, print_lines
 from executor.system.progress import Activity
@@ -85,7 +85,10 @@ def _findings(options: argparse.Namespace, check: Callable[[str], None]) -> Iter
         from executor.doctor.cluster import cluster_findings
 
         check(f"the Ray cluster {address}")
-        yield from cluster_findings(address, store, options.file.parent if options.file is not None else Path.cwd())
+        accepted = accepts_open(machine)
+        yield from cluster_findings(
+            address, accepted, store, options.file.parent if options.file is not None else Path.cwd()
+        )
     check(f"{', '.join(probes) or 'the libraries'}: imported, which takes a while")
     yield from loaded_findings(probes)
 

@@ -9,12 +9,12 @@ from typing import Any
 from attrs import define, field
 
 from dsl.convert import structure
-from dsl.errors import DflowError
+from dsl.errors import ClusterError, DflowError
 from dsl.graph import Graph
 from dsl.launch import OWN_CLUSTER, Launch, Machine
 from executor.commands.arguments import add_json, add_ray, add_run, add_store, open_store
 from executor.explain.explanation import accepted_text
-from executor.launchers.cluster_address import cluster_address, use_cluster
+from executor.launchers.cluster_address import cluster_address, recorded_machine, use_cluster
 from executor.records.events import Metric, Progress, read_events
 from executor.records.graph_file import GRAPH, recorded_nodes, recorded_table
 from executor.records.run_list import running_runs
@@ -108,6 +108,10 @@ def _cluster_lines(record: Record) -> list[str]:
     machine = structure(Machine, known_fields(Machine, recorded))
     if not elsewhere or cluster_address(machine) == OWN_CLUSTER:
         return []
+    try:
+        machine = recorded_machine(machine)
+    except ClusterError as error:
+        return [str(error)]
     from executor.launchers.backends import Backends
 
     return Backends(machine).describe(elsewhere)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -16,7 +18,7 @@ from executor.commands.arguments import add_address, add_store, open_store
 from executor.records.run_record import newest_records
 from executor.records.sent_run import SentRun
 from executor.system.output import OK, print_lines
-from executor.system.server import Server, require_free_port, wait_until_ready
+from executor.system.server import Server, is_reachable_by_others, require_free_port, wait_until_ready
 
 # MLflow's job runner is for its own evaluations: a dozen processes that dflow never uses.
 ENVIRONMENT = {
@@ -26,6 +28,8 @@ ENVIRONMENT = {
 }
 # Without this MLflow takes an experiment for a GenAI one, and shows no runs.
 TRAINING = "workflowType=machine_learning"
+ALLOWED = "MLFLOW_SERVER_ALLOWED_HOSTS"  # the user's own list, for a proxy
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 NEWEST = 100  # runs that are searched
 GRACE_S = 2  # for open connections at shutdown
 
@@ -33,6 +37,22 @@ GRACE_S = 2  # for open connections at shutdown
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_address(parser, port=5000)
     add_store(parser)
+
+
+def allowed_hosts(host: str) -> str:
+    """The names by which this machine is reached at that host, for MLflow's list of them.
+
+    MLflow's own list has patterns of private addresses, 10.*, which also fit names of strangers, 10.evil.example: their
+    pages could read everything once that name leads here (DNS rebinding).
+    """
+    names = {*LOOPBACK, host}
+    if is_reachable_by_others(host):
+        import psutil
+
+        names |= {socket.gethostname(), socket.getfqdn()}
+        addresses = (each for interface in psutil.net_if_addrs().values() for each in interface)
+        names |= {each.address for each in addresses if each.family == socket.AF_INET}
+    return ",".join(text for name in sorted(names) for text in (name, f"{name.replace('[', '[[]')}:*"))
 
 
 def links(records: Path, url: str) -> Iterator[str]:
@@ -58,6 +78,10 @@ def main(options: argparse.Namespace) -> int:
     command += ["--artifacts-destination", (store / "mlartifacts").as_uri()]
     command += ["--host", options.host, "--port", str(options.port), "--workers", "1"]
     command += ["--uvicorn-opts", f"--timeout-graceful-shutdown {GRACE_S}"]
+    if ALLOWED not in os.environ:
+        command += ["--allowed-hosts", allowed_hosts(options.host)]
+    if is_reachable_by_others(options.host):
+        print_lines(f"warning: {options.host}: whoever reaches it can read, change and delete all runs", error=True)
     url = f"http://{options.host}:{options.port}"
     # A shell starts background jobs with this signal ignored, and Python keeps that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

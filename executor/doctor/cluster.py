@@ -10,17 +10,28 @@ from pathlib import Path
 from dsl.errors import StageError
 from executor.doctor.finding import Finding
 from executor.launchers.host_facts import HostFacts, host_facts
-from executor.launchers.ray_cluster import check_hosts, needs_token
+from executor.launchers.ray_cluster import check_hosts, is_open
 
 HERE = "this machine"
+IS_IT_RUNNING = "is its head running, with the version of Ray that is here?"
 AUTHENTICATION = "start Ray on every host with RAY_AUTH_MODE=token and the same token: see docs/cluster.md"
 
 
-def cluster_findings(address: str, store: Path, project: Path) -> Iterator[Finding]:
-    """address: "host:port" of its head; store: need not exist yet; project: the folder of the pipeline and its data."""
+def cluster_findings(address: str, accepts_open: bool, store: Path, project: Path) -> Iterator[Finding]:
+    """address: "host:port" of its head; accepts_open: whether it may let anyone in; store: need not exist yet; project:
+    the folder of the pipeline and its data.
+    """
     name = f"cluster {address}"
     if importlib.util.find_spec("ray") is None:
         yield Finding(name, "missing", "not checked, since Ray is not installed here", 'pip install "dflow[ray]"')
+        return
+    try:
+        authentication = _authentication(address, accepts_open)
+    except StageError as error:
+        yield Finding(name, "missing", str(error), IS_IT_RUNNING)
+        return
+    if authentication.level == "missing":  # a process that joins it runs what others send it
+        yield authentication
         return
     place = next(here for here in (store, *store.parents) if here.exists()).resolve()
     try:
@@ -29,21 +40,18 @@ def cluster_findings(address: str, store: Path, project: Path) -> Iterator[Findi
     except OSError as error:
         yield Finding(name, "missing", f"not checked, since {place} cannot be written ({error.strerror})")
     except StageError as error:
-        yield Finding(name, "missing", str(error), "is its head running, with the version of Ray that is here?")
+        yield Finding(name, "missing", str(error), IS_IT_RUNNING)
     else:
         yield Finding(name, "ok", f"{len(hosts)} host{'s' * (len(hosts) != 1)}, reached from here")
-        yield _authentication(address)
+        yield authentication
         yield from host_findings(hosts, place, project.resolve())
 
 
-def _authentication(address: str) -> Finding:
+def _authentication(address: str, accepts_open: bool) -> Finding:
     name = "authentication"
-    needed = needs_token(address)
-    if needed is None:
-        return Finding(name, "warning", f"not checked, since {address} did not answer in time", AUTHENTICATION)
-    if not needed:
+    if is_open(address):
         message = f"{address} accepts connections without a token: whoever reaches it can run code there"
-        return Finding(name, "warning", message, AUTHENTICATION)
+        return Finding(name, "warning" if accepts_open else "missing", message, AUTHENTICATION)
     return Finding(name, "ok", f"{address} refuses connections without its token")
 
 

@@ -26,15 +26,16 @@ from executor.system.resource_pool import Capacity, Demand, Share
 class StageOrder:
     """What a backend needs to start a stage. Paths are absolute, and the same on all hosts.
 
-    job: the file with the StageSpec, whose name is unique to the attempt; folder: that of the stage's work; mark: the
-    value of DFLOW_STAGE in the environment of every process (stage_mark.py); results: the folder for results and exits;
-    private: a folder of this attempt that only this user may enter; log: of host 0, and beside it those of the others
-    (`host_log`); share: the threads of each process, and the devices of this machine for the whole stage; part: what
-    each of `launch.parts` takes of its host; secrets: the variables whose values no log may show.
+    job: the file with the StageSpec, whose name is unique to the attempt, and its digest; folder: that of the stage's
+    work; mark: the value of DFLOW_STAGE in the environment of every process (stage_mark.py); results: the folder for
+    results and exits; private: a folder of this attempt that only this user may enter; log: of host 0, and beside it
+    those of the others (`host_log`); share: the threads of each process, and the devices of this machine for the whole
+    stage; part: what each of `launch.parts` takes of its host; secrets: the variables whose values no log may show.
     """
 
     node: str
     job: Path
+    job_digest: str
     folder: Path
     mark: str
     results: Path

@@ -1,4 +1,9 @@
-"""Which Ray cluster the nodes with kind = "ray" use: by `--ray`, by DFLOW_RAY_ADDRESS, else by `[machine]`."""
+"""Which Ray cluster the nodes with kind = "ray" use: by `--ray`, by DFLOW_RAY_ADDRESS, else by `[machine]`.
+
+Whoever joins a cluster sends it his token, and runs what it answers. So one that only a record or another file of a
+store names is used if the user has used it before. One that lets anyone in is used if the user says so: by `[machine]
+ray_without_authentication` for the cluster of that table, or by its address in a variable.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,14 @@ import os
 
 import attrs
 
-from dsl.errors import Mistake, PipelineError
+from dsl.errors import ClusterError, Mistake, PipelineError
 from dsl.graph import Graph
-from dsl.launch import Machine, cluster_mistake
+from dsl.launch import OWN_CLUSTER, Machine, cluster_mistake
+from executor.system.trust import is_trusted, trust
 
 ADDRESS_VARIABLE = "DFLOW_RAY_ADDRESS"
+OPEN_VARIABLE = "DFLOW_RAY_WITHOUT_AUTHENTICATION"
+USED, USED_OPEN = "Ray cluster", "Ray cluster without authentication"  # what the user's list of trust calls them
 
 
 def use_cluster(address: str | None) -> None:
@@ -31,11 +39,48 @@ def cluster_address(machine: Machine) -> str:
     return os.environ.get(ADDRESS_VARIABLE) or machine.ray
 
 
+def accepts_open(machine: Machine) -> bool:
+    """Whether the user has said that the cluster may let anyone in."""
+    address = cluster_address(machine)
+    by_table = machine.ray_without_authentication and machine.ray == address
+    return by_table or os.environ.get(OPEN_VARIABLE) == address
+
+
+def remember_cluster(machine: Machine) -> None:
+    """Note that the user uses the cluster, so that a record may name it."""
+    address = cluster_address(machine)
+    trust(USED, address)
+    if accepts_open(machine):
+        trust(USED_OPEN, address)
+
+
+def recorded_machine(machine: Machine) -> Machine:
+    """The table of a record as it may be used. Raises ClusterError if only the record names its cluster."""
+    named = os.environ.get(ADDRESS_VARIABLE)
+    if not named and machine.ray != OWN_CLUSTER and not is_trusted(USED, machine.ray):
+        raise ClusterError(
+            f"only the run's record names the Ray cluster {machine.ray}, which was not used from here; if it is yours, "
+            f"give --ray {machine.ray}"
+        )
+    accepted = machine.ray_without_authentication and is_trusted(USED_OPEN, machine.ray)
+    return attrs.evolve(machine, ray_without_authentication=accepted)
+
+
 def with_cluster(graph: Graph) -> Graph:
     """The graph with the address that its nodes use now, so that a resume of its record uses it too."""
-    if all(node.launch.kind != "ray" for node in graph.nodes.values()):
+    if not uses_cluster(graph):
         return graph
-    return attrs.evolve(graph, machine=attrs.evolve(graph.machine, ray=cluster_address(graph.machine)))
+    address, is_open = cluster_address(graph.machine), accepts_open(graph.machine)
+    return attrs.evolve(graph, machine=attrs.evolve(graph.machine, ray=address, ray_without_authentication=is_open))
+
+
+def with_recorded_cluster(graph: Graph) -> Graph:
+    """A record's graph, with `recorded_machine`."""
+    return attrs.evolve(graph, machine=recorded_machine(graph.machine)) if uses_cluster(graph) else graph
+
+
+def uses_cluster(graph: Graph) -> bool:
+    return any(node.launch.kind == "ray" for node in graph.nodes.values())
 
 
 def _check(address: str, source: str) -> None:

@@ -99,7 +99,7 @@ class PartRunner:
         os.environ.update(forwarded)
         interface = _interface_of(own) if part.address else ""
         networks = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
-        spec = StageSpec.read(order.job)
+        spec = StageSpec.read(order.job, order.job_digest)
         children = Children(stage_environment(1))
         try:
             with self._lock:

@@ -97,7 +97,7 @@ def _command(order: StageOrder, part: HostPart) -> tuple[str, list[str]]:
     """The module whose `main` runs a host's part, and its arguments."""
     launch = order.launch
     if launch.kind == "process" and launch.shard_workers == 1:
-        return "executor.launchers.worker", [str(order.job)]
+        return "executor.launchers.worker", [str(order.job), order.job_digest]
     arguments = [
         *("--exits", str(exits_path(order.results, part.number))),
         *("--first", str(part.number * launch.processes_of_part)),
@@ -106,4 +106,4 @@ def _command(order: StageOrder, part: HostPart) -> tuple[str, list[str]]:
         *("--meet", part.address or str(order.private / "store")),
     ]
     shared = ["--shared"] if launch.shard_workers > 1 else []
-    return "executor.launchers.ranks", [*arguments, *shared, str(order.job)]
+    return "executor.launchers.ranks", [*arguments, *shared, str(order.job), order.job_digest]

@@ -1,12 +1,12 @@
 """The processes of a stage on one host: started, watched and ended together.
 
-    python -m executor.launchers.ranks --exits F --first N --here N --total N --meet M [--shared] JOB    (forked, see
-    forkserver.py)
+    python -m executor.launchers.ranks --exits F --first N --here N --total N --meet M [--shared] JOB DIGEST    (forked,
+    see forkserver.py)
 
-Each of them is a `python -m executor.launchers.worker JOB`, and ends with this process. They are ranks FIRST to FIRST
-+ HERE - 1 of TOTAL, numbered by torchrun's variables. If all ranks are on this host, M is a file in a folder that
-only this user may enter: no port is opened here, and those of gloo and nccl stay on the loopback interface. Else M is
-the "host:port" where rank 0 listens, in a network that docs/cluster.md requires to be private.
+Each of them is a `python -m executor.launchers.worker JOB DIGEST`, and ends with this process. They are ranks FIRST to
+FIRST + HERE - 1 of TOTAL, numbered by torchrun's variables. If all ranks are on this host, M is a file in a folder
+that only this user may enter: no port is opened here, and those of gloo and nccl stay on the loopback interface. Else M
+is the "host:port" where rank 0 listens, in a network that docs/cluster.md requires to be private.
 
 When a rank has failed, the others get SIGTERM at once, and SIGKILL 30 s later: `executor.launchers.worker` ends them
 earlier. A signal to this process is passed on to all ranks, once. Failed ranks are written to the file F, see
@@ -67,7 +67,7 @@ def main() -> int:
             number: rank_environment(number, options.total, options.first, options.here, options.meet)
             for number in numbers
         }
-    ranks = [_start(number, options.job, {**environment, **variables[number]}) for number in numbers]
+    ranks = [_start(number, options.job, options.digest, {**environment, **variables[number]}) for number in numbers]
     watch = Watch(ranks, woken, options.exits.parent if options.shared else None)
     ended_badly = watch.until_all_ended()
     if ended_badly:
@@ -84,6 +84,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--meet")
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("job")
+    parser.add_argument("digest")
     return parser.parse_args(arguments)
 
 
@@ -113,9 +114,9 @@ def rank_environment(
     return variables | {"MASTER_ADDR": address, "MASTER_PORT": port}
 
 
-def _start(number: int, job: str, environment: Mapping[str, str]) -> Rank:
+def _start(number: int, job: str, digest: str, environment: Mapping[str, str]) -> Rank:
     process = subprocess.Popen(
-        module_command("executor.launchers.worker", job),
+        module_command("executor.launchers.worker", job, digest),
         env={**environment, AGENT: str(os.getpid())},
         start_new_session=True,  # its own scheduling group, and a process group to signal
     )

@@ -19,17 +19,18 @@ from pathlib import Path
 import attrs
 
 from dsl.convert import unstructure
-from dsl.errors import LeaseLost, Mistake, StageError, StopRequested
+from dsl.errors import ClusterError, LeaseLost, Mistake, StageError, StopRequested
 from dsl.graph import GraphNode
 from dsl.launch import OWN_CLUSTER, Machine
 from executor.launchers.backend import HostsExit, StageOrder
-from executor.launchers.cluster_address import cluster_address
+from executor.launchers.cluster_address import USED, USED_OPEN, accepts_open, cluster_address, remember_cluster
 from executor.launchers.cluster_capacity import ClusterCapacity
 from executor.launchers.forkserver_client import Child, Children
 from executor.launchers.ray_cluster import (
     HOSTS,
     PLACED,
     Actors,
+    ClusterHost,
     GivenCluster,
     OwnCluster,
     actor_names,
@@ -40,9 +41,10 @@ from executor.launchers.ray_cluster import (
 )
 from executor.launchers.stage_environment import stage_environment
 from executor.store.lease import ACTORS
-from executor.system.jsonlines import write_json
+from executor.system.jsonlines import compact, write_json
 from executor.system.resource_pool import Capacity, Share
 from executor.system.stage_mark import end_marked
+from executor.system.trust import is_trusted
 
 
 class RayBackend:
@@ -60,10 +62,15 @@ class RayBackend:
         return cluster_address(self._machine) == OWN_CLUSTER
 
     def capacity(self) -> ClusterCapacity:
-        """As it was when the run started. Raises StageError where the cluster cannot be reached."""
+        """As it was when the run started. Raises StageError where the cluster cannot be reached or is refused."""
         if self.is_own:
             return ClusterCapacity.of((Capacity.of_this_machine(self._machine),))
-        return ClusterCapacity.of(tuple(host.capacity for host in find_hosts(cluster_address(self._machine))))
+        hosts = self._hosts()
+        remember_cluster(self._machine)
+        return ClusterCapacity.of(tuple(host.capacity for host in hosts))
+
+    def _hosts(self) -> tuple[ClusterHost, ...]:
+        return find_hosts(cluster_address(self._machine), accepts_open(self._machine))
 
     def describe(self) -> str:
         """One line on what the cluster has, and what of it is free, or why that is not known."""
@@ -72,7 +79,7 @@ class RayBackend:
             return f"cluster: one of dflow's own on this machine, started with the first node that needs it: {size}"
         address = cluster_address(self._machine)
         try:
-            hosts = find_hosts(address)
+            hosts = self._hosts()
         except StageError as error:
             return str(error)
         size = ClusterCapacity.of(tuple(host.capacity for host in hosts))
@@ -111,13 +118,24 @@ class RayBackend:
     def recover(self, work: Path, go_on: Callable[[], None]) -> None:
         for file in sorted(work.glob(f"{ACTORS}*.json")):
             actors = Actors.read(file)
-            running = () if actors is None else unended(actors, go_on)
+            running = () if actors is None else self._unended(actors, file, go_on)
             if actors is not None and running:
                 raise LeaseLost(
                     f"{work}: processes of an earlier attempt still run on the Ray cluster {actors.address} "
                     f"({', '.join(running)}); end them, or stop that cluster"
                 )
             file.unlink()
+
+    def _unended(self, actors: Actors, file: Path, go_on: Callable[[], None]) -> tuple[str, ...]:
+        """Raises ClusterError where nothing but a file of the store names their cluster."""
+        is_current = actors.address == cluster_address(self._machine)
+        if not is_current and not is_trusted(USED, actors.address):
+            raise ClusterError(
+                f"{file} says that an earlier attempt ran on the Ray cluster {actors.address}, which was not used from "
+                f"here; if it is yours, give --ray {actors.address}; else remove the file"
+            )
+        is_accepted = accepts_open(self._machine) if is_current else is_trusted(USED_OPEN, actors.address)
+        return unended(actors, is_accepted, go_on)
 
     def close(self) -> None:
         with self._lock:
@@ -162,11 +180,10 @@ class RayStage:
             if self._is_ending:
                 return self._unstarted(HostsExit(code=-signal.SIGTERM))
             if address is not None:
-                file = self._order.private / "order.json"
-                write_json(file, unstructure(self._order))
+                order = compact(unstructure(self._order)).decode()
                 environment = {**stage_environment(1), **self._cluster.variables}
                 self._driver = self._children.start(
-                    "executor.launchers.ray_driver", [str(file), address], environment, self._order.log
+                    "executor.launchers.ray_driver", [order, address], environment, self._order.log
                 )
         return None
 
@@ -177,12 +194,12 @@ class RayStage:
     def _without_report(self, driver: Child) -> HostsExit:
         """The driver was killed: its actors end without it, and with them the ranks, which here are not waited for."""
         end_marked(self._order.folder)
-        actors = Actors.read(actors_path(self._order))
-        if actors is not None:
+        if isinstance(self._cluster, GivenCluster) and actors_path(self._order).exists():
+            actors = Actors(address=self._cluster.address, names=tuple(actor_names(self._order)))
             if not listens(actors.address):  # its raylets end soon; the next attempt waits for them
                 return HostsExit(code=driver.code, lost=f"the head of the Ray cluster {actors.address} is gone")
             with suppress(StageError, StopRequested):  # the next attempt asks again
-                if not unended(actors, self._go_on):
+                if not unended(actors, True, self._go_on):  # where they were started
                     actors_path(self._order).unlink(missing_ok=True)
         address = self._cluster.address_within(0)
         lost = f"the stage's driver on the Ray cluster {address} ended without a report; see the log"

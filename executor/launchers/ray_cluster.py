@@ -2,7 +2,7 @@
 
     python -m executor.launchers.ray_cluster hosts ADDRESS              prints ClusterHosts, a JSON list
     python -m executor.launchers.ray_cluster check ADDRESS FILE FOLDER  prints HostFacts, a JSON list
-    python -m executor.launchers.ray_cluster open ADDRESS               ends with 0 where no token is needed
+    python -m executor.launchers.ray_cluster open ADDRESS               prints whether it lets anyone in, as JSON
     python -m executor.launchers.ray_cluster ended ADDRESS NAME...      prints the actors that cannot be ended
     python -m executor.launchers.ray_cluster hold FOLDER CPUS GPUS MEMORY   is a cluster; prints its address
 
@@ -104,8 +104,13 @@ def actors_path(order: StageOrder) -> Path:
 
 
 @cache
-def find_hosts(address: str) -> tuple[ClusterHost, ...]:
-    """The hosts of a cluster, at the first call in this process. Raises ClusterError where it cannot be reached."""
+def find_hosts(address: str, accepts_open: bool) -> tuple[ClusterHost, ...]:
+    """The hosts of a cluster, at the first call in this process.
+
+    accepts_open: whether it may let anyone in. Raises ClusterError where it cannot be reached, or must not be used.
+    """
+    if not accepts_open:
+        refuse_open(address)
     return structure(tuple[ClusterHost, ...], json.loads(_asked(address, "hosts")))
 
 
@@ -114,13 +119,24 @@ def check_hosts(address: str, file: Path, folder: Path) -> tuple[HostFacts, ...]
     return structure(tuple[HostFacts, ...], json.loads(_asked(address, "check", str(file), str(folder))))
 
 
-def needs_token(address: str) -> bool | None:
-    """Whether a cluster that can be used from here refuses who has no token; None where it did not answer in time."""
-    ended = run_module("executor.launchers.ray_cluster", "open", address, within_s=PROBE_WITHIN_S)
-    return None if ended.code is None else ended.code != 0
+def is_open(address: str) -> bool:
+    """Whether a cluster lets in who has no token, asked without one. Raises ClusterError where it does not answer."""
+    return bool(json.loads(_asked(address, "open")))
 
 
-def unended(actors: Actors, go_on: Callable[[], None]) -> tuple[str, ...]:
+def refuse_open(address: str) -> None:
+    """Raises ClusterError for a cluster that lets anyone in: a process that joins it runs what others send it."""
+    if is_open(address):
+        raise ClusterError(
+            f"the Ray cluster {address} lets anyone in without a token, so it is not used: start Ray on all its hosts "
+            "with RAY_AUTH_MODE=token (docs/cluster.md), or accept it by DFLOW_RAY_WITHOUT_AUTHENTICATION="
+            f"{address} or `ray_without_authentication = true` in [machine]"
+        )
+    if os.environ.get("RAY_AUTH_MODE") != "token":  # Ray would go on asking for 20 s
+        raise ClusterError(f"the Ray cluster {address} cannot be used from here: {NO_TOKEN}")
+
+
+def unended(actors: Actors, accepts_open: bool, go_on: Callable[[], None]) -> tuple[str, ...]:
     """Those of an earlier attempt that are still alive, though they were killed. Raises StageError as `find_hosts`.
 
     Without its head a cluster's raylets end themselves, and the actors with them. go_on: as in `Backend.recover`.
@@ -131,6 +147,8 @@ def unended(actors: Actors, go_on: Callable[[], None]) -> tuple[str, ...]:
             return ()
         go_on()
         time.sleep(POLL_S)
+    if not accepts_open:
+        refuse_open(actors.address)
     return structure(tuple[str, ...], json.loads(_asked(actors.address, "ended", *actors.names, go_on=go_on)))
 
 
@@ -310,6 +328,19 @@ def _is_killed(ray: Any, name: str) -> bool:
     return True
 
 
+def _lets_anyone_in(address: str) -> bool:
+    """Asks the head without a token, as no host of the cluster. Ray reads the variable when it is imported."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # its stub lacks it
+    from ray.exceptions import AuthenticationError
+
+    try:
+        GcsClient(address=address).get_all_node_info(timeout=CONNECTS_WITHIN_S)
+    except AuthenticationError:
+        return False
+    return True
+
+
 def _hold(folder: str, cpus: str, gpus: str, memory: str) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
@@ -339,7 +370,8 @@ def main(command: str, *arguments: str) -> None:
         return
     address, *others = arguments
     if command == "open":
-        os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_NUM_REDIS_GET_RETRIES": "2"}  # not 20 times, one each second
+        print(json.dumps(_lets_anyone_in(address)), flush=True)
+        return
     with connected(address) as ray:
         match command:
             case "ended":

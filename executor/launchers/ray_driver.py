@@ -2,9 +2,10 @@
 
     python -m executor.launchers.ray_driver ORDER ADDRESS           (forked, see forkserver.py)
 
-ORDER is the file of a StageOrder. An actor runs the PartRunner of its part; it is owned by this process, so Ray ends
-it when this process is gone. It ends with its raylet too, and with the lease of the attempt. Ray never restarts it:
-dflow's retries decide. How the stage ended is written to results-<attempt>/hosts.json, a HostsExit.
+ORDER is a StageOrder as JSON, not a file, which whoever can write to the store could replace. An actor runs the
+PartRunner of its part; it is owned by this process, so Ray ends it when this process is gone. It ends with its raylet
+too, and with the lease of the attempt. Ray never restarts it: dflow's retries decide. How the stage ended is written to
+results-<attempt>/hosts.json, a HostsExit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -48,7 +48,7 @@ from executor.launchers.ray_cluster import (
 from executor.launchers.stage_contract import StageSpec
 from executor.launchers.worker import ENDING
 from executor.records.events import Info
-from executor.system.jsonlines import read_json
+from executor.system.jsonlines import parse_json
 from executor.system.supervisor import end_with_parent
 
 WAITING_S = 5.0  # a stage that has found no room by then says so
@@ -240,15 +240,15 @@ class Driver:
     def _inform(self, text: str) -> None:
         """Show the user a line, and write it to the log."""
         print(f"info: {text}", flush=True)
-        spec = StageSpec.read(self._order.job)
+        spec = StageSpec.read(self._order.job, self._order.job_digest)
         if spec is not None:
             write_event(spec, Info(text))
 
 
 def main() -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # blocked by the forkserver
-    file, address = Path(sys.argv[1]), sys.argv[2]
-    order = structure(StageOrder, read_json(file))
+    text, address = sys.argv[1:]
+    order = structure(StageOrder, parse_json(text))
     from ray.exceptions import RayError
 
     try:

@@ -20,6 +20,7 @@ from attrs import frozen
 from dsl.convert import structure, unstructure
 from dsl.errors import StructureError
 from executor.system.jsonlines import read_json, write_json
+from executor.system.sealed_json import read_sealed, write_sealed
 
 STOP_REQUESTED = "stop"
 SHARED = "shared"
@@ -40,7 +41,7 @@ class StageSpec:
     """The executor's instructions for a stage. Paths are absolute.
 
     node_json: the node as `dsl.graph_json` writes it. search_path: the folders searched for modules.
-    sources: a file with the source code that is part of the key. artifacts: by node id.
+    sources: a file with the source code that is part of the key, and its digest. artifacts: by node id.
     attempt: number of the node's attempt in this run, from 1; token and lease_id: of the stage's lease.
     """
 
@@ -48,6 +49,7 @@ class StageSpec:
     node_json: Mapping[str, Any]
     search_path: tuple[str, ...]
     sources: Path
+    sources_digest: str
     artifacts: Mapping[str, InputArtifact]
     folder: Path
     token: int
@@ -62,13 +64,14 @@ class StageSpec:
     sp_degree: int
 
     @classmethod
-    def read(cls, path: Path) -> StageSpec | None:
-        """None where the file does not exist: a later attempt cleared the folder."""
-        data = read_json(path)
+    def read(cls, path: Path, digest: str) -> StageSpec | None:
+        """None where the file does not exist: a later attempt cleared the folder. Raises StoreError for another one."""
+        data = read_sealed(path, digest)
         return None if data is None else structure(cls, data)
 
-    def write(self, path: Path) -> None:
-        write_json(path, unstructure(self))
+    def write(self, path: Path) -> str:
+        """Returns the digest of the file."""
+        return write_sealed(path, unstructure(self))
 
 
 @frozen(kw_only=True)

@@ -82,11 +82,12 @@ class StageProcess:
         with clear_errors(lease.folder):
             (self._results / SHARED).mkdir(parents=True)
             private.mkdir(mode=0o700)  # anyone who can write there could run code in the ranks
-            spec.write(job)
+            job_digest = spec.write(job)
         self._stage = backend.start(
             StageOrder(
                 node=spec.node,
                 job=job,
+                job_digest=job_digest,
                 folder=lease.folder,
                 mark=stage_mark(lease.folder, lease.id),
                 results=self._results,

@@ -1,6 +1,6 @@
 """The child's side of a stage: load the inputs, import the op's run module, call it, and report how it ended.
 
-    python -m executor.launchers.worker <work>/job-<attempt>.json          (one per rank, or per worker)
+    python -m executor.launchers.worker <work>/job-<attempt>.json DIGEST   (one per rank, or per worker)
 
 This module does not import torch; the op's run module may. A process ends at once when the executor is
 gone: it watches a FIFO whose only writer is the executor. A late one, whose work folder has passed to another
@@ -29,7 +29,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from dsl.errors import ConfigError, DflowError, DiskFull, LeaseLost, StopRequested
+from dsl.errors import ConfigError, DflowError, DiskFull, LeaseLost, StopRequested, StoreError
 from dsl.graph import GraphNode
 from dsl.graph_json import node_from_json
 from dsl.imports import PROJECT, import_from_source, is_below, is_interpreters, take_search_path
@@ -53,9 +53,10 @@ from executor.launchers.stage_contract import (
 from executor.records.events import Body, Cut, Event, Figure, Info, Metric, Progress, Warned
 from executor.store.lease import share_ranks
 from executor.system.crash_points import fail_point
-from executor.system.jsonlines import append_line, read_json
+from executor.system.jsonlines import append_line
 from executor.system.os_errors import NO_SPACE, full_at, is_full
 from executor.system.output import indented
+from executor.system.sealed_json import read_sealed
 from executor.system.supervisor import GONE, end_with_parent
 
 STOPPED = 75
@@ -141,7 +142,11 @@ class WorkerStage:
 def main() -> int:
     if AGENT in os.environ:  # ranks may hold the interpreter lock for long
         end_with_parent(int(os.environ[AGENT]))
-    spec = StageSpec.read(Path(sys.argv[1]))
+    try:
+        spec = StageSpec.read(Path(sys.argv[1]), sys.argv[2])
+    except StoreError as error:
+        print(f"StoreError: {error}", file=sys.stderr, flush=True)
+        return 1
     if spec is None:
         return EXECUTOR_GONE
     rank = int(os.environ.get("RANK", "0"))
@@ -189,7 +194,8 @@ def _reset_signals() -> None:
 
 def _run(spec: StageSpec, rank: int, stop: threading.Event, result: Path) -> tuple[str, tuple[str, ...]]:
     """Call the op. Returns its device and the files of `_loaded_files`."""
-    import_from_source({file: text.encode("latin-1") for file, text in (read_json(spec.sources) or {}).items()})
+    sources = read_sealed(spec.sources, spec.sources_digest) or {}
+    import_from_source({file: text.encode("latin-1") for file, text in sources.items()})
     take_search_path(spec.search_path)
     node = node_from_json(spec.node_json)
     take_search_path(spec.search_path)  # the op files may have changed it, as they did when the key was computed

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from attrs import frozen
 
 from dsl.errors import ServerError
+from executor.launchers.redaction import RedactedLog
 from executor.model_tools.served import ServedRun, find_served
 from executor.records.run_record import Record, find_record
 from executor.records.serving_lock import serving
 from executor.store.artifact_store import Store
-from executor.system.output import print_lines
-from executor.system.server import Server, require_free_port, wait_until_ready
+from executor.system.output import indented, print_lines
+from executor.system.server import Server, is_reachable_by_others, require_free_port, wait_until_ready
+from executor.system.symlinks import new_file
 from executor.system.user_cache import compile_cache
 from ops.lib.sglang.serve_command import Address, launch_command, shell_line
 from ops.lib.sglang.version import SGLANG_VERSION, require_sglang
 from ops.tools.serve.chat import accepted_lengths, ask
 from ops.tools.serve.prompts import HELLO, prompt_text
-from ops.tools.serve.sglang_arguments import refusal, refuse_own
+from ops.tools.serve.sglang_arguments import API_KEY, key_config, refusal, refuse_own
 
 MAX_TOKENS = 128
 
@@ -41,8 +46,10 @@ class ServeOptions:
 class SGLangServer(Server):
     """A server of SGLang's, whose refusals are reported as such."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        super().__init__(command, {**compile_cache(), **environment}, log)
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, pipe: Path | None = None
+    ) -> None:
+        super().__init__(command, {**compile_cache(), **environment}, log, pipe)
 
     def died(self) -> ServerError:
         refused = refusal(self.log.read_text("utf-8", errors="replace"))
@@ -81,11 +88,14 @@ def _serve(run: ServedRun, record: Record, options: ServeOptions) -> None:
         )
     require_sglang("the command above, which runs wherever that version is installed,")
     require_free_port(options.host, options.port)
+    key = os.environ.get(API_KEY, "")
+    if is_reachable_by_others(options.host) and not key:
+        print_lines(f"warning: {options.host}: whoever reaches it can use it; {API_KEY} sets a key", error=True)
     log = record.folder / f"serve-{address.port}.log"
-    with SGLangServer(command, run.served.environment, log) as server:
+    with _started(command, run, log, key, options.extra) as server:
         wait_until_ready(server, address.url)
         print_lines(f"ready: {address.url}/v1 (log: {log})")
-        try_prompt(address.url, run)
+        try_prompt(address.url, run, key)
         if not options.check:
             try:
                 print_lines("Ctrl-C stops it")
@@ -94,11 +104,30 @@ def _serve(run: ServedRun, record: Record, options: ServeOptions) -> None:
                 print_lines("stopping")
 
 
-def try_prompt(url: str, run: ServedRun) -> None:
+@contextmanager
+def _started(command: Sequence[str], run: ServedRun, log: Path, key: str, extra: Sequence[str]) -> Iterator[Server]:
+    """The server. Its key is in no argument, and not in its log, where SGLang writes all its settings."""
+    environment = run.served.environment
+    if not key:
+        with SGLangServer(command, environment, log) as server:
+            yield server
+        return
+    with tempfile.TemporaryDirectory(prefix="dflow-serve-") as private:
+        new_file(log).close()
+        redacted = RedactedLog(Path(private, "output"), log, [key])
+        try:
+            command = [*command, *key_config(key, extra, Path(private))]
+            with SGLangServer(command, environment, log, redacted.pipe) as server:
+                yield server
+        finally:
+            redacted.close()
+
+
+def try_prompt(url: str, run: ServedRun, key: str = "") -> None:
     """Send one prompt and show the answer and its accepted length. Raises ServerError where the draft was not used."""
     prompt = run.prompts[0] if run.prompts else HELLO
-    answer = ask(url, prompt.messages, MAX_TOKENS)
-    print_lines(f"prompt: {prompt_text(prompt)}\nanswer: {answer.text}")
+    answer = ask(url, prompt.messages, MAX_TOKENS, key)
+    print_lines(f"prompt: {indented(prompt_text(prompt))}\nanswer: {indented(answer.text)}")
     if answer.tau is None:
         if answer.tokens > 1:
             raise ServerError(

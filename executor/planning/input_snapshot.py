@@ -18,7 +18,7 @@ from dsl.graph import Graph, GraphNode
 from executor.keys.external_inputs import ExternalDigests, Look, Tree, look_at, tree_of
 from executor.keys.node_key import KeyParts, LibraryVersions, Sources, externals_of, library_versions, node_parts
 from executor.store.artifact_store import Store
-from executor.system.jsonlines import write_json
+from executor.system.sealed_json import write_sealed
 
 
 @frozen
@@ -51,9 +51,9 @@ class Snapshot:
         torn = tuple(sorted(contents.keys() - sources.keys()))
         return cls(node, parts, sources, torn, _looks(node, list_path))
 
-    def write_sources(self, path: Path) -> None:
-        """For the ranks of the stage: JSON, a character for each byte."""
-        write_json(path, {file: source.decode("latin-1") for file, source in self.sources.items()}, in_one_line=True)
+    def write_sources(self, path: Path) -> str:
+        """For the ranks of the stage: JSON, a character for each byte. Returns the file's digest."""
+        return write_sealed(path, {file: source.decode("latin-1") for file, source in self.sources.items()})
 
     def since(self, store: Store) -> CurrentInputs:
         """The current data, of which only files written since then are read. Raises DataError."""

@@ -136,10 +136,10 @@ class Attempt(threading.Thread):
             return AttemptResult(status="replan")
         if damaged := task.damaged_inputs(self._go_on):
             return AttemptResult(status="failed", failure=Failure.of(StoreError(damaged)))
-        start, first_byte = task.prepare(before, self._recover)
+        start, first_byte, sources = task.prepare(before, self._recover)
         number = self._in_loop(lambda: self._on_start(start))
         fail_point("run:emptied")
-        ended = self._run_stage(number)
+        ended = self._run_stage(number, sources)
         self._measures = measures = StageMeasures(
             ended=time.time(),
             seconds=time.monotonic() - self._stage_began,
@@ -176,7 +176,7 @@ class Attempt(threading.Thread):
             wait([answer], POLL_S)
         return answer.result()
 
-    def _run_stage(self, number: int) -> StageExit:
+    def _run_stage(self, number: int, sources_digest: str) -> StageExit:
         task = self.task
         self._stage_began = time.monotonic()
         with self._lock:
@@ -185,7 +185,7 @@ class Attempt(threading.Thread):
             self._stage = stage = StageProcess(
                 self._backends.of(task.node.launch),
                 task.lease,
-                task.stage_spec(number),
+                task.stage_spec(number, sources_digest),
                 task.node.launch,
                 self._share,
                 self._part,

@@ -135,8 +135,9 @@ class Task:
             "runs again"
         )
 
-    def prepare(self, snapshot: Snapshot, recover: Callable[[Path], None]) -> tuple[AttemptStart, int]:
-        """Make the work folder ready for a stage. Also returns the byte of the events file from which metrics count.
+    def prepare(self, snapshot: Snapshot, recover: Callable[[Path], None]) -> tuple[AttemptStart, int, str]:
+        """Make the work folder ready for a stage. Also returns the byte of the events file from which metrics count,
+        and the digest of `sources`.
 
         recover: as in `Lease.adopt`.
         """
@@ -146,13 +147,13 @@ class Task:
         lease.empty(keep_state=not is_fresh)
         is_resumed = any(lease.work_dir.iterdir())
         write_json(lease.folder / "work.json", {"key_without_code": self.key_without_code, "node": self.node.id})
-        snapshot.write_sources(self.sources)
+        digest = snapshot.write_sources(self.sources)
         keep_texts(self.store.path, self.planner.graph, self.node.id, snapshot.parts.code)
         if not is_resumed:
             first_byte = events.stat().st_size if events.exists() else 0
-            return AttemptStart(cache="miss", time=time.time()), first_byte
+            return AttemptStart(cache="miss", time=time.time()), first_byte, digest
         earlier = self._earlier_metrics()
-        return AttemptStart(cache="resumed", time=time.time(), earlier=earlier, adopted_from=adopted_from), 0
+        return AttemptStart(cache="resumed", time=time.time(), earlier=earlier, adopted_from=adopted_from), 0, digest
 
     def _starts_fresh(self) -> bool:
         """Whether the node starts with an empty work folder: it is forced, and neither this run nor the one that it
@@ -179,13 +180,14 @@ class Task:
             if event.node == self.node.id and isinstance(event.body, Metric | Cut)
         ]
 
-    def stage_spec(self, number: int) -> StageSpec:
+    def stage_spec(self, number: int, sources_digest: str) -> StageSpec:
         lease, launch = self.lease, self.node.launch
         return StageSpec(
             node=self.node.id,
             node_json=node_to_json(self.planner.graph, self.node.id),
             search_path=tuple(search_path(self.planner.graph.op_files)),
             sources=self.sources,
+            sources_digest=sources_digest,
             artifacts={
                 parent: InputArtifact(self.store.object_path(digest), digest) for parent, digest in self.digests.items()
             },

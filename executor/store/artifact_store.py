@@ -14,6 +14,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ COMMIT = "commit.json"
 FOLDERS = ("objects", "index", "work", "records")
 MAY_BE_LINKS = ("mlflow.db", "mlartifacts")  # MLflow writes them, and dflow removes nothing there
 NO_LINKS = (*FOLDERS, "code", "smoke", "format", LOCK, "mlflow.lock")
+KEPT_BY_GIT = "README.md"  # in a folder that has no other file yet
+PRIVATE = 0o700  # prompts and answers are in logs, events, reports and mlflow.db
 PROJECT_MARKS = ("pyproject.toml", ".git")
 
 
@@ -266,7 +269,7 @@ class Store:
 
     def _make(self) -> None:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         except FileExistsError as error:  # a broken link
             raise StoreError(f"{self.path}: this link, or one above it, is broken; create its target folder") from error
         except FileNotFoundError as error:  # where no folder can be created at all, as below /proc
@@ -276,6 +279,9 @@ class Store:
         with clear_errors(self.path):
             # First: a folder without it is not recognised as a store, and an older dflow refuses it by its number.
             if read_json(self.path / "format") != FORMAT:
+                if (self.path / KEPT_BY_GIT).exists():  # by Git, whose modes are no choice of the user's
+                    with suppress(PermissionError):  # it belongs to another user
+                        self.path.chmod(PRIVATE)
                 write_json(self.path / "format", FORMAT, durable=True)
             if not all((self.path / name).is_dir() for name in FOLDERS):
                 for name in FOLDERS:
@@ -327,7 +333,7 @@ def _version(path: Path) -> Any:
 
 def _is_allowed(path: Path) -> bool:
     """Whether a folder that holds this may become a store: links of MLflow's, and the page by which Git keeps runs/."""
-    return (path.name in MAY_BE_LINKS and path.is_symlink()) or path.name == "README.md"
+    return (path.name in MAY_BE_LINKS and path.is_symlink()) or path.name == KEPT_BY_GIT
 
 
 def _store_mistake(path: Path) -> str:

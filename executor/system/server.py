@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,11 +26,15 @@ HOST_REMEDY = "set --host to an address of this machine: 127.0.0.1, or 0.0.0.0 f
 
 
 class Server(ChildGroup):
-    """environment: added to that of this process. All output of the server goes to the log."""
+    """environment: added to that of this process. All output of the server goes to the log, or to the pipe of one who
+    writes the log.
+    """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, pipe: Path | None = None
+    ) -> None:
         self.log = log
-        with new_file(log) as output:
+        with new_file(log) if pipe is None else pipe.open("wb") as output:
             super().__init__(command, child_environment(PYTHONUNBUFFERED="1", **environment), output=output)
 
     def wait(self) -> NoReturn:
@@ -66,6 +71,14 @@ def is_healthy(url: str) -> bool:
             return bool(response.status == 200)
     except (OSError, HTTPException):
         return False
+
+
+def is_reachable_by_others(host: str) -> bool:
+    """Whether other machines may reach what listens at this host."""
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
 
 
 def require_free_port(host: str, port: int) -> None:

@@ -1,7 +1,12 @@
-"""The description of a run in MLflow: how it ended, its main figures, and where its report is. Markdown."""
+"""The description of a run in MLflow: how it ended, its main figures, and where its report is. Markdown.
+
+MLflow's page loads the images of a description from anywhere. Names and values that ops made of data are plain text in
+it, and notes, which may be those of a received record, have links in place of images.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from dsl.graph import Graph
@@ -12,23 +17,31 @@ from executor.results.sweep import Combination, combinations, final_metrics, mai
 
 REPORT = "report.html"
 MOST_ROWS = 30
+IMAGE = re.compile(r"!+(?=\[)")
+TAG = re.compile("<(?=[A-Za-z/!?])")
+SPECIAL = re.compile(r"[\\|`]|!(?=\[)|\](?=[(\[])")  # an interval, [1, 2], stays as it is
 
 
 def run_note(record: Record, graph: Graph, experiment: str, parent: str) -> str:
     """The description of a run that has ended: the user's notes first."""
     state, worked = record.state, worked_seconds(read_events(record.events_path))
-    parts = [graph.notes, f"{_ending(state, worked)}. {_link(experiment, parent)}"]
+    parts = [shown_notes(graph), f"{_ending(state, worked)}. {_link(experiment, parent)}"]
     unswept = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
     parts.append(_figures(final_metrics(unswept, state.nodes), graph))
     parts.append(_combinations(graph, state.nodes))
     return "\n\n".join(part for part in parts if part)
 
 
+def shown_notes(graph: Graph) -> str:
+    """The user's notes without images and HTML."""
+    return TAG.sub("&lt;", IMAGE.sub("", graph.notes))
+
+
 def combination_note(combination: Combination, state: RunState, graph: Graph, experiment: str, parent: str) -> str:
     """The description of a combination that has ended."""
     figures = final_metrics(combination.result_nodes(graph), state.nodes)
     shown = _figures(figures, graph)
-    ending = f"One combination of run {state.run}{_open(combination, state)}"
+    ending = f"One combination of run {_plain(state.run)}{_plain(_open(combination, state))}"
     return "\n\n".join(part for part in (f"{ending}. {_link(experiment, parent)}", shown) if part)
 
 
@@ -55,7 +68,7 @@ def _ending(state: RunState, worked: float) -> str:
     failed = [node_id for node_id, node in state.nodes.items() if node.state == "failed"]
     parts = [
         f"{len(state.nodes)} nodes, {cached} of them cached",
-        *([f"failed: {', '.join(failed)}"] if failed else []),
+        *([_plain(f"failed: {', '.join(failed)}")] if failed else []),
     ]
     return f"**{_ended_status(state)}** after {worked:.0f} s: {'; '.join(parts)}"
 
@@ -82,5 +95,11 @@ def _combinations(graph: Graph, states: Mapping[str, NodeState]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    lines = [[_plain(cell) for cell in line] for line in (head, *rows)]
+    lines.insert(1, ["---"] * len(head))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """A text of unknown origin as Markdown of one line, without links, images and HTML."""
+    return SPECIAL.sub(r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")

@@ -41,7 +41,7 @@ from executor.tracking.mlflow_client import (
 )
 from executor.tracking.node_files import artifacts_read, files_read, node_files
 from executor.tracking.publish_results import CombinationPublisher, send_metrics, send_model, send_note, send_report
-from executor.tracking.run_description import run_note
+from executor.tracking.run_description import run_note, shown_notes
 from executor.tracking.sync_state import is_sent, status_of
 
 POINTS_AT_ONCE = 2000
@@ -195,7 +195,7 @@ class RunPublisher:
     def _send_parent(self) -> None:
         state, graph, sent = self._record.state, self._graph, self._sent
         if not sent.parent:
-            note = {NOTE: graph.notes} if graph.notes else {}
+            note = {NOTE: shown_notes(graph)} if graph.notes else {}
             own = {
                 "mlflow.runName": f"{state.pipeline} {state.run}",
                 "dflow.kind": "sweep" if self._combinations else "run",
@@ -203,7 +203,7 @@ class RunPublisher:
                 "dflow.run": state.run,
             }
             sent.parent = self._made_run(WHOLE, state.started, {**graph.tags, **note, **own})
-            sent.notes = ("", graph.notes)
+            sent.notes = ("", shown_notes(graph))
             self._save()
         if not sent.params_sent:
             shown = {"seed": str(graph.seed)}

@@ -145,7 +145,7 @@ def test_mistakes_in_machine_and_mlflow_are_told_together(tmp_path: Path) -> Non
         "3:1: machine.cpus: must be >= 1, got 0",
         '4:1: machine.gpus: expected int or none, got "two"',
         '5:1: machine.memory: expected a number of bytes such as "24 GiB" or "24 GB", got "lots"',
-        "6:1: machine.disk: unknown key (keys: cpus, gpus, memory, ray)",
+        "6:1: machine.disk: unknown key (keys: cpus, gpus, memory, ray, ray_without_authentication)",
         "8:1: mlflow.tags: team: expected str, got 1 (int)",
         "9:1: mlflow.notes: expected str, got 2 (int)",
     ]

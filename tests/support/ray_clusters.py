@@ -23,20 +23,23 @@ from toy_ops import PROJECT
 
 
 class SimulatedCluster:
-    """address: of the head; raylets: process ids, the head's first; head: those of the head's own processes."""
+    """address: of the head; raylets: process ids, the head's first; head: those of the head's own processes;
+    environment: the variables with which it can be used.
+    """
 
-    def __init__(self, nodes: int, cpus: int = 1, gpus: int = 0) -> None:
+    def __init__(self, nodes: int, cpus: int = 1, gpus: int = 0, is_open: bool = False) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short, for its sockets
         token = self._folder / "token"
         token.touch(mode=0o600)
         token.write_text("0123456789abcdef" * 4)
         self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
+        own = {"RAY_AUTH_MODE": "disabled"} if is_open else {}
         path = os.pathsep.join([str(PROJECT), str(Path(__file__).parent)])
         (self._folder / "ray").mkdir()
         errors = (self._folder / "errors").open("wb")
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(cpus), str(gpus), str(nodes)],
-            env={**os.environ, **self.environment, "RAY_TMPDIR": str(self._folder), "PYTHONPATH": path},
+            env={**os.environ, **self.environment, **own, "RAY_TMPDIR": str(self._folder), "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -79,9 +82,9 @@ class SimulatedCluster:
 
 
 @contextmanager
-def simulated_cluster(nodes: int, cpus: int = 1, gpus: int = 0) -> Iterator[SimulatedCluster]:
-    """cpus, gpus: of each node."""
-    cluster = SimulatedCluster(nodes, cpus, gpus)
+def simulated_cluster(nodes: int, cpus: int = 1, gpus: int = 0, is_open: bool = False) -> Iterator[SimulatedCluster]:
+    """cpus, gpus: of each node; is_open: it lets in who has no token."""
+    cluster = SimulatedCluster(nodes, cpus, gpus, is_open)
     try:
         yield cluster
     finally:

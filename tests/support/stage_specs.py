@@ -9,5 +9,6 @@ from executor.launchers.stage_contract import StageSpec
 def stage_spec(here: Path, **values: Any) -> StageSpec:
     """A spec of which all that is not given is that folder, or empty."""
     paths = ("sources", "folder", "out_dir", "work_dir", "results", "events", "figures")
-    plain = {"node": "n", "node_json": {}, "search_path": (), "artifacts": {}, "token": 1, "lease_id": "", "attempt": 1}
-    return StageSpec(**{**dict.fromkeys(paths, here), **plain, "device": "auto", "sp_degree": 2, **values})
+    plain = {"node": "n", "node_json": {}, "search_path": (), "sources_digest": "", "artifacts": {}, "lease_id": ""}
+    numbers = {"token": 1, "attempt": 1, "sp_degree": 2}
+    return StageSpec(**{**dict.fromkeys(paths, here), **plain, **numbers, "device": "auto", **values})

@@ -34,8 +34,10 @@ class Answer:
         return (self.tokens - 1) / self.steps if self.steps else None
 
 
-def ask(url: str, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> Answer:
-    """The greedy answer to a conversation. Raises ServerError if the server rejects it or gives none."""
+def ask(url: str, messages: Sequence[Mapping[str, Any]], max_tokens: int, key: str = "") -> Answer:
+    """The greedy answer to a conversation. key: the server's API key. Raises ServerError if the server rejects it or
+    gives none.
+    """
     body = {
         "model": "default",
         "messages": messages,
@@ -43,7 +45,7 @@ def ask(url: str, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> Ans
         "max_tokens": max_tokens,
         "return_meta_info": True,
     }
-    return read_answer(post(f"{url}/v1/chat/completions", body))
+    return read_answer(post(f"{url}/v1/chat/completions", body, key))
 
 
 def read_answer(response: Mapping[str, Any]) -> Answer:
@@ -62,9 +64,10 @@ def read_answer(response: Mapping[str, Any]) -> Answer:
         raise ServerError(f"the server's response is no chat completion of SGLang ({error!r}): {shown}") from error
 
 
-def post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def post(url: str, body: Mapping[str, Any], key: str = "") -> dict[str, Any]:
     """A JSON request and its JSON response. Raises ServerError."""
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_WITHIN_S) as response:
             answer = json.loads(response.read())

@@ -1,36 +1,53 @@
-"""SGLang arguments that `dflow serve` sets itself, and SGLang's messages when it cannot serve a draft."""
+"""Arguments of SGLang that `dflow serve` sets or refuses, the key that it passes on, and SGLang's refusals."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from dsl.errors import ConfigError
 
 OF_THE_RUN = "the run decides it; for another draft name its run, or choose with --node"
+API_KEY = "SGLANG_API_KEY"
+IN_A_FILE = "every user of this machine sees arguments; put it into a YAML file and give --config FILE"
 OWN = {
     "--port": "give --port before the --",
     "--host": "give --host before the --",
     "--model-path": OF_THE_RUN,  # or --model
     "--speculative-algorithm": OF_THE_RUN,
     "--speculative-draft-model-path": OF_THE_RUN,  # or --speculative-draft-model
+    "--api-key": f"every user of this machine sees arguments; set the variable {API_KEY}",
+    "--admin-api-key": IN_A_FILE,
+    "--ssl-keyfile-password": IN_A_FILE,
 }
+SECRET = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 # SGLang's messages without a GPU: before it loads a model it picks a device, and then checks the algorithm.
 REFUSALS = re.compile(r"^.*(?:speculative decoding is not supported by|No accelerator \(CUDA).*$", re.MULTILINE)
 
 
 def refuse_own(extra: Sequence[str]) -> None:
-    """Raises ConfigError for arguments that dflow serve sets itself, in every form that SGLang accepts: with "=",
-    with underscores, and abbreviated.
+    """Raises ConfigError for arguments that dflow serve sets itself and for secrets, in every form that SGLang accepts:
+    with "=", with underscores, and abbreviated.
     """
     wrong = []
     for argument in extra:
         name = argument.partition("=")[0].replace("_", "-")
         own = next((each for each in OWN if name.startswith("--") and len(name) > 2 and each.startswith(name)), None)
         if own is not None:
-            wrong.append(f"  {argument}: {OWN[own]}")
+            wrong.append(f"  {argument.partition('=')[0] if own in SECRET else argument}: {OWN[own]}")
     if wrong:
         raise ConfigError("arguments after -- that dflow serve sets itself:\n" + "\n".join(wrong))
+
+
+def key_config(key: str, extra: Sequence[str], folder: Path) -> list[str]:
+    """Arguments by which SGLang reads its API key from a file in a private folder; none where `extra` names one."""
+    if not key or any(argument.partition("=")[0] == "--config" for argument in extra):
+        return []
+    file = folder / "sglang.yaml"
+    file.write_text(json.dumps({"api-key": key}))  # JSON of it is YAML
+    return ["--config", str(file)]
 
 
 def refusal(log: str) -> str | None:

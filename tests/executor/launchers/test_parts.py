@@ -23,7 +23,7 @@ SMALL, LARGE, HEAD = (Capacity(cpus, 64 * 2**30, gpus) for cpus, gpus in ((8, ("
 
 def order(folder: Path, launch: Launch) -> StageOrder:
     paths = dict.fromkeys(("job", "folder", "results", "private", "log", "directory"), folder)
-    return StageOrder(node="n", mark="", launch=launch, share=Share(1), part=Demand(1), **paths)
+    return StageOrder(node="n", job_digest="", mark="", launch=launch, share=Share(1), part=Demand(1), **paths)
 
 
 def node_with(folder: Path, op: str = "compute", **launch: int) -> GraphNode:

@@ -1,0 +1,31 @@
+"""JSON files that one process writes for another, whose digest travels another way.
+
+Whoever can write to a shared store can replace files there, and so would decide what code a stage runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import StoreError
+from executor.system.jsonlines import compact, parse_json, replace_file
+
+
+def write_sealed(path: Path, value: Any) -> str:
+    """Write a value in one line; returns the SHA-256 of the file."""
+    data = compact(value)
+    replace_file(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_sealed(path: Path, digest: str) -> Any:
+    """The value, None where the file does not exist. Raises StoreError where it is not the one that was written."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise StoreError(f"{path}: somebody else has changed it since dflow wrote it; who can write to this store?")
+    return parse_json(data.decode())
