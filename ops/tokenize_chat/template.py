@@ -14,7 +14,7 @@ from attrs import frozen
 
 from dsl.errors import ConfigError, DataError, on_one_line, shortened
 from ops.lib.data.limited_process import SECONDS, Exhausted, limited
-from ops.lib.data.sample_account import ID_SHOWN, Unusable
+from ops.lib.data.sample_account import Unusable, shown_id
 from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.rendering import FAILED, TOO_MUCH_TEXT, render
 
@@ -173,7 +173,7 @@ def _one_text(rendering: Rendering) -> Renderings[str]:
 
 def _named(sample_id: str | None, messages: Messages) -> str:
     if sample_id is not None:
-        return f'sample "{shortened(on_one_line(sample_id), ID_SHOWN)}"'
+        return f'sample "{shown_id(sample_id)}"'
     first = next((text for message in messages for text in texts_of(message)), "")
     return f'the conversation that begins with "{shortened(on_one_line(first))}"'
 
