@@ -6,7 +6,6 @@ since images and texts differ in size, and splits in number.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from dsl.estimate import Amount
-from ops.lib.data.files import read_jsonl
+from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.target.sizes import TargetSizes
@@ -143,7 +142,7 @@ def first_counted(*foreseen: TokensForeseen | FeaturesForeseen | None) -> Tokens
 def read_config(path: Path) -> dict[str, Any]:
     """A config.json without any library. Raises DataError if it is missing or not a JSON object."""
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = read_json(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
     if not isinstance(config, dict):

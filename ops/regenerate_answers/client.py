@@ -25,6 +25,7 @@ import httpx
 from attrs import define, field, frozen
 
 from dsl.errors import ConfigError, DataError, TransientError
+from ops.lib.data.files import parse_json
 from ops.lib.data.sample_account import Unusable
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.wire import Reply, parameters, read_reply
@@ -195,7 +196,7 @@ class ChatClient:
         if status >= 300:
             raise _Rejected(status, self._error_text(response))
         try:
-            return read(response.json())
+            return read(parse_json(response.content))
         except ValueError as error:  # a proxy's page, or an incomplete answer
             return _Failed(self._hidden(str(error)))
 
@@ -212,7 +213,7 @@ class ChatClient:
         if response.is_redirect:
             return self._hidden(f"redirected to {response.headers.get('Location')}; set endpoint to that address")
         try:
-            data = response.json()
+            data = parse_json(response.content)
         except ValueError:
             data = response.text
         if isinstance(data, dict):

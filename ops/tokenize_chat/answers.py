@@ -158,14 +158,14 @@ def _after_header(header: str, text: str, stretch: Stretch, answer: str) -> int 
         return start + len(header)
     words = answer.rpartition(END_OF_THOUGHT)[2]
     blanks = words[: len(words) - len(words.lstrip())]  # so may be those at the start of the answer, or some of them
-    parts = (bare.removesuffix(blanks[first:]) for first in range(len(blanks), -1, -1))
+    # A text has at most some thousands of ends that leave no more than the header, even with millions of blanks.
+    removed = range(max(0, len(bare) - len(header)), min(len(blanks), len(bare)) + 1)
+    parts = (bare.removesuffix(blanks[len(blanks) - length :]) for length in removed)
     # With a part of a prompted thought, the answer has another thought than the prompt.
     return next((start + len(part) for part in parts if header.startswith(part) and THINK not in part), None)
 
 
-def _stretches(
-    messages: Messages, turns: list[int], text: str, prompt_end: int
-) -> Renderings[dict[int, Stretch]]:
+def _stretches(messages: Messages, turns: list[int], text: str, prompt_end: int) -> Renderings[dict[int, Stretch]]:
     """The stretch before the answer of each turn, and as -1 that of the last answer up to the end of its generation
     prompt; empty if the template does more with a mark than show it.
     """

@@ -1,4 +1,4 @@
-"""One rendering of a chat template, in the process of ops/lib/data/limited_process.py: the template is code of strangers."""
+"""The renderings of a sample, for ops/lib/data/limited_process.py: a chat template is code of strangers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ LONGEST = 64 << 20  # characters
 REFUSED_BY_TEMPLATE = "refused by the chat template"
 FAILED = "chat template fails on the messages"
 TOO_MUCH_TEXT = "chat template writes too much text"
+RAISED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 
 
 def render(shared: tuple[str, dict[str, Any]], item: list[Any]) -> dict[str, Any]:
@@ -26,11 +36,9 @@ def render(shared: tuple[str, dict[str, Any]], item: list[Any]) -> dict[str, Any
             texts, spans = render_jinja_template(
                 conversations=[messages], chat_template=template, **options, **arguments
             )
-        except MemoryError:
-            raise
         except TemplateError as error:  # e.g. a template without a system role, or one that requires alternating roles
             return {"reason": REFUSED_BY_TEMPLATE, "detail": str(error)}
-        except Exception as error:  # any that its code may raise, e.g. if it expects texts instead of lists of parts
+        except RAISED as error:  # e.g. a template that expects texts instead of lists of parts
             return {"reason": FAILED, "detail": str(error)}
         if len(texts[0]) > LONGEST:
             return {"reason": TOO_MUCH_TEXT, "detail": f"{len(texts[0])} characters, more than {LONGEST}"}

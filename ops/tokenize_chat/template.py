@@ -75,9 +75,7 @@ class Template:
     Raises ConfigError for an enable_thinking that the template does not read.
     """
 
-    def __init__(
-        self, processor: Processor, enable_thinking: bool | None = None, seconds: float = SECONDS
-    ) -> None:
+    def __init__(self, processor: Processor, enable_thinking: bool | None = None, seconds: float = SECONDS) -> None:
         self.source = processor.source
         self._text = processor.tokenizer.get_chat_template()
         if enable_thinking is not None and "enable_thinking" not in self._text:
@@ -116,9 +114,7 @@ class Template:
             raise result
         return result
 
-    def finish_all(
-        self, samples: Sequence[Renderings[T]], sample_ids: Sequence[str | None]
-    ) -> list[T | Unusable]:
+    def finish_all(self, samples: Sequence[Renderings[T]], sample_ids: Sequence[str | None]) -> list[T | Unusable]:
         """The same for several samples, each with its result or why it is unusable. Raises DataError as `finish`."""
         results: dict[int, T | Unusable] = {}
         texts: dict[int, Sequence[Text] | None] = dict.fromkeys(range(len(samples)))  # to send to each generator

@@ -12,7 +12,7 @@ from ops.lib.data.limited_process import LimitedProcess
 
 
 class Reader:
-    records = [{"id": "fine", "label": "ab"}, {"id": "e\nvil", "label": "a" * 50}]
+    records = ({"id": "fine", "label": "ab"}, {"id": "e\nvil", "label": "a" * 50})
 
 
 def test_a_pattern_that_backtracks_fails_with_the_sample(monkeypatch):

@@ -1,10 +1,10 @@
-"""A function in a process of its own, with limits of CPU time and memory: for what texts of unknown people can make it do.
+"""A function in a process of its own, with limits of CPU time and memory, since texts of strangers decide what it does.
 
-    python -m ops.lib.data.limited_process MODULE FUNCTION SECONDS
+    python -m ops.lib.data.limited_process MODULE:FUNCTION SECONDS
 
-Python cannot interrupt a single operation, such as a power of large integers or a regular expression that backtracks, so
-the kernel does: before each call, the process sets a timer of CPU time that ends it, which load on the machine does not
-shorten. The process starts once, is kept, and ends with its input. Requests and replies are lines of JSON.
+Python cannot interrupt a single operation, such as a power of large integers or a regular expression that backtracks.
+So the kernel does: before each call, the process sets a timer of CPU time that ends it; load on the machine does not
+shorten that time. The process starts once, is kept, and ends with its input. Requests and replies are lines of JSON.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ops.lib.data.files import write_json
 SPLITS = ("train", "val", "test")
 NOT_TAKEN = "over max_samples"  # left out because of the user's limit, not because of the sample
 SHOWN = 10
-ID_SHOWN = 200  # characters
+ID_SHOWN, DETAIL_SHOWN = 200, 1000  # characters
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins for a spreadsheet
 
 
@@ -68,7 +68,8 @@ class Tally:
         with self._table.open("a", encoding="utf-8", errors="backslashreplace", newline="") as table:
             csv.writer(table, lineterminator="\n").writerow(map(_cell, (sample_id, reason, detail)))
         if reason != NOT_TAKEN and len(self._shown) < SHOWN:
-            self._shown.append(f'  sample "{shown}": {reason}{f" ({on_one_line(detail)})" if detail else ""}')
+            why = f" ({shortened(on_one_line(detail), DETAIL_SHOWN)})" if detail else ""
+            self._shown.append(f'  sample "{shown}": {reason}{why}')
 
     def finish(self, max_dropped: int | None) -> None:
         """Writes summary.json and logs the counts.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
+from ops.lib.data.files import read_json
 
 PREPROCESSOR = "preprocessor_config.json"
 
@@ -17,7 +17,7 @@ def pixel_limits(preprocessor: Path) -> dict[str, int]:
     if not preprocessor.is_file():
         return {}
     try:
-        config = dict(json.loads(preprocessor.read_text("utf-8")))
+        config = dict(read_json(preprocessor))
     except (OSError, ValueError) as error:
         raise DataError(f"{preprocessor}: cannot be read ({error}); verify the store") from error
     size = config.get("size") or {}

@@ -6,7 +6,6 @@ Here the two parts for images and text are loaded separately, by default with th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import ConfigError, DataError
+from ops.lib.data.files import check_json_files, read_json
 from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
 
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -99,13 +99,15 @@ def load_processor(
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
         # transformers would silently make an empty tokenizer of the model's family.
         raise DataError(f"processor {source}: no tokenizer can be loaded: it has none of {', '.join(TOKENIZER_FILES)}")
+    if Path(source).is_dir():
+        check_json_files(Path(source))
     config = model_config(source)
     if trust_remote_code:
         _check_code(source, config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise DataError(f"processor {source}: no tokenizer can be loaded: {error}") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # as transformers meets broken files
+        raise DataError(f"processor {source}: no tokenizer can be loaded: {type(error).__name__}: {error}") from error
     if not tokenizer.is_fast:
         raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is required")
     image_processor = _image_processor(source, min_pixels, max_pixels, image_backend)
@@ -151,7 +153,7 @@ def model_config(source: str) -> dict[str, Any]:
         return PreTrainedConfig.get_config_dict(source)[0]
     file = Path(source) / "config.json"
     try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return read_json(file) if file.is_file() else {}
     except ValueError as error:
         raise DataError(f"{file}: not valid JSON: {error}") from error
 
