@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import reprlib
 from typing import Any
 
 from dsl.errors import did_you_mean
 from ops.ingest.image_values import IMAGE_NAMES, is_image_value
+from ops.lib.data.files import shown_json
 from ops.lib.data.sample_account import SPLITS
 
 KEYS = ("id", "conversations", "messages", "image", "images", "split", "system", "label")
@@ -37,22 +37,17 @@ def row_mistake(row: Any) -> str:
     if not isinstance(row.get("system") or "", str):
         return '"system" must be a string'
     if row.get("split") not in (None, *SPLITS):
-        return f'"split" must be one of {", ".join(SPLITS)}, got {shown(row["split"])}'
+        return f'"split" must be one of {", ".join(SPLITS)}, got {shown_json(row["split"])}'
     return _id_mistake(row.get("id"))
 
 
 def _id_mistake(sample_id: Any) -> str:
     if isinstance(sample_id, bool) or not isinstance(sample_id, (str, int, type(None))):
-        return f'"id" must be a string or an integer, got {shown(sample_id)}'
+        return f'"id" must be a string or an integer, got {shown_json(sample_id)}'
     text = str(sample_id)
     if len(text) > LONGEST_ID:
         return f'"id" has {len(text)} characters, more than {LONGEST_ID}'
     return "" if is_valid_text(text) else '"id" contains half a surrogate pair'
-
-
-def shown(value: Any) -> str:
-    """A value in a message, shortened: it may be large, or nested too deeply for `repr`."""
-    return reprlib.repr(value)
 
 
 def turn_list(row: dict[str, Any]) -> Any:

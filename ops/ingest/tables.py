@@ -86,8 +86,8 @@ def _records(batches: Iterator[Any], place: str, folder: Path, total: int, size:
         unpacked += batch.nbytes
         if number + len(rows) > max(MOST_ROWS, size) or unpacked > UNPACKED + TIMES * size:
             raise DataError(
-                f"{origin}{number + 1}: {size} bytes unpack to {total} rows, and to {unpacked} bytes so far, which is too "
-                "much for real data; write it as JSON lines if it is meant"
+                f"{origin}{number + 1}: {size} bytes unpack to {total} rows, and to {unpacked} bytes so far, which is "
+                "too much for real data; write it as JSON lines if it is meant"
             )
         for row in rows:
             number += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,6 +34,13 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise json.JSONDecodeError("nested too deeply", "", 0) from None
+
+
+def shown_json(value: Any) -> str:
+    """A value for a message, shortened: it may be large, or nested too deeply for `repr`."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 100
+    return short.repr(value)
 
 
 def read_json(path: Path) -> Any:
