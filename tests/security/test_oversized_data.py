@@ -16,6 +16,8 @@ from pyarrow import parquet
 from toy_ops import Toy
 
 from dsl.errors import DataError, ServerError
+from executor.system import jsonlines
+from executor.system.jsonlines import LineReader, read_json, read_object
 from ops.evaluate.benchmark_rows import check_benchmark
 from ops.ingest import tables
 from ops.ingest.op import Ingest
@@ -58,6 +60,28 @@ def test_a_sample_of_a_gigabyte_is_refused_by_name_without_reading_it(tmp_path, 
     for attempt in (lambda: read(path, tmp_path), lambda: check_benchmark(path)):
         with memory_limit(8 * LONGEST), pytest.raises(DataError, match=rf"{path.name}:[12]: .*longer than 64 MiB"):
             attempt()
+
+
+def test_files_of_a_store_that_are_larger_than_any_are_damaged(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonlines, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(jsonlines, "LARGEST_FILE", 1 << 20)
+    lines, whole = tmp_path / "events.jsonl", tmp_path / "manifest.json"
+    lines.write_text('{"a": 1}\n{"b": "')
+    whole.write_text('{"a": "')
+    for path in (lines, whole):
+        with path.open("r+b") as file:
+            file.truncate(300 << 20)
+    with lines.open("ab") as file:
+        file.write(b'"}\n{"c": 3}\n{"d"')
+    with memory_limit(100 << 20):
+        reader = LineReader(lines)
+        assert reader.read() == [{"a": 1}, {"c": 3}]
+        with lines.open("ab") as file:
+            file.write(b": 4}\n")
+        assert reader.read() == [{"d": 4}]
+        assert read_object(whole) is None
+        with pytest.raises(ValueError, match="larger than 1 MiB"):
+            read_json(whole)
 
 
 def write_values(file, text, rows):
@@ -105,7 +129,7 @@ def test_an_arrow_file_that_unpacks_to_gigabytes_is_refused(tmp_path, monkeypatc
     (file,) = folder.glob("*.arrow")
     with pyarrow.ipc.open_stream(file.read_bytes()) as stream:
         rows = stream.read_all()
-    large = rows.set_column(0, "id", pyarrow.array(["x" * (600 << 20)]))
+    large = rows.set_column(0, "id", pyarrow.array(["x" * (300 << 20)]))
     with pyarrow.ipc.new_stream(file, rows.schema, options=pyarrow.ipc.IpcWriteOptions(compression="zstd")) as stream:
         stream.write_table(large.cast(rows.schema))
     assert file.stat().st_size < 1 << 20
