@@ -25,10 +25,11 @@ from ops.ingest.records import LONGEST
 from ops.ingest.row_form import LONGEST_ID
 from ops.ingest.run import ingest
 from ops.lib.data.memory_limit import memory_limit
+from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
-from ops.tokenize_chat.template import Template
+from ops.tokenize_chat.template import ANSWER_NOT_FOUND, Template
 from ops.tools.serve.chat import post
 
 TURNS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
@@ -211,29 +212,34 @@ def test_a_servers_answer_that_is_nested_too_deeply_is_no_answer():
         server.shutdown()
 
 
-def test_parts_duplicates_and_blanks_take_linear_time(tmp_path):
+def test_parts_and_duplicates_take_linear_time(tmp_path):
     started = time.monotonic()
     parts = [{"type": "text", "text": "x" * 50}] * 100_000
-    rows = [
-        {"id": "a", "messages": [{"role": "user", "content": parts}, TURNS[1]]},
-        *[{"id": "a", "messages": TURNS}] * 9000,
-    ]
+    rows = [{"id": "a", "messages": TURNS}] * 15_000
+    rows[0] = {"id": "a", "messages": [{"role": "user", "content": parts}, TURNS[1]]}
     path = tmp_path / "samples.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert read(path, tmp_path, duplicate_ids="number")[-1] == "a#9001"
-    write_builtin_processor(
-        tmp_path / "processor", [[{"role": "user", "content": [{"type": "text", "text": "a"}]}]], 340
-    )
-    template = Template(load_processor(str(tmp_path / "processor")))
-    turns = [
-        ("user", "a"),
-        ("assistant", " " * 1_000_000 + "b"),
-        ("user", "a"),
-        ("assistant", "".join(map(chr, range(0xF0000, 0xFFFFE)))),
-    ]
-    messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in turns]
-    rendered = template.finish(render_answers(template.has_marks, messages, last_only=False))
-    assert len(rendered.answers) == 2
-    rendered = template.finish(render_answers(template.has_marks, [*messages[:3], messages[1]], last_only=False))
-    assert len(rendered.answers) == 2
-    assert time.monotonic() - started < 20
+    assert read(path, tmp_path, duplicate_ids="number")[-1] == "a#15000"
+    assert time.monotonic() - started < 15
+
+
+PROMPTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.role == 'assistant' %}TT{% endif %}"
+    "{{ m.content[0].text }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\nTT{% endif %}"
+)
+
+
+def test_blanks_take_linear_time_and_no_sample_uses_up_the_marks(tmp_path):
+    started = time.monotonic()
+    write_builtin_processor(tmp_path, [[{"role": "user", "content": [{"type": "text", "text": "a"}]}]], 340)
+    processor = load_processor(str(tmp_path))
+    processor.tokenizer.chat_template = PROMPTS
+    template = Template(processor)
+    for earlier, last in ((" " * 800_000 + "b", "c"), ("b", "".join(map(chr, range(0xF0000, 0xFFFFE))))):
+        turns = [("user", "a"), ("assistant", earlier), ("user", "a"), ("assistant", last)]
+        messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in turns]
+        try:
+            assert len(template.finish(render_answers(template.has_marks, messages, last_only=False)).answers) == 2
+        except Unusable as error:
+            assert error.reason == ANSWER_NOT_FOUND
+    assert time.monotonic() - started < 15
