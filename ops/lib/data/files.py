@@ -53,6 +53,8 @@ def check_json_files(folder: Path) -> None:
     for path in sorted({path for pattern in OF_CHECKPOINTS for path in folder.glob(pattern)}):
         try:
             value = read_json(path)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: cannot be read as JSON: {error}") from error
         if not isinstance(value, dict):
