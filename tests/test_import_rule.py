@@ -75,6 +75,7 @@ def test_modules_are_imported_by_name_only_by_named_function_and_for_hooks() -> 
         "executor/launchers/forkserver.py",
         "executor/launchers/worker.py",
         "ops/capture_targets/run.py",
+        "ops/lib/data/limited_process.py",
     }
 
 

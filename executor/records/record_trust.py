@@ -18,7 +18,7 @@ from attrs import frozen
 
 from dsl.errors import NotTrusted
 from dsl.imports import places_of
-from executor.system.trust import GRAPH, OP_FILE, TRACKING_URI, Trusted, are_trusted, trust
+from executor.system.trust import GRAPH, OP_FILE, TRACKING_URI, Trusted, are_trusted, is_trusted, trust
 
 UNKNOWN = "not as you ran it here, or you never did"
 HOW = "read it, then repeat the command with --trust"
@@ -41,7 +41,7 @@ class Acting:
     def unknown(self) -> list[str]:
         """What of it is not as the user ran or trusted it, in words. Raises NotTrusted as `trust`."""
         op_files = list(map(str, untrusted_op_files(self.op_files)))
-        return op_files if are_trusted([(GRAPH, self.graph)])[0] else ["its graph", *op_files]
+        return op_files if is_trusted(GRAPH, self.graph) else ["its graph", *op_files]
 
 
 def trust_op_files(op_files: Sequence[Path]) -> None:

@@ -25,6 +25,8 @@ from executor.system.symlinks import new_file, open_own, open_plain
 
 ABSENT = {errno.ENOENT, errno.ENOTDIR}
 
+LONGEST_LINE, LARGEST_FILE = 64 << 20, 256 << 20  # bytes
+
 
 def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:
     """Append one line; durable: return only when it is on disk."""
@@ -74,25 +76,32 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 class LineReader:
     """Reads the lines appended since the last call, at first those from an offset on.
 
-    A last line without its end is read later.
+    A last line without its end is read later. A line of more than LONGEST_LINE bytes is damage, and skipped.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
         self._offset = offset
+        self._is_skipping = False
 
     def read(self) -> list[dict[str, Any]]:
+        values = []
         try:
             with open_plain(self._path) as file:
                 file.seek(self._offset)
-                data = file.read()
+                while line := file.readline(LONGEST_LINE):
+                    has_end = line.endswith(b"\n")
+                    if not has_end and len(line) < LONGEST_LINE:
+                        break
+                    self._offset += len(line)
+                    if has_end and not self._is_skipping and (value := parsed_object(line)) is not None:
+                        values.append(value)
+                    self._is_skipping = not has_end
         except OSError as error:
             if error.errno not in ABSENT | {errno.ELOOP}:
                 raise
             return []
-        end = data.rfind(b"\n") + 1
-        self._offset += end
-        return [value for line in data[:end].splitlines() if (value := parsed_object(line)) is not None]
+        return values
 
 
 def parse_json(text: bytes | str) -> Any:
@@ -142,8 +151,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
 def read_json(path: Path) -> Any:
     """The value of a JSON file, None where it does not exist. Raises ValueError as `parse_json`, and for no file."""
     try:
-        with open_plain(path) as file:
-            return parse_json(file.read().decode())
+        return parse_json(_text(path))
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ValueError("not a plain file") from None
@@ -159,6 +167,15 @@ def read_object(path: Path) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def _text(path: Path) -> str:
+    """Raises ValueError for a file that is no UTF-8, or larger than any that dflow writes; OSError as `open_plain`."""
+    with open_plain(path) as file:
+        data = file.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE:
+        raise ValueError(f"larger than {LARGEST_FILE >> 20} MiB")
+    return data.decode()
 
 
 def sync_folder(folder: Path) -> None:

@@ -40,12 +40,16 @@ def trust(contents: Iterable[Trusted]) -> None:
 
 
 def are_trusted(contents: Iterable[Trusted]) -> list[bool]:
-    """Whether each was remembered."""
+    """Whether each was remembered, by one reading."""
     folder = user_state()
     lines = _read(folder / FILE) if folder is not None else b""
     inherited = os.environ.get(FOR_CHILDREN, "").split()
     wanted = [compact(_line(entry)) for entry in contents]
     return [b"\n" + line in lines or _sha256(line) in inherited for line in wanted]
+
+
+def is_trusted(what: str, content: str | bytes) -> bool:
+    return are_trusted([(what, content)])[0]
 
 
 def _line(entry: Trusted) -> dict[str, str]:

@@ -37,7 +37,7 @@ from dsl.secrets import resolved_text, secret_names
 from executor.records.metric_points import Point
 from executor.system.jsonlines import write_json
 from executor.system.symlinks import is_plain, open_own
-from executor.system.trust import TRACKING_URI, are_trusted
+from executor.system.trust import TRACKING_URI, is_trusted
 from executor.tracking.node_files import Dataset, ModelFiles, Reference, mlmodel, model_name
 from ops.lib.logged_model import LoggedModel
 
@@ -279,7 +279,7 @@ def tracking_uri(store: Path, uri: str | None, root: Path) -> str:
 
 def check_trusted(uri: str) -> None:
     """Raises StoreError for the URI of a record whose secrets no pipeline file of the user sends there."""
-    if secret_names(uri) and not are_trusted([(TRACKING_URI, uri)])[0]:
+    if secret_names(uri) and not is_trusted(TRACKING_URI, uri):
         raise StoreError(
             f"the record sends the value of {', '.join(secret_names(uri))} to {uri}, which no pipeline file that you "
             "ran here names; if it is yours, say `dflow sync RUN --trust`"

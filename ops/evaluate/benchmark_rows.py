@@ -16,6 +16,7 @@ from ops.ingest.records import Record, json_records
 from ops.ingest.row_form import row_mistake, turn_list
 from ops.ingest.rows import ROLE_NAMES, sample_of_row
 from ops.ingest.sample import DroppedSample, RawSample
+from ops.lib.data.files import shown_json
 
 CATEGORY = re.compile(r"[A-Za-z0-9][\w .-]*", re.ASCII)  # valid in a metric's name
 SHOWN_MISTAKES = 100
@@ -102,7 +103,7 @@ def _lacking(row: dict[str, Any]) -> Iterator[str]:
     if not isinstance(category, str) or not CATEGORY.fullmatch(category):
         yield (
             f'"category" must be a word, of letters, digits, blanks and "_.-", by which results are grouped, got '
-            f"{category!r}"
+            f"{shown_json(category)}"
         )
     if category == ALL:
         yield f'"category" must not be "{ALL}", which means all categories'

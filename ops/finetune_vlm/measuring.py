@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,11 +10,14 @@ import torch
 from attrs import frozen
 from transformers import AutoTokenizer
 
-from dsl.errors import DataError
+from dsl.errors import DataError, on_one_line, shortened
 from dsl.stage import Stage
 from ops.finetune_vlm.batches import micro_batches, passes_of_rank
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.saving import whole_target
+from ops.finetune_vlm.searching import search
+from ops.lib.data.limited_process import Exhausted, limited
+from ops.lib.data.sample_account import of_sample
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.target.model import Target
@@ -48,9 +50,15 @@ class Metric:
         return _contains_words(wanted, words)
 
     def _named(self, text: str) -> str | None:
-        """The pattern's group at its first match, None without one."""
-        found = re.search(self.pattern or "", text)
-        return found.group(1) if found else None
+        """The pattern's group at its first match, None without one. Raises DataError if the search takes too long."""
+        try:
+            (found,) = limited(search).map(self.pattern, [text])
+        except Exhausted as error:
+            raise DataError(
+                f"searching pattern = '{self.pattern}' in \"{shortened(on_one_line(text))}\" {error}; "
+                "write it so that no part of the text can match in many ways"
+            ) from None
+        return found
 
 
 @frozen
@@ -134,7 +142,11 @@ def measurable(reader: TokenReader, metric: Metric, limit: int | None) -> list[i
 
     A split may be sorted by class, and its first samples all be of one.
     """
-    found = [index for index, record in enumerate(reader.records) if metric.applies(record["label"])]
+    found = []
+    for index, record in enumerate(reader.records):
+        with of_sample(record["id"]):
+            if metric.applies(record["label"]):
+                found.append(index)
     ids = {index: reader.records[index]["id"] for index in found}
     return sorted(sorted(found, key=lambda index: hashlib.sha256(ids[index].encode()).digest())[:limit])
 
@@ -149,8 +161,11 @@ def count_right(
 ) -> int:
     """How many samples of a batch the target answers right. decode: ids to text."""
     answers = greedy_answers(target, [reader.sample(index) for index in indices], max_new_tokens)
-    labels = [reader.records[index]["label"] for index in indices]
-    return sum(metric.right(label, decode(answer)) for label, answer in zip(labels, answers, strict=True))
+    right = 0
+    for index, answer in zip(indices, answers, strict=True):
+        with of_sample(reader.records[index]["id"]):
+            right += metric.right(reader.records[index]["label"], decode(answer))
+    return right
 
 
 def greedy_answers(target: Target, samples: Sequence[TokenSample], max_new_tokens: int) -> list[list[int]]:

@@ -142,6 +142,7 @@ class _Ids:
 
     duplicates: str
     places: dict[str, tuple[str, int]] = attrs.Factory(dict)  # origin and number, which need less memory than a text
+    last: dict[str, int] = attrs.Factory(dict)  # the last number of an id that several samples have
 
     def unique(self, wanted: str, record: Record) -> tuple[str, str]:
         """(id, mistake): `wanted`, or with a number after it if it is in use and duplicates are numbered."""
@@ -155,8 +156,9 @@ class _Ids:
                 "",
                 f'id "{wanted}" is already that of {origin}{number}; ids must differ, or set duplicate_ids = "number"',
             )
-        count = 2
+        count = self.last.get(wanted, 1) + 1
         while f"{wanted}#{count}" in self.places:
             count += 1
+        self.last[wanted] = count
         self.places[f"{wanted}#{count}"] = place
         return f"{wanted}#{count}", ""

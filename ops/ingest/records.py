@@ -6,6 +6,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,7 +15,9 @@ from attrs import frozen
 from dsl.errors import DataError
 
 CHUNK = 1 << 20
-LONGEST = 256 << 20  # characters of one element of an array, after which it counts as broken
+LONGEST = 64 << 20  # bytes of a line, or characters of an element of an array: images are better files of their own
+TOO_LONG = f"longer than {LONGEST >> 20} MiB; is it one sample? Its images can be files, named by their paths"
+TOO_DEEP = "broken JSON: nested too deeply"
 SPACE = re.compile(r"[\s,]*")
 
 
@@ -60,11 +63,14 @@ def _first_character(file: Path) -> bytes:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, int, Any, str]]:
-    """(line, bytes read, value, mistake) of every line that is not blank."""
+    """(line, bytes read, value, mistake) of every line that is not blank; one that is too long ends the reading."""
     read = 0
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(iter(partial(lines.readline, LONGEST + 1), b""), start=1):
             read += len(line)
+            if len(line) > LONGEST:
+                yield number, read, None, TOO_LONG
+                return
             stripped = line.removeprefix(codecs.BOM_UTF8).strip()
             if stripped:
                 yield number, read, *_parse(stripped)
@@ -77,8 +83,10 @@ def _parse(line: bytes) -> tuple[Any, str]:
         return None, f"not UTF-8 at byte {error.start + 1}"
     except json.JSONDecodeError as error:
         return None, f"broken JSON at column {error.colno}: {error.msg}"
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, too many brackets
+    except ValueError as error:  # an integer of thousands of digits
         return None, f"broken JSON: {error}"
+    except RecursionError:
+        return None, TOO_DEEP
 
 
 def _elements(file: Path) -> Iterator[tuple[int, int, Any, str]]:
@@ -130,12 +138,16 @@ class _ArrayText:
                 value, end = json.JSONDecoder().raw_decode(self._text, self._start)
             except json.JSONDecodeError as error:
                 length = len(self._text) - self._start
-                if self._ended or length > LONGEST:
+                if self._ended:
                     return None, f"broken JSON in the element that begins here: {error.msg}"
-                self._more(max(CHUNK, length))
+                if length > LONGEST:
+                    return None, f"broken JSON in the element that begins here ({error.msg}), or {TOO_LONG}"
+                self._more(max(CHUNK, min(length, LONGEST + 1 - length)))
                 continue
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 return None, f"broken JSON: {error}"
+            except RecursionError:
+                return None, TOO_DEEP
             self._skip(end)
             return value, ""
 

@@ -6,9 +6,11 @@ from typing import Any
 
 from dsl.errors import did_you_mean
 from ops.ingest.image_values import IMAGE_NAMES, is_image_value
+from ops.lib.data.files import shown_json
 from ops.lib.data.sample_account import SPLITS
 
 KEYS = ("id", "conversations", "messages", "image", "images", "split", "system", "label")
+LONGEST_ID = 1000  # characters; the ids of all samples are in memory
 TURN_TEXTS = ("content", "text", "value")
 PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "input_audio")
 
@@ -35,11 +37,17 @@ def row_mistake(row: Any) -> str:
     if not isinstance(row.get("system") or "", str):
         return '"system" must be a string'
     if row.get("split") not in (None, *SPLITS):
-        return f'"split" must be one of {", ".join(SPLITS)}, got {row["split"]!r}'
-    sample_id = row.get("id")
+        return f'"split" must be one of {", ".join(SPLITS)}, got {shown_json(row["split"])}'
+    return _id_mistake(row.get("id"))
+
+
+def _id_mistake(sample_id: Any) -> str:
     if isinstance(sample_id, bool) or not isinstance(sample_id, (str, int, type(None))):
-        return f'"id" must be a string or an integer, got {sample_id!r}'
-    return "" if is_valid_text(str(sample_id)) else '"id" contains half a surrogate pair'
+        return f'"id" must be a string or an integer, got {shown_json(sample_id)}'
+    text = str(sample_id)
+    if len(text) > LONGEST_ID:
+        return f'"id" has {len(text)} characters, more than {LONGEST_ID}'
+    return "" if is_valid_text(text) else '"id" contains half a surrogate pair'
 
 
 def turn_list(row: dict[str, Any]) -> Any:

@@ -29,6 +29,7 @@ reason of ops/ingest/image_values.py or one of these:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
 from attrs import frozen
@@ -154,12 +155,10 @@ def _of_part(part: dict[str, Any], role: str) -> list[str | Placed]:
 def _joined(items: Iterable[str | Placed]) -> list[str | Placed]:
     """Adjacent texts as one, without empty texts."""
     joined: list[str | Placed] = []
-    for item in items:
-        if isinstance(item, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += item
-        elif item != "":
-            joined.append(item)
-    return joined
+    for is_text, run in groupby(items, key=lambda item: isinstance(item, str)):
+        members = list(run)
+        joined += ["".join(map(str, members))] if is_text else members
+    return [item for item in joined if item != ""]
 
 
 def _stripped(items: list[str | Placed], role: str) -> list[str | Placed]:

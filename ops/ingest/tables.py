@@ -1,4 +1,7 @@
-"""Records of Parquet files and Arrow data sets: the only module that imports pyarrow."""
+"""Records of Parquet files and Arrow data sets: the only module that imports pyarrow.
+
+Both may unpack to far more than their size, so memory, rows and bytes are limited while they are read.
+"""
 
 from __future__ import annotations
 
@@ -11,56 +14,97 @@ from pyarrow import parquet
 
 from dsl.errors import DataError
 from ops.ingest.records import Record
+from ops.lib.data.memory_limit import memory_limit
 
-BATCH_ROWS = 32  # a row may hold images of megabytes
+BATCH_ROWS, BATCH_BYTES = 32, 64 << 20  # a row may hold images of megabytes
 BUFFER = 1 << 20  # of each column: a column of a row group may hold gigabytes
+MOST_MEMORY = 2 << 30  # bytes, for a batch of rows
+MOST_ROWS = 1_000_000  # and more only if a file has more bytes than rows
+UNPACKED, TIMES = 1 << 30, 1000  # most bytes of the rows of a small file, and those of a large one for each of its own
 NEEDS_DATASETS = (
     "Arrow data sets are read by the library `datasets`, which is not installed: .venv/bin/pip install -c "
     "constraints.txt -e '.[datasets]' in dflow's folder"
 )
+BROKEN = (OSError, ValueError, KeyError, OverflowError, RecursionError, MemoryError, pyarrow.ArrowException)
 
 
 def parquet_records(file: Path, *, with_bytes: bool = True) -> Iterator[Record]:
     """The rows of a Parquet file, a few at a time; with_bytes: with the binary columns.
 
-    Raises DataError if it cannot be read.
+    Raises DataError if it cannot be read, or unpacks to too much.
     """
     try:
         with parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False) as opened:
             columns = None if with_bytes else _text_columns(opened)
-            batches = opened.iter_batches(batch_size=BATCH_ROWS, columns=columns)
+            batches = opened.iter_batches(batch_size=_batch_rows(opened), columns=columns)
             total = max(opened.metadata.num_rows, 1)
-            yield from _records(batches, str(file), file.parent, total)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{file}: cannot be read as Parquet: {error}") from error
+            yield from _records(batches, str(file), file.parent, total, file.stat().st_size)
+    except BROKEN as error:
+        raise DataError(f"{file}: cannot be read as Parquet: {_why(error)}") from error
 
 
 def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]:
     """(Name of the division or None, its rows) of a folder that `datasets.Dataset(Dict).save_to_disk` wrote.
 
-    Images stay encoded. Raises DataError without the library, and for a folder it cannot read.
+    Images stay encoded. Raises DataError without the library, and for a folder it cannot read, or that unpacks to too
+    much.
     """
     try:
         import datasets
     except ImportError as error:
         raise DataError(f"{folder}: {NEEDS_DATASETS}") from error
+    size = sum(file.stat().st_size for file in folder.rglob("*.arrow"))
     try:
-        loaded = datasets.load_from_disk(str(folder))
-    except (OSError, ValueError, KeyError, pyarrow.ArrowException) as error:
-        raise DataError(f"{folder}: cannot be read as an Arrow data set: {error}") from error
+        with memory_limit(size + MOST_MEMORY):  # the files become part of the address space
+            loaded = datasets.load_from_disk(str(folder))
+    except BROKEN as error:
+        raise DataError(f"{folder}: cannot be read as an Arrow data set: {_why(error)}") from error
     parts = loaded if isinstance(loaded, dict) else {None: loaded}
     for name, part in parts.items():
-        batches = part.with_format("arrow").iter(batch_size=BATCH_ROWS)
         place = f"{folder}: {name}" if name else str(folder)
-        yield name, _records(batches, place, folder, max(len(part), 1))
+        yield name, _arrow_rows(part, place, folder, size)
 
 
-def _records(batches: Iterator[Any], place: str, folder: Path, total: int) -> Iterator[Record]:
-    number, origin = 0, f"{place}: row "
-    for batch in batches:
-        for row in batch.to_pylist():
+def _arrow_rows(part: Any, place: str, folder: Path, size: int) -> Iterator[Record]:
+    try:
+        batches = part.with_format("arrow").iter(batch_size=BATCH_ROWS)
+        yield from _records(batches, place, folder, max(len(part), 1), size)
+    except BROKEN as error:
+        raise DataError(f"{place}: cannot be read as an Arrow data set: {_why(error)}") from error
+
+
+def _records(batches: Iterator[Any], place: str, folder: Path, total: int, size: int) -> Iterator[Record]:
+    """size: bytes of the file. Raises DataError for more rows or bytes than a file of this size can have."""
+    number = unpacked = 0
+    origin = f"{place}: row "
+    while True:
+        with memory_limit(MOST_MEMORY):
+            batch = next(batches, None)
+            rows = [] if batch is None else batch.to_pylist()
+        if batch is None:
+            return
+        unpacked += batch.nbytes
+        if number + len(rows) > max(MOST_ROWS, size) or unpacked > UNPACKED + TIMES * size:
+            raise DataError(
+                f"{origin}{number + 1}: {size} bytes unpack to {total} rows, and to {unpacked} bytes so far, which is "
+                "too much for real data; write it as JSON lines if it is meant"
+            )
+        for row in rows:
             number += 1
             yield Record(number, origin, row, "", folder, number / total)
+
+
+def _batch_rows(opened: parquet.ParquetFile) -> int:
+    """BATCH_ROWS, or fewer if rows are large."""
+    groups = [opened.metadata.row_group(place) for place in range(opened.num_row_groups)]
+    row = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(row, 1)))
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return f"a few of its rows need more than {MOST_MEMORY >> 30} GiB of memory"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def _text_columns(opened: parquet.ParquetFile) -> list[str]:

@@ -25,6 +25,7 @@ import httpx
 from attrs import define, field, frozen
 
 from dsl.errors import ConfigError, DataError, TransientError
+from ops.lib.data.files import parse_json, shown_json
 from ops.lib.data.sample_account import Unusable
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.wire import Reply, parameters, read_reply
@@ -37,6 +38,7 @@ REFUSED, SERVER_FAILS = "refused by the server", "the server fails on it"
 LONGEST_BACKOFF_S, LONGEST_WAIT_S = 60.0, 3600.0
 FEW_RETRIES = 2  # of the trivial question after a request without attempts left
 CONNECT_S = 15.0
+LARGEST_ANSWER = 64 << 20  # bytes
 SHOWN = 500  # characters of a server's message
 
 
@@ -178,8 +180,15 @@ class ChatClient:
         self, method: str, path: str, read: Callable[[Any], T], body: Mapping[str, Any] | None
     ) -> T | _Failed:
         try:
-            async with asyncio.timeout(self.config.timeout_s):
-                response = await self.http.request(method, path, json=body)
+            async with (
+                asyncio.timeout(self.config.timeout_s),
+                self.http.stream(method, path, json=body) as response,
+            ):
+                content = bytearray()
+                async for part in response.aiter_bytes():  # unpacked, of which some servers need not send much
+                    content += part
+                    if len(content) > LARGEST_ANSWER:
+                        return _Failed(f"an answer of more than {LARGEST_ANSWER >> 20} MiB")
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return self._unreachable(self._hidden(f"{type(error).__name__}: {error}".rstrip(": ")))
         except (TimeoutError, httpx.TimeoutException):
@@ -190,12 +199,12 @@ class ChatClient:
         status = response.status_code
         if status in LATER or status >= 500:
             return _Failed(
-                f"{status}: {self._error_text(response)}", retry_after_s(response.headers.get("Retry-After"))
+                f"{status}: {self._error_text(response, content)}", retry_after_s(response.headers.get("Retry-After"))
             )
         if status >= 300:
-            raise _Rejected(status, self._error_text(response))
+            raise _Rejected(status, self._error_text(response, content))
         try:
-            return read(response.json())
+            return read(parse_json(bytes(content)))
         except ValueError as error:  # a proxy's page, or an incomplete answer
             return _Failed(self._hidden(str(error)))
 
@@ -207,20 +216,21 @@ class ChatClient:
             self.info(f"{self.config.endpoint} cannot be reached ({why}); {again}")
         return _Failed(why)
 
-    def _error_text(self, response: httpx.Response) -> str:
+    def _error_text(self, response: httpx.Response, content: bytearray) -> str:
         """The server's message, without the API key, which some servers repeat."""
         if response.is_redirect:
             return self._hidden(f"redirected to {response.headers.get('Location')}; set endpoint to that address")
         try:
-            data = response.json()
+            data = parse_json(bytes(content))
         except ValueError:
-            data = response.text
+            data = content.decode(errors="replace")
         if isinstance(data, dict):
             error = data.get("error") or data
             data = (
                 error if isinstance(error, str) else next((error[n] for n in ("message", "detail") if n in error), data)
             )
-        return self._hidden(" ".join(str(data).split()))[:SHOWN]
+        text = data if isinstance(data, str) else shown_json(data)
+        return self._hidden(" ".join(text.split()))[:SHOWN]
 
     def _hidden(self, message: str) -> str:
         """Without the API key, plain or URL-quoted, and valid as UTF-8."""

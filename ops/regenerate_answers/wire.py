@@ -15,6 +15,7 @@ from typing import Any
 from attrs import frozen
 from PIL import ExifTags, Image
 
+from ops.lib.data.files import shown_json
 from ops.lib.vision.images import FORMATS, decode
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.shards import Key
@@ -132,7 +133,7 @@ def read_reply(data: Any) -> Reply:
         prompt_ids = [choice.get("prompt_token_ids"), data.get("prompt_token_ids")]
         counts = usage.get("completion_tokens"), usage.get("prompt_tokens")
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a chat completion: {str(data)[:200]}") from error
+        raise ValueError(f"not a chat completion: {shown_json(data)}") from error
     if finish_reason not in FINAL:
         raise ValueError(f"aborted by the server: finish_reason {finish_reason!r:.100}")
     full_text = _text("content", text) + _text("reasoning_content", thought)
@@ -176,4 +177,5 @@ def _first(name: str, values: Sequence[Any], known: range | None) -> list[int] |
 
 
 def _malformed(name: str, wanted: str, found: object) -> ValueError:
-    return ValueError(f"a malformed answer: {name} is not {wanted}: {ascii(found)[:100]}")
+    shown = shown_json(found).encode("ascii", "backslashreplace").decode()
+    return ValueError(f"a malformed answer: {name} is not {wanted}: {shown}")

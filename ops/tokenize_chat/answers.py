@@ -15,6 +15,7 @@ With `{% generation %}` marks, the template marks them. Without them, an answer 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import frozen
@@ -26,8 +27,9 @@ from ops.tokenize_chat.template import (
     OTHER_THOUGHT,
     THINK,
     Messages,
+    Rendering,
+    Renderings,
     Span,
-    Template,
     texts_of,
     thinks,
 )
@@ -46,27 +48,24 @@ class Rendered:
     answers: tuple[tuple[int, int | None], ...]
 
 
-def render_answers(template: Template, messages: Messages, last_only: bool) -> Rendered:
-    """Render messages whose last one is an answer, and find the answers.
+def render_answers(has_marks: bool, messages: Messages, last_only: bool) -> Renderings[Rendered]:
+    """Render messages whose last one is an answer, and find the answers; has_marks: of the template.
 
     Raises Unusable for a sample that does not fit the template.
     """
-    spans: list[Span] = []
-    if template.has_marks:
-        text, spans = template.render_marked(messages)
-    else:
-        text = template.render(messages)
-    prompt = template.render(messages[:-1], prompt=True)
-    if not text.startswith(prompt):
-        raise _not_prompted(messages[-1], prompt, text)
-    end = len(prompt)
-    if template.has_marks:
-        return Rendered(text, end, _marked(text, spans, end, last_only))
-    earlier = [] if last_only else _earlier(template, messages, text, end)
+    whole, prompt = yield [Rendering(messages, marked=has_marks), Rendering(messages[:-1], prompt=True)]
+    text, end = whole.text, len(prompt.text)
+    if not text.startswith(prompt.text):
+        raise _not_prompted(messages[-1], prompt.text, text)
+    if has_marks:
+        return Rendered(text, end, _marked(text, whole.spans, end, last_only))
+    earlier: list[int] = []
+    if not last_only:
+        earlier = yield from _earlier(messages, text, end)
     return Rendered(text, end, (*((start, None) for start in earlier), (end, None)))
 
 
-def _marked(text: str, spans: list[Span], prompt_end: int, last_only: bool) -> tuple[tuple[int, int | None], ...]:
+def _marked(text: str, spans: Sequence[Span], prompt_end: int, last_only: bool) -> tuple[tuple[int, int | None], ...]:
     """The marked spans. The last answer begins after its generation prompt, even if the mark is earlier, and so
     does an earlier answer that begins with the prompted text after the mark.
     """
@@ -120,28 +119,30 @@ class Stretch:
     shown: str
 
 
-def _earlier(template: Template, messages: Messages, text: str, prompt_end: int) -> list[int]:
+def _earlier(messages: Messages, text: str, prompt_end: int) -> Renderings[list[int]]:
     """Where the answers before the last one begin."""
     turns = [turn for turn, message in enumerate(messages[:-1]) if message["role"] == "assistant"]
     if not turns:
         return []
-    stretches = _stretches(template, messages, turns, text, prompt_end)
+    stretches = yield from _stretches(messages, turns, text, prompt_end)
     starts = []
     for turn in turns:
         start = None
         if stretches:
             answer = "".join(texts_of(messages[turn]))
             start = _after_header(stretches[-1].shown, text, stretches[turn], answer)
-        starts.append(_end_of_prompt(template, messages, turn, text) if start is None else start)
+        if start is None:
+            start = yield from _end_of_prompt(messages, turn, text)
+        starts.append(start)
     return starts
 
 
-def _end_of_prompt(template: Template, messages: Messages, turn: int, text: str) -> int:
+def _end_of_prompt(messages: Messages, turn: int, text: str) -> Renderings[int]:
     """Where the generation prompt of the answer of a turn ends in `text`, which must begin with everything up to it."""
-    prompt = template.render(messages[:turn], prompt=True)
-    if not text.startswith(prompt):
-        raise _not_prompted(messages[turn], prompt, text)
-    return len(prompt)
+    (prompt,) = yield [Rendering(messages[:turn], prompt=True)]
+    if not text.startswith(prompt.text):
+        raise _not_prompted(messages[turn], prompt.text, text)
+    return len(prompt.text)
 
 
 def _after_header(header: str, text: str, stretch: Stretch, answer: str) -> int | None:
@@ -157,26 +158,29 @@ def _after_header(header: str, text: str, stretch: Stretch, answer: str) -> int 
         return start + len(header)
     words = answer.rpartition(END_OF_THOUGHT)[2]
     blanks = words[: len(words) - len(words.lstrip())]  # so may be those at the start of the answer, or some of them
-    parts = (bare.removesuffix(blanks[first:]) for first in range(len(blanks), -1, -1))
+    # A text has at most some thousands of ends that leave no more than the header, even with millions of blanks.
+    removed = range(max(0, len(bare) - len(header)), min(len(blanks), len(bare)) + 1)
+    parts = (bare.removesuffix(blanks[len(blanks) - length :]) for length in removed)
     # With a part of a prompted thought, the answer has another thought than the prompt.
     return next((start + len(part) for part in parts if header.startswith(part) and THINK not in part), None)
 
 
-def _stretches(
-    template: Template, messages: Messages, turns: list[int], text: str, prompt_end: int
-) -> dict[int, Stretch]:
+def _stretches(messages: Messages, turns: list[int], text: str, prompt_end: int) -> Renderings[dict[int, Stretch]]:
     """The stretch before the answer of each turn, and as -1 that of the last answer up to the end of its generation
     prompt; empty if the template does more with a mark than show it.
     """
-    everything = "".join(part for message in messages for part in texts_of(message))
-    mark = next(character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in everything)
+    used = {character for message in messages for part in texts_of(message) for character in part}
+    mark = next((character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in used), None)
+    if mark is None:
+        return {}
     marked = list(messages)
     for turn in turns:
         marked[turn] = _mark_words(marked[turn], mark)
     for turn in (*turns, len(messages) - 1):
         if turn:
             marked[turn - 1] = _mark_end(marked[turn - 1], mark)
-    pieces = template.render(marked).split(mark)
+    (shown,) = yield [Rendering(marked)]
+    pieces = shown.text.split(mark)
     if "".join(pieces) != text or len(pieces) != 2 + sum(2 if turn else 1 for turn in turns):
         return {}
     upcoming, start, stretches = iter(pieces), 0, {}

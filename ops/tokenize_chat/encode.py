@@ -15,6 +15,7 @@ from attrs import frozen
 from tokenizers import Encoding
 from torch import Tensor
 
+from ops.lib.data.limited_process import SECONDS
 from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.answers import Rendered, render_answers
@@ -26,6 +27,7 @@ from ops.tokenize_chat.template import (
     NOT_CLOSED,
     OTHER_PLACEHOLDERS,
     Messages,
+    Renderings,
     Template,
     answer_words,
     value_or_unusable,
@@ -51,14 +53,18 @@ class ChatEncoder:
     """The template and the tokenizer of a processor; threads may share one.
 
     train_on: "assistant" puts every answer in the loss mask, "last" only the last one. enable_thinking: for the
-    template. Raises ConfigError for an enable_thinking that the template does not read.
+    template. render_seconds: see `Template`. Raises ConfigError for an enable_thinking that the template does not read.
     """
 
     def __init__(
-        self, processor: Processor, enable_thinking: bool | None = None, train_on: TrainOn = "assistant"
+        self,
+        processor: Processor,
+        enable_thinking: bool | None = None,
+        train_on: TrainOn = "assistant",
+        render_seconds: float = SECONDS,
     ) -> None:
         self.processor = processor
-        self.template = Template(processor, enable_thinking)
+        self.template = Template(processor, enable_thinking, render_seconds)
         self.last_only = train_on == "last"
         # The Rust tokenizer itself: the Python wrapper costs more than tokenising a short text.
         self._tokenizer = processor.tokenizer.backend_tokenizer
@@ -69,31 +75,35 @@ class ChatEncoder:
         """Tokenise chat messages whose last one is an answer.
 
         cut: for each answer, whether it was cut; its EOS comes only from the template, so it is
-        not learnt. Raises Unusable; for one of MISFITS the sample or the chat template is at fault.
+        not learnt. Raises Unusable; for one of MISFITS the sample or the chat template is at fault. Raises DataError if
+        the template takes too long.
         """
-        rendered = self._rendered(messages)
+        rendered = self.template.finish(self._rendered(messages))
         return self._encoded(messages, cut, rendered, *self._tokenized([rendered]))
 
     def encode_batch(
-        self, conversations: Sequence[Messages], cuts: Sequence[Sequence[bool]]
+        self, conversations: Sequence[Messages], cuts: Sequence[Sequence[bool]], ids: Sequence[str] | None = None
     ) -> list[Encoded | Unusable]:
-        """`encode` of each conversation, or why it is unusable.
+        """`encode` of each conversation, or why it is unusable. ids: of the samples, for the DataError.
 
-        One call tokenises them all without Python's lock, so that threads run in parallel. The tokenizer's own
-        threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would not survive a fork.
+        One call renders them all in another process, and one tokenises them all without Python's lock, so that threads
+        run in parallel. The tokenizer's own threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would
+        not survive a fork.
         """
-        rendered = [value_or_unusable(self._rendered, messages) for messages in conversations]
+        rendered = self.template.finish_all(
+            [self._rendered(messages) for messages in conversations], ids or [None] * len(conversations)
+        )
         encodings = iter(self._tokenized([one for one in rendered if isinstance(one, Rendered)]))
         return [
             one if isinstance(one, Unusable) else value_or_unusable(self._encoded, messages, cut, one, next(encodings))
             for messages, cut, one in zip(conversations, cuts, rendered, strict=True)
         ]
 
-    def _rendered(self, messages: Messages) -> Rendered:
+    def _rendered(self, messages: Messages) -> Renderings[Rendered]:
         if not messages or messages[-1]["role"] != "assistant":
             raise Unusable(NO_ANSWER)
         self.template.check(messages)
-        return render_answers(self.template, messages, self.last_only)
+        return (yield from render_answers(self.template.has_marks, messages, self.last_only))
 
     def _tokenized(self, rendered: Sequence[Rendered]) -> list[Encoding]:
         return self._tokenizer.encode_batch([one.text for one in rendered], add_special_tokens=False)
@@ -120,13 +130,13 @@ class ChatEncoder:
             raise Unusable(ANSWER_CHANGED, f"it became {answer[:60]!r}")
         return Encoded(torch.from_numpy(ids), torch.from_numpy(mask), int(np.count_nonzero(mask)), prompt_tokens)
 
-    def prompt(self, messages: Messages) -> Tensor:
+    def prompt(self, messages: Messages, sample_id: str | None = None) -> Tensor:
         """int64 [S]: the target's input for answering `messages`, one placeholder per image.
 
         Raises as `encode`.
         """
         self.template.check(messages)
-        text = self.template.render(messages, prompt=True)
+        text = self.template.render(messages, prompt=True, sample_id=sample_id)
         ids = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
         self._check_placeholders(ids, messages)
         return torch.from_numpy(ids)

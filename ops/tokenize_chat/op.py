@@ -10,6 +10,7 @@ from attrs import frozen, validators
 from dsl.field_rules import Given
 from dsl.op import field, op
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
+from ops.lib.data.limited_process import SECONDS
 
 
 @op(
@@ -83,6 +84,12 @@ class TokenizeChat:
         neutral=True,
         validator=validators.optional(validators.ge(1)),
         help="estimated number of tokens, by which `dflow plan` estimates disk until they are counted",
+    )
+    render_seconds: float = field(
+        default=SECONDS,
+        neutral=True,
+        validator=validators.gt(0),
+        help="CPU time in which the chat template must render a sample; the node fails otherwise",
     )
     workers: int | None = field(
         default=None,

@@ -53,7 +53,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     shares = stage.workers > 1
     folder = stage.shared_dir / f"processor-{stage.worker}" if shares else stage.out_dir / "processor"
     processor = prepare_processor(config, stage.inputs.get("target"), file, folder)
-    encoder = ChatEncoder(processor, config.enable_thinking, config.train_on)
+    encoder = ChatEncoder(processor, config.enable_thinking, config.train_on, config.render_seconds)
     total = check_images(file, processor)
 
     def tokenized(rows: Iterator[Row]) -> Iterator[tuple[Row, Outcome]]:

@@ -47,9 +47,10 @@ def tokenize_rows(
         check_length(len(made.input_ids), config.max_length)
         return made
 
+    encoded_rows = encoder.encode_batch(conversations, cuts, [row["id"] for row in rows])
     return [
         encoded if isinstance(encoded, Unusable) else value_or_unusable(sample, row, messages, encoded)
-        for row, messages, encoded in zip(rows, conversations, encoder.encode_batch(conversations, cuts), strict=True)
+        for row, messages, encoded in zip(rows, conversations, encoded_rows, strict=True)
     ]
 
 
@@ -89,7 +90,7 @@ def prompt_sample(
 
     Raises Unusable.
     """
-    input_ids = encoder.prompt(messages)
+    input_ids = encoder.prompt(messages, sample_id)
     prompt = Encoded(input_ids, torch.zeros(len(input_ids), dtype=torch.bool), 0, len(input_ids))
     return evolve(with_images(sample_id, prompt, images, encoder.processor), category=category)
 

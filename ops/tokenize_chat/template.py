@@ -1,19 +1,22 @@
-"""The chat template: messages into text, and the reasons for which a sample cannot be tokenised."""
+"""The chat template: messages into text, and the reasons for which a sample cannot be tokenised.
+
+A template comes with a checkpoint and may render for ever, so it is rendered in a process with limits (rendering.py).
+What a conversation needs rendered is a generator, a `Renderings`: many of them share each request to that process.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from threading import Lock
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
-from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import render_jinja_template
+from attrs import frozen
 
-from dsl.errors import ConfigError
-from ops.lib.data.sample_account import Unusable
+from dsl.errors import ConfigError, DataError, on_one_line, shortened
+from ops.lib.data.limited_process import SECONDS, Exhausted, limited
+from ops.lib.data.sample_account import Unusable, shown_id
 from ops.lib.vision.processor import Processor
+from ops.tokenize_chat.rendering import FAILED, TOO_MUCH_TEXT, render
 
 T = TypeVar("T")
 
@@ -22,20 +25,38 @@ Span = tuple[int, int]  # first character, and the one behind the last
 
 SPECIAL_IN_TEXT = "special token in the text"
 NO_TOKEN_BOUNDARY = "answer begins inside a token"
-REFUSED_BY_TEMPLATE = "refused by the chat template"
 NO_ANSWER = "no answer"
 OTHER_THOUGHT = "reasoning does not fit the generation prompt"
 
-FAILED = "chat template fails on the messages"
 ANSWER_NOT_FOUND = "answer not found in the rendered text"
 NOT_CLOSED = "no EOS token behind an answer"
 ANSWER_CHANGED = "answer changed by the chat template"
 OTHER_PLACEHOLDERS = "placeholders differ from the images"
 # Single samples may have these with a good template; with an unusable one, every sample has.
-MISFITS = (FAILED, ANSWER_NOT_FOUND, NOT_CLOSED, ANSWER_CHANGED, OTHER_PLACEHOLDERS)
+MISFITS = (FAILED, TOO_MUCH_TEXT, ANSWER_NOT_FOUND, NOT_CLOSED, ANSWER_CHANGED, OTHER_PLACEHOLDERS)
 
 THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokenizers, but part of the text
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+@frozen
+class Rendering:
+    """What to render. prompt: with the generation prompt after the messages; marked: with the spans of `Text`."""
+
+    messages: Messages
+    prompt: bool = False
+    marked: bool = False
+
+
+@frozen
+class Text:
+    """spans: those that the template marks as generated, if they were asked for."""
+
+    text: str
+    spans: tuple[Span, ...] = ()
+
+
+Renderings = Generator[Sequence[Rendering], Sequence[Text], T]
 
 
 def value_or_unusable(function: Callable[..., T], *arguments: Any) -> T | Unusable:
@@ -49,11 +70,12 @@ def value_or_unusable(function: Callable[..., T], *arguments: Any) -> T | Unusab
 class Template:
     """The chat template of a processor, which threads may share.
 
-    enable_thinking: passed to the template, None for its default. has_marks: `{% generation %}` is used.
+    enable_thinking: passed to the template, None for its default. seconds: of CPU time to render a sample once more, or
+    to render what it needs at first. has_marks: `{% generation %}` is used.
     Raises ConfigError for an enable_thinking that the template does not read.
     """
 
-    def __init__(self, processor: Processor, enable_thinking: bool | None = None) -> None:
+    def __init__(self, processor: Processor, enable_thinking: bool | None = None, seconds: float = SECONDS) -> None:
         self.source = processor.source
         self._text = processor.tokenizer.get_chat_template()
         if enable_thinking is not None and "enable_thinking" not in self._text:
@@ -63,8 +85,8 @@ class Template:
         self._strings_only = processor.image_processor is None
         self._special_tokens = [token for token in processor.special_tokens if token not in (THINK, END_OF_THOUGHT)]
         self.has_marks = GENERATION.search(self._text) is not None
-        # transformers keeps the marks of the current rendering in the compiled template, which is shared.
-        self._turn: AbstractContextManager[Any] = Lock() if self.has_marks else nullcontext()
+        self._process = limited(render, seconds)
+        self._process.start()
 
     def check(self, messages: Messages) -> None:
         """Raises Unusable if a text contains a special token, which would look like a part of the template.
@@ -78,30 +100,78 @@ class Template:
             if token in everything:
                 raise Unusable(SPECIAL_IN_TEXT, token)
 
-    def render(self, messages: Messages, prompt: bool = False) -> str:
-        """The text of the messages; prompt: with the generation prompt after them.
+    def render(self, messages: Messages, prompt: bool = False, sample_id: str | None = None) -> str:
+        """The text of the messages; prompt: with the generation prompt after them. Raises as `finish`."""
+        return self.finish(_one_text(Rendering(messages, prompt)), sample_id)
 
-        Raises Unusable if the template refuses the messages, or fails on them.
+    def finish(self, renderings: Renderings[T], sample_id: str | None = None) -> T:
+        """The result of the generator, with all that it needs rendered.
+
+        Raises Unusable if the template refuses the messages, or fails on them; DataError if it takes too long.
         """
-        return self._render(messages, add_generation_prompt=prompt)[0]
+        (result,) = self.finish_all([renderings], [sample_id])
+        if isinstance(result, Unusable):
+            raise result
+        return result
 
-    def render_marked(self, messages: Messages) -> tuple[str, list[Span]]:
-        """The text, and the spans that the template marks as generated. Raises as `render`."""
-        return self._render(messages, return_assistant_tokens_mask=True)
+    def finish_all(self, samples: Sequence[Renderings[T]], sample_ids: Sequence[str | None]) -> list[T | Unusable]:
+        """The same for several samples, each with its result or why it is unusable. Raises DataError as `finish`."""
+        results: dict[int, T | Unusable] = {}
+        texts: dict[int, Sequence[Text] | None] = dict.fromkeys(range(len(samples)))  # to send to each generator
+        while texts:
+            wanted: dict[int, Sequence[Rendering]] = {}
+            for place, given in texts.items():
+                try:
+                    wanted[place] = next(samples[place]) if given is None else samples[place].send(given)
+                except StopIteration as end:
+                    results[place] = end.value
+                except Unusable as error:
+                    results[place] = error
+            rendered = self._render(list(wanted.values()), [sample_ids[place] for place in wanted])
+            texts = {}
+            for place, found in zip(wanted, rendered, strict=True):
+                if isinstance(found, Unusable):
+                    results[place] = found
+                else:
+                    texts[place] = found
+        return [results[place] for place in range(len(samples))]
 
-    def _render(self, messages: Messages, **options: bool) -> tuple[str, list[Span]]:
+    def _render(
+        self, samples: Sequence[Sequence[Rendering]], sample_ids: Sequence[str | None]
+    ) -> list[Sequence[Text] | Unusable]:
+        items = [[self._request(one) for one in renderings] for renderings in samples]
+        try:
+            replies = self._process.map([self._text, self._arguments], items) if items else []
+        except Exhausted as error:
+            named = _named(sample_ids[error.place], samples[error.place][0].messages)
+            raise DataError(
+                f"{named}: rendering the chat template of {self.source} {error}; fix the template, or remove the sample"
+            ) from None
+        return [
+            [Text(text, tuple(map(tuple, spans))) for text, spans in reply["texts"]]
+            if "texts" in reply
+            else Unusable(**reply)
+            for reply in replies
+        ]
+
+    def _request(self, rendering: Rendering) -> tuple[Messages, dict[str, bool]]:
+        messages = rendering.messages
         if self._strings_only:
             messages = [{**message, "content": "".join(texts_of(message))} for message in messages]
-        try:
-            with self._turn:
-                texts, spans = render_jinja_template(
-                    conversations=[messages], chat_template=self._text, **options, **self._arguments
-                )
-        except TemplateError as error:  # e.g. a template without a system role, or one that requires alternating roles
-            raise Unusable(REFUSED_BY_TEMPLATE, str(error)) from error
-        except TypeError as error:  # e.g. one that expects texts instead of lists of parts
-            raise Unusable(FAILED, str(error)) from error
-        return texts[0], spans[0] if spans else []
+        options = {"add_generation_prompt": rendering.prompt, "return_assistant_tokens_mask": rendering.marked}
+        return messages, options
+
+
+def _one_text(rendering: Rendering) -> Renderings[str]:
+    (shown,) = yield [rendering]
+    return shown.text
+
+
+def _named(sample_id: str | None, messages: Messages) -> str:
+    if sample_id is not None:
+        return f'sample "{shown_id(sample_id)}"'
+    first = next((text for message in messages for text in texts_of(message)), "")
+    return f'the conversation that begins with "{shortened(on_one_line(first))}"'
 
 
 def texts_of(message: dict[str, Any]) -> list[str]:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from dsl.errors import DataError
+
+OF_CHECKPOINTS = (
+    *("*config.json", "tokenizer*.json", "vocab.json", "special_tokens*.json", "added_tokens*.json"),
+    *("chat_template*.json", "*.index.json"),
+)
+DEEPEST = 50  # levels of these files, which have about five
 
 
 def write_json(path: Path, data: object) -> None:
@@ -19,13 +28,43 @@ def write_json(path: Path, data: object) -> None:
     replace_file(path, (text + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
-    """Raises JSONDecodeError also for JSON that is nested too deeply to be read."""
-    text = path.read_text("utf-8")
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises JSONDecodeError, also if it is nested too deeply to be read."""
     try:
         return json.loads(text)
     except RecursionError:
-        raise json.JSONDecodeError("nested too deeply", text, 0) from None
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
+
+
+def shown_json(value: Any) -> str:
+    """A value for a message, shortened: it may be large, or nested too deeply for `repr`."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 100
+    return short.repr(value)
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file. Raises as `parse_json`."""
+    return parse_json(path.read_text("utf-8"))
+
+
+def check_json_files(folder: Path) -> None:
+    """Raises DataError for a checkpoint's file that is no JSON object, or nested so deeply that libraries may fail."""
+    for path in sorted({path for pattern in OF_CHECKPOINTS for path in folder.glob(pattern)}):
+        try:
+            value = read_json(path)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read as JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise DataError(f"{path}: not a JSON object but {type(value).__name__}")
+        level: list[Any] = [value]
+        for _ in range(DEEPEST):
+            children = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
+            level = [child for child in children if isinstance(child, (dict, list))]
+        if level:
+            raise DataError(f"{path}: nested too deeply, in more than {DEEPEST} levels")
 
 
 def json_line(value: object) -> str:

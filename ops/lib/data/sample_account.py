@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from dsl.errors import DataError, on_one_line, shortened
 from dsl.stage import Stage
@@ -12,7 +14,7 @@ from ops.lib.data.files import write_json
 SPLITS = ("train", "val", "test")
 NOT_TAKEN = "over max_samples"  # left out because of the user's limit, not because of the sample
 SHOWN = 10
-ID_SHOWN = 200  # characters
+ID_SHOWN, DETAIL_SHOWN = 200, 1000  # characters
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins for a spreadsheet
 
 
@@ -23,6 +25,19 @@ class Unusable(Exception):
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail
+
+
+@contextmanager
+def of_sample(sample_id: str) -> Iterator[None]:
+    """Names the sample in a DataError from within."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f'sample "{shown_id(sample_id)}": {error}') from error
+
+
+def shown_id(sample_id: str) -> str:
+    return shortened(on_one_line(sample_id), ID_SHOWN)
 
 
 class Tally:
@@ -48,12 +63,13 @@ class Tally:
     def drop(self, reason: str, sample_id: str, detail: str = "") -> None:
         """`reason` is counted, so use few different ones; `detail` describes this sample."""
         self.dropped[reason] += 1
-        shown = shortened(on_one_line(sample_id), ID_SHOWN)
+        shown = shown_id(sample_id)
         self._first.setdefault(reason, shown)
         with self._table.open("a", encoding="utf-8", errors="backslashreplace", newline="") as table:
             csv.writer(table, lineterminator="\n").writerow(map(_cell, (sample_id, reason, detail)))
         if reason != NOT_TAKEN and len(self._shown) < SHOWN:
-            self._shown.append(f'  sample "{shown}": {reason}{f" ({on_one_line(detail)})" if detail else ""}')
+            why = f" ({shortened(on_one_line(detail), DETAIL_SHOWN)})" if detail else ""
+            self._shown.append(f'  sample "{shown}": {reason}{why}')
 
     def finish(self, max_dropped: int | None) -> None:
         """Writes summary.json and logs the counts.

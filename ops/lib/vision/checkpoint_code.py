@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
+from ops.lib.data.files import read_json
 
 ADAPTER = "adapter_config.json"
 NAMING_CODE = ("config.json", "tokenizer_config.json", "*processor*.json")  # by auto_map
@@ -59,9 +59,7 @@ def check_places(directory: Path) -> None:
 def read_settings(file: Path) -> dict[str, Any]:
     """The object in a JSON file of a checkpoint; empty if there is no such file. Raises DataError for anything else."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except RecursionError:
-        raise DataError(f"{file}: nested too deeply to be read") from None
+        found = read_json(file) if file.is_file() else {}
     except ValueError as error:
         raise DataError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(found, dict):

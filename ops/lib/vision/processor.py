@@ -17,6 +17,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import ConfigError, DataError
+from ops.lib.data.files import check_json_files
 from ops.lib.vision.checkpoint_code import check_places, read_settings
 from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
 
@@ -98,13 +99,15 @@ def load_processor(
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
         # transformers would silently make an empty tokenizer of the model's family.
         raise DataError(f"processor {source}: no tokenizer can be loaded: it has none of {', '.join(TOKENIZER_FILES)}")
+    if Path(source).is_dir():
+        check_json_files(Path(source))
     config = model_config(source)
     if trust_remote_code:
         check_places(Path(source))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise DataError(f"processor {source}: no tokenizer can be loaded: {error}") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # as transformers meets broken files
+        raise DataError(f"processor {source}: no tokenizer can be loaded: {type(error).__name__}: {error}") from error
     if not tokenizer.is_fast:
         raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is required")
     image_processor = _image_processor(source, min_pixels, max_pixels, image_backend)

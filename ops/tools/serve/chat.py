@@ -12,6 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import ServerError
+from ops.lib.data.files import parse_json
 
 ANSWER_WITHIN_S = 600.0
 
@@ -70,7 +71,7 @@ def post(url: str, body: Mapping[str, Any], key: str = "") -> dict[str, Any]:
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_WITHIN_S) as response:
-            answer = json.loads(response.read())
+            answer = parse_json(response.read())
     except urllib.error.HTTPError as error:
         raise ServerError(f"{url}: {error.code}: {error.read().decode(errors='replace')[:500]}") from error
     except (OSError, HTTPException, ValueError) as error:

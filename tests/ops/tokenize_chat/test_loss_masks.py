@@ -338,14 +338,19 @@ def test_the_prompt_is_the_one_that_encode_counts(folders):
 
 def test_earlier_answers_are_found_with_at_most_three_renderings(folders):
     """However long the conversation: a thinking template costs no rendering for every answer."""
-    renderings = []
+    template = Template(load_processor(str(folders["qwen3.5", False])), enable_thinking=False)
+    asked = []
 
-    class Counting(Template):
-        def _render(self, messages, **options):
-            renderings.append(len(messages))
-            return super()._render(messages, **options)
+    def counted(renderings):
+        texts = None
+        while True:
+            try:
+                wanted = renderings.send(texts)
+            except StopIteration as end:
+                return end.value
+            asked.extend(len(one.messages) for one in wanted)
+            texts = yield wanted
 
-    template = Counting(load_processor(str(folders["qwen3.5", False])), enable_thinking=False)
-    rendered = render_answers(template, TWO_TURNS * 5, last_only=False)
-    assert [20, 19, 20] == renderings
+    rendered = template.finish(counted(render_answers(template.has_marks, TWO_TURNS * 5, last_only=False)))
+    assert [20, 19, 20] == asked
     assert ["A cat.", "Very."] * 5 == [rendered.text[start:].split("<|im_end|>")[0] for start, _ in rendered.answers]

@@ -1,0 +1,157 @@
+"""A function in a process of its own, with limits of CPU time and memory, since texts of strangers decide what it does.
+
+    python -m ops.lib.data.limited_process MODULE:FUNCTION SECONDS
+
+Python cannot interrupt a single operation, such as a power of large integers or a regular expression that backtracks.
+So the kernel does: before each call, the process sets a timer of CPU time that ends it; load on the machine does not
+shorten that time. The process starts once, is kept, and ends with its input. Requests and replies are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
+from threading import Lock
+from typing import IO, Any
+
+from dsl.errors import DataError
+from dsl.imports import PROJECT, import_from_source, source_of
+from dsl.named_function import named_function
+
+SECONDS = 10.0  # of CPU time for each item
+MEMORY = 4 << 30  # bytes of address space, the interpreter and its libraries included
+
+Function = Callable[[Any, Any], Any]
+
+
+class Exhausted(DataError):
+    """An item needs more than it may have. place: its index among the items of the call."""
+
+    def __init__(self, message: str, place: int) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+class LimitedProcess:
+    """Calls function(shared, item) for items; all are plain values of JSON.
+
+    function: of a module, which the process imports. seconds: of CPU time for each item.
+    """
+
+    def __init__(self, function: Function, seconds: float = SECONDS) -> None:
+        self._function, self._seconds = function, seconds
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process before it is needed: its imports may take a second."""
+        with self._lock:
+            self._running()
+
+    def map(self, shared: Any, items: Sequence[Any]) -> list[Any]:
+        """function(shared, item) of each item. Raises Exhausted for the first one that needs too much."""
+        request = _line([shared, items])
+        with self._lock:
+            process, requests, answers = self._running()
+            with suppress(BrokenPipeError):  # an ended process is noticed below
+                requests.write(request)
+                requests.flush()
+            lines: list[bytes] = []
+            while len(lines) < len(items):
+                line = answers.readline()
+                if not line.endswith(b"\n"):
+                    self._process = None
+                    raise Exhausted(self._why_ended(process), len(lines))
+                lines.append(line)
+        results = []
+        for place, line in enumerate(lines):
+            fits, result = json.loads(line)
+            if not fits:
+                raise Exhausted(f"needs more than {MEMORY >> 30} GiB of memory", place)
+            results.append(result)
+        return results
+
+    def _running(self) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
+        """The process, its input and its output."""
+        process = self._process
+        is_new = process is None
+        if process is None:
+            module, name = self._function.__module__, self._function.__name__
+            path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, f"{module}:{name}", str(self._seconds)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"},
+            )
+            atexit.register(partial(_end, process, os.getpid()))
+        requests, answers = process.stdin, process.stdout
+        assert requests is not None and answers is not None
+        if is_new:
+            file = str(sys.modules[self._function.__module__].__file__)
+            requests.write(_line({file: source_of(Path(file)).decode("latin-1")}))  # the code that the key names
+        return process, requests, answers
+
+    def _why_ended(self, process: subprocess.Popen[bytes]) -> str:
+        _end(process, os.getpid())
+        if process.returncode == -signal.SIGPROF:
+            return f"needs more than {self._seconds:g} s of CPU time"
+        return f"ended its process with exit code {process.returncode}, see the log above"
+
+
+@cache
+def limited(function: Function, seconds: float = SECONDS) -> LimitedProcess:
+    """The process of this function, which everything in this process shares."""
+    return LimitedProcess(function, seconds)
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() != owner:  # in a process that was forked from the owner
+        return
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(BrokenPipeError):
+            pipe.close() if pipe is not None else None
+    process.wait()
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def main() -> None:
+    """The side of the process."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the stage decides when it stops
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no reply
+    requests = sys.stdin.buffer
+    import_from_source({file: text.encode("latin-1") for file, text in json.loads(requests.readline()).items()})
+    function: Function = named_function(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for request in requests:
+        shared, items = json.loads(request)
+        for item in items:
+            signal.setitimer(signal.ITIMER_PROF, float(sys.argv[2]))
+            try:
+                reply = _line([True, function(shared, item)])
+            except MemoryError:
+                reply = _line([False, None])
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            replies.write(reply)
+            replies.flush()
+
+
+if __name__ == "__main__":
+    main()

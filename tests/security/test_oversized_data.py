@@ -1,0 +1,243 @@
+"""Data of people whom nobody knows that is larger than it looks: lines, tables, ids and nesting."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import datasets
+import numpy as np
+import pyarrow
+import pytest
+from fake_stage import FakeStage
+from pyarrow import parquet
+from toy_ops import Toy
+
+from dsl.errors import DataError, ServerError
+from executor.system import jsonlines
+from executor.system.jsonlines import LineReader, read_json, read_object
+from ops.evaluate.benchmark_rows import check_benchmark
+from ops.ingest import tables
+from ops.ingest.op import Ingest
+from ops.ingest.records import LONGEST
+from ops.ingest.row_form import LONGEST_ID
+from ops.ingest.run import ingest
+from ops.lib.data.memory_limit import memory_limit
+from ops.lib.data.sample_account import Unusable
+from ops.lib.vision.processor import load_processor
+from ops.tokenize_chat.answers import render_answers
+from ops.tokenize_chat.builtin import write_builtin_processor
+from ops.tokenize_chat.template import ANSWER_NOT_FOUND, Template
+from ops.tools.serve.chat import post
+
+TURNS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
+DEEP = '{"a":' * 200_000
+READABLE = "[" * 900 + "]" * 900
+PIPELINE = """
+[pipeline]
+name = "strangers"
+
+[node.ingest]
+op = "ingest"
+source = "samples.jsonl"
+"""
+
+
+def read(source, folder, **options):
+    """The ids that ingest keeps. Raises DataError."""
+    stage = FakeStage(folder / "stage")
+    ingest(Ingest(source=str(source), seed=0, **options), stage)
+    return [json.loads(line)["id"] for line in (stage.out_dir / "samples.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("begin", ['{"id": "', '[\n{"id": "'], ids=["a line", "an element of an array"])
+def test_a_sample_of_a_gigabyte_is_refused_by_name_without_reading_it(tmp_path, begin):
+    path = tmp_path / "samples.jsonl"
+    path.write_text(begin)
+    with path.open("r+b") as file:
+        file.truncate(1 << 30)  # takes no space
+    for attempt in (lambda: read(path, tmp_path), lambda: check_benchmark(path)):
+        with memory_limit(8 * LONGEST), pytest.raises(DataError, match=rf"{path.name}:[12]: .*longer than 64 MiB"):
+            attempt()
+
+
+def test_files_of_a_store_that_are_larger_than_any_are_damaged(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonlines, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(jsonlines, "LARGEST_FILE", 1 << 20)
+    lines, whole = tmp_path / "events.jsonl", tmp_path / "manifest.json"
+    lines.write_text('{"a": 1}\n{"b": "')
+    whole.write_text('{"a": "')
+    for path in (lines, whole):
+        with path.open("r+b") as file:
+            file.truncate(300 << 20)
+    with lines.open("ab") as file:
+        file.write(b'"}\n{"c": 3}\n{"d"')
+    with memory_limit(100 << 20):
+        reader = LineReader(lines)
+        assert reader.read() == [{"a": 1}, {"c": 3}]
+        with lines.open("ab") as file:
+            file.write(b": 4}\n")
+        assert reader.read() == [{"d": 4}]
+        assert read_object(whole) is None
+        with pytest.raises(ValueError, match="larger than 1 MiB"):
+            read_json(whole)
+
+
+def write_values(file, text, rows):
+    """A small file: each row is the same conversation, whose texts are stored once."""
+    roles = pyarrow.array(["user", "assistant"] * rows)
+    texts = pyarrow.DictionaryArray.from_arrays(np.zeros(2 * rows, np.int32), [text])
+    turns = pyarrow.StructArray.from_arrays([roles, texts], ["role", "content"])
+    messages = pyarrow.ListArray.from_arrays(np.arange(0, 2 * rows + 1, 2, np.int32), turns)
+    parquet.write_table(pyarrow.table({"messages": messages}), file, compression="zstd", store_schema=False)
+
+
+def test_a_parquet_file_that_unpacks_to_100_gigabytes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MOST_MEMORY", 256 << 20)
+    write_values(tmp_path / "a.parquet", "x" * (8 << 20), 7000)
+    assert (tmp_path / "a.parquet").stat().st_size < 100_000
+    with memory_limit(1 << 30), pytest.raises(DataError, match=r"a\.parquet: .* a few of its rows need more than"):
+        read(tmp_path / "a.parquet", tmp_path)
+
+
+def test_a_parquet_row_with_a_list_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MOST_MEMORY", 256 << 20)
+    count = 5_000_000
+    names = pyarrow.DictionaryArray.from_arrays(np.zeros(count, np.int32), ["x" * 100])
+    images = pyarrow.ListArray.from_arrays(np.array([0, count], np.int32), names)
+    parquet.write_table(pyarrow.table({"images": images}), tmp_path / "a.parquet", store_schema=False)
+    with memory_limit(1 << 30), pytest.raises(DataError, match=r"a\.parquet: .* a few of its rows need more than"):
+        read(tmp_path / "a.parquet", tmp_path)
+
+
+def test_a_table_has_no_more_rows_and_bytes_than_its_size_can_mean(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MOST_ROWS", 1000)
+    write_values(tmp_path / "rows.parquet", "x", 50_000)
+    with pytest.raises(DataError, match=r"row \d+: \d+ bytes unpack to 50000 rows"):
+        read(tmp_path / "rows.parquet", tmp_path)
+    monkeypatch.setattr(tables, "UNPACKED", 16 << 20)
+    write_values(tmp_path / "bytes.parquet", "x" * 100_000, 900)
+    with pytest.raises(DataError, match=r"row \d+: \d+ bytes unpack to 900 rows, and to \d+ bytes so far"):
+        read(tmp_path / "bytes.parquet", tmp_path)
+
+
+def test_an_arrow_file_that_unpacks_to_gigabytes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MOST_MEMORY", 256 << 20)
+    folder = tmp_path / "arrow"
+    datasets.Dataset.from_list([{"id": "a", "messages": TURNS}]).save_to_disk(folder)
+    (file,) = folder.glob("*.arrow")
+    with pyarrow.ipc.open_stream(file.read_bytes()) as stream:
+        rows = stream.read_all()
+    large = rows.set_column(0, "id", pyarrow.array(["x" * (300 << 20)]))
+    with pyarrow.ipc.new_stream(file, rows.schema, options=pyarrow.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_table(large.cast(rows.schema))
+    assert file.stat().st_size < 1 << 20
+    with memory_limit(1 << 30), pytest.raises(DataError, match="arrow: cannot be read as an Arrow data set: a few of"):
+        read(folder, tmp_path)
+
+
+def test_a_parquet_text_that_is_no_utf_8_is_refused(tmp_path):
+    broken = pyarrow.StringArray.from_buffers(1, pyarrow.py_buffer(b"\0\0\0\0\2\0\0\0"), pyarrow.py_buffer(b"\xff\xfe"))
+    parquet.write_table(pyarrow.table({"id": broken}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as Parquet: .*utf-8"):
+        read(tmp_path / "a.parquet", tmp_path)
+
+
+@pytest.mark.parametrize("sample_id", ["9" * 100_000, '"%s"' % ("x" * 100_000), READABLE], ids=["int", "text", "deep"])
+def test_an_id_of_100000_characters_is_a_mistake_of_its_line(tmp_path, sample_id):
+    path = tmp_path / "samples.jsonl"
+    path.write_text(f'{{"id": {sample_id}, "messages": {json.dumps(TURNS)}}}\n')
+    with pytest.raises(DataError, match=r"samples\.jsonl:1: ") as raised:
+        read(path, tmp_path)
+    assert len(str(raised.value)) < 1000
+    rows = pyarrow.Table.from_pylist([{"id": "x" * (LONGEST_ID + 1), "messages": TURNS}])
+    parquet.write_table(rows, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=f'row 1: "id" has {LONGEST_ID + 1} characters'):
+        read(tmp_path / "a.parquet", tmp_path)
+
+
+@pytest.mark.parametrize("key", ["id", "split", "image", "images", "system", "label", "other", "messages"])
+@pytest.mark.parametrize("deep", [READABLE, '{"a":' * 900 + "1" + "}" * 900])
+def test_nesting_that_can_just_be_read_is_a_mistake_or_ignored(tmp_path, key, deep):
+    path = tmp_path / "samples.jsonl"
+    row = {"id": "a", "messages": TURNS, key: "@"}
+    path.write_text(json.dumps(row).replace('"@"', deep) + "\n")
+    try:
+        assert read(path, tmp_path) == ["a"]
+    except DataError as error:
+        assert str(error).startswith(f"{path}:1: ") and len(str(error)) < 1000
+
+
+def test_a_run_names_the_line_that_is_nested_too_deeply(tmp_path):
+    toy = Toy(tmp_path, PIPELINE)
+    (tmp_path / "samples.jsonl").write_text(f"{json.dumps({'messages': TURNS})}\n{DEEP}\n")
+    for command in ("plan", "run"):
+        result = toy.dflow(command, str(toy.file))
+        assert "Traceback" not in result.stdout + result.stderr
+    assert result.returncode == 1
+    assert "samples.jsonl:2: broken JSON: nested too deeply" in result.stdout + result.stderr
+
+
+NAMES = ("config", "generation_config", "tokenizer", "tokenizer_config", "preprocessor_config", "chat_template")
+
+
+@pytest.mark.parametrize("text", [DEEP, '{"a":' * 500 + "1" + "}" * 500, "[]"], ids=["too deep", "deep", "a list"])
+def test_a_checkpoints_json_that_libraries_cannot_read_is_refused_by_name(tmp_path, text):
+    for name in NAMES:
+        folder = tmp_path / name
+        write_builtin_processor(folder, [[{"role": "user", "content": [{"type": "text", "text": "a"}]}]], 340)
+        (folder / f"{name}.json").write_text(text)
+        with pytest.raises(DataError, match=rf"{name}\.json:(1:1:)? .*(nested too deeply|not a JSON object)"):
+            load_processor(str(folder))
+
+
+def test_a_servers_answer_that_is_nested_too_deeply_is_no_answer():
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(DEEP.encode())
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(ServerError, match="nested too deeply"):
+            post(f"http://127.0.0.1:{server.server_port}", {})
+        server.shutdown()
+
+
+def test_parts_and_duplicates_take_linear_time(tmp_path):
+    started = time.monotonic()
+    parts = [{"type": "text", "text": "x" * 50}] * 100_000
+    rows = [{"id": "a", "messages": TURNS}] * 15_000
+    rows[0] = {"id": "a", "messages": [{"role": "user", "content": parts}, TURNS[1]]}
+    path = tmp_path / "samples.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert read(path, tmp_path, duplicate_ids="number")[-1] == "a#15000"
+    assert time.monotonic() - started < 15
+
+
+PROMPTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.role == 'assistant' %}TT{% endif %}"
+    "{{ m.content[0].text }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\nTT{% endif %}"
+)
+
+
+def test_blanks_take_linear_time_and_no_sample_uses_up_the_marks(tmp_path):
+    started = time.monotonic()
+    write_builtin_processor(tmp_path, [[{"role": "user", "content": [{"type": "text", "text": "a"}]}]], 340)
+    processor = load_processor(str(tmp_path))
+    processor.tokenizer.chat_template = PROMPTS
+    template = Template(processor)
+    for earlier, last in ((" " * 800_000 + "b", "c"), ("b", "".join(map(chr, range(0xF0000, 0xFFFFE))))):
+        turns = [("user", "a"), ("assistant", earlier), ("user", "a"), ("assistant", last)]
+        messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in turns]
+        try:
+            assert len(template.finish(render_answers(template.has_marks, messages, last_only=False)).answers) == 2
+        except Unusable as error:
+            assert error.reason == ANSWER_NOT_FOUND
+    assert time.monotonic() - started < 15
