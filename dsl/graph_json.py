@@ -18,7 +18,7 @@ from dsl.graph import Graph, GraphNode
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
 from dsl.op_table import load_op
-from dsl.pipeline import Copy
+from dsl.pipeline import Copy, check_tags
 
 FORMAT = 2
 OTHER_VERSION = "use the version of dflow that wrote it, or start a new run"
@@ -99,6 +99,10 @@ def graph_from_json(values: Mapping[str, Any]) -> Graph:
     Raises PipelineError where the record does not fit the ops as they are now.
     """
     data = _read(GraphData, values)
+    try:
+        check_tags(data.tags)
+    except ConfigError as error:
+        raise PipelineError([Mistake(f"the recorded graph cannot be read: {error}", hint=OTHER_VERSION)]) from error
     load = cache(lambda name: load_op(name, data.op_files))
     nodes = {each.id: each.node(load) for each in data.nodes}
     return Graph(nodes=nodes, **{name: getattr(data, name) for name in SETTINGS})

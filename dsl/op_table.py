@@ -12,7 +12,7 @@ from dsl.errors import DflowError, Mistake, PipelineError, Position, did_you_mea
 from dsl.imports import import_from_source, path_without_added, put_on_path, source_of
 from dsl.named_function import named_function
 from dsl.op import OpSpec, op_of
-from dsl.paths import is_there
+from dsl.paths import is_there, store_above
 
 
 def load_op(name: str, op_files: Sequence[Path] = ()) -> OpSpec:
@@ -144,6 +144,8 @@ def _cannot_be_module(file: Path) -> Mistake | None:
     name = file.stem
     if not is_there(file, Path.is_file):
         return Mistake(f"there is no file {file}")
+    if store := store_above(file):
+        return Mistake(f"{file} lies inside the store {store}, from which no code is imported: copy it out")
     if file.suffix != ".py" or not name.isidentifier():
         return Mistake(f"{file}: an op file is a Python module: letters, digits and _ in its name, which ends in .py")
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:

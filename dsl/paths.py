@@ -1,7 +1,8 @@
-"""Whether paths that people write exist."""
+"""Paths that people write: whether they exist, and whether they lie in a store."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,3 +13,11 @@ def is_there(path: Path, kind: Callable[[Path], bool] = Path.exists) -> bool:
         return kind(path)
     except (OSError, ValueError):
         return False
+
+
+def store_above(path: Path) -> Path | None:
+    """The store in which a path lies, links followed; None outside of stores."""
+    for folder in Path(os.path.realpath(path)).parents:
+        if (folder / "format").is_file() and (folder / "objects").is_dir():
+            return folder
+    return None

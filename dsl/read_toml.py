@@ -18,7 +18,7 @@ from dsl.interpolation import TRACKING_URI, interpolate
 from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, raised_in, run_source, unknown_op, user_ops
 from dsl.overrides import apply_overrides, parsed_overrides, put_into, unknown_owners
-from dsl.paths import is_there
+from dsl.paths import is_there, store_above
 from dsl.pipeline import TABLE_NAMES, TAKEN_ID, Pipeline
 from dsl.shown import shown_value
 from dsl.tables import pipeline_of, written_table
@@ -249,6 +249,8 @@ def _read_python(file: Path, overrides: Sequence[str], sweeps: Sequence[Sweep], 
 def _run_python(file: Path) -> Pipeline:
     """What `pipeline()` of the file returns; an error in it is shown with its line in the file."""
     place = absolute_path(file, Path.cwd())
+    if store := store_above(place):
+        raise PipelineError([Mistake(f"{file} lies inside the store {store}, from which no code is run: copy it out")])
     put_on_path(place.parent)
     import_from_source()
     module = new_module(f"pipeline_file_{place.stem}", place)

@@ -85,10 +85,8 @@ def _findings(options: argparse.Namespace, check: Callable[[str], None]) -> Iter
         from executor.doctor.cluster import cluster_findings
 
         check(f"the Ray cluster {address}")
-        accepted = accepts_open(machine)
-        yield from cluster_findings(
-            address, accepted, store, options.file.parent if options.file is not None else Path.cwd()
-        )
+        project = options.file.parent if options.file is not None else Path.cwd()
+        yield from cluster_findings(address, store, project, accepts_open=accepts_open(machine))
     check(f"{', '.join(probes) or 'the libraries'}: imported, which takes a while")
     yield from loaded_findings(probes)
 

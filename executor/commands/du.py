@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from dsl.convert import unstructure
 from dsl.sizes import shown_bytes
@@ -35,7 +36,11 @@ def _text(use: DiskUse) -> str:
         f"records    {shown_bytes(use.records)}, {shown_bytes(use.logs)} of it logs",
         f"mlflow     {shown_bytes(use.mlflow)}",
         f"smoke      {shown_bytes(use.smoke)}, the store of `dflow run --smoke`, which may be deleted",
-        f"`dflow gc --delete` would free {shown_bytes(use.freed_by_gc)}",
+    ]
+    if use.freed_by_gc is not None:
+        lines.append(f"`dflow gc --delete` would free {shown_bytes(use.freed_by_gc)}")
+    lines += [
+        f"{folder}: damaged, not counted; remove it with `dflow rm {Path(folder).name}`" for folder in use.damaged
     ]
     for pipeline in use.pipelines:
         runs = counted(len(pipeline.runs), "run")

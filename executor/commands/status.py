@@ -9,7 +9,7 @@ from typing import Any
 from attrs import define, field
 
 from dsl.convert import structure
-from dsl.errors import ClusterError, DflowError
+from dsl.errors import ClusterError, DflowError, NotTrusted
 from dsl.graph import Graph
 from dsl.launch import OWN_CLUSTER, Launch, Machine
 from executor.commands.arguments import add_json, add_ray, add_run, add_store, open_store
@@ -122,8 +122,11 @@ def _swept_graph(record: Record) -> Graph | None:
     try:
         is_swept = any(node.copy is not None for node in recorded_nodes(record.folder).values())
         return record.graph() if is_swept else None
+    except NotTrusted as error:
+        print_lines(f"no combinations: {error}", error=True)
     except DflowError:
-        return None
+        pass
+    return None
 
 
 def _path(store: Store, node: NodeState) -> str | None:

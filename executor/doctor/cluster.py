@@ -17,7 +17,7 @@ IS_IT_RUNNING = "is its head running, with the version of Ray that is here?"
 AUTHENTICATION = "start Ray on every host with RAY_AUTH_MODE=token and the same token: see docs/cluster.md"
 
 
-def cluster_findings(address: str, accepts_open: bool, store: Path, project: Path) -> Iterator[Finding]:
+def cluster_findings(address: str, store: Path, project: Path, *, accepts_open: bool) -> Iterator[Finding]:
     """address: "host:port" of its head; accepts_open: whether it may let anyone in; store: need not exist yet; project:
     the folder of the pipeline and its data.
     """

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from dsl.fingerprint import read_code
 from dsl.graph import Graph
 from executor.keys.node_key import class_symbols, code_roots, run_symbols
 from executor.system.os_errors import clear_errors
-from executor.system.symlinks import new_file, remove_link
+from executor.system.symlinks import is_plain, new_file, read_plain, remove_link
 
 FOLDER = "code"
+HASH = re.compile("[0-9a-f]{16,128}")
 
 
 def keep_texts(store: Path, graph: Graph, node_id: str, code: Mapping[str, str]) -> None:
@@ -38,10 +40,10 @@ def keep_texts(store: Path, graph: Graph, node_id: str, code: Mapping[str, str])
 
 def kept_text(store: Path, hash: str) -> str | None:
     """The text of a hash, None where it was never kept."""
-    try:
-        return _path(store, hash).read_text(encoding="utf-8")
-    except FileNotFoundError:
+    path = _path(store, hash)
+    if not (HASH.fullmatch(hash) and is_plain(path, store)):
         return None
+    return read_plain(path).decode(errors="replace")
 
 
 def texts_now(graph: Graph, node_id: str) -> dict[str, tuple[str, str]]:

@@ -70,7 +70,7 @@ class RayBackend:
         return ClusterCapacity.of(tuple(host.capacity for host in hosts))
 
     def _hosts(self) -> tuple[ClusterHost, ...]:
-        return find_hosts(cluster_address(self._machine), accepts_open(self._machine))
+        return find_hosts(cluster_address(self._machine), accepts_open=accepts_open(self._machine))
 
     def describe(self) -> str:
         """One line on what the cluster has, and what of it is free, or why that is not known."""
@@ -135,7 +135,7 @@ class RayBackend:
                 f"here; if it is yours, give --ray {actors.address}; else remove the file"
             )
         is_accepted = accepts_open(self._machine) if is_current else is_trusted(USED_OPEN, actors.address)
-        return unended(actors, is_accepted, go_on)
+        return unended(actors, go_on, accepts_open=is_accepted)
 
     def close(self) -> None:
         with self._lock:
@@ -199,7 +199,7 @@ class RayStage:
             if not listens(actors.address):  # its raylets end soon; the next attempt waits for them
                 return HostsExit(code=driver.code, lost=f"the head of the Ray cluster {actors.address} is gone")
             with suppress(StageError, StopRequested):  # the next attempt asks again
-                if not unended(actors, True, self._go_on):  # where they were started
+                if not unended(actors, self._go_on, accepts_open=True):  # where they were started
                     actors_path(self._order).unlink(missing_ok=True)
         address = self._cluster.address_within(0)
         lost = f"the stage's driver on the Ray cluster {address} ended without a report; see the log"

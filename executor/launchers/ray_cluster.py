@@ -104,13 +104,13 @@ def actors_path(order: StageOrder) -> Path:
 
 
 @cache
-def find_hosts(address: str, accepts_open: bool) -> tuple[ClusterHost, ...]:
+def find_hosts(address: str, *, accepts_open: bool) -> tuple[ClusterHost, ...]:
     """The hosts of a cluster, at the first call in this process.
 
     accepts_open: whether it may let anyone in. Raises ClusterError where it cannot be reached, or must not be used.
     """
     if not accepts_open:
-        refuse_open(address)
+        require_authentication(address)
     return structure(tuple[ClusterHost, ...], json.loads(_asked(address, "hosts")))
 
 
@@ -124,7 +124,7 @@ def is_open(address: str) -> bool:
     return bool(json.loads(_asked(address, "open")))
 
 
-def refuse_open(address: str) -> None:
+def require_authentication(address: str) -> None:
     """Raises ClusterError for a cluster that lets anyone in: a process that joins it runs what others send it."""
     if is_open(address):
         raise ClusterError(
@@ -136,7 +136,7 @@ def refuse_open(address: str) -> None:
         raise ClusterError(f"the Ray cluster {address} cannot be used from here: {NO_TOKEN}")
 
 
-def unended(actors: Actors, accepts_open: bool, go_on: Callable[[], None]) -> tuple[str, ...]:
+def unended(actors: Actors, go_on: Callable[[], None], *, accepts_open: bool) -> tuple[str, ...]:
     """Those of an earlier attempt that are still alive, though they were killed. Raises StageError as `find_hosts`.
 
     Without its head a cluster's raylets end themselves, and the actors with them. go_on: as in `Backend.recover`.
@@ -148,7 +148,7 @@ def unended(actors: Actors, accepts_open: bool, go_on: Callable[[], None]) -> tu
         go_on()
         time.sleep(POLL_S)
     if not accepts_open:
-        refuse_open(actors.address)
+        require_authentication(actors.address)
     return structure(tuple[str, ...], json.loads(_asked(actors.address, "ended", *actors.names, go_on=go_on)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from attrs import frozen
 
@@ -50,19 +51,22 @@ class PipelineUse:
 
 @frozen(kw_only=True)
 class DiskUse:
-    """The output of `dflow du --json`. shared, unused: of the artifacts, those of several runs and of none."""
+    """The output of `dflow du --json`. shared, unused: of the artifacts, those of several runs and of none; damaged:
+    records that cannot be read and are not counted; with one, what gc would free is not known.
+    """
 
     store: str
     total: int
     artifacts: int
     shared: int
     unused: int
-    freed_by_gc: int
+    freed_by_gc: int | None
     work: int
     records: int
     logs: int
     smoke: int
     mlflow: int
+    damaged: Sequence[str]
     pipelines: Sequence[PipelineUse]
 
 
@@ -72,7 +76,8 @@ def disk_use(store: Store, keep: int) -> DiskUse:
     An artifact counts once per run and per pipeline, however many nodes wrote it.
     """
     sizes = {digest: folder_size(store.object_path(digest)) for digest in artifact_digests(store)}
-    records = all_records(store.records)
+    damaged: list[Path] = []
+    records = all_records(store.records, damaged)
     holders = Counter(digest for record in records for digest in _digests(record, sizes))
     pipelines = dict.fromkeys(record.state.pipeline for record in records)
     return DiskUse(
@@ -81,7 +86,8 @@ def disk_use(store: Store, keep: int) -> DiskUse:
         artifacts=sum(sizes.values()),
         shared=sum(sizes[digest] for digest, runs in holders.items() if runs > 1),
         unused=sum(size for digest, size in sizes.items() if digest not in holders),
-        freed_by_gc=survey(store, keep=keep).freed,
+        freed_by_gc=None if damaged else survey(store, keep=keep).freed,
+        damaged=list(map(str, damaged)),
         work=folder_size(store.path / "work"),
         records=folder_size(store.records),
         logs=sum(folder_size(path) for path in sorted(store.records.glob("*/*.log"))),

@@ -47,8 +47,9 @@ class InUse:
     unfinished_runs: frozenset[str]
 
 
-def all_records(records: Path) -> list[Record]:
-    """Every run, the newest first. Raises StoreError where a record is damaged, since what it uses is then unknown.
+def all_records(records: Path, damaged: list[Path] | None = None) -> list[Record]:
+    """Every run, the newest first. damaged: gets the folders of damaged records. Without it raises StoreError for the
+    first, since what it uses is unknown.
 
     A record without a state is of a run that never started.
     """
@@ -59,6 +60,9 @@ def all_records(records: Path) -> list[Record]:
         try:
             found.append(Record.load(folder))
         except StoreError as error:
+            if damaged is not None:
+                damaged.append(folder)
+                continue
             raise StoreError(
                 f"{folder}: the record cannot be read, so it is not known what it uses; "
                 f"remove it with `dflow rm {folder.name}`"

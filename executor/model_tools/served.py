@@ -43,7 +43,7 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
     Raises StoreError where the run has no such draft, or several, or where the store lacks it or its target, and
     DataError where one of them would bring code that nobody trusts.
     """
-    made = _Made(store, record, record.graph())
+    made = _Made(store, record, record.graph(to_run=True))
     export, check = made.choose(node)
     draft, warnings = made.draft_of(export, check)
     target = made.path(export.inputs["target"][0])

@@ -12,6 +12,7 @@ from dsl.errors import StoreError
 from dsl.graph import Graph
 
 TRUST = "trust_remote_code"  # the field of an op by which its user lets code of a checkpoint run
+BUILT_IN = "ops.artifacts"  # where the forms of artifacts are declared that built-in ops read
 CODE = (".py", ".pyc", ".so", ".pkl", ".pickle")
 
 
@@ -41,8 +42,13 @@ def code_in(files: Iterable[str]) -> list[str]:
 
 
 def untrusted_code(store: FilesView, graph: Graph, node_id: str, digest: str) -> str:
-    """Why the artifact of a node is not used; empty where it may be. Only ops with the field write code of others."""
-    if not hasattr(graph.nodes[node_id].config, TRUST) or trusts_code(graph, node_id):
+    """Why the artifact of a node is not used; empty where it may be.
+
+    Only the user's own ops read what one of them writes in a form of its own.
+    """
+    node = graph.nodes[node_id]
+    is_built_in = any(form.__module__ == BUILT_IN for form in node.op.output.__mro__)
+    if trusts_code(graph, node_id) or not (is_built_in or hasattr(node.config, TRUST)):
         return ""
     names = code_in(store.files(digest))
     return f"its artifact has code in it ({', '.join(names[:3])}), which its config does not trust" if names else ""

@@ -17,7 +17,7 @@ def check_inputs(
 
     start: the node of --from. Raises StoreError if a damaged artifact cannot be set aside.
     """
-    graph = record.graph()
+    graph = record.graph(to_run=True)
     rerun = _rerun_nodes(graph, record, start, overrides)
     checked: set[str] = set()
     while True:

@@ -21,9 +21,9 @@ Validator = Callable[[object, object, Any], None]
 
 
 def _must(check: Check) -> Validator:
-    def validate(event: object, attribute: object, value: Any) -> None:
+    def validate(event: object, attribute: Any, value: Any) -> None:
         if not check(value):
-            raise TypeError(f"{attribute}: not what an event has there")
+            raise TypeError(f"{attribute.name}: not what an event has there")
 
     return validate
 

@@ -14,8 +14,9 @@ from dsl.errors import StoreError, StructureError
 from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.pipeline import Copy
-from executor.records.record_trust import require_trusted_op_files
-from executor.system.jsonlines import known_fields, read_json, write_json
+from executor.records.record_trust import require_trusted_graph, require_trusted_op_files
+from executor.system.jsonlines import known_fields, parsed_object, read_json, write_json
+from executor.system.symlinks import NO_FILE, read_plain
 
 GRAPH = "graph.json"
 
@@ -38,11 +39,17 @@ def save_graph(folder: Path, graph: Graph) -> None:
     write_json(folder / GRAPH, {**data, **paths, "store": str(store)}, in_one_line=True, durable=True)
 
 
-def load_graph(folder: Path) -> Graph:
-    """Raises StoreError where it is damaged, PipelineError where it does not match the current ops, NotTrusted where
-    it names op files that the user neither ran nor trusted.
+def load_graph(folder: Path, *, to_run: bool = False) -> Graph:
+    """to_run: not only to look at. Raises StoreError where it is damaged, PipelineError where it does not match the
+    current ops, NotTrusted where it names op files that the user neither ran nor trusted, or is to run and is not such
+    itself.
     """
-    data = recorded_table(folder, GRAPH)
+    text = graph_text(folder)
+    data = parsed_object(text)
+    if data is None:
+        raise damaged(folder, GRAPH)
+    if to_run:
+        require_trusted_graph(text)
     op_files = recorded_op_files(folder, data)
     require_trusted_op_files(op_files)
     try:
@@ -65,11 +72,15 @@ def recorded_op_files(folder: Path, data: Mapping[str, Any] | None = None) -> li
 
 
 def graph_text(folder: Path) -> bytes:
-    """The content of the graph's file; empty where there is none."""
+    """The content of the graph's file; empty where there is none. Raises StoreError where it is damaged."""
     try:
-        return (folder / GRAPH).read_bytes()
+        return read_plain(folder / GRAPH)
     except (FileNotFoundError, NotADirectoryError):
         return b""
+    except OSError as error:
+        if error.errno in NO_FILE:
+            raise damaged(folder, GRAPH) from error
+        raise
 
 
 def recorded_nodes(folder: Path) -> dict[str, RecordedNode]:

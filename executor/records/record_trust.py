@@ -1,8 +1,7 @@
 """Which records may act for the user: import op files, run their graph, send secrets to their MLflow server.
 
 A run that the user started is trusted as it was. What a record names that came from somebody else, or was altered
-since, is only read, until the user trusts it with --trust. Code inside a store is never imported: whoever can write to
-the store could have put it there.
+since, is only read, until the user trusts it with --trust.
 """
 
 from __future__ import annotations
@@ -10,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from importlib.machinery import all_suffixes
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
 
 from attrs import frozen
 
 from dsl.errors import NotTrusted
-from dsl.imports import places_of
+from dsl.imports import path_without_added, places_of
 from executor.system.trust import GRAPH, OP_FILE, TRACKING_URI, Trusted, are_trusted, is_trusted, trust
 
 UNKNOWN = "not as you ran it here, or you never did"
@@ -34,24 +34,29 @@ class Acting:
     tracking_uri: str | None
 
     def trust(self) -> None:
-        """Remember all of it as the user's own. Raises NotTrusted for an op file inside a store."""
+        """Remember all of it as the user's own."""
         uri = [] if self.tracking_uri is None else [(TRACKING_URI, self.tracking_uri)]
         trust([(GRAPH, self.graph), *_entries(self.op_files), *uri])
 
     def unknown(self) -> list[str]:
-        """What of it is not as the user ran or trusted it, in words. Raises NotTrusted as `trust`."""
+        """What of it is not as the user ran or trusted it, in words."""
         op_files = list(map(str, untrusted_op_files(self.op_files)))
         return op_files if is_trusted(GRAPH, self.graph) else ["its graph", *op_files]
 
 
 def trust_op_files(op_files: Sequence[Path]) -> None:
-    """Remember those that the user named. Raises NotTrusted for one inside a store."""
+    """Remember those that the user named."""
     trust(_entries(op_files))
 
 
 def _entries(op_files: Sequence[Path]) -> list[Trusted]:
-    require_outside_stores(op_files)
     return [_op_file(file) for file in op_files if file.is_file()]
+
+
+def require_trusted_graph(graph: bytes) -> None:
+    """Raises NotTrusted for the content of a graph's file that is not as the user ran or trusted it."""
+    if not is_trusted(GRAPH, graph):
+        raise NotTrusted(f"the run's graph is {UNKNOWN}; {HOW}")
 
 
 def require_trusted_op_files(op_files: Sequence[Path]) -> None:
@@ -61,19 +66,10 @@ def require_trusted_op_files(op_files: Sequence[Path]) -> None:
 
 
 def untrusted_op_files(op_files: Sequence[Path]) -> list[Path]:
-    """Those whose code is not as the user ran or trusted it. Raises NotTrusted for one inside a store."""
-    require_outside_stores(op_files)
+    """Those whose code is not as the user ran or trusted it."""
     there = [file for file in op_files if file.is_file()]
     known = are_trusted(map(_op_file, there)) if there else []
     return [file for file, is_known in zip(there, known, strict=True) if not is_known]
-
-
-def require_outside_stores(op_files: Iterable[Path]) -> None:
-    """Raises NotTrusted for an op file inside a store."""
-    for file in op_files:
-        store = next((folder for folder in Path(os.path.realpath(file)).parents if _is_store(folder)), None)
-        if store is not None:
-            raise NotTrusted(f"{file} lies inside the store {store}, from which no code is imported: copy it out")
 
 
 def _op_file(file: Path) -> Trusted:
@@ -111,10 +107,16 @@ def _imported(file: Path, source: bytes) -> Iterator[str]:
 
 
 def _beside(name: str, folder: Path) -> Iterator[Path]:
-    """The files of a module, or of a package with all below it, in a folder; none where it is installed elsewhere."""
+    """The files of a module, or of a package with all below it, in a folder; none where another one comes first."""
+    if _comes_first(name):
+        return
     yield from (place for place in places_of(name, folder) if place.parent == folder and place.is_file())
-    yield from (file for suffix in all_suffixes() for file in (folder / name).rglob(f"*{suffix}") if file.is_file())
+    suffixes = tuple(all_suffixes())
+    for here, _, files in os.walk(folder / name):
+        yield from (Path(here, file) for file in files if file.endswith(suffixes))
 
 
-def _is_store(folder: Path) -> bool:
-    return (folder / "format").is_file() and (folder / "objects").is_dir()
+def _comes_first(name: str) -> bool:
+    """Whether Python finds a module of that name elsewhere, before it looks beside an op file."""
+    found = PathFinder.find_spec(name, path_without_added())
+    return name in sys.stdlib_module_names or (found is not None and found.origin is not None)

@@ -38,7 +38,7 @@ from executor.records.graph_file import (
     recorded_table,
     save_graph,
 )
-from executor.records.record_trust import Acting, require_outside_stores
+from executor.records.record_trust import Acting
 from executor.records.run_tags import tagged_folder, tags_of
 from executor.store.names import RUN_ID
 from executor.system.file_locks import is_held, take
@@ -170,10 +170,8 @@ class Record:
     ) -> Record:
         """A new record with an id that sorts after all others, e.g. 20261121-183012-ab12; visible once it is saved.
 
-        The graph is the user's own, or one that the user trusted: it is remembered as such. Raises NotTrusted where its
-        op files lie inside a store.
+        The graph is the user's own, or one that the user trusted: it is remembered as such.
         """
-        require_outside_stores(graph.op_files)
         folder = _new_folder(records)
         save_graph(folder, graph)
         Acting(graph_text(folder), graph.op_files, graph.tracking_uri).trust()
@@ -209,7 +207,9 @@ class Record:
                 lines[line["node"]] = line
         if run is None:
             raise StoreError(f"{folder}: the record of this run is incomplete (it has no {STATE})")
-        nodes = {node: _checked(NodeState, line) for node, line in lines.items() if _is_node(node)}
+        if not all(map(is_node_id, lines)):  # they name files
+            raise ValueError("not the id of a node")
+        nodes = {node: _checked(NodeState, line) for node, line in lines.items()}
         state = _checked(RunState, {**run, "run": folder.name})
         state.nodes = nodes
         return cls(folder, state)
@@ -245,8 +245,9 @@ class Record:
     def events_path(self) -> Path:
         return self.folder / "events.jsonl"
 
-    def graph(self) -> Graph:
-        return load_graph(self.folder)
+    def graph(self, *, to_run: bool = False) -> Graph:
+        """See `load_graph`."""
+        return load_graph(self.folder, to_run=to_run)
 
     def acting(self) -> Acting:
         """What it would do for the user."""
@@ -378,7 +379,7 @@ _CHECKS: Mapping[type, Mapping[str, Check]] = {
         "pinned": is_table_of(is_id),
         **dict.fromkeys(("forced", "result_nodes", "judged_by"), is_list_of(is_text)),
         **dict.fromkeys(("goes_on_from", "results_run"), or_none(is_id)),
-        "nodes": lambda value: False,
+        "nodes": lambda value: False,  # they have lines of their own
     },
 }
 T = TypeVar("T", NodeState, RunState)
@@ -389,13 +390,6 @@ def _checked(cls: type[T], line: Mapping[str, Any]) -> T:
     if not fit(_CHECKS[cls], line):
         raise ValueError(f"not the state of a {cls.__name__}")
     return cls(**known_fields(cls, line))
-
-
-def _is_node(name: Any) -> bool:
-    """Raises ValueError where it cannot be the id of a node, which names files."""
-    if not is_node_id(name):
-        raise ValueError("not the id of a node")
-    return True
 
 
 def _new_folder(records: Path) -> Path:

@@ -70,7 +70,7 @@ class NodeFacts:
 
 @frozen(kw_only=True)
 class RunFacts:
-    """A run. place: among those of the report, from 0; label: a short name.
+    """A run. op_files: None where they are not trusted. place: among those of the report, from 0; label: a short name.
 
     worked: seconds that it ran, without those between its end and its resumption, None while it runs.
     results: the nodes with the pipeline's figures. combinations: of its sweep, the best by the metric sorted_by first.

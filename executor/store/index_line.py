@@ -53,6 +53,6 @@ CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("digest", "run"), is_id),
     "time": is_moment,
     "neutral": is_table_of(lambda value: True),
-    **dict.fromkeys(("acceptance", "without_code", "accepted_key", "reason", "user", "source"), is_text),
+    **dict.fromkeys(("acceptance", "without_code", "reason", "user", "source"), is_text),
     "accepted_key": lambda value: value == "" or is_id(value),
 }

@@ -40,7 +40,7 @@ from executor.system.json_values import Check, fit, is_flag, is_text, is_whole
 from executor.system.jsonlines import known_fields, parsed_object, read_object
 from executor.system.os_errors import clear_errors
 from executor.system.stage_mark import end_marked
-from executor.system.symlinks import is_folder, open_own, open_plain, remove, remove_link, remove_links_out_of
+from executor.system.symlinks import NO_FILE, is_folder, open_own, open_plain, remove, remove_link, remove_links_out_of
 
 KEPT = ("lease", "ranks")
 ACTORS = "actors-"
@@ -71,7 +71,7 @@ class Holder:
             with open_plain(folder / "lease") as file:
                 return cls.of(file.read())
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            if error.errno not in NO_FILE:
                 raise
             return cls()
 

@@ -21,11 +21,9 @@ from typing import Any
 import attrs
 
 from executor.system.os_errors import clear_errors
-from executor.system.symlinks import new_file, open_own, open_plain
+from executor.system.symlinks import NO_FILE, new_file, open_own, open_plain, read_plain
 
-ABSENT = {errno.ENOENT, errno.ENOTDIR}
-
-LONGEST_LINE, LARGEST_FILE = 64 << 20, 256 << 20  # bytes
+LONGEST_LINE = 64 << 20  # bytes
 
 
 def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:
@@ -98,7 +96,7 @@ class LineReader:
                         values.append(value)
                     self._is_skipping = not has_end
         except OSError as error:
-            if error.errno not in ABSENT | {errno.ELOOP}:
+            if error.errno not in NO_FILE:
                 raise
             return []
         return values
@@ -151,11 +149,11 @@ def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
 def read_json(path: Path) -> Any:
     """The value of a JSON file, None where it does not exist. Raises ValueError as `parse_json`, and for no file."""
     try:
-        return parse_json(_text(path))
+        return parse_json(read_plain(path).decode())
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ValueError("not a plain file") from None
-        if error.errno not in ABSENT:
+        if error.errno in (errno.ELOOP, errno.EFBIG):
+            raise ValueError("larger than any file of dflow's, or none") from None
+        if error.errno not in NO_FILE:
             raise
         return None
 
@@ -167,15 +165,6 @@ def read_object(path: Path) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def _text(path: Path) -> str:
-    """Raises ValueError for a file that is no UTF-8, or larger than any that dflow writes; OSError as `open_plain`."""
-    with open_plain(path) as file:
-        data = file.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE:
-        raise ValueError(f"larger than {LARGEST_FILE >> 20} MiB")
-    return data.decode()
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dsl.errors import StoreError
 from executor.system.jsonlines import compact, parse_json, replace_file
+from executor.system.symlinks import NO_FILE, read_plain
 
 
 def write_sealed(path: Path, value: Any) -> str:
@@ -23,9 +24,14 @@ def write_sealed(path: Path, value: Any) -> str:
 def read_sealed(path: Path, digest: str) -> Any:
     """The value, None where the file does not exist. Raises StoreError where it is not the one that was written."""
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+        data = read_plain(path)
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
         return None
     if hashlib.sha256(data).hexdigest() != digest:
-        raise StoreError(f"{path}: somebody else has changed it since dflow wrote it; who can write to this store?")
+        raise StoreError(
+            f"{path}: somebody else has changed it since dflow wrote it; let only people whom you trust write to this "
+            "store, and repeat the command"
+        )
     return parse_json(data.decode())

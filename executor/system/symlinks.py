@@ -18,6 +18,8 @@ from typing import IO
 from dsl.errors import StoreError
 
 MODE = 0o644
+LARGEST = 256 << 20  # bytes of a file that is read whole: dflow writes none so large
+NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EFBIG})  # none of dflow's in its place
 MOVE_BACK = "replace the link by its target"
 
 
@@ -67,6 +69,15 @@ def open_plain(path: Path) -> IO[bytes]:
         os.close(descriptor)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     return os.fdopen(descriptor, "rb")
+
+
+def read_plain(path: Path) -> bytes:
+    """The content of a regular file. Raises OSError as `open_plain`, with EFBIG for more than LARGEST bytes."""
+    with open_plain(path) as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise OSError(errno.EFBIG, f"larger than {LARGEST >> 20} MiB", str(path))
+    return data
 
 
 def remove(path: Path, *, ignore_errors: bool = False) -> None:

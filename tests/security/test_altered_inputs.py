@@ -8,6 +8,9 @@ import time
 import pytest
 from toy_ops import Toy
 
+from executor.store.artifact_store import Store
+from executor.store.input_check import check_before_use
+
 CHAIN = """
 [pipeline]
 name = "toy"
@@ -90,6 +93,24 @@ def test_what_was_pulled_is_read_once_on_each_machine(toy, tmp_path):
     alter(file_of(other))
     result = other.dflow("run", str(other.file), **on_another_machine(tmp_path))
     assert result.returncode == 1 and ALTERED in result.stderr
+
+
+def test_what_is_private_is_not_read_and_what_was_read_is_not_read_again(toy, tmp_path, monkeypatch):
+    """By reading in this process: a stage of the command would look the same."""
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    monkeypatch.setenv("XDG_CACHE_HOME", on_another_machine(tmp_path)["XDG_CACHE_HOME"])
+    store = Store.open(toy.store, write=False)
+    digest = file_of(toy).parent.name
+    read: list[int] = []
+    assert check_before_use(store, [digest], read_all=False, progress=read.append) == []
+    assert sum(read) == 0
+    monkeypatch.setenv("XDG_CACHE_HOME", on_another_machine(tmp_path)["XDG_CACHE_HOME"])
+    store = Store.open(toy.store, write=False)
+    (toy.store / "objects").chmod(0o777)
+    for expected in (len("hello"), 0):
+        read.clear()
+        assert check_before_use(store, [digest], read_all=False, progress=read.append) == []
+        assert (sum(read) >= expected) and (sum(read) > 0) == (expected > 0)
 
 
 def test_a_changed_stamp_alone_is_no_damage(toy):

@@ -66,13 +66,13 @@ def test_dflows_own_cluster_lets_nobody_in_without_its_token(own, tmp_path, monk
     for name in own.variables:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ClusterError, match="its token is missing or wrong here"):
-        find_hosts(address, False)
+        find_hosts(address, accepts_open=False)
     (tmp_path / "token").write_text("0" * 64)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setenv("RAY_NUM_REDIS_GET_RETRIES", "1")
     with pytest.raises(ClusterError, match="its token is missing or wrong here"):
-        find_hosts(address, False)
+        find_hosts(address, accepts_open=False)
 
 
 def test_no_server_of_dflows_own_cluster_runs_what_comes_by_http_without_its_token(own):
@@ -111,7 +111,7 @@ def test_a_cluster_that_lets_anyone_in_is_refused_until_it_is_accepted_by_name(
     assert refused in capsys.readouterr().out
     monkeypatch.setenv("DFLOW_RAY_WITHOUT_AUTHENTICATION", address)
     assert main(plan) == 0
-    [found, *_] = cluster_findings(address, False, toy.store, tmp_path)
+    [found, *_] = cluster_findings(address, toy.store, tmp_path, accepts_open=False)
     assert (found.name, found.level) == ("authentication", "missing")
 
 

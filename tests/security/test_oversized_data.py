@@ -16,7 +16,7 @@ from pyarrow import parquet
 from toy_ops import Toy
 
 from dsl.errors import DataError, ServerError
-from executor.system import jsonlines
+from executor.system import jsonlines, symlinks
 from executor.system.jsonlines import LineReader, read_json, read_object
 from ops.evaluate.benchmark_rows import check_benchmark
 from ops.ingest import tables
@@ -65,7 +65,7 @@ def test_a_sample_of_a_gigabyte_is_refused_by_name_without_reading_it(tmp_path, 
 
 def test_files_of_a_store_that_are_larger_than_any_are_damaged(tmp_path, monkeypatch):
     monkeypatch.setattr(jsonlines, "LONGEST_LINE", 1 << 20)
-    monkeypatch.setattr(jsonlines, "LARGEST_FILE", 1 << 20)
+    monkeypatch.setattr(symlinks, "LARGEST", 1 << 20)
     lines, whole = tmp_path / "events.jsonl", tmp_path / "manifest.json"
     lines.write_text('{"a": 1}\n{"b": "')
     whole.write_text('{"a": "')

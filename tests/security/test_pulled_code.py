@@ -67,9 +67,23 @@ def test_code_is_pulled_only_for_a_node_that_trusts_it(trust, tmp_path):
     assert list(other.store.rglob("*.py")) == []
 
 
-def test_code_in_a_received_store_is_not_used_by_a_node_that_does_not_trust_it(tmp_path):
+OWN_TARGET = (
+    OP.replace(
+        "from dsl.op import Artifact, field, op", "from dsl.op import field, op\nfrom ops.artifacts import TargetModel"
+    )
+    .replace('@frozen\nclass Model(Artifact):\n    """model/"""\n', "")
+    .replace('    trust_remote_code: bool = field(default=False, help="as load_target\'s")\n', "")
+    .replace("output = Model", "output = TargetModel")
+)
+
+
+@pytest.mark.parametrize("op", [OP, OWN_TARGET], ids=["a field that trusts", "a target of an own op"])
+def test_code_in_a_received_store_is_not_used_by_a_node_that_does_not_trust_it(op, tmp_path):
     """Somebody entered another artifact for the key, whose target.json says that it is trusted."""
     toy = toy_in(tmp_path / "toy", "false")
+    if op == OWN_TARGET:
+        (toy.folder / "target_op.py").write_text(op)
+        toy.file.write_text(toy.file.read_text().replace("trust_remote_code = false", ""))
     (toy.folder / "target_run.py").write_text(RUN.replace("modeling_x.py", "weights"))
     assert toy.dflow("run", str(toy.file)).returncode == 0
     [index] = toy.store.glob("index/*")

@@ -100,22 +100,59 @@ def test_a_user_at_a_terminal_is_asked(answer, received):
     assert process.wait() == (0 if answer == "y" else 2), shown
 
 
-def test_no_code_comes_from_inside_a_store(received):
+def test_no_code_comes_from_inside_a_store(received, tmp_path):
     """Not even by --trust, and not where its user wrote the path into a pipeline file."""
     inside = received.store / "objects" / "toy.py"
     inside.write_text((received.folder / "toy.py").read_text())
-    received.file.write_text(received.file.read_text().replace('"toy.py"', '"runs/objects/toy.py"'))
-    result = received.dflow("run", str(received.file))
-    assert result.returncode == 2
-    assert f"{inside} lies inside the store {received.store}, from which no code is imported" in result.stderr
+    whole = received.file.read_text()
+    received.file.write_text(whole.replace('"toy.py"', '"runs/objects/toy.py"'))
+    (received.store / "pipeline.py").write_text(inside.read_text())
+    refused = f"lies inside the store {received.store}, from which no code is"
+    for file in (str(received.file), "runs/pipeline.py"):
+        for command in (["run", file], ["plan", file], ["graph", file], ["explain", file, "a"]):
+            result = received.dflow(*command)
+            assert result.returncode == 2 and refused in result.stderr, command
     [record] = received.store.glob("records/*")
     graph = record / "graph.json"
     graph.write_text(graph.read_text().replace("../toy.py", "objects/toy.py"))
-    for arguments in (["resume"], ["resume", "--trust"], ["sync", record.name]):
+    for arguments, code in ((["resume"], 2), (["resume", "--trust"], 2), (["sync", record.name], 1)):
         result = received.dflow(*arguments)
-        assert result.returncode == 2 and "lies inside the store" in result.stderr
+        assert result.returncode == code and (REFUSED in result.stderr or refused in result.stderr), arguments
     assert received.dflow("report", "-o", "page.html").returncode == 0
-    assert "lies inside the store" in (received.folder / "page.html").read_text()
+    assert refused in (received.folder / "page.html").read_text()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_graph_that_is_no_file_is_damaged_and_not_waited_for(kind, received):
+    [graph] = received.store.glob("records/*/graph.json")
+    graph.unlink()
+    os.mkfifo(graph) if kind == "pipe" else graph.symlink_to("/dev/zero")
+    for arguments in (["resume"], ["status"], ["report", "--trust"]):
+        result = received.dflow(*arguments)
+        assert "Traceback" not in result.stderr and result.returncode in (0, 1), arguments
+    assert "is damaged" in received.dflow("resume", "--trust").stderr
+
+
+def test_tags_of_a_record_that_mlflow_or_dflow_reserve_are_not_sent(received):
+    [graph] = received.store.glob("records/*/graph.json")
+    graph.write_text(graph.read_text().replace('"tags":{}', '"tags":{"mlflow.note.content":"![](http://x)"}'))
+    result = received.dflow("sync", graph.parent.name, "--trust")
+    assert result.returncode == 1 and "are reserved" in result.stderr
+
+
+def test_the_text_of_code_in_a_store_shows_no_other_file(received, tmp_path):
+    """`explain` shows what code was before."""
+    (tmp_path / "private.txt").write_text("nobody else's")
+    assert received.dflow("run", str(received.file)).returncode == 0
+    for kept in received.store.glob("code/*/*"):
+        kept.unlink()
+        kept.symlink_to(tmp_path / "private.txt")
+    source = tmp_path / "toy.py"
+    source.write_text(source.read_text().replace('count_call("make")', 'count_call("make", )[0:0] if 0 else None'))
+    result = received.dflow("explain", str(received.file), "a")
+    assert result.returncode == 0 and "code changed: make" in result.stdout, result.stderr
+    assert "nobody" not in result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,7 @@ def test_what_differs_between_the_hosts_of_a_cluster_and_this_one_is_found(tmp_p
 
 def test_a_cluster_that_cannot_be_reached_is_a_finding(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed")
-    [found] = cluster.cluster_findings("127.0.0.1:1", tmp_path / "runs", tmp_path)
+    [found] = cluster.cluster_findings("127.0.0.1:1", tmp_path / "runs", tmp_path, accepts_open=False)
     message = "the Ray cluster 127.0.0.1:1 cannot be reached: nothing answers there"
     assert (found.name, found.level, found.message) == ("cluster 127.0.0.1:1", "missing", message)
     assert list(tmp_path.iterdir()) == []

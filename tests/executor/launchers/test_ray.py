@@ -248,7 +248,7 @@ def test_doctor_checks_the_hosts_of_a_cluster_and_who_can_use_it(cluster, tmp_pa
     with pytest.MonkeyPatch.context() as patch:
         for name, value in cluster.environment.items():
             patch.setenv(name, value)
-        found = list(cluster_findings(cluster.address, False, tmp_path / "runs", pipeline.parent))
+        found = list(cluster_findings(cluster.address, tmp_path / "runs", pipeline.parent, accepts_open=False))
         assert [(each.name, each.level) for each in found] == [
             (f"cluster {cluster.address}", "ok"),
             ("authentication", "ok"),
@@ -257,7 +257,7 @@ def test_doctor_checks_the_hosts_of_a_cluster_and_who_can_use_it(cluster, tmp_pa
         assert found[0].message == "3 hosts, reached from here"
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_NUM_REDIS_GET_RETRIES", "2")
-        [refused] = cluster_findings(cluster.address, False, tmp_path / "runs", pipeline.parent)
+        [refused] = cluster_findings(cluster.address, tmp_path / "runs", pipeline.parent, accepts_open=False)
         assert "its token is missing or wrong here: set RAY_AUTH_MODE=token" in refused.message
 
 
