@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +143,11 @@ class _Reader:
         rows, sorted_by = _combinations(record, recorded, damage)
         plan = plan_of(record.folder)
         self._sources[record.run] = record.state.nodes
-        nodes = {
-            node_id: self._node(record, node_id, recorded.get(node_id, RecordedNode()), plan.get(node_id), status)
-            for node_id in record.state.nodes
-        }
+        nodes: dict[str, NodeFacts] = {}
+        for node_id in dict.fromkeys((*recorded, *record.state.nodes)):  # parents first, also where lines were lost
+            if node_id in record.state.nodes:
+                facts = recorded.get(node_id, RecordedNode())
+                nodes[node_id] = self._node(record, node_id, facts, plan.get(node_id), status, nodes)
         return RunFacts(
             place=place,
             label=label,
@@ -163,8 +164,15 @@ class _Reader:
         )
 
     def _node(
-        self, record: Record, node_id: str, recorded: RecordedNode, row: PlanRow | None, status: str
+        self,
+        record: Record,
+        node_id: str,
+        recorded: RecordedNode,
+        row: PlanRow | None,
+        status: str,
+        before: Container[str],
     ) -> NodeFacts:
+        """before: the nodes that come before it in the order of the data."""
         state = record.state.nodes[node_id]
         manifest = self._store.manifest(state.digest) if state.digest is not None else None
         folder = self._store.object_path(state.digest) if manifest is not None and state.digest else None
@@ -182,7 +190,7 @@ class _Reader:
             seconds=state.seconds if state.seconds is not None else made.seconds,
             memory=state.memory if state.memory is not None else made.memory,
             gpu_memory=state.gpu_memory if state.gpu_memory is not None else made.gpu_memory,
-            parents=tuple(parent for parent in (row.parents if row else ()) if parent in record.state.nodes),
+            parents=tuple(parent for parent in (row.parents if row else ()) if parent in before),
             config=recorded.config,
             launch=recorded.launch,
             manifest=Manifest.read(own[MANIFEST]) if MANIFEST in own else None,
