@@ -6,18 +6,17 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from attrs import frozen
 
 from dsl.errors import DataError
+from ops.lib.data.json_lines import TOO_DEEP, bounded_lines, parse_line
 
 CHUNK = 1 << 20
 LONGEST = 64 << 20  # bytes of a line, or characters of an element of an array: images are better files of their own
 TOO_LONG = f"longer than {LONGEST >> 20} MiB; is it one sample? Its images can be files, named by their paths"
-TOO_DEEP = "broken JSON: nested too deeply"
 SPACE = re.compile(r"[\s,]*")
 
 
@@ -65,28 +64,14 @@ def _first_character(file: Path) -> bytes:
 def _lines(file: Path) -> Iterator[tuple[int, int, Any, str]]:
     """(line, bytes read, value, mistake) of every line that is not blank; one that is too long ends the reading."""
     read = 0
-    with file.open("rb") as lines:
-        for number, line in enumerate(iter(partial(lines.readline, LONGEST + 1), b""), start=1):
-            read += len(line)
-            if len(line) > LONGEST:
-                yield number, read, None, TOO_LONG
-                return
-            stripped = line.removeprefix(codecs.BOM_UTF8).strip()
-            if stripped:
-                yield number, read, *_parse(stripped)
-
-
-def _parse(line: bytes) -> tuple[Any, str]:
-    try:
-        return json.loads(line.decode("utf-8")), ""
-    except UnicodeDecodeError as error:
-        return None, f"not UTF-8 at byte {error.start + 1}"
-    except json.JSONDecodeError as error:
-        return None, f"broken JSON at column {error.colno}: {error.msg}"
-    except ValueError as error:  # an integer of thousands of digits
-        return None, f"broken JSON: {error}"
-    except RecursionError:
-        return None, TOO_DEEP
+    for number, line in bounded_lines(file, LONGEST):
+        read += len(line)
+        if len(line) > LONGEST:
+            yield number, read, None, TOO_LONG
+            return
+        stripped = line.removeprefix(codecs.BOM_UTF8).strip()
+        if stripped:
+            yield number, read, *parse_line(stripped)
 
 
 def _elements(file: Path) -> Iterator[tuple[int, int, Any, str]]:

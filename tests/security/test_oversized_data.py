@@ -18,14 +18,17 @@ from toy_ops import Toy
 from dsl.errors import DataError, ServerError
 from executor.system import jsonlines, symlinks
 from executor.system.jsonlines import LineReader, read_json, read_object
+from ops.artifacts import TokenShards
 from ops.evaluate.benchmark_rows import check_benchmark
 from ops.ingest import tables
 from ops.ingest.op import Ingest
 from ops.ingest.records import LONGEST
 from ops.ingest.row_form import LONGEST_ID
 from ops.ingest.run import ingest
+from ops.lib.data.files import LONGEST_ROW
 from ops.lib.data.memory_limit import memory_limit
 from ops.lib.data.sample_account import Unusable
+from ops.lib.data.token_shards import TokenReader
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
@@ -50,6 +53,25 @@ def read(source, folder, **options):
     stage = FakeStage(folder / "stage")
     ingest(Ingest(source=str(source), seed=0, **options), stage)
     return [json.loads(line)["id"] for line in (stage.out_dir / "samples.jsonl").read_text().splitlines()]
+
+
+def test_a_row_of_a_received_artifact_is_refused_by_file_and_line(tmp_path):
+    artifact = TokenShards(tmp_path, "digest")
+    (tmp_path / "tokens.json").write_text("{}")
+    rows = tmp_path / "samples.jsonl"
+    for row, why in (
+        (DEEP, "nested too deeply"),
+        ("[]", "not a JSON object but list"),
+        ("{", "broken JSON at column 2"),
+    ):
+        rows.write_text(f'{{"split": "train"}}\n{row}\n')
+        with pytest.raises(DataError, match=rf"samples\.jsonl:2: .*{why}"):
+            TokenReader(artifact)
+    rows.write_text('{"split": "')
+    with rows.open("r+b") as file:
+        file.truncate(1 << 30)  # takes no space
+    with memory_limit(3 * LONGEST_ROW), pytest.raises(DataError, match=r"samples\.jsonl:1: longer than 256 MiB"):
+        TokenReader(artifact)
 
 
 @pytest.mark.parametrize("begin", ['{"id": "', '[\n{"id": "'], ids=["a line", "an element of an array"])

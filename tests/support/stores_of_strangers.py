@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from imitated_runs import dflow, edit, run, toy_pipeline
 from manifests import made
-from toy_ops import Toy
+from toy_ops import OPS, PIPELINE, Toy
 
 from executor.records.events import Event, Figure, Info, Metric, Progress, Warned
+from executor.records.record_trust import trust_op_files
 from executor.records.run_record import Record
 from executor.records.sent_run import SentNode, SentRun
 from executor.store.artifact_store import COMMIT, Store
@@ -29,6 +30,16 @@ from executor.system.jsonlines import append_line, write_json
 
 SECRET = "words-that-nobody-may-read"
 CANARY = "<canary>"  # in strategies; its folder's path where a change is applied
+THEIRS = "their_ops"  # the module of a stranger's op file
+NO_SERVER = "http://127.0.0.1:9"
+# The ops of a real stage find their files where imitated runs write them.
+OWN_OPS = OPS.replace('"text.txt"', '"sub/text.txt"').replace("(stage.out_dir /", "(with_sub(stage.out_dir) /")
+OWN_OPS += """
+
+def with_sub(folder):
+    (folder / "sub").mkdir(exist_ok=True)
+    return folder
+"""
 PNG = b"\x89PNG\r\n\x1a\n"
 DIGEST = "5" * 64  # a name in the canary folder
 
@@ -40,6 +51,7 @@ TEXTS = [
     "${secret:HOME}", "-rf", "=1+1", "nan", "done", "running", "failed", "hit", "miss", "accepted", "pulled", DIGEST,
     DIGEST.upper(), f"{DIGEST}\n", "20260101-000000-abcd", "file:///etc/passwd", "<script>alert(1)</script>",
     "{{ 7 * 7 }}", "%s%n", "1" * 400, "toy:make", "../toy.py", "make", "steps", "ü", "\u2028", "\r", "\t",
+    f"{CANARY}/../theirs/{THEIRS}.py", f"{THEIRS}:make", THEIRS,
 ]  # fmt: skip
 NUMBERS = [0, 1, -1, 2**31, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf"), -float("inf")]
 RAW = [
@@ -71,7 +83,12 @@ SPECIAL = ["folder", "full folder", "pipe", "gone", "unreadable"]
 
 
 class Home:
-    """home/canary, home/mine with the toy's pipeline and store, home/remote, and home/other with another store."""
+    """home/canary, home/mine with the toy's pipeline and store, home/remote, and home/other with another store.
+
+    The user's state folder must be home/state. The store also holds the run of a stranger, whose op file in home/theirs
+    writes into the canary folder when it is imported, and whose MLflow database would lie there. The code of the user's
+    op file changed since the runs.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -93,13 +110,32 @@ class Home:
             (self.canary / name).write_bytes(
                 PNG + SECRET.encode() if name.endswith("png") else f'"{SECRET}"\n'.encode()
             )
+        received = self._received()
+        shutil.rmtree(folder / "state")
+        ops = self.toy.folder / "toy.py"
+        ops.write_text(OWN_OPS)
+        self.toy.file.write_text(f'{PIPELINE}\n[mlflow]\ntracking_uri = "{NO_SERVER}"\n')
         self.runs = [
             done(self.toy),
             done(self.toy, "c.weight=2.0"),
             run(self.toy, "a.text=new", fail_at="d", contents="y"),
+            received,
         ]
         assert dflow(self.toy, "push", str(self.remote), self.runs[0].run) == 0
         assert dflow(self.toy, "tag", self.runs[1].run, "best") == 0
+        ops.write_text(OWN_OPS.replace("return between.join(texts)", "return str(between).join(texts)"))
+        trust_op_files([ops])
+
+    def _received(self) -> Record:
+        theirs = toy_pipeline(self.folder / "theirs")
+        theirs.store = self.toy.store
+        ops = theirs.folder / f"{THEIRS}.py"
+        ops.write_text(OPS.replace("toy:", f"{THEIRS}:"))
+        database = f'tracking_uri = "sqlite:///{self.canary}/mlflow.db"'
+        theirs.file.write_text(f"{PIPELINE.replace('toy.py', ops.name)}\n[mlflow]\n{database}\n")
+        record = run(theirs, "a.text=theirs", fail_at="d")
+        ops.write_text(f"open({str(self.canary / 'ran')!r}, 'w').close()\n{ops.read_text()}")
+        return record
 
     @property
     def other(self) -> Path:

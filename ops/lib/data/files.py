@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
+from ops.lib.data.json_lines import bounded_lines, parse_line
 
 OF_CHECKPOINTS = (
     *("*config.json", "tokenizer*.json", "vocab.json", "special_tokens*.json", "added_tokens*.json"),
     *("chat_template*.json", "*.index.json"),
 )
+LONGEST_ROW = 256 << 20  # bytes of a line of an artifact; `ingest` takes no sample of more than 64 Mi characters
+TOO_LONG = f"longer than {LONGEST_ROW >> 20} MiB"
 DEEPEST = 50  # levels of these files, which have about five
 
 
@@ -78,11 +81,18 @@ def write_jsonl(path: Path, rows: Iterable[object]) -> None:
         file.writelines(json_line(row) for row in rows)
 
 
-def read_jsonl(path: Path) -> Iterator[Any]:
-    """The objects of a JSONL file; only a newline ends a line, not Unicode's other separators."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            yield json.loads(line)
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of an artifact's JSONL file; only a newline ends a line, not Unicode's other separators.
+
+    Raises DataError, with the line, for anything else: the artifact may come from somebody else.
+    """
+    for number, line in bounded_lines(path, LONGEST_ROW):
+        row, mistake = parse_line(line.removesuffix(b"\n")) if len(line) <= LONGEST_ROW else (None, TOO_LONG)
+        if not mistake and not isinstance(row, dict):
+            mistake = f"not a JSON object but {type(row).__name__}"
+        if mistake:
+            raise DataError(f"{path}:{number}: {mistake}; verify the store")
+        yield row
 
 
 def replace_file(path: Path, content: bytes) -> None:
