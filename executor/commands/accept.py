@@ -7,7 +7,7 @@ import sys
 
 from dsl.errors import StoreError
 from dsl.read_toml import read_graph
-from executor.commands.arguments import add_file, add_overrides, add_store, open_store
+from executor.commands.arguments import add_file, add_overrides, add_store, add_trust, check_store, open_store, store_of
 from executor.explain.accept import accept, make_offer
 from executor.explain.explanation import module_file
 from executor.keys.code_diff import code_text
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", default="", metavar="TEXT", help="why the change is harmless")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_store(parser)
+    add_trust(parser)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -36,6 +37,7 @@ def main(options: argparse.Namespace) -> int:
     if not options.yes and not sys.stdin.isatty():
         print_lines("dflow: no terminal to ask on; check `dflow explain`, then pass --yes", error=True)
         return USAGE
+    check_store(options, store_of(options))
     store = open_store(options, write=True)
     trust_op_files(graph.op_files)
     planner = make_planner(store, graph)

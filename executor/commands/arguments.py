@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 from dsl.errors import NotTrusted
-from executor.records.record_trust import HOW, UNKNOWN, untrusted_op_files
+from executor.records.record_trust import HOW, UNKNOWN
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store, store_path
 from executor.system.output import print_lines
+from executor.system.trust import is_own_store, trust_store
+
+UNKNOWN_STORE = "not one that you made here, at this place"
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -88,8 +91,8 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="import the op files, run the graph and use the MLflow server of the run's record, though you did not run "
-        "it here as it is now",
+        help="use the store though you did not make it here, and the op files, graph and MLflow server of a record though "
+        "you did not run them as they are now",
     )
 
 
@@ -101,22 +104,27 @@ def check_trust(options: argparse.Namespace, record: Record, *, to_run: bool) ->
     acting = record.acting()
     if options.trust:
         acting.trust()
-        return
-    unknown = acting.unknown() if to_run else list(map(str, untrusted_op_files(acting.op_files)))
-    if not unknown:
-        return
-    what = f"run {record.run} names what is {UNKNOWN}: {', '.join(unknown)}"
-    if not _agrees(what):
-        raise NotTrusted(f"{what}; {HOW}")
-    acting.trust()
+    elif unknown := acting.unknown(to_run=to_run):
+        _agree(f"run {record.run} has or names what is {UNKNOWN}: {', '.join(unknown)}")
+        acting.trust()
 
 
-def _agrees(what: str) -> bool:
-    """Whether the user at the terminal says yes; False where there is none."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    print_lines(f"{what}\nIt could run any code as you. Trust it? [y/N]", error=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+def check_store(options: argparse.Namespace, path: Path) -> None:
+    """Let a store be used that somebody else made, as `check_trust` does; one that does not exist yet may be."""
+    if options.trust:
+        trust_store(path)
+    elif (path / "format").exists() and not is_own_store(path):
+        _agree(f"the store {path} is {UNKNOWN_STORE}")
+        trust_store(path)
+
+
+def _agree(what: str) -> None:
+    """Ask the user at the terminal. Raises NotTrusted where there is none, or for any answer but yes."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        print_lines(f"{what}\nIt could run any code as you. Trust it? [y/N]", error=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return
+    raise NotTrusted(f"{what}; {HOW}")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

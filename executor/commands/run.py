@@ -18,7 +18,9 @@ from executor.commands.arguments import (
     add_sort,
     add_store,
     add_sweeps,
+    add_trust,
     add_verify_inputs,
+    check_store,
     store_of,
 )
 from executor.launchers.cluster_address import use_cluster, with_cluster
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_keep_going(parser)
     add_verify_inputs(parser)
     add_store(parser)
+    add_trust(parser)
     add_ray(parser)
     parser.add_argument(
         "--smoke",
@@ -58,6 +61,7 @@ def main(options: argparse.Namespace) -> int:
         if warning := sort_warning(graph):
             print_lines(f"warning: {warning}", error=True)
     path = store_of(options)
+    check_store(options, path)
     if options.smoke is not None:
         from executor.smoke.trial_run import smoke_run
 

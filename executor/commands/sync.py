@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 
 from dsl.errors import NotTrusted, PipelineError, StoreError
-from executor.commands.arguments import add_store, add_trust, check_trust, open_store
+from executor.commands.arguments import add_store, add_trust, check_store, check_trust, open_store, store_of
 from executor.records.run_record import Record, find_record, newest_records
 from executor.records.sent_run import sent_of
 from executor.store.artifact_store import Store
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 1 where MLflow did not receive everything, 2 where a record is not trusted."""
+    check_store(options, store_of(options))
     store = open_store(options, write=True)
     if options.run is not None:
         record = find_record(store.records, options.run)

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dsl.errors import StoreError
-from executor.commands.arguments import add_address, add_store, open_store
+from executor.commands.arguments import add_address, add_store, add_trust, check_store, open_store
 from executor.records.run_record import newest_records
 from executor.records.sent_run import SentRun
 from executor.system.output import OK, print_lines
@@ -37,6 +37,7 @@ GRACE_S = 2  # for open connections at shutdown
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_address(parser, port=5000)
     add_store(parser)
+    add_trust(parser)
 
 
 def allowed_hosts(host: str) -> str:
@@ -71,13 +72,15 @@ def links(records: Path, url: str) -> Iterator[str]:
 def main(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C. MLflow's output goes to a log in the store."""
     store = open_store(options).path
+    check_store(options, store)
     if not (store / "mlflow.db").exists():
         raise StoreError(f"{store} has no mlflow.db: no run was tracked there yet")
     require_free_port(options.host, options.port)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store / 'mlflow.db'}"]
     command += ["--artifacts-destination", (store / "mlartifacts").as_uri()]
     command += ["--host", options.host, "--port", str(options.port), "--workers", "1"]
-    command += ["--uvicorn-opts", f"--timeout-graceful-shutdown {GRACE_S}"]
+    # Else uvicorn imports what lies in the working directory before anything that is installed.
+    command += ["--uvicorn-opts", f"--timeout-graceful-shutdown {GRACE_S} --app-dir {os.devnull}"]
     if ALLOWED not in os.environ:
         command += ["--allowed-hosts", allowed_hosts(options.host)]
     if is_reachable_by_others(options.host):

@@ -18,7 +18,7 @@ from executor.records.run_record import Record, RunState, is_begun
 from executor.records.run_tags import tags_of
 from executor.records.serving_lock import is_served
 from executor.store.artifact_store import COMMIT, Store
-from executor.store.index_line import PULLED, IndexLine
+from executor.store.index_line import IndexLine
 from executor.store.names import KEY
 from executor.system.jsonlines import read_object
 
@@ -119,7 +119,7 @@ def in_use(
         for line in lines:
             if line.run in running:
                 used.setdefault(line.digest, f"run {line.run}: it is running")
-            elif is_pulled(line) and line.digest not in digests:
+            elif line.is_pulled and line.digest not in digests:
                 if pulled:
                     used.setdefault(line.digest, "pulled, and no run has used it yet")
             elif line.acceptance == ACCEPTED and key not in keys_used:
@@ -132,11 +132,6 @@ def in_use(
         if folder.parent.name in keys or committed.get("run") in runs:
             used.setdefault(str(committed.get("digest")), f"run {committed.get('run')}: it is being committed")
     return InUse(used, frozenset(filter(None, keys)), runs)
-
-
-def is_pulled(line: IndexLine) -> bool:
-    """Whether another store computed the artifact. A line that was accepted there has a source."""
-    return line.acceptance == PULLED or bool(line.source)
 
 
 def read_index(store: Store) -> dict[str, list[IndexLine]]:

@@ -14,7 +14,7 @@ from dsl.errors import StoreError, StructureError
 from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.pipeline import Copy
-from executor.records.record_trust import require_trusted_graph, require_trusted_op_files
+from executor.records.record_trust import require_own_store, require_trusted_graph, require_trusted_op_files
 from executor.system.jsonlines import known_fields, parsed_object, read_json, write_json
 from executor.system.symlinks import NO_FILE, read_plain
 
@@ -49,9 +49,10 @@ def load_graph(folder: Path, *, to_run: bool = False) -> Graph:
     if data is None:
         raise damaged(folder, GRAPH)
     if to_run:
+        require_own_store(_store(folder))
         require_trusted_graph(text)
     op_files = recorded_op_files(folder, data)
-    require_trusted_op_files(op_files)
+    require_trusted_op_files(_store(folder), op_files)
     try:
         before = Path(data.pop("store", _store(folder)))
         root = _absolute(data["root"], _store(folder), before)

@@ -18,7 +18,18 @@ from attrs import frozen
 
 from dsl.errors import NotTrusted
 from dsl.imports import path_without_added, places_of
-from executor.system.trust import GRAPH, OP_FILE, TRACKING_URI, Trusted, are_trusted, is_trusted, trust
+from dsl.paths import is_there
+from executor.system.trust import (
+    GRAPH,
+    OP_FILE,
+    TRACKING_URI,
+    Trusted,
+    are_trusted,
+    is_own_store,
+    is_trusted,
+    trust,
+    trust_store,
+)
 
 UNKNOWN = "not as you ran it here, or you never did"
 HOW = "read it, then repeat the command with --trust"
@@ -27,8 +38,9 @@ IN_TEXT = re.compile(r"(\w+)(\.\w+)*:\w+")  # "my_run:capture", as @op names a r
 
 @frozen
 class Acting:
-    """What a record would do for the user. graph: the content of its file; op_files: absolute."""
+    """What a record would do for the user. store: where it lies; graph: the content of its file; op_files: absolute."""
 
+    store: Path
     graph: bytes
     op_files: Sequence[Path]
     tracking_uri: str | None
@@ -36,12 +48,19 @@ class Acting:
     def trust(self) -> None:
         """Remember all of it as the user's own."""
         uri = [] if self.tracking_uri is None else [(TRACKING_URI, self.tracking_uri)]
+        trust_store(self.store)
         trust([(GRAPH, self.graph), *_entries(self.op_files), *uri])
 
-    def unknown(self) -> list[str]:
-        """What of it is not as the user ran or trusted it, in words."""
-        op_files = list(map(str, untrusted_op_files(self.op_files)))
-        return op_files if is_trusted(GRAPH, self.graph) else ["its graph", *op_files]
+    def unknown(self, *, to_run: bool) -> list[str]:
+        """What of it is not as the user ran or trusted it, in words; to_run: its graph too."""
+        found = [] if is_own_store(self.store) else [f"the store {self.store}"]
+        found += [] if is_trusted(GRAPH, self.graph) or not to_run else ["its graph"]
+        found += [] if self._sends_where_the_user_did else [f"the tracking server {self.tracking_uri}"]
+        return [*found, *map(str, untrusted_op_files(self.op_files))]
+
+    @property
+    def _sends_where_the_user_did(self) -> bool:
+        return self.tracking_uri is None or is_trusted(TRACKING_URI, self.tracking_uri)
 
 
 def trust_op_files(op_files: Sequence[Path]) -> None:
@@ -50,7 +69,7 @@ def trust_op_files(op_files: Sequence[Path]) -> None:
 
 
 def _entries(op_files: Sequence[Path]) -> list[Trusted]:
-    return [_op_file(file) for file in op_files if file.is_file()]
+    return [_op_file(file) for file in op_files if is_there(file, Path.is_file)]
 
 
 def require_trusted_graph(graph: bytes) -> None:
@@ -59,15 +78,25 @@ def require_trusted_graph(graph: bytes) -> None:
         raise NotTrusted(f"the run's graph is {UNKNOWN}; {HOW}")
 
 
-def require_trusted_op_files(op_files: Sequence[Path]) -> None:
-    """Raises NotTrusted for the first whose code is not as the user ran or trusted it."""
+def require_own_store(store: Path) -> None:
+    """Raises NotTrusted for a store that the user neither made nor trusted: all in it may be made to do harm."""
+    if not is_own_store(store):
+        raise NotTrusted(f"the store {store} is not one that you made here, at this place; {HOW}")
+
+
+def require_trusted_op_files(store: Path, op_files: Sequence[Path]) -> None:
+    """Raises NotTrusted for the first whose code is not as the user ran or trusted it, and for all that the store of
+    somebody else names: where a file lies decides what it imports.
+    """
+    if op_files:
+        require_own_store(store)
     for file in untrusted_op_files(op_files):
         raise NotTrusted(f"{file} is not imported: it is {UNKNOWN}; {HOW}")
 
 
 def untrusted_op_files(op_files: Sequence[Path]) -> list[Path]:
     """Those whose code is not as the user ran or trusted it."""
-    there = [file for file in op_files if file.is_file()]
+    there = [file for file in dict.fromkeys(op_files) if is_there(file, Path.is_file)]
     known = are_trusted(map(_op_file, there)) if there else []
     return [file for file, is_known in zip(there, known, strict=True) if not is_known]
 

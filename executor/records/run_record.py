@@ -174,7 +174,7 @@ class Record:
         """
         folder = _new_folder(records)
         save_graph(folder, graph)
-        Acting(graph_text(folder), graph.op_files, graph.tracking_uri).trust()
+        Acting(records.parent, graph_text(folder), graph.op_files, graph.tracking_uri).trust()
         run_state = RunState(
             run=folder.name,
             pipeline=graph.name,
@@ -251,7 +251,8 @@ class Record:
 
     def acting(self) -> Acting:
         """What it would do for the user."""
-        return Acting(graph_text(self.folder), recorded_op_files(self.folder), self.state.tracking_uri)
+        store, op_files = self.folder.absolute().parent.parent, recorded_op_files(self.folder)
+        return Acting(store, graph_text(self.folder), op_files, self.state.tracking_uri)
 
     def op_names(self) -> dict[str, str]:
         """The name of each node's op; the ops themselves need not exist any more."""

@@ -28,6 +28,7 @@ from dsl.op_table import load_op
 from executor.store.run_measurements import with_own_files
 from executor.system.jsonlines import append_line, read_json, read_lines, write_json
 from executor.system.supervisor import Finished, run_module
+from executor.system.symlinks import links_in
 from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section, Series, Table
 
 BODIES: dict[str, type[Body]] = {kind.__name__: kind for kind in (Table, Chart, Html, Picture, Account)}
@@ -130,6 +131,8 @@ def _answer(request: Request, view: Path) -> dict[str, Any]:
         show = hook(load_op(request.op, request.op_files), "report")
         if show is None:
             return {"sections": []}
+        if link := next(links_in(request.folder), None):
+            return {"failed": f"its artifact holds a link, {link.name}; see `dflow verify`"}
         folder = with_own_files(request.own, request.folder, view)
         sections = list(show(folder))
     except DflowError as error:

@@ -134,7 +134,7 @@ class _Reader:
         try:
             recorded = recorded_nodes(record.folder)
             op_files = recorded_op_files(record.folder)
-            require_trusted_op_files(op_files)
+            require_trusted_op_files(self._store.path, op_files)
         except NotTrusted as error:
             damage.append(f"what its own ops show is missing: {error}")
             op_files = None

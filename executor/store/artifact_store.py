@@ -36,12 +36,12 @@ from executor.system.file_locks import is_exclusive
 from executor.system.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
 from executor.system.os_errors import clear_error, clear_errors
 from executor.system.symlinks import plain_status, refuse_links, remove
+from executor.system.trust import trust_store
 from executor.system.user_cache import user_cache
 
 FORMAT = 3  # of the layout: other versions are refused
 COMMIT = "commit.json"
 FOLDERS = ("objects", "index", "work", "records")
-MAY_BE_LINKS = ("mlflow.db", "mlartifacts")  # MLflow writes them, and dflow removes nothing there
 NO_LINKS = (*FOLDERS, "code", "smoke", "format", LOCK, "mlflow.lock")
 KEPT_BY_GIT = "README.md"  # in a folder that has no other file yet
 PRIVATE = 0o700  # prompts and answers are in logs, events, reports and mlflow.db
@@ -283,6 +283,7 @@ class Store:
                     with suppress(PermissionError):  # it belongs to another user
                         self.path.chmod(PRIVATE)
                 write_json(self.path / "format", FORMAT, durable=True)
+                trust_store(self.path)
             if not all((self.path / name).is_dir() for name in FOLDERS):
                 for name in FOLDERS:
                     (self.path / name).mkdir(exist_ok=True)
@@ -331,17 +332,12 @@ def _version(path: Path) -> Any:
         raise StoreError(f"{path}: this is not a store of dflow (its file `format` holds no number)") from error
 
 
-def _is_allowed(path: Path) -> bool:
-    """Whether a folder that holds this may become a store: links of MLflow's, and the page by which Git keeps runs/."""
-    return (path.name in MAY_BE_LINKS and path.is_symlink()) or path.name == KEPT_BY_GIT
-
-
 def _store_mistake(path: Path) -> str:
     """What is wrong with a folder that has no file `format`; empty where it may become a store."""
     if (path / "objects").exists():
         return f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow"
     others = path.iterdir() if path.is_dir() else ()
-    if any(not file.name.startswith((".", "format")) and not _is_allowed(file) for file in others):
+    if any(not file.name.startswith((".", "format")) and file.name != KEPT_BY_GIT for file in others):
         return f"{path} holds other files and is not a dflow store; choose another --store"
     return ""
 

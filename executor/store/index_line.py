@@ -43,6 +43,11 @@ class IndexLine:
         is_line = line.keys() >= NEEDS and fit(CHECKS, line)
         return cls(**known_fields(cls, line)) if is_line else None
 
+    @property
+    def is_pulled(self) -> bool:
+        """Whether another store computed the artifact. A line that was accepted there has a source."""
+        return self.acceptance == PULLED or bool(self.source)
+
     def to_json(self) -> dict[str, Any]:
         """The line, without texts that are empty."""
         return {name: value for name, value in attrs.asdict(self).items() if value != ""}

@@ -12,7 +12,6 @@ import stat
 from collections.abc import Iterable
 
 from executor.store.artifact_store import Store
-from executor.store.index_line import PULLED
 from executor.store.integrity import Damage, Progress, check, set_aside
 from executor.store.manifest import Manifest
 from executor.store.names import KEY
@@ -57,7 +56,7 @@ def _is_foreign(store: Store, digest: str, manifest: Manifest | None) -> bool:
     """Whether somebody else could have made it."""
     key = manifest.key if manifest is not None else ""
     lines = store.index(key) if KEY.fullmatch(key) else []
-    was_pulled = any(line.acceptance == PULLED and line.digest == digest for line in lines)
+    was_pulled = any(line.is_pulled and line.digest == digest for line in lines)
     return was_pulled or _others_can_write(store, digest)
 
 

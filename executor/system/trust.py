@@ -20,6 +20,7 @@ FOR_CHILDREN = "DFLOW_TRUSTED"  # SHA-256 of lines, by spaces
 TRACKING_URI = "tracking URI"
 OP_FILE = "op file"
 GRAPH = "graph"
+STORE = "store"
 
 Trusted = tuple[str, str | bytes]  # what it is, one of the above, and its content
 
@@ -50,6 +51,15 @@ def are_trusted(contents: Iterable[Trusted]) -> list[bool]:
 
 def is_trusted(what: str, content: str | bytes) -> bool:
     return are_trusted([(what, content)])[0]
+
+
+def trust_store(path: Path) -> None:
+    """Remember a store, by its place, as one that the user made or trusts."""
+    trust([(STORE, os.fsencode(os.path.realpath(path)))])
+
+
+def is_own_store(path: Path) -> bool:
+    return is_trusted(STORE, os.fsencode(os.path.realpath(path)))
 
 
 def _line(entry: Trusted) -> dict[str, str]:

@@ -278,11 +278,14 @@ def tracking_uri(store: Path, uri: str | None, root: Path) -> str:
 
 
 def check_trusted(uri: str) -> None:
-    """Raises StoreError for the URI of a record whose secrets no pipeline file of the user sends there."""
-    if secret_names(uri) and not is_trusted(TRACKING_URI, uri):
+    """Raises StoreError for the URI of a record that no pipeline file of the user names: it would get the credentials
+    that MLflow finds in the environment, and the values of its secrets.
+    """
+    if uri and not is_trusted(TRACKING_URI, uri):
+        secrets = f", with the value of {', '.join(secret_names(uri))}" if secret_names(uri) else ""
         raise StoreError(
-            f"the record sends the value of {', '.join(secret_names(uri))} to {uri}, which no pipeline file that you "
-            "ran here names; if it is yours, say `dflow sync RUN --trust`"
+            f"the record sends to {uri}{secrets}, which no pipeline file that you ran here names; if it is yours, say "
+            "`dflow sync RUN --trust`"
         )
 
 

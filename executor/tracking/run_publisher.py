@@ -23,6 +23,7 @@ from dsl.graph import Graph, GraphNode
 from dsl.secrets import redact, secret_names, values_of
 from executor.records.events import Accepted, EventReader
 from executor.records.metric_points import NodeEvents
+from executor.records.record_trust import require_own_store
 from executor.records.run_record import NodeState, Record, load_begun
 from executor.records.sent_run import FAILED, SentNode, SentRun
 from executor.results.node_params import params
@@ -123,6 +124,7 @@ class RunPublisher:
     @cached_property
     def _tracker(self) -> Tracker:
         """Sends everything again where MLflow no longer has the run. Raises StoreError where it was deleted there."""
+        require_own_store(self._store)
         check_trusted(self._record.state.tracking_uri or "")
         uri = tracking_uri(self._store, self._record.state.tracking_uri, self._graph.root)
         tracker = Tracker(self._store, uri, self.counts)

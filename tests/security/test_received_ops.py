@@ -69,7 +69,7 @@ def test_trust_holds_until_the_code_is_another(received, tmp_path):
 
 def test_a_graph_that_was_altered_is_not_run(received, tmp_path):
     """The op file is as its user knows it, the record's config is somebody else's."""
-    assert received.dflow("run", str(received.file)).returncode == 0
+    assert received.dflow("run", str(received.file), "--trust").returncode == 0
     [graph] = {
         path for path in received.store.glob("records/*/graph.json") if (path.parent / "state.jsonl").exists()
     } - {min(received.store.glob("records/*/graph.json"))}
@@ -144,7 +144,7 @@ def test_tags_of_a_record_that_mlflow_or_dflow_reserve_are_not_sent(received):
 def test_the_text_of_code_in_a_store_shows_no_other_file(received, tmp_path):
     """`explain` shows what code was before."""
     (tmp_path / "private.txt").write_text("nobody else's")
-    assert received.dflow("run", str(received.file)).returncode == 0
+    assert received.dflow("run", str(received.file), "--trust").returncode == 0
     for kept in received.store.glob("code/*/*"):
         kept.unlink()
         kept.symlink_to(tmp_path / "private.txt")
@@ -169,13 +169,13 @@ def test_the_modules_beside_an_op_file_belong_to_it(source, beside, tmp_path):
     file, module = tmp_path / "own_ops.py", tmp_path / beside
     file.write_text(source)
     (tmp_path / "middle.py").write_text("import near")
-    Acting(b"{}", [file], None).trust()
+    Acting(tmp_path / "runs", b"{}", [file], None).trust()
     assert untrusted_op_files([file]) == []
     module.parent.mkdir(exist_ok=True)
     module.write_text("import os")
     assert untrusted_op_files([file]) == [file]
     (tmp_path / "unrelated.py").write_text("")
-    Acting(b"{}", [file], None).trust()
+    Acting(tmp_path / "runs", b"{}", [file], None).trust()
     (tmp_path / "unrelated.py").write_text("import os")
     assert untrusted_op_files([file]) == []
 
@@ -186,7 +186,7 @@ def test_what_a_command_trusts_holds_for_its_children_where_nothing_can_be_remem
     file = tmp_path / "own_ops.py"
     file.write_text("")
     assert untrusted_op_files([file]) == [file]
-    Acting(b"{}", [file], None).trust()
+    Acting(tmp_path / "runs", b"{}", [file], None).trust()
     assert untrusted_op_files([file]) == []
     program = (
         "import sys; from pathlib import Path; from executor.records.record_trust import untrusted_op_files\n"

@@ -90,6 +90,7 @@ def test_keys_in_arguments_are_refused_and_a_server_for_others_without_one_is_wa
 @pytest.fixture(scope="module")
 def mlflow_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     toy = tracked_toy(tmp_path_factory.mktemp("ui"))
+    (toy.folder / "yaml.py").write_text("open('ran', 'w').close()")
     port = free_port()
     process = toy.start("ui", "--port", str(port))
     try:
@@ -99,6 +100,7 @@ def mlflow_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.terminate()
         process.communicate(timeout=60)
+    assert not (toy.folder / "ran").exists()  # what lies in the working directory is not imported
 
 
 def answer_code(url: str, body: bytes | None = None, **headers: str) -> int:

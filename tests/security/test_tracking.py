@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 from toy_ops import ONE_NODE, Toy
 
+from executor.system.trust import trust_store
 from executor.tracking.mlflow_client import shown_error
 
 
@@ -57,7 +58,7 @@ def test_an_error_shows_no_query_of_an_address():
     assert shown_error(error) == "https://host/api?*** failed; see 'http://other/?***'"
 
 
-def test_a_received_record_gets_no_secret_unless_its_user_trusts_it(server, tmp_path):
+def test_a_received_record_gets_no_secret_unless_its_user_trusts_it(server, tmp_path, monkeypatch):
     """Its server asks for a variable of whoever sends it; here nobody has run a pipeline that says so."""
     theirs, mine = tmp_path / "theirs", tmp_path / "mine"
     uri = f"http://{server}/${{secret:MY_TOKEN}}"
@@ -68,10 +69,11 @@ def test_a_received_record_gets_no_secret_unless_its_user_trusts_it(server, tmp_
     (tmp_path / "own").mkdir()
     own = Toy(tmp_path / "own", ONE_NODE)  # with the same op file, but no server
     assert own.dflow("run", str(own.file), XDG_STATE_HOME=str(mine)).returncode == 0
+    monkeypatch.setenv("XDG_STATE_HOME", str(mine))
+    trust_store(toy.store)
     asked = len(Refusing.paths)
-    for arguments in (["sync", record.name], ["sync"]):
-        said = toy.dflow(*arguments, MY_TOKEN="open-sesame", XDG_STATE_HOME=str(mine)).stderr
-        assert "the record sends the value of MY_TOKEN to http://" in said
+    assert f"the tracking server {uri}" in toy.dflow("sync", record.name, MY_TOKEN="open-sesame").stderr
+    assert f"the record sends to {uri}, with the value of MY_TOKEN" in toy.dflow("sync", MY_TOKEN="open-sesame").stderr
     resumed = toy.dflow("resume", record.name, "--from", "a", MY_TOKEN="open-sesame", XDG_STATE_HOME=str(mine))
     assert resumed.returncode == 2 and "its graph" in resumed.stderr
     assert len(Refusing.paths) == asked
