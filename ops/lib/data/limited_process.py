@@ -134,8 +134,9 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
         return
     process.kill()
     for pipe in (process.stdin, process.stdout):
-        with suppress(BrokenPipeError):
-            pipe.close() if pipe is not None else None
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
     process.wait()
 
 
