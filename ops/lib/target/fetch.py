@@ -9,9 +9,9 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from dsl.errors import DataError
+from ops.lib.data.checkpoint_code import check_code
 from ops.lib.data.files import check_json_files
 from ops.lib.target.checkpoint_files import CODE, CONFIGS, PROCESSOR, WEIGHTS
-from ops.lib.vision.checkpoint_code import check_code
 
 
 def patterns(trust_remote_code: bool) -> tuple[str, ...]:
