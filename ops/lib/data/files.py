@@ -97,9 +97,8 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """
     for number, line in bounded_lines(path, LONGEST_ROW):
         row, mistake = parse_line(line.removesuffix(b"\n")) if len(line) <= LONGEST_ROW else (None, TOO_LONG)
-        if not mistake and not isinstance(row, dict):
-            mistake = f"not a JSON object but {type(row).__name__}"
-        if mistake:
+        if not isinstance(row, dict):
+            mistake = mistake or f"not a JSON object but {type(row).__name__}"
             raise DataError(f"{path}:{number}: {mistake}; verify the store")
         yield row
 
