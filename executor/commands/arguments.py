@@ -91,8 +91,8 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="use the store though you did not make it here, and the op files, graph and MLflow server of a record though "
-        "you did not run them as they are now",
+        help="use a store that you did not make here, and the op files, graph and MLflow server of a record that you did "
+        "not run as they are now",
     )
 
 

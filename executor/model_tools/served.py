@@ -14,9 +14,9 @@ from executor.planning.code_trust import refuse_untrusted_code
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
+from ops.lib.data.checkpoint_code import check_code
 from ops.lib.data.files import read_json
 from ops.lib.sglang.serve_command import DraftOption, Served
-from ops.lib.vision.checkpoint_code import check_code
 from ops.tools.serve.prompts import ChatPrompt, held_out_prompts
 
 LONGEST_ERROR = 500

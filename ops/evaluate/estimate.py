@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dsl.errors import DataError
 from dsl.estimate import Amount, Estimate, Growth, Outlook
 from ops.evaluate.op import Evaluate
 from ops.ingest.records import json_records
@@ -75,8 +76,14 @@ def _of_split(samples: Mapping[Kind, float], split: str) -> dict[str, float]:
 
 
 def _categories(file: Path) -> Iterator[str]:
-    """The category of each line of a benchmark, which the trial has read without a mistake."""
-    return (str(record.row["category"]) for record in json_records(file))
+    """The category of each line of a benchmark. Raises DataError for a line that changed since the trial read it."""
+    for record in json_records(file):
+        mistake = record.mistake
+        if not mistake and not (isinstance(record.row, dict) and "category" in record.row):
+            mistake = 'no JSON object with a "category"'
+        if mistake:
+            raise DataError(f"{record.place}: {mistake}; fix or remove the line")
+        yield str(record.row["category"])
 
 
 def _prompts(by_category: Mapping[str, float], limit: int | None) -> float:

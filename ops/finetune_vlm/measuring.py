@@ -52,13 +52,13 @@ class Metric:
     def _named(self, text: str) -> str | None:
         """The pattern's group at its first match, None without one. Raises DataError if the search takes too long."""
         try:
-            (found,) = limited(search).map(self.pattern, [text])
+            (reply,) = limited(search).map(self.pattern, [text])
         except Exhausted as error:
             raise DataError(
                 f"searching pattern = '{self.pattern}' in \"{shortened(on_one_line(text))}\" {error}; "
                 "write it so that no part of the text can match in many ways"
             ) from None
-        return found
+        return reply.result
 
 
 @frozen

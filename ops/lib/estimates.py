@@ -15,7 +15,7 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from dsl.estimate import Amount
-from ops.lib.data.files import read_json, read_jsonl
+from ops.lib.data.files import read_jsonl, read_object
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.target.sizes import TargetSizes
@@ -142,12 +142,9 @@ def first_counted(*foreseen: TokensForeseen | FeaturesForeseen | None) -> Tokens
 def read_config(path: Path) -> dict[str, Any]:
     """A config.json without any library. Raises DataError if it is missing or not a JSON object."""
     try:
-        config = read_json(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(config, dict):
-        raise DataError(f"{path}: not a JSON object")
-    return config
+        return read_object(path)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing") from None
 
 
 def amount(count: int | None) -> tuple[int, str]:

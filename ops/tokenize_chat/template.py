@@ -70,8 +70,8 @@ def value_or_unusable(function: Callable[..., T], *arguments: Any) -> T | Unusab
 class Template:
     """The chat template of a processor, which threads may share.
 
-    enable_thinking: passed to the template, None for its default. seconds: of CPU time to render a sample once more, or
-    to render what it needs at first. has_marks: `{% generation %}` is used.
+    enable_thinking: passed to the template, None for its default. seconds: of CPU time for all renderings of a sample
+    together. has_marks: `{% generation %}` is used.
     Raises ConfigError for an enable_thinking that the template does not read.
     """
 
@@ -85,6 +85,7 @@ class Template:
         self._strings_only = processor.image_processor is None
         self._special_tokens = [token for token in processor.special_tokens if token not in (THINK, END_OF_THOUGHT)]
         self.has_marks = GENERATION.search(self._text) is not None
+        self._seconds = seconds
         self._process = limited(render, seconds)
         self._process.start()
 
@@ -118,6 +119,7 @@ class Template:
         """The same for several samples, each with its result or why it is unusable. Raises DataError as `finish`."""
         results: dict[int, T | Unusable] = {}
         texts: dict[int, Sequence[Text] | None] = dict.fromkeys(range(len(samples)))  # to send to each generator
+        left = [self._seconds] * len(samples)
         while texts:
             wanted: dict[int, Sequence[Rendering]] = {}
             for place, given in texts.items():
@@ -127,9 +129,11 @@ class Template:
                     results[place] = end.value
                 except Unusable as error:
                     results[place] = error
-            rendered = self._render(list(wanted.values()), [sample_ids[place] for place in wanted])
+            rendered = self._render(
+                list(wanted.values()), [sample_ids[place] for place in wanted], [left[place] for place in wanted]
+            )
             texts = {}
-            for place, found in zip(wanted, rendered, strict=True):
+            for place, (found, left[place]) in zip(wanted, rendered, strict=True):
                 if isinstance(found, Unusable):
                     results[place] = found
                 else:
@@ -137,22 +141,18 @@ class Template:
         return [results[place] for place in range(len(samples))]
 
     def _render(
-        self, samples: Sequence[Sequence[Rendering]], sample_ids: Sequence[str | None]
-    ) -> list[Sequence[Text] | Unusable]:
+        self, samples: Sequence[Sequence[Rendering]], sample_ids: Sequence[str | None], seconds: Sequence[float]
+    ) -> list[tuple[Sequence[Text] | Unusable, float]]:
+        """What each sample wants rendered, and the seconds that are left to it."""
         items = [[self._request(one) for one in renderings] for renderings in samples]
         try:
-            replies = self._process.map([self._text, self._arguments], items) if items else []
+            replies = self._process.map([self._text, self._arguments], items, seconds) if items else []
         except Exhausted as error:
             named = _named(sample_ids[error.place], samples[error.place][0].messages)
             raise DataError(
                 f"{named}: rendering the chat template of {self.source} {error}; fix the template, or remove the sample"
             ) from None
-        return [
-            [Text(text, tuple(map(tuple, spans))) for text, spans in reply["texts"]]
-            if "texts" in reply
-            else Unusable(**reply)
-            for reply in replies
-        ]
+        return [(_texts(reply.result), reply.left) for reply in replies]
 
     def _request(self, rendering: Rendering) -> tuple[Messages, dict[str, bool]]:
         messages = rendering.messages
@@ -160,6 +160,13 @@ class Template:
             messages = [{**message, "content": "".join(texts_of(message))} for message in messages]
         options = {"add_generation_prompt": rendering.prompt, "return_assistant_tokens_mask": rendering.marked}
         return messages, options
+
+
+def _texts(result: dict[str, Any]) -> Sequence[Text] | Unusable:
+    """The result of `render`."""
+    if "texts" not in result:
+        return Unusable(**result)
+    return [Text(text, tuple(map(tuple, spans))) for text, spans in result["texts"]]
 
 
 def _one_text(rendering: Rendering) -> Renderings[str]:

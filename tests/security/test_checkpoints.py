@@ -21,6 +21,7 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.start import start_target
+from ops.lib.data.checkpoint_code import check_code
 from ops.lib.data.files import read_json, write_json
 from ops.lib.data.sample_account import Unusable
 from ops.lib.drafts.dflash.config import to_serving
@@ -29,7 +30,6 @@ from ops.lib.sglang.serve_command import Served
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, read_config, target_info
 from ops.lib.target.sizes import TargetSizes
-from ops.lib.vision.checkpoint_code import check_code
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target

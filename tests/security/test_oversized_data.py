@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
 import threading
 import time
@@ -15,11 +17,15 @@ from fake_stage import FakeStage
 from pyarrow import parquet
 from toy_ops import Toy
 
-from dsl.errors import DataError, ServerError
+from dsl.errors import DataError, ServerError, TransientError
+from dsl.estimate import Outlook, Trial
+from dsl.launch import Launch
 from executor.system import jsonlines, symlinks
 from executor.system.jsonlines import LineReader, read_json, read_object
 from ops.artifacts import TokenShards
 from ops.evaluate.benchmark_rows import check_benchmark
+from ops.evaluate.estimate import estimate
+from ops.evaluate.op import Evaluate
 from ops.ingest import tables
 from ops.ingest.op import Ingest
 from ops.ingest.records import LONGEST
@@ -30,6 +36,8 @@ from ops.lib.data.memory_limit import memory_limit
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.vision.processor import load_processor
+from ops.regenerate_answers.client import LARGEST_ANSWER, ChatClient
+from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.template import ANSWER_NOT_FOUND, Template
@@ -230,6 +238,50 @@ def test_a_servers_answer_that_is_nested_too_deeply_is_no_answer():
         with pytest.raises(ServerError, match="nested too deeply"):
             post(f"http://127.0.0.1:{server.server_port}", {})
         server.shutdown()
+
+
+def test_an_answer_that_unpacks_to_more_than_64_mib_is_not_read_to_its_end():
+    packed = gzip.compress(bytes(LARGEST_ANSWER + (1 << 20)))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Encoding", "gzip")
+            self.send_header("Content-Length", str(len(packed)))
+            self.end_headers()
+            self.wfile.write(packed)
+
+        def log_message(self, *_):
+            pass
+
+    async def ask(url):
+        server = {"backend": "endpoint", "endpoint": url, "model": "served", "processor": "unused", "retries": 0}
+        async with ChatClient.of(RegenerateAnswers(samples="@samples", **server), print) as client:
+            await client.complete([], None)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(TransientError, match="an answer of more than 64 MiB"):
+            asyncio.run(ask(f"http://127.0.0.1:{server.server_port}/v1"))
+        server.shutdown()
+
+
+def test_a_benchmark_that_was_broken_since_the_trial_is_named_by_file_and_line(tmp_path):
+    file = tmp_path / "benchmark.jsonl"
+    trial = Trial(config=Evaluate(tokens="@t", target="@t", draft="@d"), artifact=tmp_path, inputs={})
+    config = Evaluate(tokens="@t", target="@t", draft="@d", benchmark=str(file))
+    outlook = Outlook(
+        launch=Launch(),
+        inputs=dict.fromkeys(("tokens", "target", "draft")),
+        artifact=None,
+        root=tmp_path,
+        free_disk=0,
+        trial=trial,
+    )
+    for line in ("[1]", "{}", DEEP):
+        file.write_text(f'{{"category": "math"}}\n{line}\n')
+        with pytest.raises(DataError, match=r"benchmark\.jsonl:2: "):
+            estimate(config, outlook)
 
 
 def test_parts_and_duplicates_take_linear_time(tmp_path):

@@ -54,7 +54,8 @@ class Serve:
         self.port = free_port()
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{self.site}:{PROJECT}", **variables}
+        kept = {name: os.environ[name] for name in ("PATH", "XDG_STATE_HOME")}
+        environment = {**kept, "PYTHONPATH": f"{self.site}:{PROJECT}", **variables}
         own = ["serve", "--store", str(self.store.path), "--port", str(self.port), *arguments]
         command = [sys.executable, "-m", "executor.cli", *own]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -26,6 +26,11 @@ from ops.tokenize_chat.run import tokenize_chat
 SECONDS = 0.3
 SLOW_SAMPLE = "{% if 'slow' in messages[0]['content'][0]['text'] %}@{% endif %}" + CHAT_TEMPLATE
 LOOPS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
+COUNTS = (
+    "{% for a in range(200) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}{% set text = message.content[0].text %}"
+    "{{ text | length }} {{ text }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+)
 ENDLESS = {
     "nested loops": LOOPS,
     "one operation that Python cannot interrupt": "{% set n = 9 ** 9 %}{{ 9 ** n }}",
@@ -70,6 +75,14 @@ def test_a_template_without_end_fails_with_its_name_and_that_of_the_sample(folde
     assert "hello" in encoder(folder, CHAT_TEMPLATE).template.render(chat("hello"))  # by another process
 
 
+def test_the_time_of_a_sample_is_for_all_its_renderings_together(folder):
+    """Each earlier answer needs another rendering, of a fifth of the time, where the template counts characters."""
+    conversation = [message for _ in range(12) for message in chat("hello")]
+    with pytest.raises(DataError, match=r'^sample "a": .* needs more than 0\.5 s of CPU time'):
+        encoder(folder, COUNTS, 0.5).encode_batch([conversation], [()], ["a"])
+    assert not isinstance(encoder(folder, COUNTS, 60.0).encode_batch([conversation], [()])[0], Unusable)
+
+
 @pytest.mark.parametrize(("template", "why"), ANSWERED.values(), ids=ANSWERED.keys())
 def test_a_template_that_fails_drops_its_sample(folder, template, why):
     (result,) = encoder(folder, template, 10.0).encode_batch([chat("hello")], [()])
@@ -94,7 +107,7 @@ PARENT = """
 import posixpath, sys, time
 from ops.lib.data.limited_process import LimitedProcess
 process = LimitedProcess(posixpath.join)
-assert process.map("a", ["b", "c"]) == ["a/b", "a/c"]
+assert [reply.result for reply in process.map("a", ["b", "c"])] == ["a/b", "a/c"]
 print(process._process.pid, flush=True)
 time.sleep(60)
 """

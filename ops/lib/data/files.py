@@ -51,18 +51,27 @@ def read_json(path: Path) -> Any:
     return parse_json(path.read_text("utf-8"))
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The object of a JSON file. Raises FileNotFoundError, and DataError with line and column for anything else."""
+    try:
+        value = read_json(path)
+    except FileNotFoundError:
+        raise
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not valid UTF-8: {error.reason} at byte {error.start}") from None
+    except (OSError, ValueError) as error:  # also an integer of thousands of digits
+        raise DataError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: not a JSON object but {type(value).__name__}")
+    return value
+
+
 def check_json_files(folder: Path) -> None:
     """Raises DataError for a checkpoint's file that is no JSON object, or nested so deeply that libraries may fail."""
     for path in sorted({path for pattern in OF_CHECKPOINTS for path in folder.glob(pattern)}):
-        try:
-            value = read_json(path)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot be read as JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise DataError(f"{path}: not a JSON object but {type(value).__name__}")
-        level: list[Any] = [value]
+        level: list[Any] = [read_object(path)]
         for _ in range(DEEPEST):
             children = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
             level = [child for child in children if isinstance(child, (dict, list))]
@@ -88,9 +97,8 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """
     for number, line in bounded_lines(path, LONGEST_ROW):
         row, mistake = parse_line(line.removesuffix(b"\n")) if len(line) <= LONGEST_ROW else (None, TOO_LONG)
-        if not mistake and not isinstance(row, dict):
-            mistake = f"not a JSON object but {type(row).__name__}"
-        if mistake:
+        if not isinstance(row, dict):
+            mistake = mistake or f"not a JSON object but {type(row).__name__}"
             raise DataError(f"{path}:{number}: {mistake}; verify the store")
         yield row
 

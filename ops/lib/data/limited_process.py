@@ -1,10 +1,11 @@
 """A function in a process of its own, with limits of CPU time and memory, since texts of strangers decide what it does.
 
-    python -m ops.lib.data.limited_process MODULE:FUNCTION SECONDS
+    python -m ops.lib.data.limited_process MODULE:FUNCTION
 
 Python cannot interrupt a single operation, such as a power of large integers or a regular expression that backtracks.
 So the kernel does: before each call, the process sets a timer of CPU time that ends it; load on the machine does not
-shorten that time. The process starts once, is kept, and ends with its input. Requests and replies are lines of JSON.
+shorten that time, and what a call leaves of it can be given to a later one. The process starts once, is kept, and ends
+with its input. Requests and replies are lines of JSON.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, Any
 
+from attrs import frozen
+
 from dsl.errors import DataError
 from dsl.imports import PROJECT, import_from_source, source_of
 from dsl.named_function import named_function
 
 SECONDS = 10.0  # of CPU time for each item
+LEAST_S = 0.001  # a timer of 0 s would never end
 MEMORY = 4 << 30  # bytes of address space, the interpreter and its libraries included
 
 Function = Callable[[Any, Any], Any]
@@ -39,6 +43,14 @@ class Exhausted(DataError):
     def __init__(self, message: str, place: int) -> None:
         super().__init__(message)
         self.place = place
+
+
+@frozen
+class Reply:
+    """What the function returned for an item, and the seconds of its CPU time that are left."""
+
+    result: Any
+    left: float
 
 
 class LimitedProcess:
@@ -57,9 +69,12 @@ class LimitedProcess:
         with self._lock:
             self._running()
 
-    def map(self, shared: Any, items: Sequence[Any]) -> list[Any]:
-        """function(shared, item) of each item. Raises Exhausted for the first one that needs too much."""
-        request = _line([shared, items])
+    def map(self, shared: Any, items: Sequence[Any], seconds: Sequence[float] | None = None) -> list[Reply]:
+        """function(shared, item) of each item. seconds: what is left for each after earlier calls; default: all.
+
+        Raises Exhausted for the first one that needs too much.
+        """
+        request = _line([shared, items, seconds or [self._seconds] * len(items)])
         with self._lock:
             process, requests, answers = self._running()
             with suppress(BrokenPipeError):  # an ended process is noticed below
@@ -72,13 +87,13 @@ class LimitedProcess:
                     self._process = None
                     raise Exhausted(self._why_ended(process), len(lines))
                 lines.append(line)
-        results = []
+        replies = []
         for place, line in enumerate(lines):
-            fits, result = json.loads(line)
+            fits, result, left = json.loads(line)
             if not fits:
                 raise Exhausted(f"needs more than {MEMORY >> 30} GiB of memory", place)
-            results.append(result)
-        return results
+            replies.append(Reply(result, left))
+        return replies
 
     def _running(self) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
         """The process, its input and its output."""
@@ -88,7 +103,7 @@ class LimitedProcess:
             module, name = self._function.__module__, self._function.__name__
             path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
             process = self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, f"{module}:{name}", str(self._seconds)],
+                [sys.executable, "-m", __name__, f"{module}:{name}"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"},
@@ -119,8 +134,9 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
         return
     process.kill()
     for pipe in (process.stdin, process.stdout):
-        with suppress(BrokenPipeError):
-            pipe.close() if pipe is not None else None
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
     process.wait()
 
 
@@ -141,13 +157,13 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for request in requests:
-        shared, items = json.loads(request)
-        for item in items:
-            signal.setitimer(signal.ITIMER_PROF, float(sys.argv[2]))
+        shared, items, seconds = json.loads(request)
+        for item, allowed in zip(items, seconds, strict=True):
+            signal.setitimer(signal.ITIMER_PROF, max(allowed, LEAST_S))
             try:
-                reply = _line([True, function(shared, item)])
+                reply = _line([True, function(shared, item), signal.getitimer(signal.ITIMER_PROF)[0]])
             except MemoryError:
-                reply = _line([False, None])
+                reply = _line([False, None, 0.0])
             signal.setitimer(signal.ITIMER_PROF, 0)
             replies.write(reply)
             replies.flush()

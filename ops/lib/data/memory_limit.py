@@ -14,7 +14,10 @@ STATM = Path("/proc/self/statm")
 
 @contextmanager
 def memory_limit(additional: int) -> Iterator[None]:
-    """Within it, this process gets MemoryError for address space beyond what it has and `additional` bytes."""
+    """Within it, this process gets MemoryError for address space beyond what it has and `additional` bytes.
+
+    The kernel limits the whole process, so use it only where no other thread works: that one could get the error.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if not STATM.is_file():  # not Linux
         yield

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
-from ops.lib.vision.checkpoint_code import check_code
+from ops.lib.data.checkpoint_code import check_code
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 

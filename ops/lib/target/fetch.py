@@ -9,9 +9,10 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from dsl.errors import DataError
+from ops.lib.data.checkpoint_code import check_code
 from ops.lib.data.files import check_json_files
 from ops.lib.target.checkpoint_files import CODE, CONFIGS, PROCESSOR, WEIGHTS
-from ops.lib.vision.checkpoint_code import check_code
+from ops.lib.target.model import read_config
 
 
 def patterns(trust_remote_code: bool) -> tuple[str, ...]:
@@ -29,6 +30,7 @@ def find_checkpoint(name: str, revision: str | None, trust_remote_code: bool = F
         raise DataError(f"{name} is a file; a checkpoint is the directory with config.json and *.safetensors")
     if not directory.is_dir():
         directory = fetch(name, revision, patterns(trust_remote_code))
+    read_config(directory)
     check_json_files(directory)
     check_code(directory, trust_remote_code)
     return directory

@@ -5,7 +5,6 @@ B batch, S sequence length, R pixel rows, I images, V vocabulary, M hidden size 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from transformers import AttentionInterface, AutoConfig
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.lib.data.files import read_json, write_json
+from ops.lib.data.files import read_json, read_object, write_json
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.attention import grouped_attention
 from ops.lib.target.checkpoint_files import trusts_own_code
@@ -188,21 +187,13 @@ def text_config(target: TargetModel) -> dict[str, Any]:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a checkpoint directory. Raises DataError if it is missing or no JSON."""
-    path = directory / "config.json"
+    """config.json of a checkpoint directory. Raises DataError if it is missing or no JSON object."""
     try:
-        config = read_json(path)
+        return read_object(directory / "config.json")
     except FileNotFoundError:
         raise DataError(
             f"{directory}: no config.json in this target directory; is it a Hugging Face checkpoint?"
         ) from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not valid UTF-8: {error.reason} at byte {error.start}") from None
-    if not isinstance(config, dict):
-        raise DataError(f"{path}: holds no JSON object")
-    return config
 
 
 def describe_target(

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dsl.errors import DataError
-from ops.lib.data.files import read_json
+from ops.lib.data.files import read_object
 
 PREPROCESSOR = "preprocessor_config.json"
 
@@ -16,10 +15,7 @@ def pixel_limits(preprocessor: Path) -> dict[str, int]:
     """The limits in an image processor's file; empty if it has none, or does not exist. Raises DataError."""
     if not preprocessor.is_file():
         return {}
-    try:
-        config = dict(read_json(preprocessor))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{preprocessor}: cannot be read ({error}); verify the store") from error
+    config = read_object(preprocessor)
     size = config.get("size") or {}
     least = size.get("shortest_edge", config.get("min_pixels"))
     most = size.get("longest_edge", config.get("max_pixels"))

@@ -17,8 +17,8 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import ConfigError, DataError
+from ops.lib.data.checkpoint_code import check_places, read_settings
 from ops.lib.data.files import check_json_files
-from ops.lib.vision.checkpoint_code import check_places, read_settings
 from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
 
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dsl.errors import ConfigError, DataError
-from ops.lib.data.files import read_json
+from ops.lib.data.files import read_object
 from ops.lib.drafts.dflash.config import DraftConfig, from_serving, to_serving
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.training.checkpoint import differences
@@ -41,16 +41,9 @@ def read_config(directory: Path) -> Mapping[str, Any]:
     """The config.json of a draft. Raises DataError where it is missing or holds no JSON object."""
     path = directory / CONFIG
     try:
-        found = read_json(path)
+        return read_object(path)
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not valid UTF-8: {error.reason} at byte {error.start}") from None
-    if not isinstance(found, Mapping):
-        raise DataError(f"{path} holds no JSON object")
-    return found
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:

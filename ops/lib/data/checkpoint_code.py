@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
-from ops.lib.data.files import read_json
+from ops.lib.data.files import read_object
 
 ADAPTER = "adapter_config.json"
 NAMING_CODE = ("config.json", "tokenizer_config.json", "*processor*.json")  # by auto_map
@@ -58,13 +58,7 @@ def check_places(directory: Path) -> None:
 
 def read_settings(file: Path) -> dict[str, Any]:
     """The object in a JSON file of a checkpoint; empty if there is no such file. Raises DataError for anything else."""
-    try:
-        found = read_json(file) if file.is_file() else {}
-    except ValueError as error:
-        raise DataError(f"{file}: not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{file}: holds no JSON object")
-    return found
+    return read_object(file) if file.is_file() else {}
 
 
 def _places(auto_map: Any) -> Iterator[tuple[str, str]]:
