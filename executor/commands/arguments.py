@@ -91,7 +91,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="use a store that you did not make here, and the op files, graph and MLflow server of a record that you did "
+        help="use a store that you did not make here, and op files, graph and MLflow server of a record that you did "
         "not run as they are now",
     )
 

@@ -215,7 +215,7 @@ def test_a_store_of_another_user_is_read_and_not_changed(tmp_path, command):
     toy = toy_pipeline(tmp_path)
     record = run(toy)
     assert dflow(toy, "push", str(toy.folder / "shared")) == 0
-    for path in (tmp_path, *tmp_path.parents):
+    for path in (toy.store, tmp_path, *tmp_path.parents):
         if "pytest-" in str(path):
             path.chmod(0o755)
     words = arguments_of(command, toy, record)

@@ -73,8 +73,8 @@ def test_the_store_itself_may_be_a_link_and_what_mlflow_writes(toy, canary, tmp_
     assert (set(), before) == (artifacts(toy), look(canary))
 
 
-def test_a_new_store_whose_folder_is_a_link_is_refused_and_one_that_mlflow_has_linked_is_made(toy, canary):
-    toy.store.mkdir()
+def test_a_new_store_whose_folder_is_a_link_is_refused_and_one_that_mlflow_has_linked_is_used(toy, canary):
+    Store.open(toy.store, write=True)
     (toy.store / "mlartifacts").symlink_to(canary)
     Store.open(toy.store, write=True)
     for name in ("objects", "work"):
