@@ -8,7 +8,9 @@ import pytest
 from manifests import new_record
 
 from dsl.graph import Graph
+from dsl.launch import Machine
 from executor import cli
+from executor.launchers.cluster_address import remember_cluster
 from executor.records.run_record import NodeState
 from executor.store.artifact_store import Store
 from executor.system.jsonlines import append_line, write_json
@@ -138,6 +140,7 @@ def test_a_running_run_shows_the_cluster_of_its_nodes_and_one_that_is_gone_is_a_
     record = a_running_run(store)
     nodes = [{"id": node_id, "op": "make", "launch": {"kind": "ray"}} for node_id in "ab"]
     write_json(record.folder / "graph.json", {"nodes": nodes, "machine": {"ray": "127.0.0.1:1"}})
+    remember_cluster(Machine(ray="127.0.0.1:1"))
     gone = "the Ray cluster 127.0.0.1:1 cannot be reached: nothing answers there"
     assert dflow(store, capsys, "status").splitlines()[-1] == gone
     assert dflow(store, capsys, "status", "--ray", "local").splitlines()[-1] == f"run {record.run}: running"
