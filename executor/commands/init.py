@@ -64,7 +64,7 @@ def main(options: argparse.Namespace) -> int:
     name = _pipeline_name(output, options.data)
     text = pipeline_text(name, _data_path(output, options.data), f"./{SCHEMA}", found, target, advice)
     with clear_errors(output):
-        output.write_text(text, encoding="utf-8")
+        _write(output, text)
         is_renewed = _write_schema(output.with_name(SCHEMA), options.force)
     print_lines("\n".join(summary(found, advice)))
     if is_renewed:
@@ -87,7 +87,7 @@ def _output_mistakes(output: Path, force: bool) -> list[str]:
         return [f"-o {output}: the name of a pipeline file must end in .toml"]
     if not output.parent.is_dir():
         return [f"-o {output}: no such folder: {output.parent}"]
-    if output.exists() and not force:
+    if os.path.lexists(output) and not force:
         return [f"{output} exists; give another file with -o, or overwrite it with --force"]
     return []
 
@@ -113,7 +113,14 @@ def _write_schema(path: Path, force: bool) -> bool:
     Returns False where a different one is kept.
     """
     schema = json.dumps(pipeline_schema(all_ops()), indent=1, ensure_ascii=False) + "\n"
-    if path.exists() and not force:
-        return path.read_text(encoding="utf-8", errors="replace") == schema
-    path.write_text(schema, encoding="utf-8")
+    if os.path.lexists(path) and not force:
+        return path.is_file() and path.read_text(encoding="utf-8", errors="replace") == schema
+    _write(path, schema)
     return True
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces a link instead of writing where it leads."""
+    path.unlink(missing_ok=True)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)

@@ -152,7 +152,7 @@ def read_json(path: Path) -> Any:
         return parse_json(read_plain(path).decode())
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EFBIG):
-            raise ValueError("larger than any file of dflow's, or none") from None
+            raise ValueError("not a plain file" if error.errno == errno.ELOOP else error.strerror) from None
         if error.errno not in NO_FILE:
             raise
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import socket
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from ipaddress import ip_address
@@ -17,6 +16,7 @@ from executor.system.log_tail import last_lines
 from executor.system.output import print_lines
 from executor.system.supervisor import ChildGroup, child_environment, exit_text
 from executor.system.symlinks import new_file
+from ops.lib.data.direct_http import open_directly
 
 POLL_S = 0.5
 SHOW_EVERY_S = 5.0
@@ -67,7 +67,7 @@ def wait_until_ready(server: Server, url: str, *, show: bool = True) -> None:
 def is_healthy(url: str) -> bool:
     """Whether the server reports that it is ready; False also while nothing listens."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=HEALTH_WITHIN_S) as response:
+        with open_directly(f"{url}/health", timeout=HEALTH_WITHIN_S) as response:
             return bool(response.status == 200)
     except (OSError, HTTPException):
         return False

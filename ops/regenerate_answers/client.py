@@ -88,7 +88,7 @@ class ChatClient:
         key = api_key(config)
         client = httpx.AsyncClient(
             base_url=f"{str(config.endpoint).rstrip('/')}/",
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             timeout=httpx.Timeout(config.timeout_s, connect=min(CONNECT_S, config.timeout_s)),
             limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
         )
@@ -184,8 +184,10 @@ class ChatClient:
                 asyncio.timeout(self.config.timeout_s),
                 self.http.stream(method, path, json=body) as response,
             ):
+                if encoding := response.headers.get("Content-Encoding"):
+                    return _Failed(self._hidden(f"an answer with the content encoding {encoding}, not asked for"))
                 content = bytearray()
-                async for part in response.aiter_bytes():  # unpacked, of which some servers need not send much
+                async for part in response.aiter_raw():
                     content += part
                     if len(content) > LARGEST_ANSWER:
                         return _Failed(f"an answer of more than {LARGEST_ANSWER >> 20} MiB")

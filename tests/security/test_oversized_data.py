@@ -240,13 +240,18 @@ def test_a_servers_answer_that_is_nested_too_deeply_is_no_answer():
         server.shutdown()
 
 
-def test_an_answer_that_unpacks_to_more_than_64_mib_is_not_read_to_its_end():
-    packed = gzip.compress(bytes(LARGEST_ANSWER + (1 << 20)))
+@pytest.mark.parametrize(
+    ("encoding", "said"), [("", "an answer of more than 64 MiB"), ("gzip", "content encoding gzip, not asked for")]
+)
+def test_an_answer_of_more_than_64_mib_is_not_read_to_its_end_and_a_packed_one_is_not_unpacked(encoding, said):
+    answer = bytes(LARGEST_ANSWER + (1 << 20))
+    packed = gzip.compress(answer) if encoding else answer
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
-            self.send_header("Content-Encoding", "gzip")
+            if encoding:
+                self.send_header("Content-Encoding", encoding)
             self.send_header("Content-Length", str(len(packed)))
             self.end_headers()
             self.wfile.write(packed)
@@ -261,7 +266,7 @@ def test_an_answer_that_unpacks_to_more_than_64_mib_is_not_read_to_its_end():
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(TransientError, match="an answer of more than 64 MiB"):
+        with pytest.raises(TransientError, match=said):
             asyncio.run(ask(f"http://127.0.0.1:{server.server_port}/v1"))
         server.shutdown()
 

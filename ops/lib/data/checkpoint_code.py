@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from ops.lib.data.files import read_object
 
 ADAPTER = "adapter_config.json"
 NAMING_CODE = ("config.json", "tokenizer_config.json", "*processor*.json")  # by auto_map
+NAMING_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+READ = (".json", ".jinja", ".txt", ".model", ".py")  # what transformers reads of a directory besides weights
 ATTENTION = ("_attn_implementation", "attn_implementation")
 
 
@@ -20,7 +22,10 @@ def check_code(directory: Path, trust_remote_code: bool) -> None:
     SGLang runs what auto_map of a config.json names also without trust, where it does not know the architecture. And
     with trust, transformers fetches code and kernels from any repository that a config names.
     """
+    check_reads(directory)
     config = read_settings(directory / "config.json")
+    if config.get("transformers_weights"):
+        raise DataError(f"{directory}/config.json: transformers_weights names other weights than those here; remove it")
     named = dict(_places(config.get("auto_map")))
     if named and not trust_remote_code:
         raise DataError(
@@ -41,6 +46,52 @@ def check_code(directory: Path, trust_remote_code: bool) -> None:
             f"{directory}/{ADAPTER}: this is an adapter, which names its base model itself; merge it into that "
             "(`merge_and_unload` of peft), and use the result"
         )
+
+
+def check_link(file: Path, directory: Path) -> None:
+    """Raises DataError for a link out of a checkpoint: a stranger's could bring a private file along.
+
+    Weights may lie anywhere, since no private file can be read as safetensors. Hugging Face's cache has its files in
+    blobs/, beside snapshots/<revision>/.
+    """
+    if not file.is_symlink() or file.suffix == ".safetensors":
+        return
+    folder, leads_to = directory.resolve(), file.resolve()
+    own = [folder, *([folder.parents[1] / "blobs"] if folder.parent.name == "snapshots" else [])]
+    if not any(leads_to.is_relative_to(place) for place in own):
+        raise DataError(
+            f"{file}: a link out of the checkpoint, to {leads_to}; replace it by the file if that belongs to it"
+        )
+
+
+def check_reads(directory: Path) -> None:
+    """Raises DataError where libraries that load the directory would read a text file from outside: by a link, or by a
+    path in a tokenizer's JSON, which transformers prefers to the files that it finds.
+    """
+    for file in sorted(directory.rglob("*")):
+        if file.suffix in READ or file.is_dir():
+            check_link(file, directory)
+    for name in NAMING_FILES:
+        for key, value in read_settings(directory / name).items():
+            for path in _paths(key, value):
+                if isinstance(path, str) and _is_outside(path, directory):
+                    raise DataError(f"{directory / name}: {key} names {path}, which lies outside; remove it")
+
+
+def _paths(key: str, value: Any) -> Sequence[Any]:
+    """What a member of a tokenizer's JSON may name files by."""
+    if key == "init_inputs" and isinstance(value, list):
+        return value
+    return [value] if key.endswith("_file") else []
+
+
+def _is_outside(path: str, directory: Path) -> bool:
+    """Whether it names something that exists and is not in the directory."""
+    try:
+        found = Path(path).resolve()
+        return found.exists() and not found.is_relative_to(directory.resolve())
+    except (OSError, ValueError):
+        return False
 
 
 def check_places(directory: Path) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsl.errors import DataError
-from ops.lib.data.checkpoint_code import check_code
+from ops.lib.data.checkpoint_code import check_code, check_link
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
@@ -40,22 +39,8 @@ def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
     for pattern in patterns:
         for file in sorted(source.glob(pattern)):
             if file.is_file() and (pattern in CODE or file.suffix not in RUNS):
-                _check_link(file)
+                check_link(file, source)
                 shutil.copyfile(file, target / file.name)
-
-
-def _check_link(file: Path) -> None:
-    """Weights may lie anywhere, since no private file can be read as safetensors. Hugging Face's cache has its files in
-    blobs/, beside snapshots/<revision>/.
-    """
-    if not file.is_symlink() or file.suffix == ".safetensors":
-        return
-    folder, leads_to = file.parent.resolve(), file.resolve()
-    own = [folder, *([folder.parents[1] / "blobs"] if folder.parent.name == "snapshots" else [])]
-    if not any(leads_to.is_relative_to(place) for place in own):
-        raise DataError(
-            f"{file}: a link out of the checkpoint, to {leads_to}; replace it by the file if that belongs to it"
-        )
 
 
 def trusts_own_code(directory: Path, info: Mapping[str, Any]) -> bool:

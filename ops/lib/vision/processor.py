@@ -17,7 +17,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import ConfigError, DataError
-from ops.lib.data.checkpoint_code import check_places, read_settings
+from ops.lib.data.checkpoint_code import check_places, check_reads, read_settings
 from ops.lib.data.files import check_json_files
 from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
 
@@ -101,6 +101,7 @@ def load_processor(
         raise DataError(f"processor {source}: no tokenizer can be loaded: it has none of {', '.join(TOKENIZER_FILES)}")
     if Path(source).is_dir():
         check_json_files(Path(source))
+        check_reads(Path(source))
     config = model_config(source)
     if trust_remote_code:
         check_places(Path(source))

@@ -12,6 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import ServerError
+from ops.lib.data.direct_http import open_directly
 from ops.lib.data.files import parse_json
 
 ANSWER_WITHIN_S = 600.0
@@ -70,7 +71,7 @@ def post(url: str, body: Mapping[str, Any], key: str = "") -> dict[str, Any]:
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_WITHIN_S) as response:
+        with open_directly(request, timeout=ANSWER_WITHIN_S) as response:
             answer = parse_json(response.read())
     except urllib.error.HTTPError as error:
         raise ServerError(f"{url}: {error.code}: {error.read().decode(errors='replace')[:500]}") from error
@@ -84,7 +85,7 @@ def post(url: str, body: Mapping[str, Any], key: str = "") -> dict[str, Any]:
 def flush_cache(url: str) -> None:
     """Drops SGLang's cached prefixes of earlier prompts, once it is idle. Raises ServerError."""
     try:
-        with urllib.request.urlopen(f"{url}/flush_cache?timeout=30", data=b"", timeout=60):
+        with open_directly(f"{url}/flush_cache?timeout=30", data=b"", timeout=60):
             pass
     except (OSError, HTTPException) as error:
         raise ServerError(f"{url}/flush_cache: {error}") from error
