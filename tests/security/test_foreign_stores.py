@@ -25,7 +25,7 @@ def clone(tmp_path):
     own = Toy(tmp_path / "own", ONE_NODE, tracked=True)
     assert own.dflow("run", str(own.file)).returncode == 0
     shutil.copytree(own.folder, tmp_path / "clone")
-    return Toy(tmp_path / "clone", ONE_NODE, tracked=True)
+    return Toy(tmp_path / "clone", ONE_NODE, tracked=True, own=False)
 
 
 def changed(folder):

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from executor.records.run_record import Record
+from executor.system.trust import trust_store
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -267,15 +268,20 @@ def is_alive(pid: int | str) -> bool:
 
 
 class Toy:
-    """A folder with the op file, a pipeline and a store, and the command on them in a process of its own."""
+    """A folder with the op file, a pipeline and a store, and the command on them in a process of its own.
 
-    def __init__(self, folder: Path, pipeline: str = PIPELINE, *, tracked: bool = False) -> None:
+    own: a store that was copied there is the user's.
+    """
+
+    def __init__(self, folder: Path, pipeline: str = PIPELINE, *, tracked: bool = False, own: bool = True) -> None:
         self.tracked = tracked
         self.folder = folder
         self.store = folder / "runs"
         self.file = folder / "pipeline.toml"
         (folder / "toy.py").write_text(OPS)
         self.file.write_text(pipeline)
+        if own and self.store.is_dir():
+            trust_store(self.store)
 
     def start(self, *arguments: str, program: str = "", **environment: str) -> subprocess.Popen[str]:
         """program: what Python runs in the place of the command alone."""
