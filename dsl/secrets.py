@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 LONG_ENOUGH = 6  # characters; what shorter ones look like in Base64 is found in many texts
 REDACTED = "***"
+CREDENTIALS = re.compile(r"//[^/@\s]+@")
+QUERY = re.compile(r"(\w+://[^\s?'\"]+)\?[^\s'\")]+")
 BETWEEN = re.compile(r"(?:\x1b\[[0-?]*[ -/]*[@-~]|[\r\n])")
 # A value that is no secret must not stay out of the key: MONKEY is none.
 _SECRET_NAME = r"\w*(?i:_KEY|APIKEY|TOKEN|SECRET|PASSWORD)|(?i:KEY)"
@@ -49,6 +51,11 @@ def values_of(variables: Sequence[str]) -> tuple[str, ...]:
     """The values of secrets, longest first. Raises ConfigError where a variable is not set."""
     values = {_value_of(name) for name in variables} - {""}
     return tuple(sorted(values, key=lambda value: (-len(value), value)))
+
+
+def without_credentials(text: str) -> str:
+    """The text with `***` in place of user, password and query of every address in it."""
+    return QUERY.sub(rf"\1?{REDACTED}", CREDENTIALS.sub(f"//{REDACTED}@", text))
 
 
 def redact(text: str, values: Sequence[str]) -> str:

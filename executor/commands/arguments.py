@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 
 from dsl.errors import NotTrusted
-from executor.records.record_trust import HOW, UNKNOWN
+from executor.records.record_trust import HOW, UNKNOWN, UNKNOWN_STORE
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store, store_path
 from executor.system.output import print_lines
 from executor.system.trust import is_own_store, trust_store
-
-UNKNOWN_STORE = "not one that you made here, at this place"
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:

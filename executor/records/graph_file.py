@@ -15,7 +15,7 @@ from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.pipeline import Copy
 from executor.records.record_trust import require_own_store, require_trusted_graph, require_trusted_op_files
-from executor.system.jsonlines import known_fields, parsed_object, read_json, write_json
+from executor.system.jsonlines import compact, known_fields, parsed_object, read_json, replace_file
 from executor.system.symlinks import NO_FILE, read_plain
 
 GRAPH = "graph.json"
@@ -31,12 +31,14 @@ class RecordedNode:
     copy: Copy | None = None
 
 
-def save_graph(folder: Path, graph: Graph) -> None:
-    """Write the graph into a record's folder."""
+def save_graph(folder: Path, graph: Graph) -> bytes:
+    """Write the graph into a record's folder; returns the content of the file."""
     data = graph_to_json(graph)
     store = _store(folder)
     paths = {"root": _relative(data["root"], store), "op_files": [_relative(file, store) for file in data["op_files"]]}
-    write_json(folder / GRAPH, {**data, **paths, "store": str(store)}, in_one_line=True, durable=True)
+    text = compact({**data, **paths, "store": str(store)})
+    replace_file(folder / GRAPH, text, durable=True)
+    return text
 
 
 def load_graph(folder: Path, *, to_run: bool = False) -> Graph:

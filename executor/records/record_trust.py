@@ -19,6 +19,7 @@ from attrs import frozen
 from dsl.errors import NotTrusted
 from dsl.imports import path_without_added, places_of
 from dsl.paths import is_there
+from dsl.secrets import without_credentials
 from executor.system.trust import (
     GRAPH,
     OP_FILE,
@@ -31,6 +32,7 @@ from executor.system.trust import (
     trust_store,
 )
 
+UNKNOWN_STORE = "not one that you made here, at this place"
 UNKNOWN = "not as you ran it here, or you never did"
 HOW = "read it, then repeat the command with --trust"
 IN_TEXT = re.compile(r"(\w+)(\.\w+)*:\w+")  # "my_run:capture", as @op names a run function
@@ -55,12 +57,9 @@ class Acting:
         """What of it is not as the user ran or trusted it, in words; to_run: its graph too."""
         found = [] if is_own_store(self.store) else [f"the store {self.store}"]
         found += [] if is_trusted(GRAPH, self.graph) or not to_run else ["its graph"]
-        found += [] if self._sends_where_the_user_did else [f"the tracking server {self.tracking_uri}"]
+        if self.tracking_uri is not None and not is_trusted(TRACKING_URI, self.tracking_uri):
+            found.append(f"the tracking server {without_credentials(self.tracking_uri)}")
         return [*found, *map(str, untrusted_op_files(self.op_files))]
-
-    @property
-    def _sends_where_the_user_did(self) -> bool:
-        return self.tracking_uri is None or is_trusted(TRACKING_URI, self.tracking_uri)
 
 
 def trust_op_files(op_files: Sequence[Path]) -> None:
@@ -81,7 +80,7 @@ def require_trusted_graph(graph: bytes) -> None:
 def require_own_store(store: Path) -> None:
     """Raises NotTrusted for a store that the user neither made nor trusted: all in it may be made to do harm."""
     if not is_own_store(store):
-        raise NotTrusted(f"the store {store} is not one that you made here, at this place; {HOW}")
+        raise NotTrusted(f"the store {store} is {UNKNOWN_STORE}; {HOW}")
 
 
 def require_trusted_op_files(store: Path, op_files: Sequence[Path]) -> None:

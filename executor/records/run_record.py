@@ -173,8 +173,8 @@ class Record:
         The graph is the user's own, or one that the user trusted: it is remembered as such.
         """
         folder = _new_folder(records)
-        save_graph(folder, graph)
-        Acting(records.parent, graph_text(folder), graph.op_files, graph.tracking_uri).trust()
+        text = save_graph(folder, graph)
+        Acting(records.parent, text, graph.op_files, graph.tracking_uri).trust()
         run_state = RunState(
             run=folder.name,
             pipeline=graph.name,

@@ -33,7 +33,7 @@ from mlflow.tracking import MlflowClient
 
 from dsl.convert import unstructure
 from dsl.errors import StoreError
-from dsl.secrets import resolved_text, secret_names
+from dsl.secrets import resolved_text, secret_names, without_credentials
 from executor.records.metric_points import Point
 from executor.system.jsonlines import write_json
 from executor.system.symlinks import is_plain, open_own
@@ -52,8 +52,6 @@ LOCK_TIMEOUT_S = 60
 NOTE = "mlflow.note.content"
 Place = tuple[str, str]  # "node" and its id, "combination" and its name
 WHOLE: Place = ("run", "")
-CREDENTIALS = re.compile(r"//[^/@\s]+@")
-QUERY = re.compile(r"(\w+://[^\s?'\"]+)\?[^\s'\")]+")
 # The HTTP library's texts for the server that it did not reach, and the operating system's message.
 AWAY = re.compile(r"host='([^']+)', port=(\d+)|API request to \w+://(?:[^/@\s]*@)?([^/:\s]+):(\d+)")
 BROKEN = re.compile(r"(?:RemoteDisconnected\(|(?:ConnectionReset|ConnectionAborted|BrokenPipe)Error\(\d+, )'([^']+)'")
@@ -284,8 +282,8 @@ def check_trusted(uri: str) -> None:
     if uri and not is_trusted(TRACKING_URI, uri):
         secrets = f", with the value of {', '.join(secret_names(uri))}" if secret_names(uri) else ""
         raise StoreError(
-            f"the record sends to {uri}{secrets}, which no pipeline file that you ran here names; if it is yours, say "
-            "`dflow sync RUN --trust`"
+            f"the record sends to {without_credentials(uri)}{secrets}, which no pipeline file that you ran here names; "
+            "if it is yours, say `dflow sync RUN --trust`"
         )
 
 
@@ -375,7 +373,7 @@ def _milliseconds(seconds: float) -> int:
 def shown_error(error: BaseException) -> str:
     """The first line without passwords and queries; for an unreachable server its address and the reason."""
     lines: list[Any] = str(error).splitlines() or [type(error).__name__]
-    line = QUERY.sub(r"\1?***", CREDENTIALS.sub("//***@", str(lines[0])))
+    line = without_credentials(str(lines[0]))
     where, why = AWAY.search(line), BROKEN.search(line) or REFUSED.search(line)
     if where and why:
         return f"{where[1] or where[3]}:{where[2] or where[4]}: {why[1].strip()}"

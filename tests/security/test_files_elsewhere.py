@@ -35,7 +35,7 @@ def both(folder):
 
 
 def test_a_sound_processor_loads(processor):
-    load_processor(str(processor))
+    assert load_processor(str(processor)).source == str(processor)
 
 
 @pytest.mark.parametrize("key", ["vocab_file", "tokenizer_file", "merges_file", "init_inputs"])
@@ -49,7 +49,7 @@ def test_a_tokenizers_json_reads_no_file_from_elsewhere(key, processor, tmp_path
 def test_a_path_of_its_authors_machine_does_no_harm(processor):
     file = processor / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "special_tokens_map_file": "/fsx/there/map.json"}))
-    load_processor(str(processor))
+    assert load_processor(str(processor)).source == str(processor)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ import sqlite3
 import pytest
 from toy_ops import ONE_NODE, Toy
 
+from dsl.errors import StoreError
 from executor.report.op_sections import Request, shown_by_ops
+from executor.tracking.mlflow_client import check_trusted
 
 REFUSED = "not one that you made here, at this place; read it, then repeat the command with --trust"
 ACTING = [
@@ -92,3 +94,10 @@ def test_a_tracking_server_that_only_the_state_of_a_record_names_gets_nothing(tm
     for command in (["sync", state.parent.name], ["resume", "--from", "a"]):
         result = toy.dflow(*command)
         assert result.returncode == 2 and "the tracking server http://127.0.0.1:9" in result.stderr
+    state.write_text(state.read_text().replace("http://127.0.0.1:9", "http://me:sesame@127.0.0.1:9/?key=sesame"))
+    for command in (["sync", state.parent.name], ["resume", "--from", "a"]):
+        result = toy.dflow(*command)
+        assert result.returncode == 2 and "the tracking server http://***@127.0.0.1:9/?***" in result.stderr
+        assert "sesame" not in result.stdout + result.stderr
+    with pytest.raises(StoreError, match=r"the record sends to http://\*\*\*@127.0.0.1:9/\?\*\*\*, which"):
+        check_trusted("http://me:sesame@127.0.0.1:9/?key=sesame")

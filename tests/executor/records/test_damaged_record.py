@@ -8,6 +8,7 @@ import pytest
 from imitated_runs import begin, dflow, edit, ended, execute, run, toy_pipeline
 from toy_ops import Toy
 
+from dsl.errors import NotTrusted
 from executor.planning.session import run_from
 from executor.records.run_record import Record
 from executor.records.run_tags import add_tag
@@ -81,6 +82,9 @@ def test_a_project_that_was_moved_goes_on(toy, tmp_path):
     record = run(toy, fail_at="d")
     toy.folder.rename(tmp_path / "elsewhere")
     moved = Record.load(tmp_path / "elsewhere" / toy.store.relative_to(toy.folder) / "records" / record.run)
+    with pytest.raises(NotTrusted, match="not one that you made here, at this place"):
+        moved.graph()
+    moved.acting().trust()
     graph = moved.graph()
     assert graph.root == tmp_path / "elsewhere"
     assert graph.op_files == (tmp_path / "elsewhere" / "toy.py",)
