@@ -83,6 +83,8 @@ HERE = Path(__file__).parent
 def make(config, stage):
     shared = SharedShards(stage)
     paths = [stage.work_dir / f"{number:04d}.txt" for number in range(12)]
+    while config.how == "wait" and stage.worker and not (HERE / "rank-0.pid").exists():
+        time.sleep(0.05)
     for path in waited(shared.claimed(lambda: paths, lambda path: path), stage.stop_requested):
         (HERE / f"rank-{stage.worker}.pid").write_text(str(os.getpid()))
         while config.how == "wait" and stage.worker == 0:

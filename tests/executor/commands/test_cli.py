@@ -1,6 +1,7 @@
 """The command: what it shows, what it refuses, and what it does not import."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from executor.scheduler.plain_display import Display
 from executor.scheduler.rich_display import LiveDisplay, shown_nodes
 from executor.store.artifact_store import FORMAT
 from executor.system.progress import BytesDone
+from executor.system.trust import trust_store
 
 # The modules that a command loaded are counted after it ended.
 COUNTED = "import sys, executor.cli\ntry: sys.exit(executor.cli.main())\nfinally: print('LOADED', *sys.modules)"
@@ -34,7 +36,11 @@ def loaded(toy, *arguments):
     result = subprocess.run(
         [sys.executable, "-c", COUNTED, *arguments],
         cwd=toy.folder,
-        env={"PYTHONPATH": str(PROJECT), "DFLOW_STORE": str(toy.store)},
+        env={
+            "PYTHONPATH": str(PROJECT),
+            "DFLOW_STORE": str(toy.store),
+            "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"],
+        },
         capture_output=True,
         text=True,
     )
@@ -94,7 +100,11 @@ def test_what_nobody_reads_ends_quietly(toy):
     program = "import sys, executor.cli; sys.exit(executor.cli.main())"
     process = subprocess.Popen(
         [sys.executable, "-c", program, "plan", str(toy.file)],
-        env={"PYTHONPATH": str(PROJECT), "DFLOW_STORE": str(toy.store)},
+        env={
+            "PYTHONPATH": str(PROJECT),
+            "DFLOW_STORE": str(toy.store),
+            "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"],
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -132,6 +142,7 @@ def test_mistakes_in_a_pipeline_are_shown_without_a_traceback(tmp_path):
 def test_other_errors_are_shown_without_a_traceback(tmp_path):
     toy = Toy(tmp_path)
     toy.store.mkdir()
+    trust_store(toy.store)
     (toy.store / "format").write_text("9")
     result = toy.dflow("run", str(toy.file))
     assert (result.returncode, result.stderr) == (

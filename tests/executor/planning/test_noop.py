@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -64,7 +65,12 @@ class Watched:
         again = subprocess.run(
             [sys.executable, "-c", WATCHED, "run", str(self.toy.file)],
             cwd=folder,
-            env={"PYTHONPATH": str(PROJECT), "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+            env={
+                "PYTHONPATH": str(PROJECT),
+                "PYTHONSAFEPATH": "1",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"],
+            },
             capture_output=True,
             text=True,
         )

@@ -101,15 +101,18 @@ def test_points_of_a_call_that_was_killed_are_not_doubled_by_the_next_attempt(un
     assert unsent.losses(record)[18:] == [(18, 1 / 19), (19, 1 / 20), (20, 9.0)]
 
 
+AFTER = "af" * 32
+
+
 def test_the_key_of_a_node_that_failed_and_was_fixed_is_the_new_one(unsent):
     record = unsent.sent("fixed")
     edited, sent = Record.load(record), read_json(record / "mlflow.json")
-    edited.state.nodes["d"].key = "the key after the fix"
+    edited.state.nodes["d"].key = AFTER
     edited.save_node("d")
     sent["nodes"]["d"]["status"] = "FAILED"
     write_json(record / "mlflow.json", sent)
     send(unsent.toy, record)
-    assert unsent.client.get_run(ids(record)[1]["d"]).data.tags["dflow.key"] == "the key after the fix"
+    assert unsent.client.get_run(ids(record)[1]["d"]).data.tags["dflow.key"] == AFTER
 
 
 def test_an_accept_event_is_a_tag_on_the_child_that_made_the_artifact_and_is_sent_later_too(unsent):

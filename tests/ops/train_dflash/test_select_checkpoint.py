@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from dsl.errors import ConfigError, DataError, StopRequested
 from dsl.op import Ref
 from ops.artifacts import BatchPlan, TokenShards
-from ops.lib.data.files import read_json, read_jsonl, write_jsonl
+from ops.lib.data.files import read_json, read_jsonl, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.decode import decode_speculative
 from ops.lib.drafts.dflash.config import from_serving
@@ -224,7 +224,7 @@ def one_of_two(rank, inputs, folder, place):
     Measuring.selected = selected
     stage = FakeStage(folder, inputs, rank=rank, world_size=2)
     train_dflash(config_of(inputs, dtype="float64", select="tau", **MEASURED), stage)
-    write_jsonl(folder / f"rank-{rank}.jsonl", chosen)
+    write_json(folder / f"rank-{rank}.json", {"selected": chosen})
 
 
 def test_two_ranks_measure_and_choose_what_one_process_does(real, measured, tmp_path):
@@ -236,7 +236,7 @@ def test_two_ranks_measure_and_choose_what_one_process_does(real, measured, tmp_
     got = read_json(tmp_path / "out" / "training.json")
     assert [row["tau"] for row in expected["measured"]] == [row["tau"] for row in got["measured"]]
     for rank in (0, 1):
-        assert [expected["selected_step"]] == list(read_jsonl(tmp_path / f"rank-{rank}.jsonl"))
+        assert {"selected": [expected["selected_step"]]} == read_json(tmp_path / f"rank-{rank}.json")
     weights = load_file(tmp_path / "out" / "model.safetensors")
     for name, weight in load_file(measured.out_dir / "model.safetensors").items():
         torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-6)
