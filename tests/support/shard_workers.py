@@ -39,8 +39,8 @@ def run_workers(
 ) -> list[int]:
     """Run `module:function` in `workers` processes below `folder` until all have ended; returns their exit codes.
 
-    dies: where workers are killed; the others begin once each of those has claimed a shard, or the artifact if it is
-    killed there. constants: "module:NAME" -> value. Raises TimeoutError.
+    dies: where workers are killed; the others begin once each of those has claimed as many shards as it takes to get
+    there, or the artifact if it is killed there. constants: "module:NAME" -> value. Raises TimeoutError.
     """
     given = (run, config, folder, inputs, workers, dies or {}, constants or {})
     processes = [PROCESSES.Process(target=_work, args=(number, *given)) for number in range(workers)]
@@ -116,7 +116,7 @@ def _let_begin(stage: FakeStage, dies: Mapping[int, Point]) -> None:
 
     def later(self: SharedShards, name: str) -> bool:
         kind = name if name == ARTIFACT else "shard"
-        while kind not in waited and not all(_is_served(stage, number, kind) for number in dies):
+        while kind not in waited and not all(_is_served(stage, *each, kind) for each in dies.items()):
             time.sleep(0.01)
         waited.add(kind)
         return claim(self, name)
@@ -124,8 +124,10 @@ def _let_begin(stage: FakeStage, dies: Mapping[int, Point]) -> None:
     SharedShards._claim = later  # type: ignore[method-assign]
 
 
-def _is_served(stage: FakeStage, number: int, kind: str) -> bool:
-    """Whether a worker has a claim of this kind, or is lost."""
+def _is_served(stage: FakeStage, number: int, dies: Point, kind: str) -> bool:
+    """Whether a worker has the artifact, or a shard for each call until it is killed, or is lost."""
+    needed = 1 if kind == ARTIFACT else dies[1]
     links = [link for link in stage.shared_dir.iterdir() if link.is_symlink()]
     owned = [link for link in links if (link.name.startswith(f"{ARTIFACT}.") == (kind == ARTIFACT))]
-    return number in stage.lost_workers() or any(link.readlink().name == str(number) for link in owned)
+    own = [link for link in owned if link.readlink().name == str(number)]
+    return number in stage.lost_workers() or len(own) >= needed
