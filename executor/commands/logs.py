@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from executor.system.symlinks import is_plain, open_plain
 POLL_S = 0.2
 CHUNK = 65536
 OVER = ("done", "failed")
+CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")  # but tabs and ends of lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,4 +125,6 @@ class _Log:
 
 
 def _write(data: bytes) -> None:
-    write_on(sys.stdout.buffer, data)
+    """The bytes as they are; on a terminal without sequences that would move its cursor or do worse."""
+    shown = CONTROL.sub(lambda found: f"\\x{found[0][-1]:02x}".encode(), data) if sys.stdout.isatty() else data
+    write_on(sys.stdout.buffer, shown)

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,7 @@ from executor.system.jsonlines import known_fields
 from executor.system.stamps import Stamp, is_settled
 
 MISSING = "missing"  # in the place of a digest
+MOST_PATHS = 1000  # by which links lead to one folder
 
 
 @frozen
@@ -148,8 +150,12 @@ def _listed(external: External, list_path: Callable[[Path], Tree]) -> Tree:
 
 
 def _members(folder: str) -> dict[str, Tree]:
-    """Files below a folder by relative name; links are followed, except to a folder above the link."""
+    """Files below a folder by relative name; links are followed, except to a folder above the link.
+
+    Raises DataError for a folder that links reach by more than MOST_PATHS ways: they may be 2^n.
+    """
     files: dict[str, Tree] = {}
+    ways: Counter[tuple[int, int]] = Counter()
     pending: list[tuple[str, str, frozenset[tuple[int, int]]]] = [("", folder, frozenset())]
     while pending:
         prefix, here, above = pending.pop()
@@ -157,6 +163,9 @@ def _members(folder: str) -> dict[str, Tree]:
         identity = (status.st_dev, status.st_ino)
         if identity in above:
             continue
+        ways[identity] += 1
+        if ways[identity] > MOST_PATHS:
+            raise DataError(f"{here}: links lead to this folder by more than {MOST_PATHS} ways; remove some of them")
         with os.scandir(here) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if entry.is_dir():

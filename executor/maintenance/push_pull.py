@@ -177,6 +177,7 @@ def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, repor
             for link in links_in(fresh):
                 link.unlink()
             fresh.mkdir(exist_ok=True)
+            _check_sizes(remote, wanted, files)
             _fetch(remote, wanted.digest, files, fresh, progress)
             fail_point("pull:fetched")
             _seal(remote, wanted, files, fresh)
@@ -213,6 +214,18 @@ def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, Mapping[str, FileE
             f"run here; read it there, and set {TRUST} = true for the node if you trust it, or let the node run"
         )
     return data, manifest.files
+
+
+def _check_sizes(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry]) -> None:
+    """Raises StoreError where a file is larger there than its entry says, before any of it is fetched."""
+    there = remote.sizes(wanted.digest)
+    wrong = [
+        f"{name} has {there[name]} bytes instead of {entry.size}"
+        for name, entry in files.items()
+        if there.get(name, 0) > entry.size
+    ]
+    if wrong:
+        raise _damaged(remote, wanted, wrong)
 
 
 def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: Path, progress: Progress) -> None:

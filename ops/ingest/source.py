@@ -52,7 +52,7 @@ def parts_of(source: Path, form: str, with_bytes: bool = True) -> Iterator[Part]
                 yield Part(name or "", split_named(name or ""), _giving(records))
             return
         suffixes, read = (".parquet",), partial(parquet_records, with_bytes=with_bytes)
-    files = _files(source, suffixes) if source.is_dir() else [source]
+    files = [_inside(file, source) for file in _files(source, suffixes)] if source.is_dir() else [source]
     if not files:
         raise DataError(f'{source}: has no file that ends in {", ".join(suffixes)} (format = "{form}")')
     for file in files:
@@ -68,6 +68,16 @@ def split_named(name: str) -> str | None:
     """The split of a name: "train-00000-of-00004", "data/validation", "test_sft"; None for any other."""
     found = [match for step in name.split("/") if (match := NAMED.match(step))]
     return SPLIT_NAMES[found[-1][1].lower()] if found else None
+
+
+def _inside(file: Path, source: Path) -> Path:
+    """Raises DataError for a link that leads out of the source, unless to the files of the Hub's cache beside it."""
+    own = source.resolve()
+    blobs = own.parent.parent / "blobs" if own.parent.name == "snapshots" else own
+    leads_to = file.resolve()
+    if not (leads_to.is_relative_to(own) or leads_to.is_relative_to(blobs)):
+        raise DataError(f"{file}: is a link that leads out of {source}, to {leads_to}; put the file itself there")
+    return file
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from dsl.errors import DataError
 from ops.ingest.records import Record
+from ops.lib.data.files import read_object
 from ops.lib.data.memory_limit import memory_limit
 
 BATCH_ROWS, BATCH_BYTES = 32, 64 << 20  # a row may hold images of megabytes
@@ -46,13 +47,14 @@ def parquet_records(file: Path, *, with_bytes: bool = True) -> Iterator[Record]:
 def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]:
     """(Name of the division or None, its rows) of a folder that `datasets.Dataset(Dict).save_to_disk` wrote.
 
-    Images stay encoded. Raises DataError without the library, and for a folder it cannot read, or that unpacks to too
-    much.
+    Images stay encoded. Raises DataError without the library, and for a folder it cannot read, that names files
+    elsewhere, or that unpacks to too much.
     """
     try:
         import datasets
     except ImportError as error:
         raise DataError(f"{folder}: {NEEDS_DATASETS}") from error
+    _check_names(folder)
     size = sum(file.stat().st_size for file in folder.rglob("*.arrow"))
     try:
         with memory_limit(size + MOST_MEMORY):  # the files become part of the address space
@@ -63,6 +65,21 @@ def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]
     for name, part in parts.items():
         place = f"{folder}: {name}" if name else str(folder)
         yield name, _arrow_rows(part, place, folder, size)
+
+
+def _check_names(folder: Path) -> None:
+    """The descriptions of an Arrow data set name its files and divisions by paths, which must not lead out of it."""
+    for file in [folder / "dataset_dict.json", *sorted(folder.glob("**/state.json"))]:
+        if file.is_file():
+            described = read_object(file)
+            named = (entry.get("filename") for entry in described.get("_data_files") or ())
+            for name in [*named, *(described.get("splits") or ())]:
+                if (
+                    not name
+                    or Path(str(name)).name != name
+                    or not (file.parent / name).resolve().is_relative_to(folder.resolve())
+                ):
+                    raise DataError(f"{file}: {str(name)[:200]!r} is no file or folder beside it")
 
 
 def _arrow_rows(part: Any, place: str, folder: Path, size: int) -> Iterator[Record]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import math
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -278,12 +279,14 @@ def retry_after_s(header: str | None, now: datetime | None = None) -> float:
     if not header:
         return 0.0
     try:
-        return max(0.0, float(header))
+        seconds = float(header)
     except ValueError:
         pass
+    else:
+        return max(0.0, seconds) if math.isfinite(seconds) else 0.0
     try:
         when = email.utils.parsedate_to_datetime(header)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     when = when if when.tzinfo else when.replace(tzinfo=UTC)
     return max(0.0, (when - (now or datetime.now(UTC))).total_seconds())

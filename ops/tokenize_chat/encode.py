@@ -33,6 +33,9 @@ from ops.tokenize_chat.template import (
     value_or_unusable,
 )
 
+MOST_CHARACTERS = 4_000_000  # of a text; the library's regular expressions fail on about three times as many blanks
+TOO_MANY_CHARACTERS = f"more than {MOST_CHARACTERS:,} characters"
+
 TrainOn = Literal["assistant", "last"]
 
 
@@ -79,7 +82,7 @@ class ChatEncoder:
         the template takes too long.
         """
         rendered = self.template.finish(self._rendered(messages))
-        return self._encoded(messages, cut, rendered, *self._tokenized([rendered]))
+        return self._encoded(messages, cut, rendered, *self._tokenized([_tokenizable(rendered)]))
 
     def encode_batch(
         self, conversations: Sequence[Messages], cuts: Sequence[Sequence[bool]], ids: Sequence[str] | None = None
@@ -90,9 +93,10 @@ class ChatEncoder:
         run in parallel. The tokenizer's own threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would
         not survive a fork.
         """
-        rendered = self.template.finish_all(
+        found = self.template.finish_all(
             [self._rendered(messages) for messages in conversations], ids or [None] * len(conversations)
         )
+        rendered = [one if isinstance(one, Unusable) else value_or_unusable(_tokenizable, one) for one in found]
         encodings = iter(self._tokenized([one for one in rendered if isinstance(one, Rendered)]))
         return [
             one if isinstance(one, Unusable) else value_or_unusable(self._encoded, messages, cut, one, next(encodings))
@@ -137,6 +141,7 @@ class ChatEncoder:
         """
         self.template.check(messages)
         text = self.template.render(messages, prompt=True, sample_id=sample_id)
+        _check_characters(text)
         ids = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
         self._check_placeholders(ids, messages)
         return torch.from_numpy(ids)
@@ -173,6 +178,17 @@ class ChatEncoder:
 
 def num_images(message: dict[str, Any]) -> int:
     return sum(part["type"] == "image" for part in message["content"])
+
+
+def _tokenizable(rendered: Rendered) -> Rendered:
+    """The same, if its text can be tokenised. Raises Unusable."""
+    _check_characters(rendered.text)
+    return rendered
+
+
+def _check_characters(text: str) -> None:
+    if len(text) > MOST_CHARACTERS:
+        raise Unusable(TOO_MANY_CHARACTERS, f"{len(text):,}")
 
 
 def _token_at(tokens: Encoding, start: int, text: str) -> int:

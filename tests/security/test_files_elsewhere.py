@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import datasets
 import pytest
 
 from dsl.errors import DataError, ServerError
 from executor.cli import main
+from executor.keys.external_inputs import MOST_PATHS, tree_of
+from ops.ingest.source import parts_of
 from ops.lib.target.fetch import find_checkpoint
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
@@ -98,3 +102,51 @@ def test_a_proxy_or_a_redirect_gets_no_key_of_a_server_of_this_machine(monkeypat
             post(f"http://127.0.0.1:{server.server_port}/v1", {}, key="open-sesame")
         server.shutdown()
     assert seen == [("/v1", "Bearer open-sesame")]
+
+
+def named(state, name):
+    state["_data_files"][0]["filename"] = name
+
+
+@pytest.mark.parametrize("name", ["../private.arrow", "/dev/zero", "", 5])
+def test_an_arrow_data_set_names_no_file_elsewhere(name, tmp_path):
+    saved = tmp_path / "saved"
+    datasets.Dataset.from_list([{"id": "a"}]).save_to_disk(saved)
+    next(saved.glob("*.arrow")).rename(tmp_path / "private.arrow")
+    state = json.loads((saved / "state.json").read_text())
+    named(state, name)
+    (saved / "state.json").write_text(json.dumps(state))
+    with pytest.raises(DataError, match=r"state.json: '.*' is no file or folder beside it"):
+        list(parts_of(saved, "arrow"))
+
+
+def test_divisions_of_an_arrow_data_set_lie_in_it(tmp_path):
+    datasets.Dataset.from_list([{"id": "a"}]).save_to_disk(tmp_path / "private")
+    datasets.DatasetDict(train=datasets.Dataset.from_list([{"id": "b"}])).save_to_disk(tmp_path / "saved")
+    assert ["train"] == [part.name for part in parts_of(tmp_path / "saved", "arrow")]
+    (tmp_path / "saved" / "link").symlink_to("../private")
+    for name in ("../private", "link"):
+        (tmp_path / "saved" / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))
+        with pytest.raises(DataError, match="is no file or folder beside it"):
+            list(parts_of(tmp_path / "saved", "arrow"))
+
+
+def test_a_data_file_that_leads_out_of_its_folder_is_refused_but_for_the_cache_of_the_hub(tmp_path):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "af").write_text("{}")
+    for folder in ("data", "snapshots/commit"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "rows.jsonl").symlink_to(os.path.relpath(tmp_path / "blobs" / "af", tmp_path / folder))
+    assert 1 == len(list(parts_of(tmp_path / "snapshots" / "commit", "json")))
+    with pytest.raises(DataError, match=r"rows\.jsonl: is a link that leads out of"):
+        list(parts_of(tmp_path / "data", "json"))
+
+
+def test_folders_that_link_to_each_other_2_to_the_n_times_are_refused(tmp_path):
+    for number in range(40):
+        (tmp_path / str(number)).mkdir()
+        for name in "ab":
+            (tmp_path / str(number) / name).symlink_to(f"../{number + 1}")
+    (tmp_path / "40").mkdir()
+    with pytest.raises(DataError, match=f"links lead to this folder by more than {MOST_PATHS} ways"):
+        tree_of(tmp_path / "0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import io
 import json
 import threading
 import time
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow
 import pytest
 from fake_stage import FakeStage
+from PIL import Image
 from pyarrow import parquet
 from toy_ops import Toy
 
@@ -35,11 +37,14 @@ from ops.lib.data.files import LONGEST_ROW
 from ops.lib.data.memory_limit import memory_limit
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.sizes import TargetSizes
+from ops.lib.vision.images import MOST_SCANS, SCAN, UNDECODABLE, fault_of
 from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.client import LARGEST_ANSWER, ChatClient
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
+from ops.tokenize_chat.encode import MOST_CHARACTERS, TOO_MANY_CHARACTERS, ChatEncoder
 from ops.tokenize_chat.template import ANSWER_NOT_FOUND, Template
 from ops.tools.serve.chat import post
 
@@ -320,3 +325,37 @@ def test_blanks_take_linear_time_and_no_sample_uses_up_the_marks(tmp_path):
         except Unusable as error:
             assert error.reason == ANSWER_NOT_FOUND
     assert time.monotonic() - started < 15
+
+
+@pytest.mark.parametrize("size", [10**9, -1, 1e400, "64", [64]])
+@pytest.mark.parametrize("name", ["num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"])
+def test_a_config_with_an_impossible_size_is_refused(name, size):
+    config = {"vocab_size": 32, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16}
+    sound = {**config, "num_hidden_layers": 2, "model_type": "qwen3"}
+    assert 0 < TargetSizes.of(sound).parameters
+    with pytest.raises(DataError, match=rf"config.json: the target's size cannot be computed: {name} is "):
+        TargetSizes.of({**sound, name: size})
+
+
+def test_a_text_of_millions_of_blanks_is_dropped_not_tokenised(tmp_path):
+    messages = [{"role": turn["role"], "content": [{"type": "text", "text": turn["content"]}]} for turn in TURNS]
+    write_builtin_processor(tmp_path, [messages], 340)
+    encoder = ChatEncoder(load_processor(str(tmp_path)), render_seconds=60.0)
+    blanks = [{"role": "user", "content": [{"type": "text", "text": " " * MOST_CHARACTERS}]}, messages[1]]
+    sound, dropped = encoder.encode_batch([messages, blanks], [(), ()], ["a", "b"])
+    assert 0 < sound.loss_tokens
+    assert dropped.reason == TOO_MANY_CHARACTERS
+    with pytest.raises(Unusable, match=TOO_MANY_CHARACTERS):
+        encoder.prompt(blanks[:1], "b")
+
+
+def test_a_jpeg_of_thousands_of_scans_is_undecodable():
+    encoded = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(encoded, "JPEG", progressive=True)
+    sound = encoded.getvalue()
+    begin = sound.index(SCAN)
+    scan = sound[begin : sound.index(SCAN, begin + 1)]
+    many = sound[:begin] + scan * (MOST_SCANS + 1) + sound[begin:]
+    assert ("", "") == fault_of(sound, 1 << 20, 1)
+    reason, detail = fault_of(many, 1 << 20, 1)
+    assert reason == UNDECODABLE and detail.endswith(f"a JPEG of more than {MOST_SCANS} scans")

@@ -17,6 +17,8 @@ from dsl.errors import DataError
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 LINEAR = "linear_attention"
+# The sizes that every target has, and the most of each that dflow computes with.
+MOST = {"vocab_size": 10**8, "hidden_size": 10**6, "num_attention_heads": 10**5, "num_hidden_layers": 10**4}
 CHUNK = 64  # tokens that the gated delta rule processes at once
 
 Config = Mapping[str, Any]
@@ -38,13 +40,16 @@ class TargetSizes:
 
     @classmethod
     def of(cls, config: Config) -> TargetSizes:
-        """Raises DataError for a config that lacks a size."""
+        """Raises DataError for a config that lacks a size, or has an impossible one."""
         text = config.get("text_config") or config
         seeing = config.get("vision_config")
         try:
+            for name, most in MOST.items():
+                if not (isinstance(text[name], int) and 0 < text[name] <= most):
+                    raise ValueError(f"{name} is {text[name]!r}, not a number from 1 to {most}")
             V, M = text["vocab_size"], text["hidden_size"]
             tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
-            return cls(
+            sizes = cls(
                 embedding=V * M,
                 head=0 if tied else V * M,
                 layers=sum(_layer(text, kind) + _mlp(text, index) for index, kind in enumerate(layer_types(text))) + M,
@@ -53,9 +58,13 @@ class TargetSizes:
                 text=text,
                 seeing=seeing,
             )
+            used = (sizes.forward_bytes(1, 1), sizes.cache_per_token, sizes.state_per_sequence, sizes.pixel_bytes)
+            if min(sizes.parameters, *used) < 0:
+                raise ValueError("a size is negative")
+            return sizes
         except KeyError as error:
             raise DataError(f"config.json: {error.args[0]} is missing, so the target's size is unknown") from None
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise DataError(f"config.json: the target's size cannot be computed: {error}") from None
 
     @property

@@ -27,6 +27,8 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", TiffImagePlugin.TiffImageFile.format, We
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, in some messages: reasons must be the same in every run
 
+SCAN, MOST_SCANS = b"\xff\xda", 1000  # of a JPEG; each is a pass over all its pixels, encoders make about ten
+
 # What Pillow's decoders raise on broken data, besides their own UnidentifiedImageError (an OSError).
 DECODE_ERRORS = (
     OSError,
@@ -43,6 +45,8 @@ DECODE_ERRORS = (
 
 def decode(encoded: bytes) -> Image.Image:
     """The image as RGB, rotated upright according to its EXIF data. Raises one of DECODE_ERRORS."""
+    if encoded.count(SCAN) > MOST_SCANS and encoded.startswith(b"\xff\xd8"):
+        raise ValueError(f"a JPEG of more than {MOST_SCANS} scans")
     image = Image.open(io.BytesIO(encoded), formats=FORMATS)
     image.load()
     upright = ImageOps.exif_transpose(image)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dsl.errors import DataError
 from ops.lib.data.files import read_object
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -17,9 +18,15 @@ def pixel_limits(preprocessor: Path) -> dict[str, int]:
         return {}
     config = read_object(preprocessor)
     size = config.get("size") or {}
+    if not isinstance(size, dict):
+        return {}
     least = size.get("shortest_edge", config.get("min_pixels"))
     most = size.get("longest_edge", config.get("max_pixels"))
-    return {"min_pixels": least, "max_pixels": most} if least is not None and most is not None else {}
+    if least is None or most is None:
+        return {}
+    if not (isinstance(least, int) and isinstance(most, int) and 0 < least <= most):
+        raise DataError(f"{preprocessor}: {least!r} and {most!r} are no least and most number of pixels")
+    return {"min_pixels": least, "max_pixels": most}
 
 
 def served_pixels(captured: Mapping[str, Any], model_dir: Path) -> dict[str, int]:

@@ -15,6 +15,7 @@ from attrs import frozen
 from PIL import Image
 
 from ops.ingest.sample import ImagePart, RawSample, Turn
+from ops.lib.vision.images import DECODE_ERRORS
 from ops.tools.init.target import Target
 
 TURN_TOKENS = 5  # <|im_start|>, the role, two line breaks and <|im_end|> of Qwen's templates
@@ -121,5 +122,5 @@ def image_size(encoded: bytes) -> Size | None:
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             return image.size
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except (*DECODE_ERRORS, Image.DecompressionBombWarning, Image.DecompressionBombError):
         return None

@@ -118,3 +118,27 @@ def test_data_whose_name_is_not_utf_8_is_refused_with_what_to_do(
     assert 1 == main(["init", os.fsdecode(b"chat\xff.jsonl")])
     assert "chat\\udcff.jsonl: a pipeline file is UTF-8, and this name is not: rename it" in capsys.readouterr().err
     assert not (project / "pipeline.toml").exists()
+
+
+def test_photos_that_ingest_would_drop_are_counted_not_measured(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pillow warns of more than 89 million pixels, and refuses more than twice as many."""
+    write_photos(project / "photos")
+    folder = next(path for path in (project / "photos").rglob("*") if path.is_dir())
+    for name, side in (("large.png", 12_000), ("larger.png", 16_000)):
+        Image.new("1", (side, side)).save(folder / name)
+    (folder / "broken.tif").write_bytes(b"II*\0" + b"\xff" * 64)
+    assert 0 == main(["init", "photos", "--target", checkpoint(project / "target", sees=True)])
+    assert "2 (image too large)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", [{"shortest_edge": "a", "longest_edge": 5}, {"shortest_edge": 9, "longest_edge": 5}])
+def test_limits_of_pixels_that_are_none_are_named(
+    size: object, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_photos(project / "photos")
+    target = checkpoint(project / "target", sees=True)
+    (project / "target" / "preprocessor_config.json").write_text(json.dumps({"size": size}))
+    assert 1 == main(["init", "photos", "--target", target])
+    assert "preprocessor_config.json: " in (said := capsys.readouterr().err) and "number of pixels" in said

@@ -1,11 +1,14 @@
 """`dflow logs`: what a node printed, and what it prints."""
 
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 from manifests import new_record
 from side_ops import side
-from toy_ops import Toy, wait_for
+from toy_ops import PROJECT, Toy, wait_for
 
 from executor.records.run_record import Record
 
@@ -105,3 +108,19 @@ def test_following_ends_with_a_run_that_was_killed(tmp_path):
     run.communicate()
     _, errors = follower.communicate(timeout=30)
     assert (follower.returncode, errors) == (0, f"b in run {toy.state()['run']}, the latest:\n")
+
+
+def test_on_a_terminal_a_log_moves_no_cursor(done, monkeypatch):
+    """Elsewhere the bytes are those of the file."""
+    log = done.store / "records" / done.state()["run"] / "a.log"
+    written = log.read_bytes()
+    log.write_bytes(b"\x1b]0;title\x07\tbar\r100%\n\xc2\x9b2J\xc3\xa4\n")
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    shown, terminal = os.openpty()
+    command = [sys.executable, "-m", "executor.cli", "logs", "a", "--store", str(done.store)]
+    assert 0 == subprocess.run(command, stdout=terminal, cwd=done.folder, stderr=subprocess.DEVNULL).returncode
+    assert b"\\x1b]0;title\\x07\tbar\r100%\r\n\\x9b2J\xc3\xa4\r\n" == os.read(shown, 1000)
+    os.close(terminal)
+    os.close(shown)
+    assert "\x1b]0;title" in done.dflow("logs", "a").stdout
+    log.write_bytes(written)

@@ -175,6 +175,18 @@ def test_an_artifact_that_was_damaged_there_is_refused_and_comes_when_it_is_repa
     assert files(other.store / "objects") == files(toy.store / "objects")
 
 
+def test_a_file_that_is_larger_there_than_its_entry_says_is_not_fetched(toy, shared, capsys, monkeypatch):
+    first = run(toy)
+    dflow(toy, "push", str(shared))
+    digest = first.state.nodes["b"].digest
+    edit(shared / "objects" / digest / "sub" / "text.txt", "b" * 100_000)
+    fetched, get = [], Remote.get
+    monkeypatch.setattr(Remote, "get", lambda self, name, target: (fetched.append(name), get(self, name, target)))
+    assert dflow(other_store(toy), "pull", str(shared), str(toy.file)) == 1
+    assert "is damaged there: sub/text.txt has 100000 bytes instead of " in capsys.readouterr().err
+    assert fetched and not any(digest in name for name in fetched)
+
+
 def test_names_that_lead_out_of_the_artifact_are_refused(toy, shared, monkeypatch):
     record = run(toy)
     dflow(toy, "push", str(shared))

@@ -261,7 +261,7 @@ def test_a_directory_tells_its_own_files(tmp_path: Path) -> None:
 
 
 def test_a_config_without_a_size_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"vocab_size": 8, "hidden_size": 4}')
+    (tmp_path / "config.json").write_text('{"vocab_size": 8, "hidden_size": 4, "num_attention_heads": 2}')
     with pytest.raises(DataError, match=r"config\.json: num_hidden_layers is missing"):
         foresee(LoadTarget(checkpoint=str(tmp_path)))
 
