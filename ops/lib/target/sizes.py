@@ -45,8 +45,8 @@ class TargetSizes:
         seeing = config.get("vision_config")
         try:
             for name, most in MOST.items():
-                if not (isinstance(text[name], int) and 0 < text[name] <= most):
-                    raise ValueError(f"{name} is {text[name]!r}, not a number from 1 to {most}")
+                if not (isinstance(text[name], int) and 0 <= text[name] <= most):
+                    raise ValueError(f"{name} is {text[name]!r}, not a number up to {most}")
             V, M = text["vocab_size"], text["hidden_size"]
             tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
             sizes = cls(
