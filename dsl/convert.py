@@ -242,7 +242,7 @@ def _mistakes(error: ClassValidationError, cls: type) -> Iterator[Mistake]:
         if isinstance(each, ForbiddenExtraKeysError):
             known = list(attrs.fields_dict(cls))
             for key in sorted(map(str, each.extra_fields)):
-                hint = did_you_mean(key, known) or shortened(f"keys: {', '.join(known)}", 300)
+                hint = did_you_mean(key, known) or f"keys: {', '.join(known)}"
                 yield Mistake("unknown key", key, hint=hint)
         elif isinstance(each, (ConfigError, ValueError, TypeError)):
             named = re.match(r"(?:Length of )?'(\w+)' must ", str(each))  # as attrs' own validators say it

@@ -22,6 +22,7 @@ from dsl.shown import shown_value
 from dsl.toml import KeyPath, key_positions, parsed
 
 EXTENDS = "extends"
+TABLE_NAMES = ("pipeline", "mlflow", "machine")  # beside the nodes
 
 
 @define(slots=False)

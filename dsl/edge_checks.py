@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsl.errors import Mistake, did_you_mean, shortened
+from dsl.errors import Mistake, did_you_mean, listed, shortened
 from dsl.hooks import method
 from dsl.launch import Machine
 from dsl.op import ConfigField, OpSpec, Ref, is_builtin
@@ -106,7 +106,7 @@ def _edge_mistakes(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNod
 
 def _who_gives(wanted: type, nodes: Mapping[str, WrittenNode]) -> str:
     givers = [f'"@{node.id}"' for node in nodes.values() if node.op is not None and issubclass(node.op.output, wanted)]
-    return f"{wanted.__name__}: {shortened(', '.join(givers))}" if givers else f"no node produces {wanted.__name__}"
+    return f"{wanted.__name__}: {listed(givers, 100)}" if givers else f"no node produces {wanted.__name__}"
 
 
 def _absent_paths(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:

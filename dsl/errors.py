@@ -135,6 +135,19 @@ def shortened(text: str, most: int = 100) -> str:
     return f"{text[:half]} ... {text[-half:]}"
 
 
+def listed(names: Iterable[str], most: int) -> str:
+    """The names with commas between; where they are longer than most characters, the first ones and how many follow."""
+    whole = [shortened(name, most) for name in names]
+    kept, length = 0, -len(", ")
+    for name in whole:
+        length += len(name) + len(", ")
+        if kept and length > most:
+            break
+        kept += 1
+    more = len(whole) - kept
+    return ", ".join(whole[:kept]) + (f" and {more:,} more" if more else "")
+
+
 def on_one_line(text: str) -> str:
     """The text with escapes in place of line ends and of all else that a terminal would not show but obey."""
     if text.isprintable():
@@ -159,4 +172,4 @@ def did_you_mean(word: str, candidates: Sequence[str]) -> str:
 def known_nodes(word: str, node_ids: Iterable[str]) -> str:
     """The nearest one, or the first of all that there are."""
     known = list(node_ids)
-    return did_you_mean(word, known) or (shortened(f"nodes: {', '.join(known)}", MOST_SHOWN) if known else "")
+    return did_you_mean(word, known) or (f"nodes: {listed(known, MOST_SHOWN)}" if known else "")

@@ -15,12 +15,12 @@ from typing import Any
 import attrs
 
 from dsl.convert import member_type, type_mistake, typed_value
+from dsl.document import TABLE_NAMES
 from dsl.edge_checks import external_value
-from dsl.errors import Mistake, did_you_mean
+from dsl.errors import Mistake, did_you_mean, shortened
 from dsl.op import ConfigField
-from dsl.pipeline import TABLE_NAMES
 from dsl.secrets import secret_names
-from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode
+from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode, ops_of, unknown_key
 
 OPENING = "${"
 TOKEN = re.compile(r"(?P<escape>\$\$\{)(?=(?P<ahead>[^{}]*\}?))|\$\{(?P<body>[^{}$]*)(?P<end>\}?)")
@@ -236,7 +236,8 @@ class _Interpolation:
         if field is None:
             if name in node.edges:
                 raise _Refused(f'node "{owner}": "{name}" reads another node, it has no value')
-            raise _Refused(f'node "{owner}" has no field "{name}"', did_you_mean(name, [*node.fields]))
+            hint = unknown_key(node, name, ops_of(self.owners), fields_only=True).text
+            raise _Refused(f'node "{owner}" has no field "{shortened(name)}"', hint)
         if name in node.wrong:
             raise _Refused
         values = node.launch if "." in name else node.values

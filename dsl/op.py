@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import attrs
 from attrs import frozen
 
+from dsl.aliases import key_hint
 from dsl.convert import converter, structure
 from dsl.errors import ConfigError, Mistake, StructureError
 from dsl.op_class import class_attributes
@@ -321,8 +322,12 @@ def _check_types_when_made(cls: type, spec: OpSpec) -> None:
         mistakes = []
         for name, value in values.items():
             declared = spec.edges.get(name) or spec.fields.get(name)
+            if declared is None:
+                hint = key_hint(name, spec.name, [*spec.edges, *spec.fields], {})
+                mistakes.append(str(Mistake("unknown key", f"{spec.name}.{name}", hint=hint.text)))
+                continue
             try:
-                values[name] = value if declared is None else declared.structure(value)
+                values[name] = declared.structure(value)
             except StructureError as error:
                 mistakes += [f"{spec.name}.{name}: {mistake}" for mistake in error.mistakes]
         if mistakes:

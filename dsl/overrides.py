@@ -16,14 +16,16 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from dsl.aliases import alias_hint
 from dsl.convert import member_type, takes_table, type_mistake, typed_value
-from dsl.errors import Mistake, PipelineError, Position, did_you_mean, known_nodes, shortened
+from dsl.document import TABLE_NAMES
+from dsl.errors import Mistake, PipelineError, Position, known_nodes, shortened
 from dsl.for_each import expanded
 from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
 from dsl.interpolation import interpolate
-from dsl.pipeline import TABLE_NAMES, Pipeline
+from dsl.pipeline import Pipeline
 from dsl.tables import pipeline_of, tables_of
-from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode, add_checked_node, written_nodes
+from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode, add_checked_node, ops_of, unknown_key, written_nodes
 from dsl.variants import Sweep
 
 NONE = "none"
@@ -46,7 +48,9 @@ def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Mistake
         owner, _, field = path.partition(".")
         position = Position(f"-s {text}", is_argument=True)
         if not equals or not owner or not all(field.split(".")):
-            mistakes.append(Mistake("expected node.field=value", position=position))
+            alias = None if field or not equals else alias_hint(owner, "", {})
+            hint = "" if alias is None else alias.text
+            mistakes.append(Mistake("expected node.field=value", position=position, hint=hint))
         elif field == "op" and owner not in TABLE_NAMES:
             message = "-s changes a node's values, not its op"
             mistakes.append(Mistake(message, position=position, hint="change the op in the file"))
@@ -60,9 +64,10 @@ def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Mistake
 def put_into(owners: Mapping[str, WrittenNode], overrides: Sequence[Override]) -> tuple[list[Override], list[Mistake]]:
     """Put the values into the nodes and tables, unchecked. Returns the overrides of others, and what is wrong."""
     others, mistakes = [], []
+    ops = ops_of(owners)
     for override in overrides:
         if override.owner in owners:
-            mistakes += _put(owners[override.owner], override)
+            mistakes += _put(owners[override.owner], override, ops)
         else:
             others.append(override)
     return others, mistakes
@@ -85,11 +90,12 @@ def apply_overrides(pipeline: Pipeline, texts: Sequence[str], sweeps: Sequence[S
     mistakes += wrong
     overrides, refused = put_into(nodes, overrides)
     mistakes += [*refused, *unknown_owners(overrides, nodes), *interpolate(nodes, tables, only_arguments=True)]
-    changed, wrong = pipeline_of(tables, pipeline.root, pipeline.op_files)
+    ops = ops_of(nodes)
+    changed, wrong = pipeline_of(tables, pipeline.root, pipeline.op_files, ops)
     changed.root_given, changed.sort_by = pipeline.root_given, pipeline.sort_by
     mistakes += wrong
     for node in nodes.values():
-        mistakes += add_checked_node(changed, node)
+        mistakes += add_checked_node(changed, node, ops)
     if mistakes:
         raise PipelineError(mistakes)
     return changed
@@ -117,13 +123,13 @@ def overridden_nodes(overrides: Sequence[str]) -> dict[str, str]:
     return {text: owner for text, owner in owners.items() if owner not in TABLE_NAMES}
 
 
-def _put(node: WrittenNode, override: Override) -> list[Mistake]:
+def _put(node: WrittenNode, override: Override, ops: Mapping[str, str]) -> list[Mistake]:
     name, _, key = override.field.partition(".")
     try:
         if name == "launch" and node.id not in TABLE_NAMES:
             return _put_launch(node, override, key)
         if key:
-            return _put_key(node, override, name, key)
+            return _put_key(node, override, name, key, ops)
         _put_value(node.values, name, override.text, _type_of(node, name), _has_default(node, name))
     except ValueError as error:
         return [Mistake(str(error), position=override.position)]
@@ -153,7 +159,7 @@ def _put_launch(node: WrittenNode, override: Override, name: str) -> list[Mistak
     return []
 
 
-def _put_key(node: WrittenNode, override: Override, name: str, key: str) -> list[Mistake]:
+def _put_key(node: WrittenNode, override: Override, name: str, key: str, ops: Mapping[str, str]) -> list[Mistake]:
     """One key of a field that is a table."""
     field = node.fields.get(name)
     if field is None or not takes_table(field.type):
@@ -161,8 +167,8 @@ def _put_key(node: WrittenNode, override: Override, name: str, key: str) -> list
             return []  # the op is unknown, which is reported already
         if field is not None or name in node.edges:
             return [Mistake(f'"{name}" has no keys', position=override.position)]
-        hint = did_you_mean(name, [*node.fields, *node.edges])
-        return [Mistake(f'unknown key "{name}"', position=override.position, hint=hint)]
+        hint = unknown_key(node, name, ops).text
+        return [Mistake(f'unknown key "{shortened(name)}"', position=override.position, hint=hint)]
     default = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
     before = node.values.get(name, default)
     table = dict(before) if isinstance(before, dict) else {}

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.document import Places
+from dsl.document import TABLE_NAMES, Places
 from dsl.errors import ConfigError, did_you_mean
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec, Ref, op_of
@@ -26,7 +26,6 @@ from dsl.shown import shown_value
 __all__ = ["Launch", "Machine", "Node", "Pipeline", "check_tags"]
 
 NODE_ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-TABLE_NAMES = ("pipeline", "mlflow", "machine")
 TAKEN_ID = 'node id "{0}": that is the table [{0}], in -s and in ${{...}}'
 RESERVED_TAGS = ("dflow.", "mlflow.")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # with the name of a driver too: mysql+pymysql

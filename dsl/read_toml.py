@@ -8,9 +8,10 @@ from typing import Any
 
 import attrs
 
-from dsl.document import Document, Places, read_document
+from dsl.aliases import alias_hint
+from dsl.document import TABLE_NAMES, Document, Places, read_document
 from dsl.edge_checks import Absent, absolute_path, wiring_mistakes
-from dsl.errors import Mistake, PipelineError, Position, did_you_mean, shortened
+from dsl.errors import Mistake, PipelineError, Position, did_you_mean, listed
 from dsl.for_each import expanded, merged_mistakes
 from dsl.graph import Graph, compiled
 from dsl.imports import import_from_source, put_on_path
@@ -19,10 +20,10 @@ from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, raised_in, run_source, unknown_op, user_ops
 from dsl.overrides import apply_overrides, parsed_overrides, put_into, unknown_owners
 from dsl.paths import is_there, store_above
-from dsl.pipeline import TABLE_NAMES, TAKEN_ID, Pipeline
+from dsl.pipeline import TAKEN_ID, Pipeline
 from dsl.shown import shown_value
 from dsl.tables import pipeline_of, written_table
-from dsl.unchecked_node import WrittenNode, add_checked_node, written_nodes
+from dsl.unchecked_node import WrittenNode, add_checked_node, ops_of, written_nodes
 from dsl.variants import Sweep, sort_of
 
 TABLES = (*TABLE_NAMES, "node", "for_each", "sweep")
@@ -68,7 +69,7 @@ def tracking_uri_of(file: Path) -> str | None:
     document = read_document(file)
     tables = {name: written_table(name, document.table(name), Places(document, (name,))) for name in TABLE_NAMES}
     mistakes = interpolate({}, tables)
-    pipeline, wrong = pipeline_of(tables, absolute_path(file.parent, Path.cwd()), ())
+    pipeline, wrong = pipeline_of(tables, absolute_path(file.parent, Path.cwd()), (), {})
     own = [mistake for mistake in (*mistakes, *wrong) if mistake.path == ".".join(TRACKING_URI)]
     if own:
         raise PipelineError(own)
@@ -81,13 +82,13 @@ def _require_file(file: Path) -> None:
     if not is_there(file, Path.is_dir):
         raise PipelineError([Mistake(f"there is no pipeline file {file}")])
     inside = [str(each) for each in sorted(file.glob("*.toml"))]
-    hint = shortened(f"in it: {', '.join(inside)}", 300) if inside else "there is no *.toml in it"
+    hint = f"in it: {listed(inside, 300)}" if inside else "there is no *.toml in it"
     raise PipelineError([Mistake(f"{file} is a folder, not a pipeline file", hint=hint)])
 
 
 def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep], absent: Absent | None) -> Pipeline:
     document = read_document(file)
-    mistakes = _top_level_mistakes(document, file)
+    mistakes: list[Mistake] = []
     tables = {name: written_table(name, document.table(name), Places(document, (name,))) for name in TABLE_NAMES}
     overrides, wrong = parsed_overrides(texts)
     mistakes += wrong
@@ -106,12 +107,14 @@ def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep], absent
     mistakes += [written[node_id].mistake("", TAKEN_ID.format(node_id)) for node_id in taken]
     overrides, wrong = put_into(nodes, overrides)
     mistakes += [*wrong, *unknown_owners(overrides, nodes), *interpolate(nodes, tables)]
-    pipeline, wrong = pipeline_of(tables, root, op_files)
+    ops = ops_of(nodes)
+    mistakes += _top_level_mistakes(document, file, ops)
+    pipeline, wrong = pipeline_of(tables, root, op_files, ops)
     mistakes += wrong
     pipeline.sort_by, wrong = sort_of(document)
     mistakes += wrong
     for node in nodes.values():
-        mistakes += add_checked_node(pipeline, node)
+        mistakes += add_checked_node(pipeline, node, ops)
     mistakes += wiring_mistakes(nodes, root, pipeline.machine, absent)
     if mistakes:
         raise PipelineError(_in_order(merged_mistakes(mistakes, nodes), document))
@@ -131,13 +134,15 @@ def _in_order(mistakes: Sequence[Mistake], document: Document | None) -> list[Mi
     return sorted(mistakes, key=place)
 
 
-def _top_level_mistakes(document: Document, file: Path) -> list[Mistake]:
+def _top_level_mistakes(document: Document, file: Path, ops: Mapping[str, str]) -> list[Mistake]:
     mistakes = []
     start = Position(str(file), 1, 1)
     for name, value in document.values.items():
         if name not in TABLES:
             hint = did_you_mean(name, TABLES) or f"a pipeline file has {', '.join(f'[{table}]' for table in TABLES)}"
             message = "unknown table" if isinstance(value, dict) else "unknown key"
+            alias = None if isinstance(value, dict) else alias_hint(name, "", ops)
+            hint = hint if alias is None else alias.text
             mistakes.append(Mistake(message, name, document.position((name,)), hint))
         elif not isinstance(value, dict):
             mistakes.append(Mistake("expected a table", name, document.position((name,)), f"[{name}]"))

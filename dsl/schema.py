@@ -15,10 +15,11 @@ from typing import Any
 import attrs
 from attrs import validators
 
+from dsl.document import TABLE_NAMES
 from dsl.field_rules import Given, Needs, Only
 from dsl.launch import Launch
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
-from dsl.pipeline import NODE_ID, RESERVED_TAGS, TABLE_NAMES
+from dsl.pipeline import NODE_ID, RESERVED_TAGS
 from dsl.tables import CLASSES
 from dsl.variants import NAME, SORT
 

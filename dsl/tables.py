@@ -72,13 +72,14 @@ def tables_of(pipeline: Pipeline) -> dict[str, WrittenNode]:
 
 
 def pipeline_of(
-    tables: Mapping[str, WrittenNode], root: Path, op_files: tuple[Path, ...]
+    tables: Mapping[str, WrittenNode], root: Path, op_files: tuple[Path, ...], ops: Mapping[str, str]
 ) -> tuple[Pipeline, list[Mistake]]:
-    """A pipeline without nodes, made of what is right in the tables, and all mistakes in them."""
+    """A pipeline without nodes, made of what is right in the tables, and all mistakes in them. ops: those of the nodes
+    that it will have, by id."""
     mistakes = []
     for name, table in tables.items():
         if table.values or table.places.position("") is not None:  # a missing table is reported by itself
-            mistakes += table_mistakes(table, CLASSES[name])
+            mistakes += table_mistakes(table, CLASSES[name], ops)
     head, mlflow, machine = (tables[name].values for name in CLASSES)
     pipeline = Pipeline(
         head.get("name", ""),

@@ -8,9 +8,10 @@ from typing import Any
 import attrs
 from attrs import define
 
+from dsl.aliases import LAUNCH, KeyHint, key_hint
 from dsl.convert import readable, type_name
 from dsl.document import Places
-from dsl.errors import ConfigError, Mistake, Position, StructureError, did_you_mean, shortened
+from dsl.errors import ConfigError, Mistake, Position, StructureError
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
 from dsl.pipeline import Copy, Launch, Pipeline
 
@@ -85,17 +86,33 @@ def written_nodes(pipeline: Pipeline) -> dict[str, WrittenNode]:
     }
 
 
-def add_checked_node(pipeline: Pipeline, node: WrittenNode) -> list[Mistake]:
-    """Check the values of a node; without mistakes it is added to the pipeline.
+def ops_of(nodes: Mapping[str, WrittenNode]) -> dict[str, str]:
+    """Node id, of a copy that of the node in the file -> the node's op, where it is known."""
+    return {node.template or node.id: node.op.name for node in nodes.values() if node.op is not None}
+
+
+def unknown_key(node: WrittenNode, name: str, ops: Mapping[str, str], fields_only: bool = False) -> KeyHint:
+    """What to say of a key ("launch.key" too) that a node or table does not have. ops: those of all nodes, by id.
+
+    fields_only: an edge cannot be meant.
+    """
+    if name.startswith(f"{LAUNCH}."):
+        return key_hint(name.removeprefix(f"{LAUNCH}."), LAUNCH, [*LAUNCH_FIELDS], ops)
+    owner = node.id if node.op is None else node.op.name
+    return key_hint(name, owner, [*(() if fields_only else node.edges), *node.fields], ops)
+
+
+def add_checked_node(pipeline: Pipeline, node: WrittenNode, ops: Mapping[str, str]) -> list[Mistake]:
+    """Check the values of a node; without mistakes it is added to the pipeline. ops: those of all nodes, by id.
 
     Values become those of their fields' types; those with a mistake are taken out of the node.
     """
     if node.op is None:
         return []
-    mistakes = _check_table(node, "", node.values, node.op.config_class, node.op.fields, node.op.edges)
+    mistakes = _check_table(node, "", node.values, node.op.config_class, ops)
     if node.launch:
         mistakes += _several_hosts(node)
-        mistakes += _check_table(node, "launch.", node.launch, Launch, LAUNCH_FIELDS, {})
+        mistakes += _check_table(node, "launch.", node.launch, Launch, ops)
     if mistakes or node.wrong:
         return mistakes
     try:
@@ -122,29 +139,25 @@ def _several_hosts(node: WrittenNode) -> list[Mistake]:
     return [node.mistake(f"launch.{found[0]}", "ranks on several machines are started by Ray, not by torchrun", hint)]
 
 
-def table_mistakes(table: WrittenNode, cls: type) -> list[Mistake]:
+def table_mistakes(table: WrittenNode, cls: type, ops: Mapping[str, str]) -> list[Mistake]:
     """Mistakes in a table that is to become an object of an attrs class, not a node; wrong values are taken out."""
-    return _check_table(table, "", table.values, cls, table.table_fields, {})
+    return _check_table(table, "", table.values, cls, ops)
 
 
 def _check_table(
-    node: WrittenNode,
-    prefix: str,
-    table: dict[str, Any],
-    cls: type,
-    fields: Mapping[str, ConfigField],
-    edges: Mapping[str, Edge],
+    node: WrittenNode, prefix: str, table: dict[str, Any], cls: type, ops: Mapping[str, str]
 ) -> list[Mistake]:
+    """Of a node's or table's own values, or with the prefix "launch." of its launch; wrong values are taken out."""
+    fields, edges = (LAUNCH_FIELDS, {}) if prefix else (node.fields, node.edges)
     mistakes = []
     suggested: set[str] = set()
     written = {*table, *(name.removeprefix(prefix) for name in node.wrong if name.startswith(prefix))}
     for name, value in list(table.items()):
         declared = edges.get(name) or fields.get(name)
         if declared is None:
-            known = ", ".join([*edges, *fields])
-            hint = did_you_mean(name, [*fields, *edges]) or shortened(f"keys: {known}", 300)
-            suggested.update(candidate for candidate in [*fields, *edges] if hint == f'did you mean "{candidate}"?')
-            mistakes.append(node.mistake(prefix + name, "unknown key", hint))
+            hint = unknown_key(node, prefix + name, ops)
+            suggested.add(hint.key)
+            mistakes.append(node.mistake(prefix + name, "unknown key", hint.text))
             del table[name]
             continue
         try:

@@ -70,6 +70,7 @@ def test_modules_are_imported_by_name_only_by_named_function_and_for_hooks() -> 
     by_name = {file for file, function in calls if function in {"import_module", "__import__"}}
     assert by_name == {"dsl/named_function.py", "dsl/hooks.py"}
     assert {file for file, function in calls if function == "named_function"} == {
+        "dsl/aliases.py",
         "dsl/op_table.py",
         "executor/cli.py",
         "executor/launchers/forkserver.py",

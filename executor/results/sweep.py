@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attrs import define, field, frozen
 
-from dsl.errors import did_you_mean, shortened
+from dsl.errors import did_you_mean, listed
 from dsl.graph import Graph, GraphNode
 from dsl.shown import toml_text
 from executor.records.run_record import NodeState
@@ -286,7 +286,7 @@ def sort_note(graph: Graph, names: Iterable[str]) -> str:
     if not known:
         return f"not sorted by {wanted}: no combination has any metric yet"
     near = did_you_mean(wanted, known)
-    there_are = shortened(f"there are: {', '.join(known)}", MOST_NAMES)
+    there_are = f"there are: {listed(known, MOST_NAMES)}"
     return f"not sorted by {wanted}: no combination has this metric{f'; {near}' if near else ''}; {there_are}"
 
 

@@ -38,6 +38,7 @@ class Measure:
     seed: int | None = seed_field()
     output = Samples
 """
+KEYS = "share, most, exact, title, layers, names, weights, headers, file, needed, seed"
 HEAD = '[pipeline]\nname = "p"\nseed = 7\nops = ["value_ops.py"]\n'
 
 
@@ -150,7 +151,7 @@ def test_a_chain_of_thousands_of_references_is_followed(tmp_path: Path) -> None:
         ('most = "${aa.share}"', 'there is no node "aa" (did you mean "a"?)'),
         ('most = "${a.shares}"', 'node "a" has no field "shares" (did you mean "share"?)'),
         ('most = "${a.samples}"', 'node "a": "samples" reads another node, it has no value'),
-        ('most = "${a.launch.nprocs}"', 'node "a" has no field "launch.nprocs"'),
+        ('most = "${a.launch.nprocs}"', 'node "a" has no field "launch.nprocs" (did you mean "nproc"?)'),
         ('title = "x${a.layers}"', "${a.layers} is a list, which cannot be part of a string"),
         ('title = "x${a.most}"', "${a.most} is none, which cannot be part of a string"),
         ('title = "${a}"', '"${a}" is not one of KINDS (a literal ${ is written $${)'),
@@ -184,7 +185,7 @@ def test_all_that_is_wrong_within_one_value_is_told(tmp_path: Path) -> None:
     lines = ['title = "${zz.text} ${a.foo} ${zz.text}"', 'names = ["${zz.text}", "${env:COUNTS}", "${env:WORD}"]']
     assert mistakes(tmp_path, *lines) == [
         '13:1: node.n.title: there is no node "zz"',
-        '13:1: node.n.title: node "a" has no field "foo"',
+        f'13:1: node.n.title: node "a" has no field "foo" (keys: {KEYS})',
         '14:1: node.n.names: there is no node "zz"',
         '14:1: node.n.names: the environment variable COUNTS is not set (did you mean "COUNT"?)',
     ]
