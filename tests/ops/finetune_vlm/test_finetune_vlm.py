@@ -204,7 +204,9 @@ def test_muon_moves_hidden_matrices_adamw_the_rest_and_a_stop_changes_nothing(to
     muon = {"init": str(target.path / "model"), "optimizer": "muon", "steps": 2, "batch_size": 4, "weight_decay": 0.0}
     before = load_file(target.path / "model" / "model.safetensors")
     stage = train(tmp_path / "one", tokens, **{**muon, "steps": 1, "lr": 1e-3})
-    sizes = {name: float((weights_of(stage)[name] - before[name]).square().mean().sqrt()) for name in (TEXT, EMBEDDINGS)}
+    sizes = {
+        name: float((weights_of(stage)[name] - before[name]).square().mean().sqrt()) for name in (TEXT, EMBEDDINGS)
+    }
     assert 0.5e-3 < sizes[EMBEDDINGS] <= 1e-3, "AdamW's first update is the rate times the gradient's sign"
     assert sizes[TEXT] == pytest.approx(0.2e-3, rel=0.2), "Muon's is scaled to 0.2 of the rate, root mean square"
     with pytest.raises(StopRequested):
