@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dsl.errors import Mistake
@@ -13,6 +13,7 @@ from executor.launchers.forkserver_client import Children
 from executor.launchers.local import LocalBackend
 from executor.launchers.ray_backend import RayBackend
 from executor.launchers.stage_environment import stage_environment
+from executor.system.resource_pool import Share
 
 
 class Backends:
@@ -36,6 +37,10 @@ class Backends:
         for node_id, node in nodes.items():
             groups.setdefault(self.of(node.launch), {})[node_id] = node
         return [mistake for backend, group in groups.items() for mistake in backend.check(group)]
+
+    def prepare(self, share: Share, libraries: Sequence[str]) -> None:
+        """Have a process of this machine ready for the next stage, which is expected to get this share."""
+        self._local.prepare(share, libraries)
 
     def describe(self, launches: Iterable[Launch]) -> list[str]:
         """A line on each cluster that these use: what it has, and what of that is free."""

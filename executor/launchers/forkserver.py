@@ -2,8 +2,12 @@
 
     python -m executor.launchers.forkserver FD
 
-FD is a stream socket to the executor, which sends Start and Signal and gets Started and Ended, each as a line of JSON:
-the class's name and its fields.
+FD is a stream socket to the executor, which sends Start, Prepare and Signal and gets Started and Ended, each as a line
+of JSON: the class's name and its fields.
+
+A spare is a child that waits: it has imported libraries with the threads, GPUs and variables that the next stage is
+expected to have, and becomes that stage if it has them. It imports nothing of dflow's ops or of the user, whose code
+may be edited meanwhile.
 
 A stage is a child in a process group of its own, with no descriptor but the null device and its log. It runs `main` of
 the module as a fresh interpreter would (see `_run`). When the executor is gone, all stages are
@@ -23,14 +27,17 @@ stage imports the executor's main module again, which may be a user's script.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +46,14 @@ from attrs import define, frozen
 from dsl.convert import structure, unstructure
 from dsl.named_function import named_function
 from executor.launchers import worker
+from executor.launchers.stage_contract import LIFE_LINE
 from executor.system.jsonlines import compact
-from executor.system.stage_mark import show_mark
+from executor.system.stage_mark import STAGE, show_mark
 from executor.system.supervisor import end_with_parent
 from executor.system.symlinks import open_own
 
 CHUNK = 65536
+SPARE_RUNS = worker.__name__
 GROUP_ENDS_WITHIN_S = 1.0
 POLL_S = 0.02
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -60,6 +69,14 @@ class Start:
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     log: str
+
+
+@frozen
+class Prepare:
+    """A request to have a spare with these libraries for a stage of that environment; another spare is ended."""
+
+    environment: Mapping[str, str]
+    libraries: tuple[str, ...]
 
 
 @frozen
@@ -85,8 +102,8 @@ class Ended:
     code: int
 
 
-Message = Start | Signal | Started | Ended
-MESSAGES: Mapping[str, type[Message]] = {kind.__name__: kind for kind in (Start, Signal, Started, Ended)}
+Message = Start | Prepare | Signal | Started | Ended
+MESSAGES: Mapping[str, type[Message]] = {kind.__name__: kind for kind in (Start, Prepare, Signal, Started, Ended)}
 
 
 def encoded(message: Message) -> bytes:
@@ -107,6 +124,26 @@ class _Stage:
     kill_at: float = 0.0  # when the rest of its group is killed, monotonic
 
 
+@frozen
+class _Spare:
+    """descriptor: a pidfd; order: a socket, on which the Start is sent."""
+
+    pid: int
+    descriptor: int
+    order: socket.socket
+    environment: Mapping[str, str]
+
+    def fits(self, start: Start) -> bool:
+        """Whether it can become that stage; it may have been killed."""
+        is_alive = not select.select([self.descriptor], [], [], 0)[0]
+        return is_alive and start.module == SPARE_RUNS and _lasting(start.environment) == _lasting(self.environment)
+
+
+def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are not an attempt's own."""
+    return {name: value for name, value in environment.items() if name not in (STAGE, LIFE_LINE)}
+
+
 def main() -> int:
     _reset_signals()
     start = Server(socket.socket(fileno=int(sys.argv[1]))).serve()
@@ -121,6 +158,7 @@ class Server:
         self._unread = b""
         self._stages: dict[int, _Stage] = {}
         self._ended: list[_Stage] = []  # not reaped yet
+        self._spare: _Spare | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(executor, selectors.EVENT_READ)
 
@@ -158,22 +196,62 @@ class Server:
         """Returns the request to start, in the child that was forked for it."""
         if isinstance(request, Signal):
             self._signal(request)
+        if isinstance(request, Prepare):
+            return self._prepare(request)
         if not isinstance(request, Start):
             return None
+        if (spare := self._spare) is not None and spare.fits(request):
+            self._spare = None
+            spare.order.sendall(encoded(request))
+            spare.order.close()
+            self._keep(_Stage(request.number, spare.pid, spare.descriptor))
+            return None
+        self._end_spare()
+        pid = self._fork()
+        if pid == 0:
+            return request
+        self._keep(_Stage(request.number, pid, os.pidfd_open(pid)))
+        return None
+
+    def _prepare(self, request: Prepare) -> Start | None:
+        """In the child: import the libraries, and wait for the request to start; the child's end without one."""
+        if self._spare is not None and self._spare.environment == request.environment:
+            return None
+        self._end_spare()
+        ours, theirs = socket.socketpair()
+        pid = self._fork()
+        if pid:
+            theirs.close()
+            self._spare = _Spare(pid, os.pidfd_open(pid), ours, request.environment)
+            return None
+        ours.close()
+        return _spare(request, theirs)
+
+    def _end_spare(self) -> None:
+        if self._spare is not None:
+            spare, self._spare = self._spare, None
+            os.killpg(spare.pid, signal.SIGKILL)
+            os.waitpid(spare.pid, 0)
+            os.close(spare.descriptor)
+            spare.order.close()
+
+    def _fork(self) -> int:
+        """In the child 0, which holds nothing of the server's."""
         server = os.getpid()
         # A stop signal that arrives before the stage has installed its handlers stays pending: the mask is inherited.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.ENDING)
         pid = os.fork()
         if pid == 0:
             self._leave(server)
-            return request
+            return 0
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.setpgid(pid, pid)  # in both processes, since either may run first
-        stage = _Stage(request.number, pid, os.pidfd_open(pid))
+        return pid
+
+    def _keep(self, stage: _Stage) -> None:
         self._stages[stage.number] = stage
         self._selector.register(stage.descriptor, selectors.EVENT_READ, stage)
-        self._send(Started(stage.number, pid))
-        return None
+        self._send(Started(stage.number, stage.pid))
 
     def _leave(self, server: int) -> None:
         """Close the server's descriptors in the child, which ends with the server."""
@@ -184,6 +262,9 @@ class Server:
         self._executor.close()
         for stage in self._stages.values():
             os.close(stage.descriptor)
+        if self._spare is not None:
+            os.close(self._spare.descriptor)
+            self._spare.order.close()
         self._selector.close()
 
     def _signal(self, request: Signal) -> None:
@@ -217,10 +298,27 @@ class Server:
             return  # the next read notices too
 
     def _end_all(self) -> None:
+        self._end_spare()
         for stage in self._stages.values():
             os.killpg(stage.pid, signal.SIGKILL)
         for stage in self._stages.values():
             os.waitpid(stage.pid, 0)
+
+
+def _spare(request: Prepare, order: socket.socket) -> Start:
+    """In the child: becomes ready and waits. Exits where the server wants no stage of it."""
+    os.environ.clear()
+    os.environ.update(request.environment)
+    for name in request.libraries:
+        with suppress(ImportError):  # which the stage itself raises, in its log
+            importlib.import_module(name)
+    with order, order.makefile("rb") as lines:
+        line = lines.readline()
+    if not line:
+        sys.exit()
+    start = decoded(line)
+    assert isinstance(start, Start)
+    return start
 
 
 def _run(start: Start) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dsl.errors import StageError
-from executor.launchers.forkserver import Ended, Message, Signal, Start, Started, decoded, encoded
+from executor.launchers.forkserver import Ended, Message, Prepare, Signal, Start, Started, decoded, encoded
 from executor.system.stage_mark import ROOM, STAGE
 from executor.system.supervisor import module_command
 
@@ -118,6 +118,12 @@ class Children:
                 self._server = _Server(self._environment)
             return self._server.start(module, tuple(arguments), environment, str(log))
 
+    def prepare(self, environment: Mapping[str, str], libraries: Sequence[str]) -> None:
+        """Have a process ready that has imported these, for a stage of that environment; see forkserver.py."""
+        with self._lock:
+            if self._server is not None and not self._server.is_gone:
+                self._server.prepare(Prepare(environment, tuple(libraries)))
+
     def close(self) -> None:
         """End the forkserver, and with it all running stages."""
         with self._lock:
@@ -161,6 +167,9 @@ class _Server:
         if not self._send(Start(number, module, arguments, environment, log)):
             raise StageError(f"the forkserver (process {self._process.pid}) ended before it could start the stage")
         return child
+
+    def prepare(self, request: Prepare) -> None:
+        self._send(request)
 
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)

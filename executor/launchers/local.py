@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dsl.errors import Mistake
@@ -12,7 +12,8 @@ from dsl.secrets import values_of
 from executor.launchers.backend import HostsExit, StageOrder
 from executor.launchers.forkserver_client import Children
 from executor.launchers.host_runner import HostPart, HostRunner
-from executor.system.resource_pool import Capacity, too_much
+from executor.launchers.stage_environment import stage_environment
+from executor.system.resource_pool import Capacity, Share, too_much
 
 
 class LocalBackend:
@@ -30,6 +31,10 @@ class LocalBackend:
 
     def start(self, order: StageOrder) -> LocalStage:
         return LocalStage(HostRunner(self._children, order, HostPart(gpus=order.share.gpus), values_of(order.secrets)))
+
+    def prepare(self, share: Share, libraries: Sequence[str]) -> None:
+        """Have a process ready for a stage of one process with this share; another stage is started without it."""
+        self._children.prepare(stage_environment(share.threads, share.gpus), libraries)
 
     def recover(self, work: Path, go_on: Callable[[], None]) -> None:
         """The lease ends what an earlier attempt left on this machine."""

@@ -46,10 +46,11 @@ class Attempt(threading.Thread):
         backends: Backends,
         call: Callable[[Callable[[], None]], None],
         on_start: Callable[[AttemptStart], int],
+        on_running: Callable[[], None],
         on_end: Callable[[AttemptResult], None],
     ) -> None:
         """share, part: as in StageOrder. call: lets the loop's thread make a call. on_start returns the number of the
-        attempt; on_end is called whatever happened.
+        attempt; on_running is called when its stage has started; on_end whatever happened.
         """
         super().__init__(daemon=True, name=f"attempt at {task.node.id}")
         self.task = task
@@ -58,6 +59,7 @@ class Attempt(threading.Thread):
         self._backends = backends
         self._call = call
         self._on_start = on_start
+        self._on_running = on_running
         self._on_end = on_end
         self._stage: StageProcess | None = None
         self._is_stopping = False
@@ -193,6 +195,7 @@ class Attempt(threading.Thread):
                 secret_variables(task.node.config),
             )
             self._is_placed = stage.is_placed
+        self._call(self._on_running)
         fail_point("stage:started")
         ended = stage.wait()
         with self._lock:

@@ -242,7 +242,7 @@ class RunLoop:
             attempt=self._state(node_id).attempt,
             goes_on_from=self._record.state.goes_on_from,
         )
-        self._pool.start(task, self._on_start, self._on_end)
+        self._pool.start(task, self._on_start, self._on_running, self._on_end)
         return True
 
     def _wait_for_lease(self, waiting: Waiting, lease: Lease) -> None:
@@ -272,6 +272,14 @@ class RunLoop:
         self._record.event(node_id, NodeChange(state="running", cache=state.cache, key=state.key))
         self._display.changed(node_id)
         return state.attempt
+
+    def _on_running(self) -> None:
+        """Prepare for the next node in the order of the graph."""
+        assert self._pool is not None
+        running = self._pool.running
+        following = (id for id in self._graph.nodes if self._state(id).state == "pending" and id not in running)
+        if not self._is_ending and (node_id := next(following, None)) is not None:
+            self._pool.prepare(self._graph.nodes[node_id], self._digests)
 
     def _on_end(self, node_id: str, result: AttemptResult) -> None:
         """Record how an attempt ended."""

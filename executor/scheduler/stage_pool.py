@@ -21,6 +21,11 @@ from executor.system.resource_pool import Capacity, Free
 from executor.system.system_metrics import Usage
 
 ENDED_WITHIN_S = 10.0
+# What ops import of the libraries that their keys name, which takes seconds.
+HEAVY = {
+    "torch": ("torch", "torch.distributed.tensor"),
+    "transformers": ("transformers.modeling_utils", "transformers.models.qwen3_vl.modeling_qwen3_vl"),
+}
 
 
 class StagePool:
@@ -80,10 +85,12 @@ class StagePool:
         self,
         task: Task,
         on_start: Callable[[str, AttemptStart], int],
+        on_running: Callable[[], None],
         on_end: Callable[[str, AttemptResult], None],
     ) -> None:
-        """Both are called by the loop's thread with the node's id: on_start when a stage is about to start, on_end when
-        the attempt has ended, its lease and its part of the machine being free again.
+        """All are called by the loop's thread: on_start with the node's id when a stage is about to start, on_running
+        when it has, on_end with the id when the attempt has ended, its lease and its part of the machine being free
+        again.
         """
         node_id = task.node.id
         for text in self._backends.describe([task.node.launch]):
@@ -100,9 +107,24 @@ class StagePool:
             room.give_back(demand, share)
             on_end(node_id, result)
 
-        attempt = Attempt(task, share, part, self._backends, self._call, partial(on_start, node_id), ended)
+        attempt = Attempt(task, share, part, self._backends, self._call, partial(on_start, node_id), on_running, ended)
         self.running[node_id] = attempt
         attempt.start()
+
+    def prepare(self, node: GraphNode, digests: Mapping[str, str]) -> None:
+        """Let a process import the libraries of the node that is likely to start next, while others run.
+
+        digests: those that are known so far. Not beside op files of the user's, which may shadow a library.
+        """
+        if self._graph.op_files:
+            return
+        libraries = [name for library in node.op.key_libraries for name in HEAVY.get(library, ())]
+        if node.launch.kind != "process" or node.launch.shard_workers > 1 or not libraries:
+            return
+        made = {name: self._store.object_path(digest) for name, digest in digests.items()}
+        useful, capacity = useful_threads(node, made), self._capacity(node)
+        share = Free(capacity).take(capacity.demand(node, useful), capacity.threads(node, useful))
+        self._backends.prepare(share, libraries)
 
     def _watched(self) -> list[tuple[str, int, Sequence[str] | None]]:
         """Called by the thread that measures their processes."""

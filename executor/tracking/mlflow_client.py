@@ -12,11 +12,14 @@ import math
 import os
 import posixpath
 import re
+import shutil
+import sqlite3
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -35,9 +38,10 @@ from dsl.convert import unstructure
 from dsl.errors import StoreError
 from dsl.secrets import resolved_text, secret_names, without_credentials
 from executor.records.metric_points import Point
-from executor.system.jsonlines import write_json
+from executor.system.jsonlines import replace_file, write_json
 from executor.system.symlinks import is_plain, open_own
 from executor.system.trust import TRACKING_URI, is_trusted
+from executor.system.user_cache import user_cache
 from executor.tracking.node_files import Dataset, ModelFiles, Reference, mlmodel, model_name
 from ops.lib.logged_model import LoggedModel
 
@@ -301,18 +305,38 @@ def open_client(store: Path, uri: str) -> MlflowClient:
 
 
 def _make_database(path: Path) -> None:
-    """Create it under another name: a first migration that was killed cannot be completed, and MLflow refuses it."""
+    """Create it under another name: a first migration that was killed cannot be completed, and MLflow refuses it.
+
+    All migrations of MLflow take seconds, so an empty database is kept in the user's cache and copied from there.
+    """
     fresh = path.with_name(f".{path.name}.new")
     for leftover in (fresh, fresh.with_name(f"{fresh.name}-journal")):
         leftover.unlink(missing_ok=True)
+    cache = user_cache("mlflow")
+    kept = None if cache is None else cache / f"{mlflow.__version__}.db"
+    if kept is None or not kept.exists():
+        _migrate(fresh)
+        if kept is not None:
+            with suppress(StoreError):  # a full disk
+                replace_file(kept, fresh.read_bytes(), durable=True)
+    else:
+        shutil.copyfile(kept, fresh)
+    with closing(sqlite3.connect(fresh)) as database, database:
+        now, place = _milliseconds(time.time()), (path.parent / "mlartifacts" / "0").absolute().as_uri()
+        values = (place, now, now)
+        database.execute("UPDATE experiments SET artifact_location=?, creation_time=?, last_update_time=?", values)
+    with fresh.open("rb") as file:
+        os.fsync(file.fileno())
+    fresh.rename(path)
+
+
+def _migrate(fresh: Path) -> None:
+    """An empty database of MLflow's."""
     sqlalchemy.event.listen(sqlalchemy.engine.Engine, "connect", _without_waiting)
     try:
         MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
     finally:
         sqlalchemy.event.remove(sqlalchemy.engine.Engine, "connect", _without_waiting)
-    with fresh.open("rb") as file:
-        os.fsync(file.fileno())
-    fresh.rename(path)
 
 
 def _without_waiting(connection: Any, _record: Any) -> None:

@@ -68,7 +68,10 @@ class FinetuneVlm:
         ],
         help="instead of batch_size: maximum number of tokens in a step",
     )
-    lr: float = field(default=2e-3, validator=RATE, help="peak learning rate of AdamW")
+    optimizer: Literal["adamw", "muon"] = field(
+        default="adamw", help="muon: for all matrices but those of the embeddings, with AdamW for the rest"
+    )
+    lr: float = field(default=2e-3, validator=RATE, help="peak learning rate")
     lr_vision: float | None = field(
         default=None, validator=validators.optional(RATE), help="learning rate of the vision tower; default: lr"
     )
@@ -86,7 +89,7 @@ class FinetuneVlm:
     warmup_ratio: float = field(
         default=0.05, validator=validators.and_(validators.ge(0), validators.lt(1)), help="share of the steps"
     )
-    weight_decay: float = field(default=0.01, validator=validators.ge(0), help="of AdamW, on matrices only")
+    weight_decay: float = field(default=0.01, validator=validators.ge(0), help="on matrices only")
     grad_clip: float = field(default=1.0, validator=validators.gt(0), help="maximum norm of the gradient")
     dtype: Literal["float32", "bfloat16"] = field(
         default="float32",

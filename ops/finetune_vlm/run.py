@@ -1,4 +1,4 @@
-"""Train a target on the tokenised samples: AdamW on the answers' tokens, warm-up and cosine decay.
+"""Train a target on the tokenised samples: AdamW or Muon on the answers' tokens, warm-up and cosine decay.
 
 The loss of a step is the mean cross-entropy over the answer tokens of all its samples, on all ranks: each rank
 backpropagates world_size * (its sum) / (all answer tokens), and gradients are averaged over the ranks. So neither the

@@ -20,7 +20,8 @@ from ops.lib.target.ends import stored_dtype
 from ops.lib.target.fetch import find_checkpoint
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, describe_target, read_config
 from ops.lib.target.tiny_config import tiny_config
-from ops.lib.training.optimizer import adamw_options
+from ops.lib.training.muon import Muon
+from ops.lib.training.optimizer import MuonAdamW, Optimizer, adamw_options
 from ops.lib.vision.processor import load_processor
 
 BUILTIN = "builtin:tiny-qwen3-vl"
@@ -102,19 +103,21 @@ def freeze(config: FinetuneVlm, target: Target, stage: Stage) -> None:
     stage.info(f"{sizes['trained']:,} parameters are trained, {sizes['frozen']:,} are frozen")
 
 
-def make_optimizer(config: FinetuneVlm, model: nn.Module, parts: dict[str, Part]) -> torch.optim.AdamW:
-    """AdamW over the parameters that are trained, at rate 0; a group's "peak" is the highest rate of its part.
+def make_optimizer(config: FinetuneVlm, model: nn.Module, parts: dict[str, Part]) -> Optimizer:
+    """An optimizer over the parameters that are trained, at rate 0; a group's "peak" is the highest rate of its part.
 
-    Matrices are decayed; norms and biases are not. AdamW is made with `adamw_options` of the parameters' device.
+    Matrices are decayed; norms and biases are not. Muon, if it is chosen, is for hidden matrices. AdamW is made with
+    `adamw_options` of the parameters' device.
     """
     peaks = {"vision": config.lr_vision, "projector": config.lr_projector}
-    groups: dict[tuple[Part, bool], dict[str, Any]] = {}
+    groups: dict[tuple[Part, bool, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         part, decayed = parts[name], parameter.ndim >= 2
+        by_muon = config.optimizer == "muon" and parameter.ndim == 2 and part != "embeddings"
         group = groups.setdefault(
-            (part, decayed),
+            (part, decayed, by_muon),
             {
                 "params": [],
                 "weight_decay": config.weight_decay if decayed else 0.0,
@@ -122,11 +125,15 @@ def make_optimizer(config: FinetuneVlm, model: nn.Module, parts: dict[str, Part]
             },
         )
         group["params"].append(parameter)
+    hidden = [group for (_, _, by_muon), group in groups.items() if by_muon]
+    others = [group for (_, _, by_muon), group in groups.items() if not by_muon]
     options = adamw_options(next(model.parameters()).device)
-    return torch.optim.AdamW(list(groups.values()), lr=0.0, betas=BETAS, **options)
+    if hidden and others:
+        return MuonAdamW(Muon(hidden), torch.optim.AdamW(others, lr=0.0, betas=BETAS, **options))
+    return Muon(hidden) if hidden else torch.optim.AdamW(others, lr=0.0, betas=BETAS, **options)
 
 
-def set_rates(optimizer: torch.optim.AdamW, share: float) -> None:
+def set_rates(optimizer: Optimizer, share: float) -> None:
     """Set the rate of every group to this share of its peak."""
     for group in optimizer.param_groups:
         group["lr"] = share * group["peak"]

@@ -41,6 +41,7 @@ RANK_CASES = {
     "shared sequences recomputed": RankCase({**STEPS, "gradient_checkpointing": True}, sp_degree=2),
     "one process, then two rows": RankCase(STEPS),
     "bfloat16": RankCase({**STEPS, "dtype": "bfloat16"}),
+    "muon": RankCase({**STEPS, "optimizer": "muon"}, sp_degree=2),
     "frozen": RankCase({**STEPS, "freeze": ("vision", "embeddings")}),
     "degree that does not fit": RankCase(STEPS, sp_degree=3),
 }

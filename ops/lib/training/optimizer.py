@@ -41,7 +41,7 @@ class MuonAdamW:
             part.zero_grad(set_to_none)
 
 
-Optimizer: TypeAlias = torch.optim.AdamW | MuonAdamW
+Optimizer: TypeAlias = torch.optim.AdamW | Muon | MuonAdamW
 
 
 def make_optimizer(

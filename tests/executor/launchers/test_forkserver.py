@@ -2,8 +2,16 @@
 
 import json
 
+import psutil
+import pytest
 from side_ops import side
-from toy_ops import Toy
+from toy_ops import Toy, wait_for
+
+from executor.launchers.forkserver_client import Children
+from executor.launchers.stage_contract import LIFE_LINE
+from executor.launchers.stage_environment import stage_environment
+from executor.launchers.worker import EXECUTOR_GONE
+from executor.system.stage_mark import STAGE
 
 LOOK = '[node.a]\nop = "look"\nlaunch = { threads = 1 }\n'
 
@@ -80,3 +88,54 @@ def test_the_error_of_a_node_with_a_secret_tells_not_its_value(tmp_path):
     assert result.returncode == 1
     assert "a failed: DataError: *** is refused" in result.stderr
     assert "wrong" not in result.stderr + result.stdout + next(toy.store.glob("records/*/state.jsonl")).read_text()
+
+
+@pytest.fixture
+def children():
+    made = Children(stage_environment(1))
+    yield made
+    made.close()
+
+
+def start(children, tmp_path, **variables):
+    """The process id of a stage, which finds no job and ends."""
+    environment = {**stage_environment(1), STAGE: "a mark", LIFE_LINE: "its own", **variables}
+    stage = children.start("executor.launchers.worker", [str(tmp_path / "job"), "0"], environment, tmp_path / "log")
+    wait_for(lambda: stage.pid is not None)
+    assert EXECUTOR_GONE == stage.wait()
+    return stage.pid
+
+
+def spare(children, *libraries):
+    """The process that waits, once it has imported these libraries."""
+    children.prepare(stage_environment(1), libraries)
+    server = next(each for each in psutil.Process().children() if "executor.launchers.forkserver" in each.cmdline())
+    wait_for(lambda: any("_csv" in map.path for each in server.children() for map in each.memory_maps()))
+    (found,) = (each for each in server.children() if any("_csv" in map.path for map in each.memory_maps()))
+    return found
+
+
+def test_a_spare_with_its_libraries_becomes_the_next_stage_of_its_environment(children, tmp_path):
+    start(children, tmp_path)
+    waits = spare(children, "_csv", "no_such_library")
+    assert waits.pid == spare(children, "_csv").pid, "the same environment again is the same spare"
+    assert waits.pid == start(children, tmp_path)
+    assert waits.pid != start(children, tmp_path)
+
+
+@pytest.mark.parametrize("dropped", ["other threads", "killed"])
+def test_a_spare_that_does_not_fit_is_ended_and_the_stage_starts_without_it(children, tmp_path, dropped):
+    start(children, tmp_path)
+    waits = spare(children, "_csv")
+    if dropped == "killed":
+        waits.kill()
+        wait_for(lambda: waits.status() == psutil.STATUS_ZOMBIE)
+    assert start(children, tmp_path, OMP_NUM_THREADS="2") != waits.pid
+    wait_for(lambda: not waits.is_running())
+
+
+def test_a_spare_ends_with_the_forkserver(children, tmp_path):
+    start(children, tmp_path)
+    waits = spare(children, "_csv")
+    waits.parent().kill()
+    wait_for(lambda: not waits.is_running() or waits.status() == psutil.STATUS_ZOMBIE)

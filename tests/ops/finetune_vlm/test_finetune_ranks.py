@@ -46,7 +46,7 @@ def folder(few_images, checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     init = str(checkpoint)
     write_inputs(folder, few_images, init)
-    for name in ("two rows", "frozen"):
+    for name in ("two rows", "muon", "frozen"):
         stage = train(folder / f"{name}, alone", few_images, init=init, **RANK_CASES[name].changes)
         (folder / f"{name}, alone" / "seen.json").write_text(json.dumps({"logged": stage.logged, "refused": ""}))
     with pytest.raises(StopRequested):
@@ -82,6 +82,7 @@ def off(expected, got):
         ("two rows", "two rows, alone"),
         ("shared sequences", "two rows, alone"),
         ("shared sequences recomputed", "two rows, alone"),
+        ("muon", "muon, alone"),
         ("frozen", "frozen, alone"),
     ],
 )

@@ -200,6 +200,23 @@ def test_frozen_parts_stay_as_they_are_and_have_no_moments(tokens, target, tmp_p
     assert {PROJECTOR, TEXT} == moved
 
 
+def test_muon_moves_hidden_matrices_adamw_the_rest_and_a_stop_changes_nothing(tokens, target, tmp_path):
+    muon = {"init": str(target.path / "model"), "optimizer": "muon", "steps": 2, "batch_size": 4, "weight_decay": 0.0}
+    before = load_file(target.path / "model" / "model.safetensors")
+    stage = train(tmp_path / "one", tokens, **{**muon, "steps": 1, "lr": 1e-3})
+    sizes = {
+        name: float((weights_of(stage)[name] - before[name]).square().mean().sqrt()) for name in (TEXT, EMBEDDINGS)
+    }
+    assert 0.5e-3 < sizes[EMBEDDINGS] <= 1e-3, "AdamW's first update is the rate times the gradient's sign"
+    assert sizes[TEXT] == pytest.approx(0.2e-3, rel=0.2), "Muon's is scaled to 0.2 of the rate, root mean square"
+    with pytest.raises(StopRequested):
+        train(tmp_path / "stopped", tokens, stop_after=1, **muon)
+    kept = load_file(tmp_path / "stopped" / "work" / "checkpoint-00000001" / "state.safetensors")
+    assert {f"optimizer.{TEXT}.momentum_buffer", f"optimizer.{EMBEDDINGS}.exp_avg"} <= kept.keys()
+    again, whole = train(tmp_path / "stopped", tokens, **muon), train(tmp_path / "whole", tokens, **muon)
+    assert folder_digest(whole.out_dir) == folder_digest(again.out_dir)
+
+
 def test_steps_without_an_image_leave_the_vision_tower_as_it_is(tokens, target, tmp_path):
     before = load_file(target.path / "model" / "model.safetensors")
     text_only = poisoned(tokens, tmp_path / "text", keep=lambda record: record["category"] == "text")
