@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
-from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter
+from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
 from ops.lib.data.files import check_json_files, parse_json, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights
 from ops.lib.vision.model_types import check_model_type
@@ -43,8 +43,7 @@ def checkpoint_mistakes(path: Path) -> list[str]:
     pointers = _pointers(path)
     mistakes = _pointer_mistakes(path, pointers)
     if not any(file.suffix == ".json" for file in pointers):
-        broken = _raised(check_json_files, path)
-        mistakes += broken or _config_mistakes(path)
+        mistakes += _json_mistakes(path) or _config_mistakes(path)
     mistakes += _weights_mistakes(path, pointers)
     return mistakes
 
@@ -57,7 +56,7 @@ def processor_folder_mistakes(processor: str | None) -> list[str]:
     pointers = _pointers(directory)
     if pointers:
         return _pointer_mistakes(directory, pointers)
-    return _raised(check_json_files, directory) or processor_mistakes(directory)
+    return _json_mistakes(directory) or processor_mistakes(directory)
 
 
 def _something_else(path: Path) -> list[str]:
@@ -81,6 +80,11 @@ def _something_else(path: Path) -> list[str]:
             "config.json and *.safetensors"
         ]
     return []
+
+
+def _json_mistakes(directory: Path) -> list[str]:
+    """A link out of the directory, which is not followed, or a file that is no JSON."""
+    return _raised(check_reads, directory) or _raised(check_json_files, directory)
 
 
 def _config_mistakes(directory: Path) -> list[str]:

@@ -284,6 +284,14 @@ def test_every_field_that_names_a_checkpoint_or_a_processor_is_checked(target: P
     assert pointed.startswith(f"{target}: pointers of git-lfs in place of tokenizer.json; run `git lfs pull`")
 
 
+def test_a_link_to_a_file_elsewhere_is_refused_unread(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (target / "tokenizer_config.json").symlink_to("/dev/zero")
+    sentence = f"{target / 'tokenizer_config.json'}: a link out of the checkpoint, to /dev/zero; replace it by the file"
+    assert 1 == main(["init", "chat.jsonl", "--target", str(target)])
+    assert sentence in capsys.readouterr().err
+    assert [True] == [sentence in line for line in load_target_unmet(LoadTarget(checkpoint=str(target))).values()]
+
+
 def test_code_without_trust_is_refused_at_plan_and_not_at_init(
     target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
