@@ -20,7 +20,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import attrs
 from attrs import frozen
@@ -40,11 +40,13 @@ NOTHING_MORE: Mapping[str, Any] = types.MappingProxyType({})
 class Artifact:
     """A committed, never changing folder of files; a subclass's docstring says which files lie in it.
 
-    digest is that of the content; path is where this machine's store holds it.
+    digest is that of the content; path is where this machine's store holds it. required_files: names of files that no
+    artifact of the type lacks; an output without one of them is not committed. They do not affect the key.
     """
 
     path: Path
     digest: str
+    required_files: ClassVar[tuple[str, ...]] = ()
 
 
 @frozen
@@ -245,6 +247,9 @@ def _output(cls: type) -> type[Artifact]:
     output = getattr(cls, "output", None)
     if not (isinstance(output, type) and issubclass(output, Artifact)):
         raise TypeError(f"{cls.__name__}: an op needs `output = <a subclass of Artifact>`")
+    names = output.required_files
+    if not (isinstance(names, tuple) and all(isinstance(name, str) for name in names)):
+        raise TypeError(f"{output.__name__}.required_files: expected a tuple of names of files, got {names!r}")
     return output
 
 

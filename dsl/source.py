@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
@@ -23,7 +24,7 @@ from dsl.import_side_effects import (
     globals_of,
     is_mutable,
 )
-from dsl.op_class import OUTSIDE_KEY
+from dsl.op_class import OUTSIDE_KEY, REQUIRED_FILES
 from dsl.syntax import Chain, bound_names, chain_of, data_files, encode_tree, is_docstring, used_names
 
 _ANNOTATION = re.compile(rb" (annotation|returns)[ )]")  # as encode_tree names these fields
@@ -205,12 +206,17 @@ def _bind(
 
 
 def _what_counts(statement: ast.stmt, module: SourceModule) -> list[ast.AST]:
-    """The statement; of the config class of an op all but the `@op`, its fields, class attributes and hooks.
+    """The statement; of the config class of an op all but the `@op`, its fields, class attributes and hooks; of an
+    artifact type all but its `required_files`.
 
     The fields' values are in the key by themselves, so that a better help text does not train anew.
     """
     if not isinstance(statement, ast.ClassDef):
         return [statement]
+    if any("dsl.op.Artifact" in _meanings(chain_of(base), module) for base in statement.bases):
+        artifact = copy.copy(statement)
+        artifact.body = [member for member in statement.body if bound_names([member]) != {REQUIRED_FILES}]
+        return [artifact]
     others = [decorator for decorator in statement.decorator_list if not _is_op(decorator, module)]
     if len(others) == len(statement.decorator_list):
         return [statement]

@@ -1,5 +1,7 @@
 """The typed artifacts that travel on edges. Each docstring is the layout of the folder; nothing here loads torch.
 
+`required_files` are those that other ops read of every artifact of the type: an output without them is refused.
+
 Every JSON file is UTF-8 with sorted keys; every tensor is in a safetensors file. Splits are "train", "val", "test".
 An *image reference* is {"sha256", "pack", "offset", "size"}: the encoded image (PNG, JPEG, ...) is the `size` bytes
 at `offset` of the file `pack`, each distinct image stored once.
@@ -27,6 +29,8 @@ class Samples(Artifact):
     source.json         with max_samples: {"image" | "text": {split: count}} of what can be used of the whole source
     """
 
+    required_files = ("samples.jsonl",)
+
 
 @frozen
 class ImageSamples(Artifact):
@@ -41,6 +45,8 @@ class ImageSamples(Artifact):
     summary.json        as in Samples, and dropped.csv
     measurements.json   where a server answered: {"requests", "retries", "seconds", "server", ...} (outside the digest)
     """
+
+    required_files = ("samples.jsonl",)
 
 
 @frozen
@@ -67,6 +73,8 @@ class TokenShards(Artifact):
     summary.json                as in Samples, and dropped.csv
     """
 
+    required_files = ("tokens.json", "samples.jsonl")
+
 
 @frozen
 class TargetModel(Artifact):
@@ -78,6 +86,8 @@ class TargetModel(Artifact):
                     "trust_remote_code": bool}; "model_id" and "revision" as well, where it came by a model id
     metrics.json    what was measured while it was made, e.g. {"accuracy": 0.95}; may be {}
     """
+
+    required_files = ("model/config.json", "target.json")
 
 
 @frozen
@@ -96,6 +106,8 @@ class TargetFeatures(Artifact):
                                 final_hidden is true, final_hidden dtype [T, hidden_size]: states behind the final norm
     """
 
+    required_files = ("features.json",)
+
 
 @frozen
 class BatchPlan(Artifact):
@@ -104,6 +116,8 @@ class BatchPlan(Artifact):
     plan.json       {"format": 1, "steps", "epochs", "samples", "tokens_per_step", "pad_multiple", "seed", "split"}
     steps.jsonl     one object a step: {"step", "epoch", "samples": [index into the split's samples], "tokens"}
     """
+
+    required_files = ("plan.json", "steps.jsonl")
 
 
 @frozen
@@ -120,6 +134,8 @@ class DraftCheckpoint(Artifact):
                         the digest)
     """
 
+    required_files = ("config.json", "model.safetensors", "training.json")
+
 
 @frozen
 class Draft(Artifact):
@@ -129,6 +145,8 @@ class Draft(Artifact):
     model.safetensors   the contract's tensors
     README.md           the model card
     """
+
+    required_files = ("config.json", "model.safetensors")
 
 
 @frozen
@@ -146,6 +164,8 @@ class Report(Artifact):
     measurements.json   wall-clock figures, and by how much margins were rounded (outside the digest)
     """
 
+    required_files = ("report.json", "prompts.jsonl")
+
 
 @frozen
 class CheckedDraft(Artifact):
@@ -156,3 +176,5 @@ class CheckedDraft(Artifact):
                     "warnings": [...]}
     served.jsonl    where SGLang decoded: {"id", "category", "tokens", "accepted", "accepted_evaluate"} per prompt
     """
+
+    required_files = ("draft/config.json", "draft/model.safetensors", "check.json")

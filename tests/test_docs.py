@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import re
 import shlex
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 import tomli
 from fake_stage import FakeStage
+from PIL import ImageEnhance
 
 from dsl.op import Ref, op_of
 from dsl.op_table import all_ops
@@ -31,7 +31,8 @@ from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
-from ops.lib.data.files import read_json
+from ops.lib.data.files import read_json, read_jsonl
+from ops.lib.vision.images import read_images
 
 DOCS = Path(__file__).parents[1] / "docs"
 QUOTED = r"'[^']*'|\"[^\"]*\""
@@ -57,30 +58,53 @@ def test_the_example_op_gives_samples_that_the_next_node_takes(tmp_path: Path) -
     assert 7 == read_json(injected.artifact(ImageSamples).path / "summary.json")["kept"]
 
 
-def test_the_op_of_the_guide_runs_as_it_stands_there(tmp_path: Path) -> None:
-    blocks = re.findall(r"```(python|toml)\n(.*?)```", (DOCS / "ops.md").read_text(), re.DOTALL)
-    assert ["python", "toml"] == [kind for kind, _ in blocks]
-    (tmp_path / "my_ops.py").write_text(blocks[0][1])
-    (tmp_path / "long.toml").write_text(blocks[1][1])
-    command = [
-        sys.executable,
-        "-m",
-        "executor.cli",
-        "run",
-        str(tmp_path / "long.toml"),
-        "--store",
-        str(tmp_path / "runs"),
-    ]
-    done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=False)
-    assert 0 == done.returncode, done.stdout + done.stderr
-    (manifest,) = [
-        path
-        for path in (tmp_path / "runs" / "objects").glob("*/manifest.json")
-        if '"keep_long_answers"' in path.read_text()
-    ]
-    rows = [json.loads(line) for line in (manifest.parent / "samples.jsonl").read_text().splitlines()]
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of docs/ops.md, each with its name in the first line, and a store in which its pipelines have run."""
+    folder = tmp_path_factory.mktemp("guide")
+    blocks = re.findall(r"```(?:python|toml)\n# ([\w.]+)\n(.*?)```", (DOCS / "ops.md").read_text(), re.DOTALL)
+    assert ["my_ops.py", "long.toml", "image_ops.py", "image_run.py", "bright.toml"] == [name for name, _ in blocks]
+    for name, code in blocks:
+        (folder / name).write_text(code)
+    for pipeline in ("long.toml", "bright.toml"):
+        command = [sys.executable, "-m", "executor.cli", "run", str(folder / pipeline)]
+        command += ["--store", str(folder / "runs"), "-s", "mlflow.tracking=false"]
+        done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=False)
+        assert 0 == done.returncode, done.stdout + done.stderr
+    return folder
+
+
+def artifact(guide: Path, op: str) -> Path:
+    manifests = (guide / "runs" / "objects").glob("*/manifest.json")
+    (found,) = [path.parent for path in manifests if op == read_json(path)["op"]]
+    return found
+
+
+def test_the_op_of_the_guide_runs_as_it_stands_there(guide: Path) -> None:
+    rows = read_jsonl(artifact(guide, "keep_long_answers") / "samples.jsonl")
     lengths = [sum(len(part.get("text", "")) for part in row["conversations"][-1]["content"]) for row in rows]
-    assert rows and min(lengths) >= 60
+    assert lengths and min(lengths) >= 60
+
+
+def test_the_op_of_the_guide_that_augments_images_makes_them_brighter(guide: Path) -> None:
+    before = {
+        row["id"]: (row, images) for row, images in read_images(ImageSamples(artifact(guide, "inject_images"), ""))
+    }
+    after = {row["id"]: images for row, images in read_images(ImageSamples(artifact(guide, "brighten"), ""))}
+    added = {f"{name}-bright" for name, (row, images) in before.items() if images and row["split"] == "train"}
+    assert added and {*before, *added} == set(after)
+    for name, (_, images) in before.items():
+        assert [image.tobytes() for image in images] == [image.tobytes() for image in after[name]]
+    for name in added:
+        (dark,), (bright,) = after[name.removesuffix("-bright")], after[name]
+        assert ImageEnhance.Brightness(dark).enhance(1.5).tobytes() == bright.tobytes() != dark.tobytes()
+
+
+def test_the_op_of_the_guide_that_logs_a_figure_leaves_it_in_the_record(guide: Path) -> None:
+    sizes = read_json(artifact(guide, "plot_sizes") / "sizes.json")
+    (figure,) = (guide / "runs" / "records").glob("*/figures/sizes/*.png")
+    assert "image sizes.png" == figure.name
+    assert len(sizes) == sum(len(images) for _, images in read_images(ImageSamples(artifact(guide, "brighten"), "")))
 
 
 def test_the_reference_is_what_the_ops_say() -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from attrs import frozen
 
+from dsl.errors import StageError
 from dsl.graph import GraphNode
 from dsl.graph_json import node_to_json
 from dsl.imports import search_path
@@ -204,9 +205,21 @@ class Task:
             sp_degree=launch.sp_degree,
         )
 
+    def _check_files(self) -> None:
+        """Raises StageError where the stage wrote something, but not all files of its artifact type."""
+        output, out = self.node.op.output, self.lease.out_dir
+        missing = [name for name in output.required_files if not (out / name).is_file()]
+        if missing and any(out.iterdir()):
+            raise StageError(
+                f'node "{self.node.id}": {self.node.op.name} did not write {", ".join(missing)} to stage.out_dir, but '
+                f"every {output.__name__} has that ({output.__module__}); write it, or declare another output type"
+            )
+
     def commit(self, started: float, measures: StageMeasures, device: str, threads: int) -> AttemptResult:
         """Make the artifact. started: seconds since 1970. Raises StageError, StoreError or OSError."""
         node = self.node
+        self.lease.wait_for_ranks()
+        self._check_files()
         earlier = self.store.newest(self.key)
         values = {name: getattr(node.config, name) for name in node.op.fields}
         config = json.loads(json.dumps(values, default=os.fspath))  # as it is read back: tuples are lists

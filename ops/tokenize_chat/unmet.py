@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dsl.op import is_builtin
 from ops.lib.missing_libraries import missing_torchvision
+from ops.lib.target.checkpoint_check import processor_folder_mistakes
 from ops.tokenize_chat.op import TokenizeChat
 
 
 def unmet(config: TokenizeChat) -> dict[str, str]:
-    """torchvision, if it resizes images."""
-    return missing_torchvision(config.image_backend)
+    """torchvision, if it resizes images, and what the directory of a processor lacks."""
+    missing = missing_torchvision(config.image_backend)
+    if not is_builtin(config.processor) and (mistakes := processor_folder_mistakes(config.processor)):
+        missing["processor"] = "\n".join(mistakes)
+    return missing

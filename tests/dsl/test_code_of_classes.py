@@ -27,6 +27,7 @@ class Text(Artifact):
 @frozen
 class Pages(Artifact):
     '''pages.txt'''
+    required_files = ("pages.txt",)
     def count(self): return 10
 
 def half(x): return x / 2
@@ -100,6 +101,8 @@ def graph(tmp_path: Path) -> Iterator[Graph]:
         ('help="what', 'validator=print, help="what', set()),
         ("Makes a text.", "Makes one.", set()),
         ("pages.txt", "other.txt", set()),
+        ('("pages.txt",)', '("pages.txt", "more.txt")', set()),
+        ('    required_files = ("pages.txt",)\n', "", set()),
         ("@op(version=1", "@op(resumable=True, version=1", set()),
         ("eval/tau", "eval/speedup", set()),
         ("len(folder.name)", "3", set()),

@@ -125,6 +125,14 @@ def test_the_error_names_the_place_in_the_users_file(tmp_path: Path) -> None:
     assert f'{file}:9:2: Work.judge_by: no such member of an op (did you mean "judged_by"?' in str(caught.value)
 
 
+@pytest.mark.parametrize("names", ["a.txt", ["a.txt"], (1,)])
+def test_the_required_files_of_an_artifact_type_are_a_tuple_of_names(names: object) -> None:
+    wrong = type("Wrong", (Artifact,), {"required_files": names})
+    with pytest.raises(TypeError, match=r"Wrong\.required_files: expected a tuple of names of files, got "):
+        declared(output=wrong)
+    assert declared(output=type("Right", (Artifact,), {"required_files": ("a.txt",)})).output.required_files
+
+
 def test_a_method_of_the_class_is_the_hook_and_its_self_is_the_config() -> None:
     spec = declared(
         unmet=lambda self: {"count": f"{self.count} are too few"}, report=staticmethod(lambda folder: [folder.name])
@@ -141,7 +149,7 @@ def test_a_function_in_the_file_beside_op_py_is_the_hook_of_a_built_in_op() -> N
     assert found is not None
     assert ("ops.check_export.report", "report") == (found.__module__, found.__name__)
     assert hook(load_op("load_target"), "smoke") is None  # the file is there, the function is not
-    assert hook(load_op("load_target"), "unmet") is None  # there is no such file
+    assert hook(load_op("ingest"), "unmet") is None  # there is no such file
 
 
 def test_a_module_beside_a_users_file_is_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,12 +192,12 @@ A_KERNEL = "attn_implementation = .* is a kernel of another repository"
 REFUSED = {
     "own code of the model": (LOADING, AUTO_MAP),
     "code of another repository": (LOADING, AUTO_MAP),
-    "an unknown model": (LOADING, AUTO_MAP),
+    "an unknown model": ((*LOADING, by_init_and_plan), f"{AUTO_MAP}|model_type 'own' is not supported"),
     "a tokenizer named by the model": (LOADING, AUTO_MAP),
     "a kernel": (LOADING, A_KERNEL),
     "a kernel of a part": (LOADING, A_KERNEL),
-    "an adapter": (LOADING, "this is an adapter, which names its base model itself"),
-    "pickled weights": (LOADING, "no model.safetensors and no model.safetensors.index.json"),
+    "an adapter": ((*LOADING, by_init_and_plan), "this is an adapter, not a model"),
+    "pickled weights": ((*LOADING, by_init_and_plan), "no model.safetensors and no model.safetensors.index.json"),
     "a template": (RENDERING, "refused by the chat template.* is unsafe"),
     "brackets without end": (WAYS, "config.json.*nested too deeply"),
 }

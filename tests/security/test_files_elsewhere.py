@@ -25,6 +25,7 @@ def processor(tmp_path):
     messages = [[{"role": "user", "content": [{"type": "text", "text": "a"}]}]]
     write_builtin_processor(tmp_path / "processor", messages, 340)
     (tmp_path / "processor" / "config.json").write_text('{"model_type": "qwen3"}')
+    (tmp_path / "processor" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (tmp_path / "private").write_text("[UNK]\nnobody else's\n")
     return tmp_path / "processor"
 

@@ -43,6 +43,8 @@ RUN = """
 def load(config, stage):
     (stage.out_dir / "model").mkdir()
     (stage.out_dir / "model" / "modeling_x.py").write_text("raise SystemExit('a stranger was here')")
+    for name in ("model/config.json", "target.json"):  # of a TargetModel
+        (stage.out_dir / name).write_text("{}")
 """
 
 

@@ -28,13 +28,15 @@ VISION |= {"out_hidden_size": 32, "num_position_embeddings": 64, "num_heads": 2}
 
 
 def checkpoint(folder: Path, sees: bool) -> str:
-    """What init reads of a checkpoint: no weights, and a tokenizer of one token a word."""
+    """What init reads of a checkpoint: weights without tensors, and a tokenizer of one token a word."""
     folder.mkdir()
     config = {"model_type": "qwen3_vl", "text_config": TEXT, "vision_config": VISION} if sees else TEXT
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     if sees:
         limits = {"size": {"shortest_edge": 4096, "longest_edge": 16_777_216}}
         (folder / "preprocessor_config.json").write_text(json.dumps(limits))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
-from ops.lib.data.files import read_object
+from ops.lib.data.files import read_object, shown_json
 
 ADAPTER = "adapter_config.json"
 NAMING_CODE = ("config.json", "tokenizer_config.json", "*processor*.json")  # by auto_map
@@ -41,11 +41,20 @@ def check_code(directory: Path, trust_remote_code: bool) -> None:
                     f'{directory}/config.json: {name} = "{part[name]}" is a kernel of another repository, which could '
                     "run any code; remove it"
                 )
-    if (directory / ADAPTER).exists():
-        raise DataError(
-            f"{directory}/{ADAPTER}: this is an adapter, which names its base model itself; merge it into that "
-            "(`merge_and_unload` of peft), and use the result"
-        )
+    check_no_adapter(directory)
+
+
+def check_no_adapter(directory: Path) -> None:
+    """Raises DataError for an adapter (LoRA): it names its base model itself, which transformers would fetch."""
+    if not (directory / ADAPTER).exists():
+        return
+    base = read_settings(directory / ADAPTER).get("base_model_name_or_path")
+    named = f" {shown_json(base)}" if base else ""
+    tokenizer = "this directory" if any(directory.glob("tokenizer*")) else "the base model"
+    raise DataError(
+        f"{directory}/{ADAPTER}: this is an adapter, not a model; merge it into its base model{named} "
+        f"(`merge_and_unload` of peft), save the result with the tokenizer of {tokenizer}, and use that"
+    )
 
 
 def check_link(file: Path, directory: Path) -> None:

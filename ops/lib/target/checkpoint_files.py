@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dsl.errors import DataError
 from ops.lib.data.checkpoint_code import check_code, check_link
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -28,6 +29,7 @@ RUNS = {".py", ".pyc", ".so", ".pkl", ".pickle", ".bin", ".pt", ".pth"}  # names
 
 
 CONFIGS = ("config.json", "generation_config.json")
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # by which a target's weights are loaded
 
 
 def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
@@ -41,6 +43,23 @@ def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
             if file.is_file() and (pattern in CODE or file.suffix not in RUNS):
                 check_link(file, source)
                 shutil.copyfile(file, target / file.name)
+
+
+def check_weights(directory: Path) -> None:
+    """Raises DataError where transformers would find no safetensors, but perhaps a pickle."""
+    if not any(directory.glob("*.safetensors")):
+        pickles = sorted(file.name for file in directory.glob("*.bin"))
+        remedy = "download the *.safetensors as well"
+        if pickles:
+            remedy = f"{pickles[0]} may run code when it is loaded: save it again by `save_pretrained` of transformers"
+        raise DataError(
+            f"{directory}: no *.safetensors in this target directory, and other formats are not supported; {remedy}"
+        )
+    if not any((directory / name).is_file() for name in (SINGLE, INDEX)):
+        raise DataError(
+            f"{directory}: no {SINGLE} and no {INDEX}, by which a target's weights are loaded; rename a single file, "
+            "or save the checkpoint again"
+        )
 
 
 def trusts_own_code(directory: Path, info: Mapping[str, Any]) -> bool:

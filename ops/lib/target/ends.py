@@ -23,8 +23,6 @@ EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")
 HEAD_ENDINGS = ("lm_head.weight",)
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # by safetensors
 
-LOADED = ("model.safetensors", "model.safetensors.index.json")
-
 
 @frozen
 class Ends:
@@ -98,15 +96,6 @@ def tensor_files(directory: Path) -> dict[str, Path]:
         except SafetensorError as error:
             raise DataError(f"{file}: damaged or truncated ({error}); copy the checkpoint again") from error
     return names
-
-
-def check_weights(directory: Path) -> None:
-    """Raises DataError where transformers would find no safetensors, but perhaps a pickle."""
-    if not any((directory / name).is_file() for name in LOADED):
-        raise DataError(
-            f"{directory}: no {' and no '.join(LOADED)}, by which a target's weights are loaded; rename a single file, "
-            "or save the checkpoint again"
-        )
 
 
 def _find(

@@ -9,10 +9,8 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from dsl.errors import DataError
-from ops.lib.data.checkpoint_code import check_code
-from ops.lib.data.files import check_json_files
+from ops.lib.target.checkpoint_check import loading_mistakes
 from ops.lib.target.checkpoint_files import CODE, CONFIGS, PROCESSOR, WEIGHTS
-from ops.lib.target.model import read_config
 
 
 def patterns(trust_remote_code: bool) -> tuple[str, ...]:
@@ -23,16 +21,14 @@ def patterns(trust_remote_code: bool) -> tuple[str, ...]:
 def find_checkpoint(name: str, revision: str | None, trust_remote_code: bool = False) -> Path:
     """The directory of a checkpoint; a model id is downloaded into Hugging Face's cache first.
 
-    Raises DataError if there is none, or if it needs its own code and that is not trusted.
+    Raises DataError with all mistakes if it is none that can be loaded, or needs its own code and that is not trusted.
     """
     directory = Path(name)
-    if directory.is_file():
-        raise DataError(f"{name} is a file; a checkpoint is the directory with config.json and *.safetensors")
-    if not directory.is_dir():
+    if not directory.exists():
         directory = fetch(name, revision, patterns(trust_remote_code))
-    read_config(directory)
-    check_json_files(directory)
-    check_code(directory, trust_remote_code)
+    mistakes = loading_mistakes(str(directory), trust_remote_code)
+    if mistakes:
+        raise DataError("\n".join(mistakes))
     return directory
 
 

@@ -20,8 +20,8 @@ from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json, read_object, write_json
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.attention import grouped_attention
-from ops.lib.target.checkpoint_files import trusts_own_code
-from ops.lib.target.ends import check_weights, find_ends, stored_dtype
+from ops.lib.target.checkpoint_files import check_weights, trusts_own_code
+from ops.lib.target.ends import find_ends, stored_dtype
 from ops.lib.vision.batch import ModelInputs, collate
 from ops.lib.vision.families import Family, VisionFamily, family_of, text_part
 

@@ -37,9 +37,18 @@ class TensorBatch:
     """The base of typed batches, attrs classes whose fields are Tensors [B, ...] or TensorLists of B.
 
     They are defined with eq=False too: the equality of attrs would compare tuples of tensors, which raises.
+    A field that is set by attribute is checked as in a new batch; `attrs.evolve` changes several that only fit
+    together. A class makes further checks in `__attrs_post_init__`, as ModelInputs does, and has no validators of
+    attrs, which would replace `__setattr__`.
     Selections may share memory with the batch they come from; `__setitem__` never writes there.
     Raises DataError, naming the fields, if a field is neither, if lengths or devices differ, and for B = 0.
     """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field that fits the others, otherwise raise DataError as a new batch does, and change nothing."""
+        if hasattr(self, name) and name in self.parts():  # not while the batch is made
+            evolve(self, **{name: value})
+        object.__setattr__(self, name, value)
 
     def __attrs_post_init__(self) -> None:
         for name, value in self.parts().items():
@@ -94,7 +103,7 @@ class TensorBatch:
             changed[name] = value.clone() if isinstance(value, Tensor) else value[:]
             changed[name][rows] = new[name]
         for name, value in changed.items():
-            setattr(self, name, value)
+            object.__setattr__(self, name, value)  # of several fields, each may fit only all the others
 
     def __eq__(self, other: object) -> bool:
         """Whether the other is of the same class, and each field of the same kind, dtype, shapes and values."""

@@ -19,6 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from dsl.errors import DataError
 from ops.lib.vision.batch import ModelInputs
+from ops.lib.vision.model_types import QWEN3, QWEN3_VL, QWEN25_VL, QWEN35, check_model_type
 
 Part = Literal["vision", "projector", "text"]
 
@@ -187,7 +188,7 @@ class VisionFamily(Family):
 class Qwen3(Family):
     """Qwen3, text-only: dense, or with a mixture of experts in its layers."""
 
-    model_types = ("qwen3", "qwen3_moe")
+    model_types = QWEN3
     mask_token_id = 151669
 
     def check_serving(self) -> None:
@@ -202,7 +203,7 @@ class Qwen3(Family):
 class Qwen25Vl(VisionFamily):
     """Qwen2.5-VL: windowed attention in the vision tower; older checkpoints hold the text config flat at the top."""
 
-    model_types = ("qwen2_5_vl",)
+    model_types = QWEN25_VL
     mask_token_id = 151669  # beyond its tokenizer of 151665, as it is beyond Qwen3's
 
 
@@ -214,7 +215,7 @@ class Qwen3Vl(VisionFamily):
     has it.
     """
 
-    model_types = ("qwen3_vl", "qwen3_vl_moe")
+    model_types = QWEN3_VL
     mask_token_id = 151669
 
     def check(self) -> None:
@@ -283,7 +284,7 @@ class Qwen35(VisionFamily):
     A text-only checkpoint, with `_text` or without vision_config, is a target as well.
     """
 
-    model_types = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+    model_types = QWEN35
     mask_token_id = 248070
     other_parts = (*VisionFamily.other_parts, "mtp.")  # layers for predicting several tokens
 
@@ -383,11 +384,8 @@ def find_family(config: Mapping[str, Any]) -> Family | None:
 
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a config.json. Raises DataError with the known model types."""
-    family = find_family(config)
-    if family is None:
-        known = ", ".join(name for kind in FAMILIES for name in kind.model_types)
-        raise DataError(f"model_type {config.get('model_type')!r} is not supported; supported: {known}")
-    return family
+    check_model_type(config)
+    return next(family(config) for family in FAMILIES if config["model_type"] in family.model_types)
 
 
 def image_processor_class(kind: str) -> type[BaseImageProcessor] | None:

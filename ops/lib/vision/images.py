@@ -13,11 +13,18 @@ import io
 import re
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin
+
+from dsl.errors import DataError
+from ops.artifacts import ImageSamples, Samples
+from ops.lib.data.files import read_jsonl, shown_json
+from ops.lib.data.image_packs import read_packed
 
 UNDECODABLE, TOO_LARGE, TOO_SMALL = "image undecodable", "image too large", "image too small"
 
@@ -57,6 +64,27 @@ def decode(encoded: bytes) -> Image.Image:
     if upright.mode == "P" and "transparency" in upright.info:
         upright = upright.convert("RGBA")  # the same colours, without Pillow's warning
     return upright.convert("RGB")
+
+
+def read_images(samples: Samples | ImageSamples) -> Iterator[tuple[dict[str, Any], list[Image.Image]]]:
+    """Each row of an artifact's samples.jsonl with its images as `decode` returns them, one sample in memory at a time.
+
+    Raises DataError, naming the sample, for an image that cannot be decoded; `inject_images` drops such samples.
+    """
+    for row in read_jsonl(samples.path / "samples.jsonl"):
+        yield row, [_image_of(row, place, samples.path) for place in range(len(row["images"]))]
+
+
+def _image_of(row: Mapping[str, Any], place: int, folder: Path) -> Image.Image:
+    encoded = read_packed(folder, row["images"][place])
+    try:
+        with strict_pillow():
+            return decode(encoded)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError, *DECODE_ERRORS) as error:
+        raise DataError(
+            f"sample {shown_json(row['id'])}, image {place + 1}: {UNDECODABLE}: {ADDRESS.sub('', str(error))}; read "
+            "the samples of inject_images, which drops those"
+        ) from error
 
 
 def eight_bits(grey: np.ndarray) -> np.ndarray:

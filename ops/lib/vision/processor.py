@@ -20,9 +20,9 @@ from dsl.errors import ConfigError, DataError
 from ops.lib.data.checkpoint_code import check_places, check_reads, read_settings
 from ops.lib.data.files import check_json_files
 from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
+from ops.lib.vision.processor_files import NO_TEMPLATE, NO_TOKENIZER, has_tokenizer
 
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 IMAGE_TOKEN = "<|image_pad|>"
 MASK_TOKENS = ("<|mask|>", "<|MASK|>")
 
@@ -96,9 +96,9 @@ def load_processor(
     Raises DataError if the tokenizer cannot be loaded, or has no character offsets, chat template, EOS or padding
     token, and for an image processor of an unknown kind; ConfigError if torchvision is missing.
     """
-    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
+    if Path(source).is_dir() and not has_tokenizer(Path(source)):
         # transformers would silently make an empty tokenizer of the model's family.
-        raise DataError(f"processor {source}: no tokenizer can be loaded: it has none of {', '.join(TOKENIZER_FILES)}")
+        raise DataError(f"processor {source}: {NO_TOKENIZER}")
     if Path(source).is_dir():
         check_json_files(Path(source))
         check_reads(Path(source))
@@ -116,7 +116,7 @@ def load_processor(
     if template:
         tokenizer.chat_template = template
     if not tokenizer.chat_template:
-        raise DataError(f"processor {source}: it has no chat template (chat_template.jinja)")
+        raise DataError(f"processor {source}: {NO_TEMPLATE}")
     if tokenizer.eos_token_id is None:
         raise DataError(f"processor {source}: the tokenizer has no EOS token")
     text_config = text_part(config)

@@ -14,7 +14,7 @@ from attrs import asdict, evolve, frozen
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.tools.diagnose.bench import EXPORTED, LEAST_PROMPTS, TRAINED, Bench, Setting, paired_gain, stepped, tau_of
-from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
+from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, too_few
 
 LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS = "layer ids", "mask token", "positions", "config", "weights"
 KINDS = (LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS)
@@ -195,7 +195,7 @@ def _fine(bench: Bench, kind: str, current: Setting, trained: Trained, prompts: 
         if label in (AS_TRAINED, TRAINED):
             text += f" ({_values(kind, current, setting)[1]}; no higher, but make sure that the difference is intended)"
     if is_open:
-        return unmeasured(kind, f"{text}; {TOO_FEW}")
+        return too_few(kind, f"{text}; {TOO_FEW}")
     return Finding(name=kind, measured=text if others else text + _agreement(kind, trained), normal=NORMAL[kind])
 
 

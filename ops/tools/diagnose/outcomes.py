@@ -11,12 +11,22 @@ from scipy.special import stdtrit
 from ops.evaluate.statistics import is_repetition, steps_of
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.tools.diagnose.bench import CHANCE, LEAST_PROMPTS, most_saved, paired_gain, stepped, tau_of, unpaired_gain
-from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
+from ops.tools.diagnose.bench import (
+    CHANCE,
+    LEAST_GAIN,
+    LEAST_PROMPTS,
+    most_saved,
+    paired_gain,
+    stepped,
+    tau_of,
+    unpaired_gain,
+)
+from ops.tools.diagnose.finding import TOO_FEW, Finding, too_few, unless_chance, unmeasured
 
 CATEGORY_RATIO = 2.0
 GAP_RATIO = 1.5
 OF_EXPECTED = 0.6
+LEAST_SAMPLES = 1000
 NOTHING_SAVED = 0.1  # of the passes of the target
 NO_STEP = "every answer to the training prompts is one token long, which needs no draft"
 
@@ -86,7 +96,26 @@ def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: 
         advice="train on more, and more varied, samples like those to be served, for fewer epochs",
         is_cause=tau_of(seen) > GAP_RATIO * tau_of(held_out),
     )
-    return found if unpaired_gain(seen, held_out).is_certain else held_back(found, TOO_FEW)
+    return found if unpaired_gain(seen, held_out).is_certain else unless_chance(found)
+
+
+def amount_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: Mapping[str, Any]) -> Finding:
+    """Whether there is too little data: so few samples that a tau which is higher on them needs no further proof."""
+    name, samples = "amount of data", training.get("samples_seen")
+    if samples is None:
+        return unmeasured(name, "the training's record is gone")
+    if not stepped(seen):
+        return unmeasured(name, NO_STEP)
+    text = f"{samples:,} of {training['samples']:,} samples of the training were in a step"
+    finding = Finding(
+        name=name,
+        measured=f"{text}; tau is {tau_of(seen):.2f} on some of them, {tau_of(held_out):.2f} on held-out ones",
+        normal=f"{LEAST_SAMPLES:,} or more, many thousands for a draft worth serving; or no higher tau on them",
+        advice="add samples like those to be served to the data of ingest (source; max_samples may limit it)",
+        is_cause=samples < LEAST_SAMPLES and tau_of(seen) >= (1 + LEAST_GAIN) * tau_of(held_out),
+    )
+    few = min(len(stepped(seen)), len(stepped(held_out))) < LEAST_PROMPTS
+    return unless_chance(finding) if few else finding
 
 
 def decoding_finding(
@@ -131,7 +160,7 @@ def decoding_finding(
         advice="decoding gives the draft other inputs than training, in a way not measured here; report this output",
         is_cause=real < least,
     )
-    return found if at_most < least else held_back(found, TOO_FEW)
+    return found if at_most < least else unless_chance(found)
 
 
 def _mean_yield(groups: Sequence[Sequence[Sequence[int]]], weights: Sequence[int]) -> tuple[float, float]:
@@ -159,10 +188,10 @@ def random_finding(answers: Sequence[Decoded], untrained: Sequence[Decoded]) -> 
     name, with_step = "anything learnt", len(stepped(answers))
     text = f"tau {tau_of(answers):.2f} against {tau_of(untrained):.2f} of random weights"
     if with_step < LEAST_PROMPTS:
-        return unmeasured(name, f"{text}; {LEAST_PROMPTS} prompts with a step are needed, and there are {with_step}")
+        return too_few(name, f"{text}; {LEAST_PROMPTS} prompts with a step are needed, and there are {with_step}")
     is_better, saved = paired_gain(answers, untrained).is_certain, most_saved(answers, untrained)
     if not is_better and saved > NOTHING_SAVED:
-        return unmeasured(name, f"{text}; {TOO_FEW}")
+        return too_few(name, f"{text}; {TOO_FEW}")
     return Finding(
         name=name,
         measured=text,

@@ -34,10 +34,11 @@ from ops.tools.diagnose.chain import Chain
 from ops.tools.diagnose.curve import curve_finding
 from ops.tools.diagnose.features import features_finding
 from ops.tools.diagnose.feeding import Correction, correct, unless_open
-from ops.tools.diagnose.finding import Finding, sorted_findings, unjudged, unmeasured
+from ops.tools.diagnose.finding import Finding, sorted_findings, unjudged, unmeasured, with_next_step
 from ops.tools.diagnose.loadable import loadable, put_first
 from ops.tools.diagnose.masks import anchors_by_category, mask_findings
 from ops.tools.diagnose.outcomes import (
+    amount_finding,
     category_finding,
     decoding_finding,
     gap_finding,
@@ -134,13 +135,16 @@ def diagnose(
         unless_open(random_finding(answers, by_chance), correction.findings),
         category_finding(held_out, answers),
         repetition_finding(answers),
-        *_against_training(chain, bench, correction, answers, prompts),
+        *_against_training(chain, bench, correction, answers, split, prompts),
         *mask_findings(chain.learnt, chain.target, known.mask_token_id, known.block_size),
         curve_finding(curve, _recorded(chain)),
     ]
     if tau_of(answers) >= CEILING * correction.setting.config.block_size:
         others = [unjudged(finding) for finding in others]
-    findings = [explained(finding, of_target) for finding in (*wrong_at_any_tau, *others)]
+    findings = [
+        with_next_step(explained(finding, of_target), prompts, {split: len(held_out)})
+        for finding in (*wrong_at_any_tau, *others)
+    ]
     return {
         "node": chain.node,
         "split": split,
@@ -186,13 +190,14 @@ def _samples(tokens: TokenShards, split: str, target: Target, count: int) -> lis
 
 
 def _against_training(
-    chain: Chain, bench: Bench, correction: Correction, held_out: Sequence[Decoded], prompts: int
+    chain: Chain, bench: Bench, correction: Correction, held_out: Sequence[Decoded], split: str, prompts: int
 ) -> list[Finding]:
-    """The findings that need the training samples."""
+    """The findings that need the training samples. split: that of the held-out answers."""
     samples = [] if chain.learnt is None else _samples(chain.learnt, LEARNT, bench.target, prompts)
     if chain.learnt is None or not samples:
         why = "the store no longer has the training samples"
-        return [unmeasured(name, why) for name in ("own answers", "held-out gap", "training against decoding")]
+        names = ("own answers", "held-out gap", "amount of data", "training against decoding")
+        return [unmeasured(name, why) for name in names]
     training = _recorded(chain)
     num_anchors = training.get("recipe", {}).get("num_anchors")
     learnt = anchors_by_category(TokenReader(chain.learnt, LEARNT), num_anchors)
@@ -201,7 +206,13 @@ def _against_training(
     own = own_finding(bench.target, samples, chain.regenerated_at)
     block_size = correction.setting.config.block_size
     decoding = decoding_finding(samples, seen, training, learnt, block_size, is_own=not own.is_cause)
-    return [own, gap_finding(seen, held_out, training), unless_open(decoding, correction.findings)]
+    both = {split: len(held_out), LEARNT: len(samples)}
+    return [
+        own,
+        with_next_step(gap_finding(seen, held_out, training), prompts, both),
+        with_next_step(amount_finding(seen, held_out, training), prompts, both),
+        with_next_step(unless_open(decoding, correction.findings), prompts, {LEARNT: len(samples)}),
+    ]
 
 
 def _recorded(chain: Chain) -> dict[str, Any]:

@@ -55,6 +55,8 @@ def _line(finding: Mapping[str, Any]) -> str:
         parts.append(f"do: {first if finding['explained_by'] else ''}{finding['advice']}")
     elif finding["is_note"]:
         parts.append(f"may help: {finding['advice']}")
+    elif finding["needs_prompts"]:
+        parts.append(f"do: {finding['advice']}")
     elif not finding["is_judged"]:
         parts.append("not judged: tau is at its ceiling")
     return " | ".join(parts)

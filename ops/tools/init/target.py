@@ -11,8 +11,10 @@ from attrs import Factory, field, frozen
 from dsl.errors import ConfigError, DataError
 from ops.capture_targets.layers import spread_layers
 from ops.lib.estimates import read_config
+from ops.lib.target.checkpoint_check import checkpoint_mistakes
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.vision.pixel_limits import PREPROCESSOR, pixel_limits
+from ops.lib.vision.processor_files import has_tokenizer
 from ops.load_target.estimate import TARGETS, dtype_of, find_config
 
 MOST_LAYERS = 5  # of the paper
@@ -63,12 +65,17 @@ class Target:
 
 
 def read_target(checkpoint: str) -> Target:
-    """A checkpoint directory, or a model id whose config.json dflow includes. Raises DataError for others."""
+    """A checkpoint directory, or a model id whose config.json dflow includes. Raises DataError for others, and with
+    everything that is wrong with a directory.
+    """
     directory = Path(checkpoint)
-    if directory.is_dir():
+    if directory.exists():
         tokenizer = directory / TOKENIZER
-        if not tokenizer.is_file():
-            raise DataError(f"{checkpoint}: {TOKENIZER} is missing; --target names the directory of a checkpoint")
+        mistakes = checkpoint_mistakes(directory)
+        if has_tokenizer(directory) and not tokenizer.is_file():
+            mistakes.append(f"{checkpoint}: {TOKENIZER} is missing; save it by `save_pretrained` of the fast tokenizer")
+        if mistakes:
+            raise DataError("\n".join(mistakes))
         return Target(
             checkpoint=str(directory.resolve()),
             revision=None,

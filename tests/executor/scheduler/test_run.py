@@ -103,6 +103,57 @@ def test_a_failed_node_shows_its_error_and_its_log(done, kind, expected):
     done.calls()
 
 
+PAGES = '''
+from attrs import frozen
+from dsl.op import op
+from ops.artifacts import Samples, TokenShards
+from toy import Text
+
+
+@op(version=1, run="pages:turn")
+@frozen(kw_only=True)
+class ToSamples:
+    """Writes samples under another name, in a folder of the right one."""
+    text: Text
+    output = Samples
+
+
+@op(version=1, run="pages:turn")
+@frozen(kw_only=True)
+class ToTokens:
+    """Writes one of two files."""
+    text: Text
+    output = TokenShards
+
+
+def turn(config, stage):
+    (stage.out_dir / "samples.jsonl").mkdir()
+    (stage.out_dir / "samples.jsonl" / "rows.jsonl").write_text("")
+    (stage.out_dir / "tokens.json").write_text("{}")
+'''
+
+
+def test_an_output_without_a_file_of_its_artifact_type_fails_its_node_and_is_not_committed(tmp_path):
+    nodes = "".join(f'[node.{name}]\nop = "to_{name}"\ntext = "@a"\n' for name in ("samples", "tokens"))
+    toy = Toy(tmp_path, ONE_NODE.replace('ops = ["toy.py"]', 'ops = ["toy.py", "pages.py"]') + nodes)
+    (tmp_path / "pages.py").write_text(PAGES)
+    result = toy.dflow("run", str(toy.file), "--keep-going")
+    assert 1 == result.returncode
+    for name, kind in (("samples", "Samples"), ("tokens", "TokenShards")):
+        assert (
+            f'{name} failed: StageError: node "{name}": to_{name} did not write samples.jsonl to stage.out_dir, but '
+            f"every {kind} has that (ops.artifacts); write it, or declare another output type"
+        ) in result.stderr
+    states = toy.state()["nodes"]
+    assert ("done", None, None) == (states["a"]["state"], states["samples"]["digest"], states["tokens"]["digest"])
+    assert 1 == len(list((toy.store / "objects").iterdir()))
+    fixed = PAGES.replace('(stage.out_dir / "samples.jsonl").mkdir()', "").replace(
+        '"samples.jsonl" / "rows.jsonl"', '"samples.jsonl"'
+    )
+    (tmp_path / "pages.py").write_text(fixed)
+    assert 0 == toy.dflow("run", str(toy.file)).returncode
+
+
 def test_an_op_that_writes_nothing_fails(done):
     result = done.dflow("run", str(done.file), "-s", "d.error=nothing", "-s", "d.steps=3")
     assert result.returncode == 1

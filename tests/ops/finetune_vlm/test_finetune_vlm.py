@@ -264,7 +264,7 @@ def test_a_training_goes_on_when_the_checkpoint_it_started_from_has_moved(tokens
 
 def test_a_degree_that_does_not_fit_is_refused_before_weights_are_read(tokens, target, tmp_path):
     shutil.copytree(target.path / "model", tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"not read")
+    (tmp_path / "model" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # no tensors
     stage = FakeStage(tmp_path, {"tokens": tokens}, world_size=3, sp_degree=3)
     with pytest.raises(ConfigError, match="3 ranks need 6 key/value heads"):
         start_target(config(init=str(tmp_path / "model")), TokenReader(tokens, "train"), stage)

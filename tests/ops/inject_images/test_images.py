@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 
 import numpy as np
 import pytest
@@ -11,7 +12,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.image_utils import load_image
 
-from ops.lib.vision.images import decode, eight_bits, fault_of, strict_pillow
+from dsl.errors import DataError
+from ops.artifacts import Samples
+from ops.lib.data.files import write_jsonl
+from ops.lib.data.image_packs import PackWriter
+from ops.lib.vision.images import decode, eight_bits, fault_of, read_images, strict_pillow
 
 RED, GREEN, BLUE = (250, 20, 30), (10, 240, 60), (5, 70, 245)
 
@@ -137,3 +142,40 @@ def test_formats_that_start_other_programs_are_no_images():
         reason, detail = fault_of(encoded, max_pixels=100, min_side=1)
     assert reason == "image undecodable"
     assert detail == f"{len(encoded)} bytes that are not PNG, JPEG, GIF, BMP, TIFF, WEBP"
+
+
+def test_the_images_of_samples_are_read_with_their_rows_one_sample_after_the_other(tmp_path):
+    files = [KINDS[name][0] for name in ("RGB PNG", "grey", "alpha")]
+    packs = PackWriter(tmp_path, pack_bytes=1)
+    references = [packs.add(each) for each in files]
+    rows = [
+        {"id": "two", "images": [references[2], references[0]]},
+        {"id": "none", "images": []},
+        {"id": "one", "images": [references[1]]},
+    ]
+    write_jsonl(tmp_path / "samples.jsonl", rows)
+    found = list(read_images(Samples(tmp_path, "digest")))
+    assert rows == [row for row, _ in found]
+    expected = [[files[2], files[0]], [], [files[1]]]
+    assert [[pixels(each) for each in group] for group in expected] == [
+        [np.asarray(image).tolist() for image in images] for _, images in found
+    ]
+
+
+def bomb() -> bytes:
+    """A header of 20,000 x 20,000 pixels."""
+    image = bytearray(as_file(row_of(RED), "PNG"))
+    image[16:24] = (20_000).to_bytes(4, "big") * 2
+    image[29:33] = zlib.crc32(image[12:29]).to_bytes(4, "big")
+    return bytes(image)
+
+
+@pytest.mark.parametrize("encoded", [b"no image", bomb()], ids=["no image", "too many pixels"])
+def test_a_sample_whose_image_cannot_be_decoded_is_named_with_what_to_do(tmp_path, encoded):
+    packs = PackWriter(tmp_path)
+    images = [packs.add(each) for each in (KINDS["grey"][0], encoded)]
+    write_jsonl(tmp_path / "samples.jsonl", [{"id": "first", "images": images[:1]}, {"id": "second", "images": images}])
+    read = read_images(Samples(tmp_path, "digest"))
+    assert "first" == next(read)[0]["id"]
+    with pytest.raises(DataError, match=r"sample 'second', image 2: image undecodable: .*read the samples of inject"):
+        next(read)

@@ -3,6 +3,7 @@
 import pickle
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -194,6 +195,46 @@ def test_a_batch_is_unequal_to_everything_else_without_an_exception():
 def test_fields_that_do_not_go_together_are_refused_by_name(numbers, pieces, message):
     with pytest.raises(DataError, match=message):
         Pair(numbers, TensorList(pieces))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("numbers", torch.ones(3, 2), "Pair: the fields differ in length: numbers 3, pieces 2"),
+        ("numbers", "ab", "Pair.numbers is a str; a field is a Tensor"),
+        ("numbers", np.ones((2, 2)), "Pair.numbers is a ndarray; a field is a Tensor"),
+        ("numbers", torch.ones(2, 2, device="meta"), "Pair: the fields are on several devices"),
+        ("pieces", TensorList([torch.ones(1)]), "Pair: the fields differ in length: numbers 2, pieces 1"),
+        ("pieces", [torch.ones(1), torch.ones(1)], "Pair.pieces is a list; a field is a Tensor"),
+    ],
+)
+def test_a_field_that_is_set_by_attribute_has_to_go_with_the_others(name, value, message):
+    batch = pair([1, 2])
+    before = rows(batch)
+    with pytest.raises(DataError, match=message):
+        setattr(batch, name, value)
+    assert before == rows(batch)
+    assert before[:1] == rows(batch[0:1])
+
+
+def test_a_field_that_is_set_by_attribute_is_that_of_the_batch():
+    batch = pair([1, 2])
+    numbers, pieces = torch.zeros(2, 5), TensorList([torch.zeros(4), torch.zeros(1)])
+    batch.numbers, batch.pieces = numbers, pieces
+    assert batch.numbers is numbers and batch.pieces is pieces
+    assert [(4,), (1,)] == batch[0:2].pieces.shapes
+    with pytest.raises(AttributeError):
+        batch.other = numbers
+
+
+def test_a_class_with_checks_of_its_own_makes_them_when_a_field_is_set():
+    inputs = collate([sample(2), sample(3)])
+    with pytest.raises(DataError, match=r"ids and masks are of one shape \[B, S\]"):
+        inputs.loss_mask = torch.ones(2, 4, dtype=torch.bool)
+    inputs.loss_mask = torch.ones(2, 3, dtype=torch.bool)
+    assert inputs[0].loss_mask.all()
+    wider = attrs.evolve(inputs, **{name: torch.ones(2, 7) for name in ("input_ids", "attention_mask", "loss_mask")})
+    assert 7 == wider.input_ids.shape[1]
 
 
 def test_an_empty_batch_is_refused():

@@ -48,6 +48,7 @@ from ops.tools.diagnose.bench import EXPORTED, Bench, Gain, Setting, tau_of
 from ops.tools.diagnose.chain import Chain
 from ops.tools.diagnose.finding import TOO_FEW
 from ops.tools.diagnose.run import STEPS
+from ops.tools.diagnose.text import diagnosis_text
 from ops.tools.diagnose.trained import trained_of
 
 FALLING = [(step, 4 - 0.1 * step) for step in range(1, 25)]  # to the step whose weights are exported
@@ -202,8 +203,20 @@ def test_of_so_few_prompts_that_positions_cannot_be_judged_nothing_else_is_named
     assert [] == causes(result)
     told = finding(result, "positions")["measured"]
     assert "one later" in told and TOO_FEW in told
+    assert "diagnose with more prompts (--prompts)" == finding(result, "positions")["advice"]
     for name in ("layer ids", "positions", "training against decoding", "anything learnt"):
         assert not finding(result, name)["is_measured"]
+
+
+def test_where_the_split_has_no_more_prompts_test_fraction_is_named(displaced, monkeypatch):
+    spread = run.spread_samples
+    monkeypatch.setattr(run, "spread_samples", lambda reader, count: spread(reader, min(count, 3)))
+    result = diagnosed(displaced, prompts=16)
+    step = "the split test has only 3 samples: raise test_fraction of ingest, or add samples to the data"
+    assert f"{step}, and run the pipeline again" == finding(result, "positions")["advice"]
+    lines = diagnosis_text(result).splitlines()
+    assert [True] == [step in line for line in lines if line.startswith("--     positions: ")]
+    assert "the split train has only 3 samples" in finding(result, "training against decoding")["advice"]
 
 
 def test_what_positions_that_cannot_be_judged_may_explain_is_not_named(displaced, monkeypatch):

@@ -24,9 +24,10 @@ from ops.tools.diagnose.bench import paired_gain, spread_samples, tau_of, unpair
 from ops.tools.diagnose.curve import curve_finding
 from ops.tools.diagnose.features import features_finding
 from ops.tools.diagnose.feeding import unless_open
-from ops.tools.diagnose.finding import TOO_FEW, Finding, sorted_findings, unjudged, unmeasured
+from ops.tools.diagnose.finding import TOO_FEW, Finding, sorted_findings, unjudged, unmeasured, with_next_step
 from ops.tools.diagnose.masks import anchors_by_category, look, mask_findings
 from ops.tools.diagnose.outcomes import (
+    amount_finding,
     category_finding,
     decoding_finding,
     gap_finding,
@@ -183,6 +184,44 @@ def test_a_draft_that_knows_the_training_by_heart_alone_is_named(held_out, is_ca
     assert is_cause == gap_finding(answers(6), answers(held_out), {}).is_cause
 
 
+@pytest.mark.parametrize(
+    ("samples", "held_out", "is_cause"), [(999, 2, True), (1000, 2, False), (999, 6, False), (999, 5, True)]
+)
+def test_too_little_data_is_named_where_tau_is_lower_on_what_the_training_never_saw(samples, held_out, is_cause):
+    found = amount_finding(answers(6), answers(held_out), {"samples": 1200, "samples_seen": samples})
+    assert (is_cause, True) == (found.is_cause, found.is_measured)
+    assert f"{samples:,} of 1,200 samples of the training were in a step; tau is 6.00 on some" in found.measured
+    assert "add samples like those to be served to the data of ingest" in found.advice
+
+
+def test_the_amount_of_data_is_not_judged_without_its_record_and_by_a_few_prompts():
+    record = {"samples": 40, "samples_seen": 40}
+    assert "record is gone" in amount_finding(answers(6), answers(2), {}).measured
+    assert not amount_finding(answers(1, steps=0), answers(2), record).is_measured
+    found = amount_finding(answers(6), answers(2, count=3), record)
+    assert (False, False, True) == (found.is_cause, found.is_measured, found.needs_prompts)
+
+
+@pytest.mark.parametrize(
+    ("found", "step"),
+    [
+        ({"test": 16}, "diagnose with more prompts (--prompts)"),
+        ({"test": 5}, "the split test has only 5 samples: raise test_fraction of ingest, or add samples to the data, "),
+        ({"val": 0}, "the split val has only 0 samples: raise val_fraction of ingest, or add samples to the data, "),
+        ({"test": 16, "train": 3}, "the split train has only 3 samples: add samples to the data, and run the pipeline"),
+        (
+            {"test": 5, "train": 3},
+            "the split test has only 5 samples: raise test_fraction of ingest, or add samples to",
+        ),
+    ],
+)
+def test_what_more_prompts_could_decide_names_how_to_get_them(found, step):
+    open_ = gap_finding(answers(6, count=3), answers(1, count=3), {})
+    assert with_next_step(open_, 16, found).to_json()["advice"].startswith(step)
+    other = unmeasured("held-out gap", "the record is gone")
+    assert other == with_next_step(other, 16, found)
+
+
 @pytest.mark.parametrize(("text", "is_note"), [(4, False), (2, True)])
 def test_a_category_far_below_the_other_is_worth_knowing_and_no_cause(text, is_note):
     prompts: list[Any] = [SimpleNamespace(category=name) for name in ("image", "text") for _ in range(8)]
@@ -251,6 +290,7 @@ def test_a_cause_that_few_prompts_may_show_by_chance_is_not_named_and_more_promp
     assert [False] * 7 == [each.is_measured or each.is_cause for each in found]
     assert [True, True, True, False, True, True, True] == [TOO_FEW in each.measured for each in found]
     assert "4 prompts with a step are needed, and there are 3" in found[3].measured
+    assert all(each.needs_prompts for each in found)
 
 
 def test_what_wrong_positions_may_explain_is_not_named_where_these_were_not_measured():

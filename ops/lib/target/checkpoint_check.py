@@ -1,0 +1,177 @@
+"""What is wrong with a checkpoint: found by names of files, its JSON and the headers of its shards. Loads no torch.
+
+A safetensors file is the length of its header (8 bytes, little endian), the header as JSON, and the tensors, at the
+"data_offsets" that the header gives: so it says how long the file has to be.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import DataError
+from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
+from ops.lib.data.files import check_json_files, parse_json, read_object
+from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights
+from ops.lib.vision.model_types import check_model_type
+from ops.lib.vision.processor_files import processor_mistakes
+
+POINTER = b"version https://git-lfs"
+LONGEST_HEADER = 100_000_000  # bytes, of the safetensors library
+SHOWN = 3  # names of files in a message
+AGAIN = "copy or download it again"
+
+
+def loading_mistakes(checkpoint: str, trust_remote_code: bool) -> list[str]:
+    """Why a checkpoint cannot be loaded, a sentence each with the remedy; of a path that does not exist, which may be
+    a model id, nothing.
+    """
+    path = Path(checkpoint)
+    if not path.exists():
+        return []
+    mistakes = [*checkpoint_mistakes(path), *_raised(check_code, path, trust_remote_code)]
+    return list(dict.fromkeys(mistakes))
+
+
+def checkpoint_mistakes(path: Path) -> list[str]:
+    """The same, without what it takes to trust the checkpoint's code."""
+    other = _something_else(path)
+    if other:
+        return other
+    pointers = _pointers(path)
+    mistakes = _pointer_mistakes(path, pointers)
+    if not any(file.suffix == ".json" for file in pointers):
+        mistakes += _json_mistakes(path) or _config_mistakes(path)
+    mistakes += _weights_mistakes(path, pointers)
+    return mistakes
+
+
+def processor_folder_mistakes(processor: str | None) -> list[str]:
+    """Why a processor cannot be loaded from a directory; nothing of a built-in one or a model id."""
+    if processor is None or not Path(processor).is_dir():
+        return []
+    directory = Path(processor)
+    pointers = _pointers(directory)
+    if pointers:
+        return _pointer_mistakes(directory, pointers)
+    return _json_mistakes(directory) or processor_mistakes(directory)
+
+
+def _something_else(path: Path) -> list[str]:
+    """What the path is instead of a checkpoint, which explains everything else that is missing."""
+    weights = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    quantized = path if path.suffix == ".gguf" else next(iter(sorted(path.glob("*.gguf"))), None)
+    if quantized is not None and (path.is_file() or not weights):
+        return [
+            f"{quantized}: GGUF weights, which are converted for llama.cpp, cannot be a target; use the original "
+            "checkpoint, a directory with config.json and *.safetensors"
+        ]
+    if path.is_file():
+        return [f"{path} is a file; a checkpoint is the directory with config.json and *.safetensors"]
+    if (path / ADAPTER).exists():
+        return _raised(check_no_adapter, path)
+    if not any(path.iterdir()):
+        return [f"{path}: this directory is empty; download the checkpoint into it, or name another directory"]
+    if not (path / "config.json").is_file():
+        return [
+            f"{path}: no config.json in this target directory; name the directory of a Hugging Face checkpoint, with "
+            "config.json and *.safetensors"
+        ]
+    return []
+
+
+def _json_mistakes(directory: Path) -> list[str]:
+    """A link out of the directory, which is not followed, or a file that is no JSON."""
+    return _raised(check_reads, directory) or _raised(check_json_files, directory)
+
+
+def _config_mistakes(directory: Path) -> list[str]:
+    """Of the readable JSON files: an unknown family, a missing tokenizer or chat template."""
+    unknown = _raised(check_model_type, read_object(directory / "config.json"))
+    return [*(f"{directory}: {mistake}" for mistake in unknown), *processor_mistakes(directory)]
+
+
+def _pointers(directory: Path) -> list[Path]:
+    """The files that are pointers of git-lfs to the content."""
+    files = (file for file in sorted(directory.iterdir()) if file.is_file())
+    return [file for file in files if _first_bytes(file, len(POINTER)) == POINTER]
+
+
+def _pointer_mistakes(directory: Path, pointers: list[Path]) -> list[str]:
+    if not pointers:
+        return []
+    names = _listed([file.name for file in pointers])
+    return [
+        f"{directory}: pointers of git-lfs in place of {names}; run `git lfs pull` in this directory, or download the "
+        "checkpoint again"
+    ]
+
+
+def _weights_mistakes(directory: Path, pointers: list[Path]) -> list[str]:
+    shards = [file for file in sorted(directory.glob("*.safetensors")) if file.is_file() and file not in pointers]
+    mistakes = [mistake for file in shards for mistake in _raised(_check_size, file)]
+    if (directory / INDEX).is_file() and not (directory / SINGLE).is_file() and directory / INDEX not in pointers:
+        return [*_raised(_check_shards, directory / INDEX), *mistakes]
+    return [*_raised(check_weights, directory), *mistakes]
+
+
+def _check_shards(index: Path) -> None:
+    """Raises DataError for an index that names missing files."""
+    named = read_object(index).get("weight_map")
+    if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named.values()):
+        raise DataError(f"{index}: no weight_map of tensors to files; {AGAIN}")
+    shards = sorted(set(named.values()))
+    missing = [name for name in shards if not (index.parent / name).is_file()]
+    if missing:
+        raise DataError(f"{index}: {len(missing)} of {len(shards)} shards are missing: {_listed(missing)}; {AGAIN}")
+
+
+def _check_size(file: Path) -> None:
+    """Raises DataError for a shard that has not the size that its header says."""
+    expected, size = _expected_size(file), file.stat().st_size
+    if size < expected:
+        raise DataError(f"{file}: truncated, {size:,} of {expected:,} bytes; {AGAIN}")
+    if size > expected:
+        raise DataError(f"{file}: damaged, {size:,} bytes, but {expected:,} by its header; {AGAIN}")
+
+
+def _expected_size(file: Path) -> int:
+    """The bytes of a safetensors file by its header. Raises DataError if that is damaged or truncated."""
+    length = int.from_bytes(_first_bytes(file, 8), "little")
+    start = _first_bytes(file, 8 + min(length, LONGEST_HEADER))
+    if len(start) < 8 or (length <= LONGEST_HEADER and len(start) < 8 + length):
+        raise DataError(f"{file}: truncated inside its header, {len(start):,} bytes; {AGAIN}")
+    try:
+        ends = list(_ends(parse_json(start[8:])))
+    except (TypeError, ValueError, KeyError, AttributeError):
+        raise DataError(f"{file}: damaged, its header is not that of a safetensors file; {AGAIN}") from None
+    return 8 + length + max(ends, default=0)
+
+
+def _ends(header: Any) -> Iterator[int]:
+    """Where each tensor ends."""
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            _, end = map(operator.index, tensor["data_offsets"])
+            yield end
+
+
+def _first_bytes(file: Path, count: int) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(count)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _raised(check: Callable[..., object], *arguments: object) -> list[str]:
+    """The message of a check's DataError, if it raises one."""
+    try:
+        check(*arguments)
+    except DataError as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,302 @@
+"""What is no target is refused with its remedy by `dflow init` and `dflow plan`, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from init_cases import chat, checkpoint
+
+from dsl.op import Ref
+from executor.cli import main
+from ops.finetune_vlm.op import FinetuneVlm
+from ops.finetune_vlm.unmet import unmet as finetune_vlm_unmet
+from ops.load_target.op import LoadTarget
+from ops.load_target.unmet import unmet as load_target_unmet
+from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.unmet import unmet as regenerate_answers_unmet
+from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.unmet import unmet as tokenize_chat_unmet
+
+PIPELINE = """
+[pipeline]
+name = "one"
+
+[node.target]
+op = "load_target"
+checkpoint = "target"
+
+[mlflow]
+tracking = false
+"""
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5000000000\n"
+
+
+def shard(path: Path, tensor: str, cut: int = 0, more: int = 0) -> None:
+    """A safetensors file with one tensor of 16 bytes."""
+    header = json.dumps({tensor: {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(16 + more)
+    path.write_bytes(content[: len(content) - cut])
+
+
+def sharded(folder: Path) -> None:
+    """Three shards in place of the single file."""
+    (folder / "model.safetensors").unlink()
+    names = [f"model-{place}-of-3.safetensors" for place in range(1, 4)]
+    for name in names:
+        shard(folder / name, name)
+    index = {"weight_map": {name: name for name in names}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def change(file: Path, **values: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def emptied(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def gguf(folder: Path) -> None:
+    emptied(folder)
+    (folder / "model-q4.gguf").write_bytes(b"GGUF")
+
+
+def gguf_file(folder: Path) -> None:
+    emptied(folder)
+    folder.rmdir()
+    folder.write_bytes(b"GGUF")
+
+
+def gguf_beside_a_config(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model.gguf")
+
+
+def adapter(folder: Path) -> None:
+    emptied(folder)
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen3-8B"}))
+    (folder / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+
+
+def adapter_with_tokenizer(folder: Path) -> None:
+    adapter(folder)
+    (folder / "tokenizer.json").write_text("{}")
+
+
+def other_family(folder: Path) -> None:
+    change(folder / "config.json", model_type="llama")
+
+
+def without_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def only_a_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def without_shards(folder: Path) -> None:
+    sharded(folder)
+    for place in (1, 3):
+        (folder / f"model-{place}-of-3.safetensors").unlink()
+
+
+def truncated(folder: Path) -> None:
+    sharded(folder)
+    shard(folder / "model-2-of-3.safetensors", "a", cut=6)
+
+
+def truncated_in_the_header(folder: Path) -> None:
+    sharded(folder)
+    shard(folder / "model-2-of-3.safetensors", "a", cut=30)
+    (folder / "model-3-of-3.safetensors").write_bytes(b"1234")
+
+
+def damaged(folder: Path) -> None:
+    sharded(folder)
+    shard(folder / "model-1-of-3.safetensors", "a", more=1)
+    (folder / "model-2-of-3.safetensors").write_bytes(b"<html>Not found</html>")
+    header = b'{"a": {"data_offsets": [0, 1.5]}}'
+    (folder / "model-3-of-3.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def pointers(folder: Path) -> None:
+    sharded(folder)
+    for name in ("model-1-of-3.safetensors", "model-2-of-3.safetensors", "tokenizer.json"):
+        (folder / name).write_text(POINTER)
+
+
+def without_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+
+
+def without_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def several(folder: Path) -> None:
+    other_family(folder)
+    without_template(folder)
+    truncated(folder)
+
+
+GGUF = "GGUF weights, which are converted for llama.cpp, cannot be a target; use the original checkpoint, a directory "
+GGUF += "with config.json and *.safetensors"
+ADAPTER = "/adapter_config.json: this is an adapter, not a model; merge it into its base model 'Qwen/Qwen3-8B' "
+ADAPTER += "(`merge_and_unload` of peft), save the result with the tokenizer of {}, and use that"
+UNSUPPORTED = ": model_type 'llama' is not supported; supported: qwen3, qwen3_moe, qwen2_5_vl, "
+NO_WEIGHTS = ": no *.safetensors in this target directory, and other formats are not supported; "
+TRUNCATED = "/model-2-of-3.safetensors: truncated, 80 of 86 bytes; copy or download it again"
+NO_TEMPLATE = "it has no chat template (chat_template.jinja); copy that of the instruct version of the model"
+DAMAGED = "damaged, its header is not that of a safetensors file; copy or download it again"
+# What is done to a sound checkpoint, and a part of each sentence that it is refused with, behind TARGET, its path.
+MISTAKES: list[tuple[Callable[[Path], None], list[str]]] = [
+    (gguf, [f"TARGET/model-q4.gguf: {GGUF}"]),
+    (gguf_beside_a_config, [f"TARGET/model.gguf: {GGUF}"]),
+    (adapter, [f"TARGET{ADAPTER.format('the base model')}"]),
+    (adapter_with_tokenizer, [f"TARGET{ADAPTER.format('this directory')}"]),
+    (emptied, ["TARGET: this directory is empty; download the checkpoint into it, or name another directory"]),
+    (
+        without_config,
+        ["TARGET: no config.json in this target directory; name the directory of a Hugging Face checkpoint"],
+    ),
+    (other_family, [f"TARGET{UNSUPPORTED}"]),
+    (without_weights, [f"TARGET{NO_WEIGHTS}download the *.safetensors as well"]),
+    (only_a_pickle, [f"TARGET{NO_WEIGHTS}pytorch_model.bin may run code when it is loaded: save it again"]),
+    (
+        without_shards,
+        ["TARGET/model.safetensors.index.json: 2 of 3 shards are missing: model-1-of-3.safetensors, model-3"],
+    ),
+    (truncated, [f"TARGET{TRUNCATED}"]),
+    (
+        truncated_in_the_header,
+        [
+            "TARGET/model-2-of-3.safetensors: truncated inside its header, 56 bytes; copy or download it again",
+            "TARGET/model-3-of-3.safetensors: truncated inside its header, 4 bytes; copy or download it again",
+        ],
+    ),
+    (
+        damaged,
+        [
+            "TARGET/model-1-of-3.safetensors: damaged, 87 bytes, but 86 by its header; copy or download it again",
+            f"TARGET/model-2-of-3.safetensors: {DAMAGED}",
+            f"TARGET/model-3-of-3.safetensors: {DAMAGED}",
+        ],
+    ),
+    (
+        pointers,
+        [
+            "TARGET: pointers of git-lfs in place of model-1-of-3.safetensors, model-2-of-3.safetensors, "
+            "tokenizer.json; run `git lfs pull` in this directory, or download the checkpoint again"
+        ],
+    ),
+    (without_template, [f"processor TARGET: {NO_TEMPLATE}"]),
+    (without_tokenizer, ["processor TARGET: no tokenizer can be loaded: it has none of tokenizer.json, "]),
+    (several, [f"TARGET{UNSUPPORTED}", f"processor TARGET: {NO_TEMPLATE}", f"TARGET{TRUNCATED}"]),
+]
+
+
+@pytest.fixture
+def target(project: Path) -> Path:
+    """A sound checkpoint, data and a pipeline that uses it."""
+    chat(project / "chat.jsonl", 3)
+    (project / "one.toml").write_text(PIPELINE)
+    return Path(checkpoint(project / "target", sees=False))
+
+
+def starts_of_lines(starts: list[str], lines: list[str], prefix: str = "") -> bool:
+    wanted = [prefix + start for start in starts]
+    return len(wanted) == len(lines) and all(line.startswith(start) for line, start in zip(lines, wanted, strict=True))
+
+
+@pytest.mark.parametrize(("damage", "sentences"), MISTAKES, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_checkpoint_that_cannot_be_a_target_is_refused_at_init_plan_and_run(
+    target: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None], sentences: list[str]
+) -> None:
+    damage(target)
+    expected = [sentence.replace("TARGET", str(target)) for sentence in sentences]
+    assert 1 == main(["init", "chat.jsonl", "--target", str(target)])
+    said = capsys.readouterr().err.splitlines()
+    assert starts_of_lines([f"dflow: {expected[0]}", *expected[1:]], said), said
+    assert 2 == main(["plan", "one.toml", "--json"])
+    planned = json.loads(capsys.readouterr().out)["unmet"]
+    assert starts_of_lines(expected, planned, "node.target.checkpoint: "), planned
+    assert 2 == main(["run", "one.toml"])
+    assert planned == capsys.readouterr().err.splitlines()
+
+
+def test_a_file_in_place_of_a_checkpoint_is_refused(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = target.parent / "model.gguf"
+    file.write_bytes(b"GGUF")
+    for given, sentence in (
+        (file, f"{file}: {GGUF}"),
+        (target / "config.json", "is a file; a checkpoint is the directory"),
+    ):
+        assert 1 == main(["init", "chat.jsonl", "--target", str(given)])
+        assert sentence in capsys.readouterr().err
+        assert 2 == main(["plan", "one.toml", "--json", "-s", f"target.checkpoint={given}"])
+        assert sentence in json.loads(capsys.readouterr().out)["unmet"][0]
+
+
+@pytest.mark.parametrize("changed", [lambda folder: None, sharded], ids=["one file", "shards"])
+def test_a_sound_checkpoint_lacks_nothing(target: Path, changed: Callable[[Path], None]) -> None:
+    changed(target)
+    assert {} == load_target_unmet(LoadTarget(checkpoint=str(target)))
+    assert {} == finetune_vlm_unmet(FinetuneVlm(tokens=Ref("tokens"), init=str(target)))
+    assert {} == load_target_unmet(LoadTarget(checkpoint="owner/name", revision="0" * 40))
+
+
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("tokenizer_config.json", {"chat_template": "{{ messages }}"}),
+        ("processor_config.json", {"chat_template": "{{ messages }}"}),
+        ("chat_template.json", {"chat_template": "{{ messages }}"}),
+    ],
+)
+def test_a_chat_template_may_be_in_any_file_that_transformers_reads(target: Path, file: str, settings: object) -> None:
+    without_template(target)
+    (target / file).write_text(json.dumps(settings))
+    assert {} == load_target_unmet(LoadTarget(checkpoint=str(target)))
+    (target / file).write_text(json.dumps({"chat_template": None}))
+    assert NO_TEMPLATE in load_target_unmet(LoadTarget(checkpoint=str(target)))["checkpoint"]
+
+
+def test_every_field_that_names_a_checkpoint_or_a_processor_is_checked(target: Path) -> None:
+    without_template(target)
+    (target / "model.safetensors").unlink()
+    answers = {"samples": Ref("s"), "backend": "endpoint", "endpoint": "http://host:1/v1", "model": "m"}
+    of_a_processor = f"processor {target}: {NO_TEMPLATE}"
+    assert {"init"} == set(finetune_vlm_unmet(FinetuneVlm(tokens=Ref("tokens"), init=str(target))))
+    assert {} == finetune_vlm_unmet(FinetuneVlm(tokens=Ref("tokens")))
+    assert {"processor": of_a_processor} == tokenize_chat_unmet(TokenizeChat(samples=Ref("s"), processor=str(target)))
+    found = regenerate_answers_unmet(RegenerateAnswers(processor=str(target), **answers))
+    assert {"processor": of_a_processor} == found
+    (target / "tokenizer.json").write_text(POINTER)
+    pointed = tokenize_chat_unmet(TokenizeChat(samples=Ref("s"), processor=str(target)))["processor"]
+    assert pointed.startswith(f"{target}: pointers of git-lfs in place of tokenizer.json; run `git lfs pull`")
+
+
+def test_a_link_to_a_file_elsewhere_is_refused_unread(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (target / "tokenizer_config.json").symlink_to("/dev/zero")
+    sentence = f"{target / 'tokenizer_config.json'}: a link out of the checkpoint, to /dev/zero; replace it by the file"
+    assert 1 == main(["init", "chat.jsonl", "--target", str(target)])
+    assert sentence in capsys.readouterr().err
+    assert [True] == [sentence in line for line in load_target_unmet(LoadTarget(checkpoint=str(target))).values()]
+
+
+def test_code_without_trust_is_refused_at_plan_and_not_at_init(
+    target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(target / "config.json", auto_map={"AutoModelForCausalLM": "own.Model"})
+    assert 2 == main(["plan", "one.toml", "--json"])
+    assert "auto_map names code of the checkpoint's own" in json.loads(capsys.readouterr().out)["unmet"][0]
+    assert 0 == main(["plan", "one.toml", "-s", "target.trust_remote_code=true"])
+    assert 0 == main(["init", "chat.jsonl", "--target", str(target)])
