@@ -27,6 +27,7 @@ FINE = {
     "is_note": False,
     "is_measured": True,
     "is_judged": True,
+    "needs_prompts": False,
     "normal": "so it should be",
     "explained_by": "",
 }
@@ -250,6 +251,12 @@ def test_what_was_not_judged_at_the_ceiling_of_tau_is_not_told_as_ok():
     text = diagnosis_text(result(own))
     assert "\n-      own answers: 5% | normal: so it should be | not judged: tau is at its ceiling\n" in text
     assert text.endswith("none of the usual causes of a low tau; not judged, as tau is at its ceiling: own answers")
+
+
+def test_what_more_prompts_could_decide_is_told_with_how_to_get_them():
+    few = FINE | {"name": "positions", "measured": "tau 2.42", "normal": "", "is_measured": False}
+    text = diagnosis_text(result(few | {"needs_prompts": True, "advice": "raise test_fraction of ingest"}))
+    assert "\n--     positions: tau 2.42 | do: raise test_fraction of ingest\n" in text
 
 
 def test_a_cause_that_another_explains_is_told_as_such():
