@@ -34,7 +34,7 @@ class Ingest:
     format: Literal["auto", "json", "parquet", "arrow", "image-folder"] = field(
         default="auto",
         help='of the source; "auto" detects it. Rows of "json", "parquet" and "arrow" may have the form of '
-        "conversations, OpenAI messages or LLaVA / ShareGPT",
+        "conversations, OpenAI messages, LLaVA / ShareGPT, prompt and completion, Alpaca, or question and answer",
     )
     image_root: str | None = field(
         default=None,

@@ -78,6 +78,16 @@ def test_prompts_without_answers_are_kept_for_the_target(project: Path) -> None:
     assert (False, 512) == (made["ingest"]["require_answers"], made["regenerate"]["max_new_tokens"])
 
 
+@pytest.mark.parametrize(
+    ("row", "kept"),
+    [({"prompt": "Why?"}, False), ({"instruction": "Why?", "input": "", "output": "For no reason at all."}, None)],
+)
+def test_rows_of_questions_are_surveyed_as_ingest_reads_them(project: Path, row: dict[str, str], kept: object) -> None:
+    (project / "data.jsonl").write_text(f"{json.dumps(row)}\n" * 20)
+    assert 0 == main(["init", "data.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    assert kept is nodes(project / "pipeline.toml")["ingest"].get("require_answers")
+
+
 def test_large_images_get_a_limit_and_broken_ones_are_counted(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
