@@ -27,13 +27,13 @@ class Ingest:
 
     source: str = field(
         external=True,
-        help="a file (JSON lines, a JSON array, Parquet) or a folder (of such files, an Arrow data set of the library "
-        '`datasets`, images by class or without classes), or "builtin:digits": 1,797 real handwritten digits with '
-        "questions, and prose",
+        help="a file (JSON lines, a JSON array, CSV, Parquet) or a folder (of such files, an Arrow data set of the "
+        'library `datasets`, images by class or without classes), or "builtin:digits": 1,797 real handwritten digits '
+        "with questions, and prose",
     )
-    format: Literal["auto", "json", "parquet", "arrow", "image-folder"] = field(
+    format: Literal["auto", "json", "csv", "parquet", "arrow", "image-folder"] = field(
         default="auto",
-        help='of the source; "auto" detects it. Rows of "json", "parquet" and "arrow" may have the form of '
+        help='of the source; "auto" detects it. Rows of all but "image-folder" may have the form of '
         "conversations, OpenAI messages, LLaVA / ShareGPT, prompt and completion, Alpaca, or question and answer",
     )
     image_root: str | None = field(

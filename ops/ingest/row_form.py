@@ -34,7 +34,7 @@ def row_mistake(row: Any) -> str:
     """The mistake in the form of a row, or an empty string."""
     if not isinstance(row, dict):
         return f"expected an object, got {type(row).__name__}"
-    if mistake := _turns_mistake(row):
+    if mistake := turns_mistake(row):
         return mistake
     for key in row:
         if mistake := _key_mistake(row, key):
@@ -99,7 +99,8 @@ def _questions(row: dict[str, Any]) -> list[str]:
     return [key for key in ANSWERS if row.get(key) is not None and (key == "prompt" or ANSWERS[key] in row)]
 
 
-def _turns_mistake(row: dict[str, Any]) -> str:
+def turns_mistake(row: dict[str, Any]) -> str:
+    """The mistake in the turns of a row, or an empty string."""
     asked = _questions(row)
     if first_value(row, TURNS) is None:
         if len(asked) > 1:

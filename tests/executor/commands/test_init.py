@@ -16,6 +16,7 @@ from format_cases import (
     openai,
     own,
     write_arrow,
+    write_csv,
     write_images,
     write_json,
     write_parquet,
@@ -84,8 +85,11 @@ def test_prompts_without_answers_are_kept_for_the_target(project: Path) -> None:
 )
 def test_rows_of_questions_are_surveyed_as_ingest_reads_them(project: Path, row: dict[str, str], kept: object) -> None:
     (project / "data.jsonl").write_text(f"{json.dumps(row)}\n" * 20)
-    assert 0 == main(["init", "data.jsonl", "--target", checkpoint(project / "target", sees=False)])
-    assert kept is nodes(project / "pipeline.toml")["ingest"].get("require_answers")
+    write_csv(project, [row] * 20)
+    target = checkpoint(project / "target", sees=False)
+    for name in ("data.jsonl", "data.csv"):
+        assert 0 == main(["init", name, "--target", target, "--force"])
+        assert kept is nodes(project / "pipeline.toml")["ingest"].get("require_answers")
 
 
 def test_large_images_get_a_limit_and_broken_ones_are_counted(
@@ -187,8 +191,8 @@ def test_features_that_the_disk_does_not_hold_are_captured_while_training(
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("empty", ["contains neither JSON nor Parquet", "the folder is empty"]),
-        ("papers", ["contains neither JSON nor Parquet", "files found: 2 .pdf, 1 no suffix"]),
+        ("empty", ["contains neither JSON, Parquet nor CSV", "the folder is empty"]),
+        ("papers", ["contains neither JSON, Parquet nor CSV", "files found: 2 .pdf, 1 no suffix"]),
         ("broken.jsonl", ["broken.jsonl:2: broken JSON at column 13", 'broken.jsonl:3: no list "messages"']),
         ("nothing.jsonl", ["nothing.jsonl: holds no samples"]),
         (

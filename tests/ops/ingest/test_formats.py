@@ -225,7 +225,7 @@ def test_columns_of_an_older_sequence_become_turns(tmp_path):
     [
         (
             {"a.txt": b"hello"},
-            "contains neither JSON nor Parquet files, no Arrow data set and no images; say which",
+            "contains neither JSON, Parquet nor CSV files, no Arrow data set and no images; say which",
         ),
         ({"a.jsonl": b"{}", "b.parquet": b""}, "contains JSON files and Parquet files; say which"),
         ({"b.parquet": b"broken"}, "cannot be read as Parquet"),
@@ -243,7 +243,7 @@ def test_a_folder_that_tells_nothing_says_what_to_do(tmp_path, files, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.bin", b"\x00\x01", "neither JSON nor Parquet; say which"),
+        ("a.bin", b"\x00\x01", "neither JSON, Parquet nor CSV; say which"),
         ("a.arrow", b"\xff\xff\xff\xff", "name the folder that `save_to_disk` wrote"),
         ("a.jsonl.gz", b"\x1f\x8b\x08", "compressed; unpack it first"),
     ],
