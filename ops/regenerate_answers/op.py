@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from attrs import frozen, validators
 
-from dsl.field_rules import Needs, Only
+from dsl.field_rules import Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import ImageSamples, TargetModel
 
@@ -65,6 +65,15 @@ class RegenerateAnswers:
     )
     revision: str | None = field(
         default=None, validator=ENDPOINT_ONLY, help="the commit of that model id, 40 hex digits: a branch may move"
+    )
+    chat_template: str | None = field(
+        default=None,
+        validator=Given(
+            "chat_template goes with a processor: a target has its own, which load_target can replace",
+            given=("processor",),
+        ),
+        external=True,
+        help="a file with the chat template (jinja) that the server uses, if it is not the processor's",
     )
     trust_remote_code: bool = field(
         default=False,
