@@ -49,6 +49,11 @@ class RegenerateAnswers:
 
     samples: ImageSamples
     target: TargetModel | None = None
+    answers: Literal["target", "data"] = field(
+        default="target",
+        help='"target": the target answers; "data": the answers of the data set are trained on, and nothing is '
+        "generated, whatever the other fields say",
+    )
     backend: Literal["huggingface", "endpoint"] = field(
         default="huggingface",
         validator=NEEDS_TARGET,

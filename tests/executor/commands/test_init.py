@@ -48,6 +48,8 @@ def test_lengths_are_counted_with_the_targets_tokenizer(project: Path, capsys: p
         made["regenerate"]["max_prompt_tokens"],
         made["tokenize"]["max_length"],
     )
+    switch = [line for line in (project / "pipeline.toml").read_text().splitlines() if 'answers = "data"' in line]
+    assert ['# answers = "data"                # train on the data\'s answers: nothing is generated'] == switch
     assert "max_pixels" not in made["tokenize"] and "require_answers" not in made["ingest"]
     assert (16, 32) == (made["train"]["block_size"], made["tokenize"]["min_loss_tokens"])
 
@@ -152,6 +154,7 @@ def test_images_by_class_get_a_question_and_no_setting_is_taken_from_the_names_o
     assert f"tokens in total: about {tokens:,}, if the target's answers are half as long as max_new_tokens" in said
     assert f"stored; {tokens:,} tokens x" in said and tokens == made["tokenize"]["expected_tokens"]
     assert "answers: the names of classes do not count; the target answers" in said
+    assert 'answers = "data"' not in (project / "pipeline.toml").read_text()
     assert "tokens of an answer" not in said and "median 14, 95 % 14, longest 14" in said
 
 
