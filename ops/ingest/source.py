@@ -126,7 +126,7 @@ def _format_of_folder(folder: Path) -> str:
         raise DataError(f"{folder}: contains {' files and '.join(found)} files; {REMEDY}, or name one file")
     if found:
         return found[0].lower()
-    below = (file for pattern in ("*", "*/*", "*/*/*") for file in folder.glob(pattern))
+    below = (file for pattern in ("*", "*/*", "*/*/*", "*/*/*/*") for file in folder.glob(pattern))
     if any(file.suffix.lower() in IMAGE_NAMES for file in below):
         return "image-folder"
     if tables:
