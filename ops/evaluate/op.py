@@ -104,7 +104,7 @@ class Evaluate:
         """The image files that the benchmark names."""
         if self.benchmark is None or not Path(self.benchmark).is_file():
             return {}
-        return dict(named_images(Reading(source=Path(self.benchmark), format="json")))
+        return dict(named_images(Reading(sources=(Path(self.benchmark),), format="json")))
 
     def chosen_libraries(self) -> tuple[str, ...]:
         """Libraries in the key besides key_libraries: the one that renders a benchmark's messages."""

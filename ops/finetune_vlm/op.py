@@ -35,7 +35,7 @@ def _frozen(instance: Any, _attribute: object, parts: tuple[str, ...]) -> None:
 
 
 @op(
-    version=1,
+    version=2,
     run="ops.finetune_vlm.run:finetune_vlm",
     key_libraries=("torch", "transformers"),
     resumable=True,

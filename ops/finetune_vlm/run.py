@@ -30,7 +30,7 @@ from ops.finetune_vlm.measuring import HeldOut
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.saving import save_target, saved_for_now
 from ops.finetune_vlm.start import SEEING, Part, freeze, make_optimizer, parts_of, set_rates, start_target
-from ops.lib.data.files import write_json
+from ops.lib.data.files import read_json, write_json
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.target.checkpoint_files import PROCESSOR, copy_files
@@ -41,6 +41,7 @@ from ops.lib.training.nonfinite import SKIPPED, NonFinite
 from ops.lib.training.optimizer import clip_gradients, learning_rate
 from ops.lib.vision.batch import ModelInputs
 
+BEFORE = "accuracy_before.json"  # in the work folder
 RATE, NORM, LOSS, ANSWERS, TOKENS, VAL_LOSS, VAL_ACCURACY = range(7)
 
 
@@ -118,6 +119,7 @@ class _Training:
         if self.first_step and (self.first_step == self.config.steps or self._measuring_is_due()):
             self._log_where_due()  # the first call of an attempt truncates what earlier ones logged at this step
             self._measure_where_due()
+        self._measure_before()
         self.stage.progress(self.state.step, self.config.steps)
         while self.state.step < self.config.steps:
             self._stop_if_asked()
@@ -209,8 +211,9 @@ class _Training:
         metrics = self._measure_val(directory)
         accuracy = self.held_out.accuracy("test", self.parallel, directory, self._stop_if_asked)
         if accuracy is not None:
-            metrics["target/accuracy"] = accuracy
-            self.stage.log({"target/accuracy": accuracy}, step=self.state.step)
+            measured_on_test = {"target/accuracy": accuracy, **self._before()}
+            metrics |= measured_on_test
+            self.stage.log(measured_on_test, step=self.state.step)
         if self.stage.rank:
             return
         copy_files(self.stage.inputs["tokens"].path / "processor", directory, PROCESSOR)
@@ -233,6 +236,22 @@ class _Training:
         self.stage.figure(
             "training", training_figure(losses, history[:, VAL_LOSS].tolist(), history[:, VAL_ACCURACY].tolist())
         )
+
+    def _measure_before(self) -> None:
+        """Accuracy of the checkpoint on the test split before the first step, kept for the result. One that has random
+        weights is not asked.
+        """
+        if self.source is None or self.state.step or self._before() or not self.held_out.compared["test"]:
+            return
+        with saved_for_now(self.parallel, self.stage.work_dir / "measured", self._code()) as saved:
+            accuracy = self.held_out.accuracy("test", self.parallel, saved, self._stop_if_asked)
+        if self.stage.rank == 0:
+            write_json(self.stage.work_dir / BEFORE, {"target/accuracy_before": accuracy})
+            self.stage.info(f"accuracy on test before fine-tuning: {accuracy:.3f}")
+
+    def _before(self) -> dict[str, float]:
+        file = self.stage.work_dir / BEFORE
+        return read_json(file) if file.is_file() else {}
 
     def _code(self) -> Path | None:
         """The checkpoint whose code is part of the target."""

@@ -1,7 +1,8 @@
 """Samples from a folder of images: `<class>/<image>`, or all directly in it, without classes.
 
-Above either there may be the folders `train`, `val` and `test`. An image beside such folders has no class, or
-no split, and is dropped. Folders without images are ignored.
+Above either there may be the folders `train`, `val` and `test`. All of it may lie deeper, below folders that alone hold
+images, such as `101_ObjectCategories` of CalTech101, whose images without an object are dropped. An image beside such
+folders has no class, or no split, and is dropped. Folders without images are ignored.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ops.lib.data.sample_account import Unusable
 LABEL = "{label}"
 NO_CLASS = "all"  # label of images without classes; the folder's name would change their answers when it is moved
 BESIDE = "image beside folders"
+BACKGROUND, NO_OBJECT = "BACKGROUND_Google", "background, no class"  # of CalTech101
 
 
 @frozen
@@ -37,13 +39,14 @@ def class_images(folder: Path, split_names: dict[str, str]) -> Iterator[ClassIma
 
     Hidden files are ignored.
     """
-    top = _class_folders(folder)
-    if top and all(name.lower() in split_names for name in top):
-        yield from _beside(folder, Path())
+    base = _base(folder, split_names)
+    top = _class_folders(folder / base)
+    if top and _are_splits(top, split_names):
+        yield from _beside(folder, base)
         for name in top:
-            yield from _of_classes(folder, Path(name), split_names[name.lower()])
+            yield from _of_classes(folder, base / name, split_names[name.lower()])
         return
-    yield from _of_classes(folder, Path(), None)
+    yield from _of_classes(folder, base, None)
 
 
 def image_folder_sample(
@@ -57,6 +60,8 @@ def image_folder_sample(
         return DroppedSample(name, "not an image", f"file names end in {', '.join(IMAGE_NAMES)}")
     if image.label is None:
         return DroppedSample(name, BESIDE, "move it into one of them, or all images into one folder without subfolders")
+    if image.label == BACKGROUND:
+        return DroppedSample(name, NO_OBJECT, "CalTech101's images of anything; rename their folder to use them")
     turns = (
         Turn("user", (IMAGE, question.replace(LABEL, image.label))),
         Turn("assistant", (answer.replace(LABEL, image.label),)),
@@ -65,6 +70,22 @@ def image_folder_sample(
         return RawSample(name, None, turns, (finder.file(name),), label=image.label)
     except Unusable as fault:
         return DroppedSample(name, fault.reason, fault.detail)
+
+
+def _base(folder: Path, split_names: dict[str, str]) -> Path:
+    """Where the classes or the splits are: below folders that alone hold images, or else the folder itself."""
+    below = Path()
+    while names := [name for name in _folders(folder / below) if _holds_image(folder / below / name)]:
+        if len(names) > 1 or _are_splits(names, split_names):
+            return below
+        if any(_beside(folder, below)):
+            break
+        below /= names[0]
+    return Path()
+
+
+def _are_splits(names: list[str], split_names: dict[str, str]) -> bool:
+    return all(name.lower() in split_names for name in names)
 
 
 def _of_classes(folder: Path, below: Path, split: str | None) -> Iterator[ClassImage]:

@@ -9,14 +9,14 @@ from typing import Literal
 
 from attrs import frozen, validators
 
-from dsl.op import field, op, seed_field
+from dsl.op import field, is_builtin, op, seed_field
 from ops.artifacts import Samples
 from ops.ingest.image_folder import LABEL
 from ops.ingest.read import Reading, named_images
 
 
 @op(
-    version=1,
+    version=2,
     run="ops.ingest.run:ingest",
     key_libraries=("pillow", "pyarrow", "datasets"),
     single_process=True,
@@ -25,16 +25,16 @@ from ops.ingest.read import Reading, named_images
 class Ingest:
     """Read conversations and their images, and give every sample a split."""
 
-    source: str = field(
+    source: str | tuple[str, ...] = field(
         external=True,
-        help="a file (JSON lines, a JSON array, Parquet) or a folder (of such files, an Arrow data set of the library "
-        '`datasets`, images by class or without classes), or "builtin:digits": 1,797 real handwritten digits with '
-        "questions, and prose",
+        help="a file (JSON lines, a JSON array, CSV, Parquet) or a folder (of such files, an Arrow data set of the "
+        'library `datasets`, images by class or without classes), or "builtin:digits": 1,797 real handwritten digits '
+        "with questions, and prose. Or a list of files and folders, which are read one after the other",
     )
-    format: Literal["auto", "json", "parquet", "arrow", "image-folder"] = field(
+    format: Literal["auto", "json", "csv", "parquet", "arrow", "image-folder"] = field(
         default="auto",
-        help='of the source; "auto" detects it. Rows of "json", "parquet" and "arrow" may have the form of '
-        "conversations, OpenAI messages or LLaVA / ShareGPT",
+        help='of the source; "auto" detects it. Rows of all but "image-folder" may have the form of '
+        "conversations, OpenAI messages, LLaVA / ShareGPT, prompt and completion, Alpaca, or question and answer",
     )
     image_root: str | None = field(
         default=None,
@@ -82,13 +82,17 @@ class Ingest:
     def __attrs_post_init__(self) -> None:
         if self.val_fraction + self.test_fraction >= 1:
             raise ValueError("val_fraction and test_fraction leave nothing to train on: their sum must be below 1")
+        if not isinstance(self.source, str) and not self.source:
+            raise ValueError("source must name at least one file or folder")
+        if not isinstance(self.source, str) and any(is_builtin(source) for source in self.source):
+            raise ValueError('the sample "builtin:digits" cannot be one of several sources')
         if LABEL not in self.answer:
             raise ValueError(f'answer must contain "{LABEL}", which becomes the name of the class')
 
     def reading(self) -> Reading:
-        """How the source on disk is read."""
+        """How the sources on disk are read."""
         return Reading(
-            source=Path(self.source),
+            sources=tuple(map(Path, [self.source] if isinstance(self.source, str) else self.source)),
             format=self.format,
             image_root=self.image_root,
             allow_outside=self.allow_outside,
@@ -99,10 +103,17 @@ class Ingest:
         )
 
     def external_files(self) -> Mapping[str, Path | None]:
-        """The image files that the source names, or the data files of the built-in sample."""
+        """The image files that the sources name, or the data files of the built-in sample; of several sources
+        themselves as well, since their names are part of ids and may name splits.
+        """
         if self.source == "builtin:digits":
             return builtin_files()
-        return dict(named_images(self.reading())) if Path(self.source).exists() else {}
+        reading = self.reading()
+        if not all(source.exists() for source in reading.sources):
+            return {}
+        several = len(reading.sources) > 1
+        named = dict(zip(reading.names(), reading.sources, strict=True)) if several else {}
+        return {**named, **dict(named_images(reading))}
 
 
 def builtin_files() -> dict[str, Path | None]:

@@ -1,4 +1,8 @@
-"""All samples of a source on disk as one stream, with all mistakes in its files reported together."""
+"""All samples of one or more sources on disk as one stream, with all mistakes in their files reported together.
+
+The names of several sources are their places in the list and their file names: `2/photos`. They begin the ids of
+samples without one, and say a split where a name such as `train.jsonl` does.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,13 @@ import attrs
 from attrs import define, frozen
 
 from dsl.errors import DataError
-from ops.ingest.image_folder import class_images, image_folder_sample
+from ops.ingest.image_folder import ClassImage, class_images, image_folder_sample
 from ops.ingest.image_values import ImageFinder, path_named
 from ops.ingest.records import Record
 from ops.ingest.row_form import row_mistake
 from ops.ingest.rows import image_values, sample_of_row
 from ops.ingest.sample import DroppedSample, RawSample
-from ops.ingest.source import SPLIT_NAMES, find_format, parts_of
+from ops.ingest.source import SPLIT_NAMES, Part, find_format, parts_of, split_named
 from ops.lib.data.sample_account import Unusable
 
 SHOWN_MISTAKES = 20
@@ -25,9 +29,9 @@ Read = tuple[float, RawSample | DroppedSample]
 
 @frozen(kw_only=True)
 class Reading:
-    """How a source is read; the fields are those of ops/ingest/op.py."""
+    """How sources are read; the fields are those of ops/ingest/op.py."""
 
-    source: Path
+    sources: tuple[Path, ...]
     format: str = "auto"
     image_root: str | None = None
     allow_outside: bool = False
@@ -36,39 +40,66 @@ class Reading:
     answer: str = ""
     require_answers: bool = True
 
+    def names(self) -> list[str]:
+        """The name of each source; that of a single one does not matter."""
+        if len(self.sources) == 1:
+            return [""]
+        return [f"{place}/{source.name}" for place, source in enumerate(self.sources, start=1)]
+
     def finder(self, folder: Path) -> ImageFinder:
         return ImageFinder(folder if self.image_root is None else folder / self.image_root, self.allow_outside)
 
 
-def read_samples(reading: Reading) -> Iterator[Read]:
-    """(Share of the source read so far, sample) in order, one at a time.
+@frozen
+class _Source:
+    """A source: its images by class, or its parts of rows. name: of Reading.names; split: that this name says."""
 
-    Raises DataError for an unreadable source, and, after all of it is read, with up to 20 mistakes in its rows
+    path: Path
+    name: str
+    images: tuple[ClassImage, ...] = ()
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def split(self) -> str | None:
+        return split_named(self.name)
+
+    @property
+    def splits(self) -> set[str | None]:
+        own = {*(image.split for image in self.images), *(part.split for part in self.parts)}
+        return {split or self.split for split in own}
+
+
+def read_samples(reading: Reading) -> Iterator[Read]:
+    """(Share of the sources read so far, sample) in order, one at a time.
+
+    Raises DataError for an unreadable source, and, after all of them are read, with up to 20 mistakes in their rows
     as `file:line: what is wrong`; nothing is yielded after the first mistake.
     """
-    form = find_format(reading.source, reading.format)
-    if form == "image-folder":
-        return _image_folder(reading)
-    return _rows(reading, form)
+    forms = [find_format(source, reading.format) for source in reading.sources]
+    return _all(reading, forms)
 
 
 def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
     """Every image that a row names by a path: (name, file), None if it is missing or not allowed.
 
     A name is relative to the source's folder, or to image_root there, so that it stays the same when the
-    whole folder is moved. Broken rows are skipped. Nothing for a folder whose images cannot be elsewhere: they are
-    part of the source itself.
+    whole folder is moved; of several sources it begins with the source's name. Broken rows are skipped. Nothing for a
+    folder whose images cannot be elsewhere: they are part of the source itself.
     """
-    if reading.source.is_dir() and reading.image_root is None and not reading.allow_outside:
-        return
-    form = find_format(reading.source, reading.format)
+    for source, name in zip(reading.sources, reading.names(), strict=True):
+        if not (source.is_dir() and reading.image_root is None and not reading.allow_outside):
+            yield from ((f"{name}/{image}" if name else image, file) for image, file in _named_images(reading, source))
+
+
+def _named_images(reading: Reading, source: Path) -> Iterator[tuple[str, Path | None]]:
+    form = find_format(source, reading.format)
     if form == "image-folder":
         names: Iterator[tuple[Path, str]] = (
-            (reading.source, image.path.as_posix()) for image in class_images(reading.source, SPLIT_NAMES)
+            (source, image.path.as_posix()) for image in class_images(source, SPLIT_NAMES)
         )
     else:
-        names = _names(reading, form)
-    base = reading.source if reading.source.is_dir() else reading.source.parent
+        names = _names(source, form)
+    base = source if source.is_dir() else source.parent
     for folder, name in names:
         try:
             file = reading.finder(folder).file(name)
@@ -77,9 +108,9 @@ def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
         yield (folder.relative_to(base) / name).as_posix(), file
 
 
-def _names(reading: Reading, form: str) -> Iterator[tuple[Path, str]]:
+def _names(source: Path, form: str) -> Iterator[tuple[Path, str]]:
     """(Folder of relative paths, name) of all images in rows."""
-    for part in parts_of(reading.source, form, with_bytes=False):
+    for part in parts_of(source, form, with_bytes=False):
         for record in part.records():
             if record.mistake or row_mistake(record.row):
                 continue
@@ -87,26 +118,45 @@ def _names(reading: Reading, form: str) -> Iterator[tuple[Path, str]]:
             yield from ((record.folder, name) for name in names if name is not None)
 
 
-def _image_folder(reading: Reading) -> Iterator[Read]:
-    images = list(class_images(reading.source, SPLIT_NAMES))
-    finder = reading.finder(reading.source)
-    named_splits = {image.split for image in images}
-    for done, image in enumerate(images, start=1):
-        sample = image_folder_sample(image, finder, reading.question, reading.answer)
-        yield done / len(images), _with_split(sample, image.split, named_splits)
-
-
-def _rows(reading: Reading, form: str) -> Iterator[Read]:
-    parts = list(parts_of(reading.source, form))
-    named_splits = {part.split for part in parts}
+def _all(reading: Reading, forms: list[str]) -> Iterator[Read]:
+    sources = [
+        _Source(path, name, images=tuple(class_images(path, SPLIT_NAMES)))
+        if form == "image-folder"
+        else _Source(path, name, parts=tuple(parts_of(path, form)))
+        for path, name, form in zip(reading.sources, reading.names(), forms, strict=True)
+    ]
+    named_splits = set[str | None]().union(*(source.splits for source in sources))
     ids = _Ids(reading.duplicate_ids)
     mistakes: list[str] = []
-    for place, part in enumerate(parts):
+    for place, source in enumerate(sources):
+        read = _image_folder(reading, source) if source.images else _rows(reading, source, ids, mistakes)
+        for share, split, sample in read:
+            if not mistakes:
+                yield (place + share) / len(sources), _with_split(sample, split or source.split, named_splits)
+    if mistakes:
+        raise DataError("\n".join(mistakes))
+
+
+def _image_folder(reading: Reading, source: _Source) -> Iterator[tuple[float, str | None, RawSample | DroppedSample]]:
+    finder = reading.finder(source.path)
+    for done, image in enumerate(source.images, start=1):
+        sample = image_folder_sample(image, finder, reading.question, reading.answer)
+        if source.name:
+            sample = attrs.evolve(sample, id=f"{source.name}/{sample.id}")
+        yield done / len(source.images), image.split, sample
+
+
+def _rows(
+    reading: Reading, source: _Source, ids: _Ids, mistakes: list[str]
+) -> Iterator[tuple[float, str | None, RawSample | DroppedSample]]:
+    """(Share of the source, split of the part, sample) of all rows; adds to `mistakes`, after which nothing comes."""
+    for place, part in enumerate(source.parts):
+        name = "/".join(filter(None, (source.name, part.name)))
         for record in part.records():
             mistake = record.mistake or row_mistake(record.row)
             if not mistake:
                 own = record.row.get("id")
-                default = f"{part.name}:{record.number}" if part.name else str(record.number)
+                default = f"{name}:{record.number}" if name else str(record.number)
                 named = default if own is None else str(own)
                 sample_id, mistake = ids.unique(named, record)
             if mistake:
@@ -119,9 +169,7 @@ def _rows(reading: Reading, form: str) -> Iterator[Read]:
                 )
                 if isinstance(sample, RawSample) and sample_id != named:
                     sample = attrs.evolve(sample, draw_id=named)
-                yield (place + record.share) / len(parts), _with_split(sample, part.split, named_splits)
-    if mistakes:
-        raise DataError("\n".join(mistakes))
+                yield (place + record.share) / len(source.parts), part.split, sample
 
 
 def _with_split(

@@ -1,7 +1,18 @@
-"""The form of a row: mistakes in the file, in contrast to faults of one sample."""
+"""The form of a row: mistakes in the file, in contrast to faults of one sample.
+
+The turns of a row are those of one of these forms:
+
+    messages, or conversations          the turns themselves, whatever other columns there are
+    prompt, and perhaps completion      each a text, or a list of turns
+    instruction, input and output       texts; an input follows the instruction on a line of its own
+    question and answer                 texts
+
+An answer that is null or empty is none: the row is a prompt.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from dsl.errors import did_you_mean
@@ -9,7 +20,11 @@ from ops.ingest.image_values import IMAGE_NAMES, is_image_value
 from ops.lib.data.files import shown_json
 from ops.lib.data.sample_account import SPLITS
 
-KEYS = ("id", "conversations", "messages", "image", "images", "split", "system", "label")
+TURNS = ("messages", "conversations")
+ANSWERS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # the key of each question's answer
+KEYS = ("id", *TURNS, *ANSWERS, *ANSWERS.values(), "input", "image", "images", "split", "system", "label")
+NO_TURNS = 'no list "messages" (or "conversations")'
+OTHER_FORMS = ', "prompt", "instruction" with "output", or "question" with "answer"'
 LONGEST_ID = 1000  # characters; the ids of all samples are in memory
 TURN_TEXTS = ("content", "text", "value")
 PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "input_audio")
@@ -19,13 +34,8 @@ def row_mistake(row: Any) -> str:
     """The mistake in the form of a row, or an empty string."""
     if not isinstance(row, dict):
         return f"expected an object, got {type(row).__name__}"
-    key = "messages" if row.get("messages") is not None else "conversations"
-    turns = turn_list(row)
-    if not isinstance(turns, list):
-        return f'no list "messages" (or "conversations"){_meant_turns(row)}'
-    for place, turn in enumerate(turns):
-        if mistake := _turn_mistake(turn):
-            return f"{key}[{place}]{mistake}"
+    if mistake := turns_mistake(row):
+        return mistake
     for key in row:
         if mistake := _key_mistake(row, key):
             return mistake
@@ -50,14 +60,9 @@ def _id_mistake(sample_id: Any) -> str:
     return "" if is_valid_text(text) else '"id" contains half a surrogate pair'
 
 
-def turn_list(row: dict[str, Any]) -> Any:
-    """The turns; the columns of an older Hugging Face `Sequence` ({"from": [...], "value": [...]}) become rows."""
-    turns = first_value(row, ("messages", "conversations"))
-    if not (isinstance(turns, dict) and all(isinstance(column, list) for column in turns.values())):
-        return turns
-    if len({len(column) for column in turns.values()}) != 1:
-        return turns
-    return [dict(zip(turns, values, strict=True)) for values in zip(*turns.values(), strict=True)]
+def turn_list(row: dict[str, Any]) -> list[Any]:
+    """The turns of a row without a mistake, in one list."""
+    return [turn for _, turns in _keyed_turns(row) for turn in turns]
 
 
 def row_images(row: dict[str, Any]) -> list[Any]:
@@ -89,6 +94,68 @@ def is_valid_text(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
+def _questions(row: dict[str, Any]) -> list[str]:
+    """The keys of ANSWERS whose form the row has; a prompt needs no answer, the others the column of theirs."""
+    return [key for key in ANSWERS if row.get(key) is not None and (key == "prompt" or ANSWERS[key] in row)]
+
+
+def turns_mistake(row: dict[str, Any]) -> str:
+    """The mistake in the turns of a row, or an empty string."""
+    asked = _questions(row)
+    if first_value(row, TURNS) is None:
+        if len(asked) > 1:
+            return f'both "{asked[0]}" and "{asked[1]}": remove the columns of one form'
+        if not asked:
+            return f"{NO_TURNS}{_meant_turns(row) or OTHER_FORMS}"
+        if mistake := _question_mistake(row, asked[0]):
+            return mistake
+    for key, turns in _keyed_turns(row):
+        if not isinstance(turns, list):
+            return f"{NO_TURNS}{_meant_turns(row)}"
+        for place, turn in enumerate(turns):
+            if mistake := _turn_mistake(turn):
+                return f"{key}[{place}]{mistake}"
+    return ""
+
+
+def _question_mistake(row: dict[str, Any], key: str) -> str:
+    """The mistake in the values of a question and its answer."""
+    is_prompt = key == "prompt"
+    wanted = "a text or a list of turns" if is_prompt else "a text"
+    for name in (key, ANSWERS[key], *(("input",) if key == "instruction" else ())):
+        value = row.get(name)
+        if not (isinstance(value, (str, type(None))) or (is_prompt and isinstance(_turns_of(value), list))):
+            return f'"{name}" must be {wanted}, got {type(value).__name__}'
+    return ""
+
+
+def _keyed_turns(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(Key, the list of its turns, or what is there in its place) in order."""
+    for key in TURNS:
+        if row.get(key) is not None:
+            yield key, _turns_of(row[key])
+            return
+    for key in _questions(row):
+        more = row.get("input") if key == "instruction" else ""
+        yield key, _said("user", f"{row[key]}\n{more}" if more else row[key])
+        if row.get(ANSWERS[key]):
+            yield ANSWERS[key], _said("assistant", row[ANSWERS[key]])
+
+
+def _said(role: str, value: Any) -> Any:
+    """A text as a turn; turns as they are."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else _turns_of(value)
+
+
+def _turns_of(value: Any) -> Any:
+    """The columns of an older Hugging Face `Sequence` ({"from": [...], "value": [...]}) as rows; others as they are."""
+    if not (isinstance(value, dict) and all(isinstance(column, list) for column in value.values())):
+        return value
+    if len({len(column) for column in value.values()}) != 1:
+        return value
+    return [dict(zip(value, values, strict=True)) for values in zip(*value.values(), strict=True)]
+
+
 def _key_mistake(row: dict[str, Any], key: str) -> str:
     """A misspelt key loses data, other columns (image_id, idx) are normal: the value distinguishes them.
 
@@ -101,6 +168,7 @@ def _key_mistake(row: dict[str, Any], key: str) -> str:
         *(("image", "images") if value and _is_image(value[0]) and not row_images(row) else ()),
         *(("split",) if value and value[0] in SPLITS and row.get("split") is None else ()),
         *(("system",) if value and isinstance(value[0], str) and row.get("system") is None else ()),
+        *(("completion",) if value and _questions(row) == ["prompt"] and row.get("completion") is None else ()),
     ]
     meant = did_you_mean(key, candidates)
     return f'unknown key "{key}" ({meant})' if meant else ""
@@ -108,7 +176,7 @@ def _key_mistake(row: dict[str, Any], key: str) -> str:
 
 def _meant_turns(row: dict[str, Any]) -> str:
     """The key that seems to mean the turns, as `, but "mesages" (did you mean "messages"?)`; or nothing."""
-    hints = {key: did_you_mean(key, ("messages", "conversations")) for key in row if key not in KEYS}
+    hints = {key: did_you_mean(key, (*TURNS, *ANSWERS, *ANSWERS.values())) for key in row if key not in KEYS}
     return next((f', but "{key}" ({meant})' for key, meant in hints.items() if meant), "")
 
 

@@ -3,12 +3,12 @@
     {"id": "a1", "split": "train", "image": "cats/7.png",
      "conversations": [{"role": "user", "text": "..."}, {"role": "assistant", "text": "..."}]}
 
-`conversations` or `messages`; a turn has `role` (or `from`: human, gpt) and `content` (or `text`, `value`). A content
-is a text, in which <image> means the next of the row's images, or a list of parts: {"type": "text", "text"},
-{"type": "image_url", "image_url": {"url"}}, {"type": "image", "image"}; an image part without its own image
-means the next of the row's images. `image` and `images` are one image or a list (ops/ingest/image_values.py);
-without placeholders they are placed at the start of the first user turn. `id`, `split`, `system` and `label`, the
-correct answer, are optional.
+`conversations` or `messages`, or another form of ops/ingest/row_form.py, such as `prompt` and `completion`. A turn has
+`role` (or `from`: human, gpt) and `content` (or `text`, `value`). A content is a text, in which <image> means the next
+of the row's images, or a list of parts: {"type": "text", "text"}, {"type": "image_url", "image_url": {"url"}},
+{"type": "image", "image"}; an image part without its own image means the next of the row's images. `image` and
+`images` are one image or a list (ops/ingest/image_values.py); without placeholders they are placed at the start of the
+first user turn. `id`, `split`, `system` and `label`, the correct answer, are optional.
 
 Texts are unchanged, with three exceptions, which are removed: the line breaks between a turn's text and the images at
 its ends ("<image>\nWhat?", "What?\n<image>"), since chat templates join images and texts; texts of only white
@@ -87,8 +87,8 @@ def sample_of_row(
 def image_values(row: dict[str, Any]) -> Iterator[Any]:
     """All images of a row of any form."""
     yield from row_images(row)
-    for turn in turn_list(row) or ():
-        content = first_value(turn, TURN_TEXTS) if isinstance(turn, dict) else None
+    for turn in turn_list(row):
+        content = first_value(turn, TURN_TEXTS)
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and (value := part_image(part)) is not None:
                 yield value
@@ -112,7 +112,7 @@ def _refuse_other_media(row: dict[str, Any]) -> None:
 
 def _turns(row: dict[str, Any]) -> Iterator[tuple[str, list[str | Placed], str | None]]:
     """(role, texts and images, reasoning) of every turn."""
-    turns = turn_list(row) or []
+    turns = turn_list(row)
     if row.get("system") and (not turns or turns[0].get("role", turns[0].get("from")) != "system"):
         turns = [{"role": "system", "content": row["system"]}, *turns]
     for turn in turns:

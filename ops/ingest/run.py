@@ -77,7 +77,7 @@ def read_source(config: Ingest) -> Iterator[Read]:
     if config.source == "builtin:digits":
         samples = builtin_samples()
         return ((done / len(samples), sample) for done, sample in enumerate(samples, start=1))
-    if is_builtin(config.source):
+    if isinstance(config.source, str) and is_builtin(config.source):
         raise DataError(f'source "{config.source}": the only built-in sample is "builtin:digits"')
     return read_samples(config.reading())
 

@@ -10,14 +10,17 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import DataError
+from ops.ingest.csv_records import DELIMITERS, csv_records, names_rows
 from ops.ingest.image_values import IMAGE_NAMES
 from ops.ingest.records import Record, json_records
 
 JSON_NAMES = (".jsonl", ".json", ".ndjson")
+CSV_NAMES = tuple(DELIMITERS)
+SUFFIXES = {"json": JSON_NAMES, "csv": CSV_NAMES, "parquet": (".parquet",)}  # of the files of rows
 ARROW_FILES = ("dataset_dict.json", "state.json")  # what `save_to_disk` writes for a DatasetDict, and for a Dataset
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
 NAMED = re.compile(rf"({'|'.join(sorted(SPLIT_NAMES, key=len, reverse=True))})(?![a-z])", re.IGNORECASE)
-REMEDY = 'say which: format = "json", "parquet", "arrow" or "image-folder"'
+REMEDY = 'say which: format = "json", "csv", "parquet", "arrow" or "image-folder"'
 
 
 @frozen
@@ -42,16 +45,16 @@ def find_format(source: Path, wanted: str) -> str:
 
 def parts_of(source: Path, form: str, with_bytes: bool = True) -> Iterator[Part]:
     """The parts of a source of rows, in order. with_bytes: with the binary columns of Parquet files."""
-    suffixes: tuple[str, ...] = JSON_NAMES
-    read: Callable[[Path], Iterator[Record]] = json_records
-    if form != "json":
+    read: Callable[[Path], Iterator[Record]] = csv_records if form == "csv" else json_records
+    if form not in ("csv", "json"):
         from ops.ingest.tables import arrow_records, parquet_records  # here: a plan of JSON files loads no pyarrow
 
         if form == "arrow":
             for name, records in arrow_records(source):
                 yield Part(name or "", split_named(name or ""), _giving(records))
             return
-        suffixes, read = (".parquet",), partial(parquet_records, with_bytes=with_bytes)
+        read = partial(parquet_records, with_bytes=with_bytes)
+    suffixes = SUFFIXES[form]
     files = [_inside(file, source) for file in _files(source, suffixes)] if source.is_dir() else [source]
     if not files:
         raise DataError(f'{source}: has no file that ends in {", ".join(suffixes)} (format = "{form}")')
@@ -91,6 +94,8 @@ def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 def _format_of_file(file: Path) -> str:
     if file.suffix.lower() in JSON_NAMES:
         return "json"
+    if file.suffix.lower() in CSV_NAMES:
+        return "csv"
     try:
         with file.open("rb") as opened:
             head = opened.read(4096)
@@ -106,19 +111,26 @@ def _format_of_file(file: Path) -> str:
         raise DataError(f"{file}: a file of an Arrow data set; name the folder that `save_to_disk` wrote")
     if head[:2] == b"\x1f\x8b" or head[:4] in (b"PK\x03\x04", b"\x28\xb5\x2f\xfd"):
         raise DataError(f"{file}: compressed; unpack it first")
-    raise DataError(f"{file}: neither JSON nor Parquet; {REMEDY}")
+    raise DataError(f"{file}: neither JSON, Parquet nor CSV; {REMEDY}")
 
 
 def _format_of_folder(folder: Path) -> str:
-    """Arrow by its description; else Parquet or JSON files, with or without images; else images."""
+    """Arrow by its description; else files of rows, with or without images; else images."""
     if any((folder / name).is_file() for name in ARROW_FILES):
         return "arrow"
-    found = [form for form, suffixes in (("json", JSON_NAMES), ("parquet", (".parquet",))) if _files(folder, suffixes)]
-    if len(found) == 2:
-        raise DataError(f"{folder}: contains JSON files and Parquet files; {REMEDY}, or name one file")
+    found = [name for form, name in (("json", "JSON"), ("parquet", "Parquet")) if _files(folder, SUFFIXES[form])]
+    tables = _files(folder, CSV_NAMES)
+    if any(names_rows(file) for file in tables):
+        found.append("CSV")
+    if len(found) > 1:
+        raise DataError(f"{folder}: contains {' files and '.join(found)} files; {REMEDY}, or name one file")
     if found:
-        return found[0]
-    below = (file for pattern in ("*", "*/*", "*/*/*") for file in folder.glob(pattern))
+        return found[0].lower()
+    below = (file for pattern in ("*", "*/*", "*/*/*", "*/*/*/*") for file in folder.glob(pattern))
     if any(file.suffix.lower() in IMAGE_NAMES for file in below):
         return "image-folder"
-    raise DataError(f"{folder}: contains neither JSON nor Parquet files, no Arrow data set and no images; {REMEDY}")
+    if tables:
+        return "csv"  # whose mistake is then named
+    raise DataError(
+        f"{folder}: contains neither JSON, Parquet nor CSV files, no Arrow data set and no images; {REMEDY}"
+    )

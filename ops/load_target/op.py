@@ -25,6 +25,12 @@ class LoadTarget:
     mask_token_id: int | None = field(
         default=None, help="id of the mask token; default: that of the tokenizer or the family"
     )
+    chat_template: str | None = field(
+        default=None,
+        external=True,
+        help="a file with a chat template (jinja), which takes the place of the checkpoint's in all later nodes and in "
+        "serving",
+    )
     embed_key: str | None = field(
         default=None, help="name of the embedding's tensor in the checkpoint's files; default: detected"
     )

@@ -16,6 +16,8 @@ HARDLY_TRAINED = (
     "from here on are upper bounds"
 )
 
+KEPT = 'answers = "data": the answers of the data set stay, and nothing is generated'
+
 threads = threads_of_decoding
 
 
@@ -35,17 +37,20 @@ def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: RegenerateAnswers, outlook: Outlook) -> Estimate:
-    """No memory if a server answers. A batch has at most batch_tokens, the new tokens included, or one sample."""
+    """No memory if a server answers, or the data. A batch has at most batch_tokens, new ones included, or 1 sample."""
     target: TargetForeseen | None = outlook.inputs["target"]
     source: SamplesForeseen | None = outlook.inputs["samples"]
     growth = foreseen = None
+    generates = config.answers == "target"
     if outlook.trial is not None and source is not None:
         foreseen = SamplesForeseen(samples=kept_samples(outlook.trial.artifact, source.samples))
         growth = Growth(
-            series=(_answered(config, source.samples),),
+            series=(_answered(config, source.samples),) if generates else (),
             output=foreseen.samples.amount("samples").growth,
-            notes=(HARDLY_TRAINED,) if target is not None and target.is_tried else (),
+            notes=(HARDLY_TRAINED,) if generates and target is not None and target.is_tried else (),
         )
+    if not generates:
+        return Estimate(growth=growth, foreseen=foreseen, notes=(KEPT,))
     if target is None or config.backend != "huggingface":
         return Estimate(growth=growth, foreseen=foreseen)
     sizes, item_size = target.sizes, ITEM_SIZES[config.dtype]

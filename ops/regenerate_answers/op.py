@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from attrs import frozen, validators
 
-from dsl.field_rules import Needs, Only
+from dsl.field_rules import Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import ImageSamples, TargetModel
 
@@ -49,6 +49,11 @@ class RegenerateAnswers:
 
     samples: ImageSamples
     target: TargetModel | None = None
+    answers: Literal["target", "data"] = field(
+        default="target",
+        help='"target": the target answers; "data": the answers of the data set are trained on, and nothing is '
+        "generated, whatever the other fields say",
+    )
     backend: Literal["huggingface", "endpoint"] = field(
         default="huggingface",
         validator=NEEDS_TARGET,
@@ -65,6 +70,15 @@ class RegenerateAnswers:
     )
     revision: str | None = field(
         default=None, validator=ENDPOINT_ONLY, help="the commit of that model id, 40 hex digits: a branch may move"
+    )
+    chat_template: str | None = field(
+        default=None,
+        validator=Given(
+            "chat_template goes with a processor: a target has its own, which load_target can replace",
+            given=("processor",),
+        ),
+        external=True,
+        help="a file with the chat template (jinja) that the server uses, if it is not the processor's",
     )
     trust_remote_code: bool = field(
         default=False,

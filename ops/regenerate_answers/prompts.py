@@ -14,6 +14,7 @@ from ops.lib.data.token_shards import TokenSample
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.fetch import find_processor
 from ops.lib.target.model import target_info
+from ops.lib.vision.chat_template import read_chat_template
 from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.encode import ChatEncoder, num_images
@@ -44,6 +45,7 @@ class Prompts:
             config.max_pixels,
             trust_remote_code=trusts_own_code(Path(source), target_info(target)) if target else trusted,
             image_backend=config.image_backend,
+            chat_template=read_chat_template(config.chat_template),
         )
         return cls(ChatEncoder(processor, config.enable_thinking), folder)
 

@@ -34,6 +34,7 @@ from ops.regenerate_answers.shards import Shard, shards
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
 RETOKENISED = "tokenised otherwise than generated"
+KEPT = 'answers = "data": those of the data set stay, and nothing was generated'
 UNTRAINED = "a target that writes tokens of the chat template is probably not trained, or has another chat template"
 # How to keep answers that were dropped for a reason.
 REMEDIES = {
@@ -48,13 +49,17 @@ REMEDIES = {
 
 
 def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
-    """Write the ImageSamples artifact with new answers; the samples of other splits stay unchanged.
+    """Write the ImageSamples artifact with new answers; the samples of other splits stay unchanged, and with
+    answers = "data" all of them.
 
     Drop reasons: those of `refusal`, conversations.py and client.py, and those for which tokenize_chat drops a prompt.
     Raises DataError for images without a vision target, for a server that refuses all, for more drops than
     max_dropped, and if no answer is left; TransientError for a server that is down.
     """
     samples: ImageSamples = stage.inputs["samples"]
+    if config.answers == "data":
+        write_once(stage, lambda: write_given(config, stage, samples.path))
+        return
     target: TargetModel | None = stage.inputs.get("target")
     prompts = Prompts.load(config, target, samples.path)
     total = check_rows(samples.path, config, prompts)
@@ -118,9 +123,40 @@ def write_artifact(config: RegenerateAnswers, stage: Stage, folder: Path, served
         stage.log({f"regenerate/{name}": value for name, value in figures.items()}, step=0)
         server = {"model": config.model, "owned_by": together.owner}
         write_json(stage.out_dir / "measurements.json", {**figures, "seconds": together.seconds, "server": server})
+    link_packs(stage, folder)
+    write_samples(config, stage, folder)
+
+
+def write_once(stage: Stage, write: Callable[[], None]) -> None:
+    """Call `write` in one of the workers."""
+    if stage.workers == 1:
+        write()
+    else:
+        SharedShards(stage).write_artifact(write)
+
+
+def write_given(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
+    """Write the samples as they were given. Raises DataError if none of them has an answer to train on."""
+    link_packs(stage, folder)
+    link_or_copy(folder / "samples.jsonl", stage.out_dir / "samples.jsonl")
+    tally = Tally(stage, "regenerate")
+    total = unanswered = 0
+    for row in read_jsonl(folder / "samples.jsonl"):
+        tally.keep(row["split"])
+        total += 1
+        unanswered += row["messages"][-1]["role"] != "assistant"
+    if unanswered == total:
+        raise DataError(f'answers = "data": none of the {total} samples has an answer; set answers = "target"')
+    tally.finish(config.max_dropped)
+    stage.warn(KEPT)
+    if unanswered:
+        stage.warn(f"{unanswered} of {total} samples end with the user's turn, and tokenize_chat drops those")
+    stage.progress(total, total)
+
+
+def link_packs(stage: Stage, folder: Path) -> None:
     for pack in sorted(folder.glob("images-*.bin")):
         link_or_copy(pack, stage.out_dir / pack.name)
-    write_samples(config, stage, folder)
 
 
 def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> int:

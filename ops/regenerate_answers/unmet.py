@@ -10,7 +10,11 @@ from ops.regenerate_answers.op import RegenerateAnswers
 
 
 def unmet(config: RegenerateAnswers) -> dict[str, str]:
-    """torchvision, if it resizes images, the server's API key, and what the directory of a processor lacks."""
+    """torchvision, if it resizes images, the server's API key, and what the directory of a processor lacks; nothing if
+    the answers of the data stay.
+    """
+    if config.answers == "data":
+        return {}
     missing = missing_torchvision(config.image_backend)
     if config.api_key_env is not None and not os.environ.get(config.api_key_env, "").strip():
         missing["api_key_env"] = (

@@ -41,6 +41,16 @@ class TokenizeChat:
         "omit it with a target, whose own processor is used",
     )
     revision: str | None = field(default=None, help="the commit of a model id, 40 hex digits: a branch may move")
+    chat_template: str | None = field(
+        default=None,
+        external=True,
+        validator=Given(
+            "target and chat_template are both given: give the template to the target's load_target, or to the "
+            "tokenize_chat that its fine-tuning reads",
+            left_out={"target": None},
+        ),
+        help="a file with a chat template (jinja), which takes the place of the processor's; a target brings its own",
+    )
     trust_remote_code: bool = field(
         default=False, help="run the code that comes with the tokenizer; a target brings its own permission"
     )

@@ -22,6 +22,7 @@ from ops.lib.data.sample_account import SPLITS, Tally, Unusable
 from ops.lib.data.shared_shards import SharedShards, published_rows, waited
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.fetch import find_processor
+from ops.lib.vision.chat_template import read_chat_template
 from ops.lib.vision.images import strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
@@ -186,7 +187,8 @@ def prepare_processor(config: TokenizeChat, target: TargetModel | None, file: Pa
         write_builtin_processor(folder, conversations, config.vocab_size)
     else:
         source = find_processor(source, config.revision, trusted)
-    processor = load_processor(source, config.min_pixels, config.max_pixels, trusted, config.image_backend)
+    template = read_chat_template(config.chat_template)
+    processor = load_processor(source, config.min_pixels, config.max_pixels, trusted, config.image_backend, template)
     processor.save(folder)
     return processor
 

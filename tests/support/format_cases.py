@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import io
 import json
 from collections.abc import Callable
@@ -160,6 +161,16 @@ def write_json(folder: Path, spelling: Callable[[Case, Path], dict[str, Any]], *
     else:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
+
+
+def write_csv(folder: Path, rows: list[dict[str, Any]], name: str = "data.csv") -> Path:
+    """As the standard library writes them, with every key as a column."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with (folder / name).open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.DictWriter(file, columns, delimiter="\t" if name.endswith("tsv") else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder / name
 
 
 def write_parquet(folder: Path, image_of: Callable[[Path, str], Any]) -> Path:

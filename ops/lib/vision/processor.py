@@ -87,10 +87,12 @@ def load_processor(
     max_pixels: int | None = None,
     trust_remote_code: bool = False,
     image_backend: ImageBackend = "pillow",
+    chat_template: str | None = None,
 ) -> Processor:
     """Load the parts from a checkpoint directory or a model id; min_pixels and max_pixels override the image sizes.
 
-    The chat template of a vision-language model is the processor's, if it has one, as in transformers.
+    The chat template of a vision-language model is the processor's, if it has one, as in transformers; chat_template
+    takes the place of the checkpoint's.
     trust_remote_code: whether a tokenizer's own code may run; code of another repository never does. image_backend:
     the library that resizes images; the two differ by up to two grey levels, and serving engines may choose either.
     Raises DataError if the tokenizer cannot be loaded, or has no character offsets, chat template, EOS or padding
@@ -112,7 +114,7 @@ def load_processor(
     if not tokenizer.is_fast:
         raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is required")
     image_processor = _image_processor(source, min_pixels, max_pixels, image_backend)
-    template = _processor_template(source) if image_processor else None
+    template = chat_template or (_processor_template(source) if image_processor else None)
     if template:
         tokenizer.chat_template = template
     if not tokenizer.chat_template:

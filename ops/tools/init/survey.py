@@ -91,7 +91,7 @@ def survey(source: Path, counter: Counter, image_root: str | None = None, allow_
         rules=counter.rules,
     )
     reading = Reading(
-        source=source,
+        sources=(source,),
         format=form,
         image_root=image_root,
         allow_outside=allow_outside,

@@ -29,7 +29,7 @@ def pipeline_text(name: str, source: str, schema: str, found: Survey, target: Ta
         _ingest(source, found, advice),
         _inject(found),
         _target(target),
-        _regenerate(target, advice, dtype, sees),
+        _regenerate(found, target, advice, dtype, sees),
         _tokenize(target, advice, sees),
         *([] if advice.online else [_capture(target, dtype, advice)]),
         _shard(advice),
@@ -145,12 +145,18 @@ def _target(target: Target | None) -> list[str]:
     return lines if target.revision is None else [*lines, f"revision = {_quoted(target.revision)}"]
 
 
-def _regenerate(target: Target | None, advice: Advice, dtype: str, sees: bool) -> list[str]:
+def _regenerate(found: Survey, target: Target | None, advice: Advice, dtype: str, sees: bool) -> list[str]:
+    answered = found.samples > found.unanswered and found.form != "image-folder"
     lines = [
         "[node.regenerate]                 # a draft learns from the target's own answers: see docs/data.md",
         'op = "regenerate_answers"',
         'samples = "@inject"',
         'target = "@target"',
+        *(
+            ['# answers = "data"                # train on the data\'s answers: nothing is generated']
+            if answered
+            else []
+        ),
         'splits = ["train", "val", "test"]',
         _line("max_prompt_tokens", advice.max_prompt_tokens),
         _line("max_new_tokens", advice.max_new_tokens),

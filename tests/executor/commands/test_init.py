@@ -16,6 +16,7 @@ from format_cases import (
     openai,
     own,
     write_arrow,
+    write_csv,
     write_images,
     write_json,
     write_parquet,
@@ -47,6 +48,8 @@ def test_lengths_are_counted_with_the_targets_tokenizer(project: Path, capsys: p
         made["regenerate"]["max_prompt_tokens"],
         made["tokenize"]["max_length"],
     )
+    switch = [line for line in (project / "pipeline.toml").read_text().splitlines() if 'answers = "data"' in line]
+    assert ['# answers = "data"                # train on the data\'s answers: nothing is generated'] == switch
     assert "max_pixels" not in made["tokenize"] and "require_answers" not in made["ingest"]
     assert (16, 32) == (made["train"]["block_size"], made["tokenize"]["min_loss_tokens"])
 
@@ -76,6 +79,19 @@ def test_prompts_without_answers_are_kept_for_the_target(project: Path) -> None:
     assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
     made = nodes(project / "pipeline.toml")
     assert (False, 512) == (made["ingest"]["require_answers"], made["regenerate"]["max_new_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("row", "kept"),
+    [({"prompt": "Why?"}, False), ({"instruction": "Why?", "input": "", "output": "For no reason at all."}, None)],
+)
+def test_rows_of_questions_are_surveyed_as_ingest_reads_them(project: Path, row: dict[str, str], kept: object) -> None:
+    (project / "data.jsonl").write_text(f"{json.dumps(row)}\n" * 20)
+    write_csv(project, [row] * 20)
+    target = checkpoint(project / "target", sees=False)
+    for name in ("data.jsonl", "data.csv"):
+        assert 0 == main(["init", name, "--target", target, "--force"])
+        assert kept is nodes(project / "pipeline.toml")["ingest"].get("require_answers")
 
 
 def test_large_images_get_a_limit_and_broken_ones_are_counted(
@@ -138,6 +154,7 @@ def test_images_by_class_get_a_question_and_no_setting_is_taken_from_the_names_o
     assert f"tokens in total: about {tokens:,}, if the target's answers are half as long as max_new_tokens" in said
     assert f"stored; {tokens:,} tokens x" in said and tokens == made["tokenize"]["expected_tokens"]
     assert "answers: the names of classes do not count; the target answers" in said
+    assert 'answers = "data"' not in (project / "pipeline.toml").read_text()
     assert "tokens of an answer" not in said and "median 14, 95 % 14, longest 14" in said
 
 
@@ -177,8 +194,8 @@ def test_features_that_the_disk_does_not_hold_are_captured_while_training(
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("empty", ["contains neither JSON nor Parquet", "the folder is empty"]),
-        ("papers", ["contains neither JSON nor Parquet", "files found: 2 .pdf, 1 no suffix"]),
+        ("empty", ["contains neither JSON, Parquet nor CSV", "the folder is empty"]),
+        ("papers", ["contains neither JSON, Parquet nor CSV", "files found: 2 .pdf, 1 no suffix"]),
         ("broken.jsonl", ["broken.jsonl:2: broken JSON at column 13", 'broken.jsonl:3: no list "messages"']),
         ("nothing.jsonl", ["nothing.jsonl: holds no samples"]),
         (

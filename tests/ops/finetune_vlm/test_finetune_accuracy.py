@@ -18,14 +18,15 @@ STILL = {"lr": 1e-12, "weight_decay": 0.0, "batch_size": 1, "max_new_tokens": 3}
 
 
 class StopsOn(FakeStage):
-    """Asked to stop as soon as a metric of that name has been logged, or a batch of answers reported."""
+    """Asked to stop as soon as a metric of that name has been logged, or in the n-th measurement of so many answers."""
 
-    def __init__(self, *args, logged="", answers=None):
+    def __init__(self, *args, logged="", answers=None, measurement=1):
         super().__init__(*args)
-        self.word, self.answers = logged, answers
+        self.word, self.answers, self.measurement = logged, answers, measurement
 
     def stop_requested(self):
-        return any(self.word in metrics for metrics, _ in self.logged) or (1, self.answers) in self.progressed
+        asked = self.progressed.count((1, self.answers)) >= self.measurement
+        return any(self.word in metrics for metrics, _ in self.logged) or asked
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,32 @@ def test_accuracy_counts_the_answers_that_are_right(tokens, tmp_path):
     assert [1, 2] == [step for metrics, step in stage.logged if "target/val_accuracy" in metrics]
     assert stage.metric("target/accuracy")[0] == read_json(stage.out_dir / "metrics.json")["accuracy"]
     assert ["training"] == list(stage.figures)
+
+
+def test_the_accuracy_of_the_checkpoint_before_the_training_stands_beside_that_of_the_result(
+    tokens, lively, tmp_path, capsys
+):
+    answers = answers_of(lively, tokens, "test", 3)
+    own = relabelled(tokens, tmp_path / "own", "test", lambda number: answers[number])
+    changes = {"metric": "exact_match", "eval_samples": None, "max_new_tokens": 3, "lr": 0.05, "steps": 3}
+    stage = train(tmp_path / "trained", own, init=str(lively), **changes)
+    assert [1.0] == stage.metric("target/accuracy_before")
+    assert 1.0 > stage.metric("target/accuracy")[0]
+    metrics = read_json(stage.out_dir / "metrics.json")
+    assert (1.0, stage.metric("target/accuracy")[0]) == (metrics["accuracy_before"], metrics["accuracy"])
+    assert "info: accuracy on test before fine-tuning: 1.000" in capsys.readouterr().out
+    assert [] == train(tmp_path / "random", own, **changes).metric("target/accuracy_before")  # from random weights
+
+
+def test_a_stop_in_the_measurement_before_the_first_step_begins_it_again(tokens, lively, tmp_path):
+    measured = {**STILL, "init": str(lively), "metric": "exact_match", "micro_batch_tokens": 1}
+    whole = train(tmp_path / "whole", tokens, **measured)
+    stopped = StopsOn(tmp_path / "cut", {"tokens": tokens}, logged="never", answers=2)
+    with pytest.raises(StopRequested, match="after step 0 of 2"):
+        train(stopped, **measured)
+    again = train(tmp_path / "cut", tokens, **measured)
+    assert whole.metric("target/accuracy_before") == again.metric("target/accuracy_before") != []
+    assert folder_digest(whole.out_dir) == folder_digest(again.out_dir)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +138,7 @@ def test_a_stop_while_the_result_is_measured_leaves_the_measuring_alone_to_do(to
     stopped = StopsOn(tmp_path / "cut", {"tokens": tokens}, logged="target/val_accuracy")
     with pytest.raises(StopRequested, match="after step 2 of 2; its progress is saved"):
         train(stopped, **measured)
-    assert ["checkpoint-00000002"] == [path.name for path in stopped.work_dir.iterdir()]
+    assert ["accuracy_before.json", "checkpoint-00000002"] == sorted(path.name for path in stopped.work_dir.iterdir())
     assert [] == stopped.metric("target/accuracy")
     again = train(tmp_path / "cut", tokens, **measured)
     assert 0 == read_json(again.out_dir / "measurements.json")["steps_in_this_attempt"]
@@ -127,7 +154,7 @@ def test_a_stop_between_two_batches_of_a_measurement_on_the_way_loses_neither_st
     measured = {**STILL, "init": str(lively), "metric": "exact_match", "eval_every": 1, "log_every": 1}
     measured["micro_batch_tokens"] = 1
     whole = train(tmp_path / "whole", tokens, **measured)
-    stopped = StopsOn(tmp_path / "cut", {"tokens": tokens}, logged="never", answers=2)
+    stopped = StopsOn(tmp_path / "cut", {"tokens": tokens}, logged="never", answers=2, measurement=2)
     with pytest.raises(StopRequested, match="after step 1 of 2"):
         train(stopped, **measured)
     assert [] == stopped.metric("target/val_accuracy")

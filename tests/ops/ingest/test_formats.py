@@ -163,6 +163,47 @@ def test_folders_of_splits_above_the_classes_give_the_splits_and_what_they_lack_
     assert {row["conversations"][1]["content"][0]["text"] for row in rows} == {"cat"}
 
 
+CALTECH = ("BACKGROUND_Google/image_0001.jpg", "accordion/image_0001.jpg", "airplanes/image_0001.jpg")
+
+
+@pytest.mark.parametrize("below", ["101_ObjectCategories", "caltech-101/101_ObjectCategories", ""])
+def test_the_classes_of_caltech101_are_found_below_its_folders_and_its_background_is_none(tmp_path, below):
+    source = tmp_path / "data"
+    for name in CALTECH:
+        (source / below / name).parent.mkdir(parents=True)
+        (source / below / name).write_bytes(name.encode())
+    beside = source / below / ".." / "Annotations" / "accordion"
+    beside.mkdir(parents=True)
+    (beside / "annotation_0001.mat").write_bytes(b"x")
+    (source / "101_ObjectCategories.tar.gz").write_bytes(b"x")
+    stage, rows, summary = read(source, tmp_path)
+    assert ["accordion", "airplanes"] == [row["label"] for row in rows]
+    assert {"background, no class": 1} == summary["dropped"]
+    assert "BACKGROUND_Google/image_0001.jpg" in (stage.out_dir / "dropped.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (("cat/1.png", "cat/2.png"), {"cat"}),
+        (("cat/old/1.png", "cat/2.png"), {"cat"}),
+        (("cat/old/1.png",), {"cat"}),
+        (("photos/cat/1.png", "photos/dog/1.png"), {"cat", "dog"}),
+        (("photos/cat/1.png", "photos/dog/1.png", "3.png"), {"photos"}),
+        (("photos/train/cat/1.png", "photos/test/cat/1.png"), {"cat"}),
+    ],
+    ids=str,
+)
+def test_folders_that_hold_only_the_next_one_are_no_classes_unless_they_are_the_only_ones(tmp_path, names, labels):
+    for name in names:
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_bytes(name.encode())
+    _, rows, _ = read(tmp_path / "data", tmp_path)
+    assert labels == {row["label"] for row in rows}
+    if "photos/train" in names[0]:
+        assert ["test", "train"] == [row["split"] for row in rows]
+
+
 def test_a_folder_of_parts_is_read_in_order_with_the_splits_of_their_names(tmp_path):
     (tmp_path / "data" / "data").mkdir(parents=True)
     for name, count in (("train-00000-of-00002", 2), ("train-00001-of-00002", 1), ("validation-00000-of-00001", 1)):
@@ -225,7 +266,7 @@ def test_columns_of_an_older_sequence_become_turns(tmp_path):
     [
         (
             {"a.txt": b"hello"},
-            "contains neither JSON nor Parquet files, no Arrow data set and no images; say which",
+            "contains neither JSON, Parquet nor CSV files, no Arrow data set and no images; say which",
         ),
         ({"a.jsonl": b"{}", "b.parquet": b""}, "contains JSON files and Parquet files; say which"),
         ({"b.parquet": b"broken"}, "cannot be read as Parquet"),
@@ -243,7 +284,7 @@ def test_a_folder_that_tells_nothing_says_what_to_do(tmp_path, files, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.bin", b"\x00\x01", "neither JSON nor Parquet; say which"),
+        ("a.bin", b"\x00\x01", "neither JSON, Parquet nor CSV; say which"),
         ("a.arrow", b"\xff\xff\xff\xff", "name the folder that `save_to_disk` wrote"),
         ("a.jsonl.gz", b"\x1f\x8b\x08", "compressed; unpack it first"),
     ],

@@ -1,7 +1,12 @@
-"""Prompts without answers, for regenerate_answers to answer."""
+"""Questions with their answers in columns of their own, and prompts without answers, for regenerate_answers."""
 
+import json
+
+import pytest
 from fake_stage import FakeStage
+from format_cases import png
 
+from dsl.errors import DataError
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
@@ -14,10 +19,10 @@ ROWS = [
 ]
 
 
-def run(folder, **options):
+def run(folder, rows=ROWS, **options):
     """What is kept, and the drops by reason."""
-    folder.mkdir()
-    write_jsonl(folder / "data.jsonl", ROWS)
+    folder.mkdir(exist_ok=True)
+    write_jsonl(folder / "data.jsonl", rows)
     stage = FakeStage(folder)
     ingest(Ingest(source=str(folder / "data.jsonl"), seed=0, **options), stage)
     return list(read_jsonl(stage.out_dir / "samples.jsonl")), read_json(stage.out_dir / "summary.json")["dropped"]
@@ -31,3 +36,80 @@ def test_prompts_without_an_answer_are_kept_on_demand_where_the_user_has_the_las
     kept, dropped = run(tmp_path / "answered")
     assert ["answered"] == [row["id"] for row in kept]
     assert {"no answer": 2} == dropped
+
+
+USER, GPT = {"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A cat."}
+COLUMNS = {"from": ["human", "gpt"], "value": ["What is it?", "A cat."]}
+FORMS = {
+    "texts": {"prompt": "What is it?", "completion": "A cat."},
+    "turns": {"prompt": [USER], "completion": [GPT]},
+    "turns-and-text": {"prompt": [USER], "completion": "A cat."},
+    "all-turns-in-prompt": {"prompt": [USER, GPT], "completion": None},
+    "older-sequence": {"prompt": COLUMNS},
+    "alpaca": {"instruction": "What is it?", "input": "", "output": "A cat.", "text": "### Instruction: What is it?"},
+    "question": {"question": "What is it?", "answer": "A cat.", "category": "animals"},
+    "messages-beside-prompt": {"prompt": "What is it?", "prompt_id": "x", "messages": [USER, GPT]},
+}
+
+
+@pytest.mark.parametrize("row", FORMS.values(), ids=FORMS)
+def test_a_question_and_its_answer_may_have_columns_of_their_own(tmp_path, row):
+    kept, dropped = run(tmp_path, [row])
+    assert {} == dropped
+    assert [("user", "What is it?"), ("assistant", "A cat.")] == said(kept[0])
+
+
+def said(row):
+    return [
+        (turn["role"], "".join(part.get("text", "[]") for part in turn["content"])) for turn in row["conversations"]
+    ]
+
+
+def test_the_input_follows_the_instruction_on_a_line_of_its_own_and_images_and_system_are_those_of_any_row(tmp_path):
+    (tmp_path / "x.png").write_bytes(png())
+    row = {"instruction": "Name it.", "input": "Be brief.", "output": "A cat.", "system": "Look.", "image": "x.png"}
+    inside = {"prompt": [{"role": "user", "content": [{"type": "image", "image": "x.png"}]}], "completion": "A cat."}
+    kept, _ = run(tmp_path, [row, inside])
+    turns = [("system", "Look."), ("user", "[]Name it.\nBe brief."), ("assistant", "A cat.")]
+    assert [turns, [("user", "[]"), ("assistant", "A cat.")]] == [said(row) for row in kept]
+    assert [1, 1] == [len(row["images"]) for row in kept]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Why?"},
+        {"prompt": [USER], "completion": []},
+        {"prompt": "Why?", "completion": ""},
+        {"instruction": "Why?", "output": None},
+        {"question": "Why?", "answer": ""},
+    ],
+)
+def test_a_question_without_an_answer_is_a_prompt(tmp_path, row):
+    kept, dropped = run(tmp_path, [row, FORMS["texts"]], require_answers=False)
+    assert (["user"], {}) == ([role for role, _ in said(kept[0])], dropped)
+    assert {"no answer": 1} == run(tmp_path, [row, FORMS["texts"]])[1]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "a", "instruction": "b", "output": "c"}, 'both "prompt" and "instruction": remove the columns of'),
+        ({"question": "a", "answer": "b", "prompt": "c"}, 'both "prompt" and "question": remove the columns of'),
+        ({"prompt": 3}, '"prompt" must be a text or a list of turns, got int'),
+        ({"prompt": "a", "completion": {"text": "b"}}, '"completion" must be a text or a list of turns, got dict'),
+        ({"prompt": [{"content": "a"}]}, 'prompt[0]: no string "role" (or "from")'),
+        ({"prompt": "a", "completion": ["b"]}, "completion[0]: expected an object, got str"),
+        ({"instruction": "a", "input": 1, "output": "b"}, '"input" must be a text, got int'),
+        ({"question": "a", "answer": ["b", "c"]}, '"answer" must be a text, got list'),
+        ({"question": "a", "choices": ["b", "c"]}, 'no list "messages" (or "conversations"), "prompt", "instruction"'),
+        ({"instruction": "a", "outputs": "b"}, 'no list "messages" (or "conversations"), but "outputs" (did you mean'),
+        ({"prompt": "a", "completions": "b"}, 'unknown key "completions" (did you mean "completion"?)'),
+        ({"promt": "a"}, 'no list "messages" (or "conversations"), but "promt" (did you mean "prompt"?)'),
+    ],
+    ids=json.dumps,
+)
+def test_a_row_of_two_forms_or_of_none_is_a_mistake_of_its_line(tmp_path, row, message):
+    with pytest.raises(DataError) as error:
+        run(tmp_path, [FORMS["texts"], row])
+    assert str(error.value).startswith(f"{tmp_path}/data.jsonl:2: {message}")

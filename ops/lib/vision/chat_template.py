@@ -1,0 +1,62 @@
+"""A chat template of the user's, in the place of a checkpoint's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+
+from dsl.errors import DataError
+from ops.lib.data.files import read_object, write_json
+
+FILE = "chat_template.jinja"
+OTHERS = ("chat_template.json",)  # which a processor's loader reads as well
+HOLDING = ("tokenizer_config.json", "processor_config.json")
+LONGEST = 1 << 20  # bytes
+
+
+def read_chat_template(file: str | None) -> str | None:
+    """The template in a file; None without one. Raises DataError with file and line if it is no template."""
+    if file is None:
+        return None
+    try:
+        with Path(file).open("rb") as opened:
+            encoded = opened.read(LONGEST + 1)
+        text = encoded.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read as a chat template: {error}") from error
+    if len(encoded) > LONGEST:
+        raise DataError(f"{file}: larger than {LONGEST >> 20} MiB; chat_template must name a file with a chat template")
+    if not text.strip():
+        raise DataError(f"{file}: is empty; chat_template must name a file with a chat template")
+    try:
+        Environment(extensions=("jinja2.ext.loopcontrols", _Generation)).parse(text)
+    except TemplateSyntaxError as error:
+        raise DataError(f"{file}:{error.lineno}: not a chat template: {error.message}") from error
+    except RecursionError as error:
+        raise DataError(f"{file}: not a chat template: nested too deeply") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # as transformers reads it again
+
+
+def replace_chat_template(directory: Path, template: str) -> None:
+    """Write it into a checkpoint directory, as the only one that transformers and serving engines find there."""
+    for name in OTHERS:
+        (directory / name).unlink(missing_ok=True)
+    for name in HOLDING:
+        if (directory / name).is_file():
+            settings = read_object(directory / name)
+            if settings.pop("chat_template", None) is not None:
+                write_json(directory / name, settings)
+    (directory / FILE).write_text(template, encoding="utf-8", newline="")
+
+
+class _Generation(Extension):
+    """The block `{% generation %}`, with which templates mark answers."""
+
+    tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
