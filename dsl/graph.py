@@ -15,6 +15,7 @@ from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
 from dsl.order import above, below, in_order
 from dsl.pipeline import Copy, Node, Pipeline
+from dsl.tables import tables_of, upload_mistakes
 from dsl.unchecked_node import written_nodes
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Graph:
     machine: Machine = attrs.field(factory=Machine)
     sort_by: str = ""
     tracking: bool = True
+    upload: tuple[str, ...] = ()
 
     @property
     def result_nodes(self) -> tuple[str, ...]:
@@ -79,6 +81,10 @@ class Graph:
         """The metrics that tell how good the result is, as its ops say."""
         return frozenset(node.op.judged_by.removeprefix("-") for node in self.nodes.values() if node.op.judged_by)
 
+    def is_uploaded(self, node: GraphNode) -> bool:
+        """Whether the whole artifact of a node is sent to MLflow."""
+        return not set(self.upload).isdisjoint(_names(node))
+
     def below(self, node_id: str) -> frozenset[str]:
         """The node and everything that reads from it, directly or not. Raises KeyError for an unknown node."""
         return below({node.id: node.parents for node in self.nodes.values()}, self.nodes[node_id].id)
@@ -87,7 +93,9 @@ class Graph:
         """The same pipeline with these nodes and all above them alone. Raises KeyError for an unknown node."""
         parents = {node.id: node.parents for node in self.nodes.values()}
         kept = frozenset().union(*(above(parents, self.nodes[node_id].id) for node_id in node_ids))
-        return attrs.evolve(self, nodes={node_id: node for node_id, node in self.nodes.items() if node_id in kept})
+        nodes = {node_id: node for node_id, node in self.nodes.items() if node_id in kept}
+        names = {name for node in nodes.values() for name in _names(node)}
+        return attrs.evolve(self, nodes=nodes, upload=tuple(name for name in self.upload if name in names))
 
     def to_networkx(self) -> nx.MultiDiGraph[str]:
         """The nodes by id, each with its `op`, `config` and `launch`; an edge from a node to each that reads it, whose
@@ -105,9 +113,19 @@ class Graph:
 def compile_pipeline(pipeline: Pipeline) -> Graph:
     """Check references, artifact types, external paths and cycles. Raises PipelineError with all mistakes."""
     mistakes = wiring_mistakes(written_nodes(pipeline), pipeline.root, pipeline.machine)
+    mistakes += upload_mistakes(tables_of(pipeline)["mlflow"], ids_to_upload(pipeline))
     if mistakes:
         raise PipelineError(mistakes)
     return compiled(pipeline)
+
+
+def ids_to_upload(pipeline: Pipeline) -> list[str]:
+    """The names that `upload` may have: of nodes, and of templates, which stand for all their copies."""
+    return list(dict.fromkeys(name for node in pipeline.nodes.values() for name in _names(node)))
+
+
+def _names(node: Node | GraphNode) -> tuple[str, ...]:
+    return (node.id,) if node.copy is None else (node.copy.template, node.id)
 
 
 def compiled(pipeline: Pipeline) -> Graph:
@@ -127,6 +145,7 @@ def compiled(pipeline: Pipeline) -> Graph:
         notes=pipeline.notes,
         machine=pipeline.machine,
         sort_by=pipeline.sort_by,
+        upload=pipeline.upload,
     )
 
 
@@ -144,6 +163,7 @@ def graph_to_pipeline(graph: Graph) -> Pipeline:
         notes=graph.notes,
         machine=graph.machine,
         sort_by=graph.sort_by,
+        upload=graph.upload,
     )
     for node in graph.nodes.values():
         pipeline.node(node.id, node.config, launch=node.launch, copy=node.copy)

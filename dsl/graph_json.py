@@ -73,6 +73,7 @@ class GraphData:
     tracking: bool = True
     notes: str = ""
     sort_by: str = ""
+    upload: tuple[str, ...] = ()
     root: Path
     op_files: tuple[Path, ...]
     tags: dict[str, str] = attrs.field(factory=dict)

@@ -28,7 +28,7 @@ from attrs import frozen
 from dsl.aliases import key_hint
 from dsl.convert import converter, structure
 from dsl.errors import ConfigError, Mistake, StructureError
-from dsl.op_class import class_attributes
+from dsl.op_class import Question, class_attributes
 from dsl.shown import shown_value
 
 T = TypeVar("T")
@@ -180,6 +180,7 @@ class OpSpec:
     shows_results: bool
     judged_by: str
     main_figures: str
+    answers: tuple[Question, ...]
     config_class: type
     output: type[Artifact]
     edges: Mapping[str, Edge]

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from dsl.convert import structure
 from dsl.errors import ConfigError, Mistake, StructureError
@@ -15,6 +15,7 @@ from dsl.errors import ConfigError, Mistake, StructureError
 if TYPE_CHECKING:
     from dsl.estimate import Estimate, Outlook
 
+Question = Literal["good", "safe", "limit"]  # of the report's first screen, see ops/lib/report_sections.py
 Folders = Mapping[str, Path | tuple[Path, ...] | None]  # of the artifacts that a node reads, by edge
 REQUIRED_FILES = "required_files"  # of an artifact type
 NEAR = 0.85  # from which likeness on a name is taken for a misspelled one
@@ -48,6 +49,9 @@ class OpClass(Protocol):
     main_figures: str = ""
     """A regular expression of the names of its main metrics, ends of intervals aside; they stand in MLflow's
     description of a run. Empty: all."""
+    answers: tuple[Question, ...] = ()
+    """The questions on a report's first screen that the op answers by a Verdict in its report: a node that did not is
+    listed as not measured."""
 
     def external_files(self) -> Mapping[str, Path | None]:
         """The files that an external file names: name -> absolute path, None for a name without a file.

@@ -95,7 +95,7 @@ class Pipeline:
     working directory). op_files are the user's own op modules, loaded beside the built-in ones. tags and notes stand
     in MLflow at the pipeline's run, which is sent there unless tracking is false. machine: what its nodes may use
     of this machine together. sort_by: the metric by which the table of a sweep is sorted, "-" before it where the least
-    comes first.
+    comes first. upload: the nodes whose whole artifacts are sent to MLflow.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class Pipeline:
         notes: str = "",
         machine: Machine | None = None,
         sort_by: str = "",
+        upload: tuple[str, ...] = (),
     ) -> None:
         check_tags(tags or {})
         check_tracking_uri(tracking_uri or "")
@@ -127,6 +128,7 @@ class Pipeline:
         self.notes = notes
         self.machine = machine or Machine()
         self.sort_by = sort_by
+        self.upload = upload
         self.nodes: dict[str, Node] = {}
 
     def node(

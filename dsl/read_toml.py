@@ -13,7 +13,7 @@ from dsl.document import TABLE_NAMES, Document, Places, read_document
 from dsl.edge_checks import Absent, absolute_path, wiring_mistakes
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean, listed
 from dsl.for_each import expanded, merged_mistakes
-from dsl.graph import Graph, compiled
+from dsl.graph import Graph, compiled, ids_to_upload
 from dsl.imports import import_from_source, put_on_path
 from dsl.interpolation import TRACKING_URI, interpolate
 from dsl.op import OpSpec
@@ -22,7 +22,7 @@ from dsl.overrides import apply_overrides, parsed_overrides, put_into, unknown_o
 from dsl.paths import is_there, store_above
 from dsl.pipeline import TAKEN_ID, Pipeline
 from dsl.shown import shown_value
-from dsl.tables import pipeline_of, written_table
+from dsl.tables import pipeline_of, tables_of, upload_mistakes, written_table
 from dsl.unchecked_node import WrittenNode, add_checked_node, ops_of, written_nodes
 from dsl.variants import Sweep, sort_of
 
@@ -115,6 +115,7 @@ def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep], absent
     mistakes += wrong
     for node in nodes.values():
         mistakes += add_checked_node(pipeline, node, ops)
+    mistakes += upload_mistakes(tables["mlflow"], list(dict.fromkeys((*written, *nodes))))
     mistakes += wiring_mistakes(nodes, root, pipeline.machine, absent)
     if mistakes:
         raise PipelineError(_in_order(merged_mistakes(mistakes, nodes), document))
@@ -245,6 +246,7 @@ def _read_python(file: Path, overrides: Sequence[str], sweeps: Sequence[Sweep], 
         pipeline = apply_overrides(pipeline, overrides, sweeps)
     except PipelineError as error:
         mistakes += error.mistakes
+    mistakes += upload_mistakes(tables_of(pipeline)["mlflow"], ids_to_upload(pipeline))
     mistakes += wiring_mistakes(written_nodes(pipeline), pipeline.root, pipeline.machine, absent)
     if mistakes:
         raise PipelineError(_in_order(mistakes, None))

@@ -57,7 +57,7 @@ TAGS: Schema = {"propertyNames": {"pattern": rf"^(?!{'|'.join(map(re.escape, RES
 CLUSTER: Schema = {"pattern": r"^local$|:[0-9]{1,5}$|\$\{.+\}"}
 TABLE_LIMITS: Mapping[str, Mapping[str, Schema]] = {
     "machine": {"memory": SIZE, "ray": CLUSTER},
-    "mlflow": {"tags": TAGS},
+    "mlflow": {"tags": TAGS, "upload": {"description": "the nodes whose whole artifacts are sent to MLflow"}},
 }
 LAUNCH_LIMITS: Mapping[str, Schema] = {"memory": SIZE, "retry_wait": {"minimum": 0}, "timeout": {"minimum": 0}}
 SEVERAL: Schema = {"type": "number", "minimum": 2}

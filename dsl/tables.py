@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import attrs
 from attrs import frozen, validators
 
 from dsl.document import Places
-from dsl.errors import Mistake
+from dsl.errors import Mistake, did_you_mean, shortened
 from dsl.launch import Machine
 from dsl.op import config_fields
 from dsl.pipeline import Pipeline, check_tags, check_tracking_uri
@@ -36,7 +36,8 @@ def _is_known(_table: MlflowTable, _field: attrs.Attribute[str], uri: str) -> No
 
 @frozen(kw_only=True)
 class MlflowTable:
-    """The table `[mlflow]`: whether runs are tracked, where, and their tags and notes. Default: the pipeline's name as
+    """The table `[mlflow]`: whether runs are tracked, where, their tags and notes, and the nodes whose whole
+    artifacts are uploaded. Default: the pipeline's name as
     experiment, and SQLite in the store."""
 
     tracking: bool = True
@@ -44,6 +45,7 @@ class MlflowTable:
     tracking_uri: str | None = attrs.field(default=None, validator=validators.optional(_is_known))
     tags: dict[str, str] = attrs.field(factory=dict, validator=_are_tags)
     notes: str = ""
+    upload: tuple[str, ...] = ()
 
 
 CLASSES: Mapping[str, type] = {"pipeline": PipelineTable, "mlflow": MlflowTable, "machine": Machine}
@@ -63,6 +65,7 @@ def tables_of(pipeline: Pipeline) -> dict[str, WrittenNode]:
             "tracking_uri": pipeline.tracking_uri,
             "tags": dict(pipeline.tags),
             "notes": pipeline.notes,
+            "upload": list(pipeline.upload),
         },
         "machine": attrs.asdict(pipeline.machine),
     }
@@ -91,6 +94,20 @@ def pipeline_of(
         op_files=op_files,
         tags=mlflow.get("tags"),
         notes=mlflow.get("notes", ""),
+        upload=mlflow.get("upload", ()),
         machine=Machine(**machine),
     )
     return pipeline, mistakes
+
+
+def upload_mistakes(mlflow: WrittenNode, nodes: Sequence[str]) -> list[Mistake]:
+    """What `upload` names that is no node. nodes: ids, those of templates included."""
+    unknown = [name for name in mlflow.values.get("upload", ()) if name not in nodes]
+    return [
+        mlflow.mistake(
+            "upload",
+            f'there is no node "{name}"',
+            did_you_mean(name, nodes) or shortened(f"nodes: {', '.join(nodes) or 'none'}", 300),
+        )
+        for name in unknown
+    ]

@@ -103,6 +103,15 @@ def test_the_report_shows_every_node_and_accounts_for_every_sample(store, undist
     page = Page.read(tmp_path / "report.html")
     assert NODES == [row[0] for row in page.table("pipeline", "node", "op", "state")]
     assert "missing here" not in page.text()
+    answers, tau = (
+        page.text("answers"),
+        json.loads((store / "objects" / undisturbed["eval"] / "report.json").read_text()),
+    )
+    assert f"{tau['tau']['all']['tau']:.2f} (" in answers and "a random draft" in answers
+    for said in ("times as fast as plain decoding", "4 of 4 answers", "the serving directory meets the contract"):
+        assert said in answers
+    assert "not measured: SGLang has not served it" in answers or "SGLang 0." in answers
+    assert "slots right" in answers and "the loss on val was" in answers
     accounts = page.table("samples", "node", "in", "dropped", "kept", "test", "train", "val", "adds up")
     assert ["yes"] * 6 == [row[7] for row in accounts]
     assert ["ingest", "inject", "tokenize", "capture", "shard", "train"] == [row[0] for row in accounts]

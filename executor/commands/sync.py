@@ -86,7 +86,7 @@ def _unreadable(record: Record) -> int:
 
 def _send(store: Store, record: Record) -> int:
     """Send the rest of a locked run."""
-    warning, counts = send_rest(store.path, record.folder)
+    warning, counts = send_rest(store.path, record.folder, print_lines)
     if warning is not None:
         print_lines(f"dflow: {warning}", error=True)
         return FAILED

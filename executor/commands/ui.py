@@ -16,7 +16,7 @@ from urllib.parse import quote
 from dsl.errors import StoreError
 from executor.commands.arguments import add_address, add_store, add_trust, check_store, open_store
 from executor.records.run_record import newest_records
-from executor.records.sent_run import SentRun
+from executor.records.sent_run import VIEW, SentRun
 from executor.system.output import OK, print_lines
 from executor.system.server import Server, is_reachable_by_others, require_free_port, wait_until_ready
 
@@ -61,7 +61,7 @@ def links(records: Path, url: str) -> Iterator[str]:
     here = (record for record in islice(newest_records(records), NEWEST) if record.state.tracking_uri is None)
     sent = [found for record in here if (found := SentRun.read(record.folder)) and found.parent]
     if sent:
-        yield f"runs: {url}/#/experiments/{sent[0].experiment}/runs?{TRAINING}"
+        yield f"runs: {url}/#/experiments/{sent[0].experiment}/runs?{TRAINING}&viewStateShareKey={VIEW}"
     swept = next((found for found in sent if found.combinations), None)
     if swept is not None:
         runs = json.dumps([each.run_id for each in swept.combinations.values()], separators=(",", ":"))

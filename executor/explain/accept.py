@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 import time
 from collections.abc import Mapping
 from itertools import islice
@@ -24,6 +22,7 @@ from executor.store.integrity import check
 from executor.store.manifest import Manifest
 from executor.system.jsonlines import append_line
 from executor.system.output import shown_digest
+from executor.system.user_name import user_name
 
 RECORDS_SEARCHED = 200
 
@@ -81,7 +80,7 @@ def accept(store: Store, planner: Planner, offer: Offer, reason: str) -> tuple[R
     now = node_parts(planner.graph, offer.node, Sources.now(store.external_memo))
     if now != planner.parts[offer.node]:
         raise ConfigError(f'the code or the data of node "{offer.node}" changed just now; check it, and accept again')
-    user, at = _user(), time.time()
+    user, at = user_name(), time.time()
     line = IndexLine(
         digest=offer.line.digest,
         run=offer.line.run,
@@ -95,14 +94,6 @@ def accept(store: Store, planner: Planner, offer: Offer, reason: str) -> tuple[R
     )
     store.accept(offer.key, line)
     return _note_in_record(store, offer, line), accepted_text(user, at, reason)
-
-
-def _user() -> str:
-    """The name of who runs this; a number where the machine knows no name, as in some containers."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"user {os.getuid()}"
 
 
 def _note_in_record(store: Store, offer: Offer, line: IndexLine) -> Record | None:

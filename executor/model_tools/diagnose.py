@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
+from dsl.convert import structure
+from dsl.errors import Mistake, PipelineError, StoreError, StructureError, did_you_mean
 from dsl.graph import Graph
 from executor.model_tools.computation import Result, computed
 from executor.planning.code_trust import refuse_untrusted_code
@@ -14,6 +15,7 @@ from executor.records.run_record import Record, load_begun
 from executor.store.artifact_store import Store
 from executor.system.jsonlines import read_object, write_json
 from ops.tools.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
+from ops.tools.diagnose.finding import Finding
 
 ENTRY = "ops.tools.diagnose.run"
 RESULT = "diagnosis.json"
@@ -59,10 +61,24 @@ def diagnose(
 
 
 def keep(record: Record, result: Result) -> None:
-    """Write it to the run's record: {"drafts": [the last result of each, ...]}."""
+    """Write it to the run's record: {"drafts": [the last result of each with the draft's digest, ...]}."""
     known = (read_object(record.folder / RESULT) or {}).get("drafts", [])
-    by_node = {each["node"]: each for each in (*known, dict(result))}
+    digest = record.state.nodes[result["node"]].digest
+    by_node = {each["node"]: each for each in (*known, {**result, "digest": digest})}
     write_json(record.folder / RESULT, {"drafts": list(by_node.values())})
+
+
+def kept(record: Record) -> dict[str, list[Finding]]:
+    """The findings in a run's record by node, of drafts that the run still has. Empty where the file is damaged."""
+    found = {}
+    try:
+        for each in (read_object(record.folder / RESULT) or {}).get("drafts", []):
+            state = record.state.nodes.get(each["node"])
+            if state is not None and state.digest == each["digest"]:
+                found[each["node"]] = [structure(Finding, finding) for finding in each["findings"]]
+    except (ValueError, TypeError, KeyError, AttributeError, StructureError):
+        return {}
+    return found
 
 
 def _chosen(graph: Graph, run: str, node_id: str | None) -> list[str]:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from attrs import frozen
 
-from executor.records.events import read_events, worked_seconds
+from executor.records.duration import run_seconds
 from executor.records.run_record import Record, Status, newest_records
 from executor.records.run_tags import tags_of
-from executor.system.output import columns
+from executor.system.output import columns, shown_duration
 
 RAN = ("miss", "resumed")
 UNFINISHED = ("failed", "stopped", "killed")
@@ -21,13 +21,13 @@ LATEST = 20  # records that are searched for unfinished runs
 
 @frozen(kw_only=True)
 class RunRow:
-    """What `dflow runs` shows of a run. seconds: to the end or until now, without pauses before a resumption."""
+    """What `dflow runs` shows of a run. seconds: see `run_seconds`."""
 
     run: str
     pipeline: str
     status: Status
     started: float
-    seconds: float | None
+    seconds: float
     nodes: int
     ran: int
     cached: int
@@ -61,35 +61,31 @@ def unfinished_runs(records: Path) -> list[Record]:
 
 
 def runs_text(rows: Sequence[RunRow]) -> str:
-    header = ("run", "pipeline", "status", "started", "seconds", "nodes", "ran", "cached", "tags")
+    header = ("run", "pipeline", "status", "started", "took", "nodes", "ran", "cached", "tags")
     shown = [
         (
             row.run,
             row.pipeline,
             row.status,
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started)),
-            f"{row.seconds:.0f}" if row.seconds is not None else "",
+            shown_duration(row.seconds),
             *map(str, (row.nodes, row.ran, row.cached)),
             ", ".join(row.tags),
         )
         for row in rows
     ]
-    return columns(header, shown, right=("seconds", "nodes", "ran", "cached"))
+    return columns(header, shown, right=("took", "nodes", "ran", "cached"))
 
 
 def _row(record: Record) -> RunRow:
     state = record.state
-    status = record.status()
-    now = time.time() if status == "running" else None
-    worked = worked_seconds(read_events(record.events_path), now)  # 0 where everything was cached
-    end = state.ended or now
     nodes = state.nodes.values()
     return RunRow(
         run=state.run,
         pipeline=state.pipeline,
-        status=status,
+        status=record.status(),
         started=state.started,
-        seconds=worked or (max(0.0, end - state.started) if end is not None else None),
+        seconds=run_seconds(record),
         nodes=len(nodes),
         ran=sum(node.state == "done" and node.cache in RAN for node in nodes),
         cached=sum(node.state == "done" and node.cache == "hit" for node in nodes),

@@ -14,7 +14,17 @@ from executor.records.run_record import Record
 from executor.system.jsonlines import read_object, write_json
 
 FILE = "mlflow.json"
+VIEW = "dflow"  # the key of the view of an experiment's runs in MLflow's page
 FAILED = "failed"  # a model or a report that could not be made; it is tried again
+
+
+@define
+class Upload:
+    """What MLflow has of a whole artifact: its first files, in their order, or all."""
+
+    digest: str
+    files: int = 0
+    is_complete: bool = False
 
 
 @define
@@ -33,6 +43,7 @@ class SentNode:
     accepted: int = 0
     failed: bool = False
     model: str | None = None
+    upload: Upload | None = None
 
 
 @define

@@ -10,8 +10,9 @@ from markupsafe import Markup
 
 from executor.report.graph_layout import BOX_WIDTH, LINE, PADDING, Box, Layout, Place, layout_of, shown_name, wrapped
 from executor.report.run_data import NodeFacts, RunFacts
-from executor.report.templates import faint, render, shown_duration
+from executor.report.templates import faint, render
 from executor.results.run_table import shown_seconds
+from executor.system.output import shown_duration
 
 MOST_DRAWN = 150  # nodes
 NARROW = 390.0  # px, a third of the page

@@ -29,9 +29,9 @@ from executor.store.run_measurements import with_own_files
 from executor.system.jsonlines import append_line, read_json, read_lines, write_json
 from executor.system.supervisor import Finished, run_module
 from executor.system.symlinks import links_in
-from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section, Series, Table
+from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section, Series, Table, Verdict
 
-BODIES: dict[str, type[Body]] = {kind.__name__: kind for kind in (Table, Chart, Html, Picture, Account)}
+BODIES: dict[str, type[Body]] = {kind.__name__: kind for kind in (Table, Chart, Html, Picture, Account, Verdict)}
 TIME_S = 20.0  # of one op's function
 TOTAL_S = 30.0  # of all; MLflow's report of a run waits a little longer
 

@@ -10,9 +10,9 @@ from dsl.sizes import shown_bytes
 from executor.report.chart import drawn, together
 from executor.report.graph_svg import graph_svg
 from executor.report.run_data import NodeFacts, RunFacts
-from executor.report.templates import chart_grid, mark, render, run_columns, shown_duration, table
+from executor.report.templates import chart_grid, mark, render, run_columns, table
 from executor.results.run_table import first_line
-from executor.system.output import moment, shown_digest
+from executor.system.output import moment, shown_digest, shown_duration
 from ops.lib.report_sections import Chart, Series
 
 STATUS_KINDS = {"done": "good", "failed": "bad", "killed": "bad", "stopped": "warn", "running": "warn"}
@@ -41,7 +41,7 @@ def _facts(run: RunFacts) -> dict[str, object]:
         "status": mark(run.status, STATUS_KINDS.get(run.status, "")),
         "pipeline": state.pipeline,
         "started": moment(state.started),
-        "took": None if run.worked is None else shown_duration(run.worked),
+        "took": shown_duration(run.seconds),
         "nodes": f"{states.count('done')} computed, {states.count('cached')} cached, {len(states)} in all",
         "artifacts": shown_bytes(sum(sizes.values())),
         "tags": ", ".join(run.tags) or None,

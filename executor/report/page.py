@@ -11,6 +11,7 @@ from attrs import frozen
 from markupsafe import Markup
 
 from executor.records.run_record import Record
+from executor.report.answers import answers
 from executor.report.artifacts import Embedded, accounts_of, node_sections, samples, sections_of
 from executor.report.comparison import configs, differences, environment
 from executor.report.figures import combinations, curves, results
@@ -57,10 +58,11 @@ def report_text(store: Store, records: Sequence[Record]) -> str:
 
 
 def _blocks(store: Store, runs: Sequence[RunFacts]) -> list[Block]:
-    """With several runs, what differs comes first."""
+    """What a reader wants to know of a draft comes first; with several runs, then what differs."""
     shown, columns = sections_of(runs), columns_of(runs)
     several = [Block("differences", "Differences", differences(store, runs, columns))] if len(runs) > 1 else []
     return [
+        Block("answers", "In short", answers(columns, shown)),
         Block("runs", "Runs" if len(runs) > 1 else "Run", overview(runs)),
         Block("combinations", "Combinations", combinations(runs, columns)),
         *several,

@@ -10,7 +10,8 @@ import attrs
 from attrs import field, frozen
 
 from dsl.errors import DflowError, NotTrusted, StoreError, did_you_mean
-from executor.records.events import read_events, worked_seconds
+from executor.records.duration import run_seconds
+from executor.records.events import read_events
 from executor.records.graph_file import RecordedNode, recorded_nodes, recorded_op_files
 from executor.records.metric_points import NodeEvents
 from executor.records.record_trust import require_trusted_op_files
@@ -72,8 +73,8 @@ class NodeFacts:
 class RunFacts:
     """A run. op_files: None where they are not trusted. place: among those of the report, from 0; label: a short name.
 
-    worked: seconds that it ran, without those between its end and its resumption, None while it runs.
-    results: the nodes with the pipeline's figures. combinations: of its sweep, the best by the metric sorted_by first.
+    seconds: see `run_seconds`. results: the nodes with the pipeline's figures. combinations: of its sweep, the best by
+    the metric sorted_by first.
     """
 
     place: int
@@ -82,7 +83,7 @@ class RunFacts:
     status: str
     tags: Sequence[str]
     nodes: Mapping[str, NodeFacts]
-    worked: float | None = None
+    seconds: float = 0.0
     results: Sequence[str] = ()
     combinations: Sequence[Row] = ()
     sorted_by: str = ""
@@ -155,7 +156,7 @@ class _Reader:
             status=status,
             tags=tags_of(record.folder),
             nodes=nodes,
-            worked=None if status == "running" else worked_seconds(read_events(record.folder / EVENTS)) or None,
+            seconds=run_seconds(record),
             results=record.state.result_nodes,
             combinations=rows,
             sorted_by=sorted_by,

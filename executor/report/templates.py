@@ -106,13 +106,3 @@ def left_out(names: Sequence[str]) -> str:
 def breakable(name: str) -> Markup:
     """A name that may be broken after each / and _."""
     return Markup(re.sub("([/_])", r"\1<wbr>", str(escape(printable(name)))))
-
-
-def shown_duration(seconds: float) -> str:
-    """`0.4 s`, `3 min 12 s`, `2 h 5 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -54,7 +54,7 @@ def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | N
     """The final metrics of those of these nodes that are done, copies of a node in one table; then the warnings of all
     nodes that are done, each text once with the names of its nodes.
 
-    The metrics by which the result is judged are in the last table, which a terminal still shows.
+    The metrics by which the result is judged are in the first table.
     graph: if given, copies are shown as the combinations that they belong to.
     """
     copies_in_sweep = frozenset({node.id for node in graph.nodes.values() if node.copy} if graph is not None else ())
@@ -66,7 +66,7 @@ def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | N
             rows = result_rows(node.metrics, judged)
             alike = (_without_variant(node_id), *(name for name, _, _ in rows))
             tables.setdefault(alike, {})[node_id] = rows
-    for copies in sorted(tables.values(), key=lambda copies: _is_judged(copies, judged)):
+    for copies in sorted(tables.values(), key=lambda copies: not _is_judged(copies, judged)):
         print_lines(figures_text(copies))
     if graph is not None and copies_in_sweep:
         from executor.results.sweep import sweep_table

@@ -76,6 +76,16 @@ def moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
+def shown_duration(seconds: float) -> str:
+    """`0.4 s`, `3 min 12 s`, `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 def shown_digest(digest: str | None) -> str:
     """The first characters of a digest or key, for tables and messages; empty for None."""
     return digest[:12] if digest else ""

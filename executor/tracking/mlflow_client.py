@@ -38,6 +38,7 @@ from dsl.convert import unstructure
 from dsl.errors import StoreError
 from dsl.secrets import resolved_text, secret_names, without_credentials
 from executor.records.metric_points import Point
+from executor.records.sent_run import VIEW
 from executor.system.jsonlines import replace_file, write_json
 from executor.system.symlinks import is_plain, open_own
 from executor.system.trust import TRACKING_URI, is_trusted
@@ -54,6 +55,9 @@ DIGEST_LENGTH = 36  # of a dataset
 FOUND_AT_ONCE = 1000
 LOCK_TIMEOUT_S = 60
 NOTE = "mlflow.note.content"
+# A view of the table of runs, as the button "Share" of MLflow's page stores one. By default it shows no metric.
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+VIEW_COLUMNS = ("attributes.`Created`", "attributes.`Duration`", "attributes.`User`")
 Place = tuple[str, str]  # "node" and its id, "combination" and its name
 WHOLE: Place = ("run", "")
 # The HTTP library's texts for the server that it did not reach, and the operating system's message.
@@ -81,12 +85,19 @@ class Tracker:
         self.sent = sent
         self._places: dict[str, str] = {}  # places of files, of the runs created by this tracker
 
-    def experiment(self, name: str) -> str:
-        """The id of the experiment, created where it does not exist. Raises StoreError where it was deleted."""
+    def experiment(self, name: str, metrics: Iterable[str]) -> str:
+        """The id of the experiment, created where it does not exist. Raises StoreError where it was deleted.
+
+        metrics: the columns of its table of runs in the view that `dflow ui` links to.
+        """
+        view = json.dumps({"selectedColumns": [*VIEW_COLUMNS, *(f"metrics.`{metric}`" for metric in metrics)]})
         with _locked(self._store, self._uri):
             known = self.client.get_experiment_by_name(name)
             if known is None:
-                return str(self.client.create_experiment(name, artifact_location=self._artifact_location()))
+                place = self._artifact_location()
+                return str(self.client.create_experiment(name, artifact_location=place, tags={VIEW_TAG: view}))
+            if known.lifecycle_stage == "active" and known.tags.get(VIEW_TAG) != view:
+                self.client.set_experiment_tag(known.experiment_id, VIEW_TAG, view)
         if known.lifecycle_stage != "active":
             raise StoreError(
                 f'the experiment "{name}" was deleted in MLflow; restore it: MLFLOW_TRACKING_URI={self._uri} '

@@ -105,6 +105,17 @@ def artifact_files(folder: Path, own: Mapping[str, Path]) -> tuple[dict[str, Pat
     return {f"artifact/{name}": path for name, path in paths.items() if name not in large}, large
 
 
+def whole_artifact(record: Record, node_id: str) -> dict[str, Path]:
+    """The files of an artifact by their names in MLflow, in order; none where the store no longer holds it."""
+    state, records = record.state.nodes[node_id], record.folder.parent
+    assert state.digest is not None
+    folder = records.parent / "objects" / state.digest
+    maker = state.source_run if state.cache == "hit" else record.run
+    own = own_files(records, maker, Store(records.parent).computed_key(maker, state.key), folder)
+    small, large = artifact_files(folder, own)
+    return dict(sorted({**small, **{f"artifact/{name}": Path(file.path) for name, file in large.items()}}.items()))
+
+
 def model_name(name: str) -> str:
     """The name without characters that are not allowed in the name of a model."""
     return re.sub(r"[/:.%\"']", "_", name)[:NAME_LENGTH]

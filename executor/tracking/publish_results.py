@@ -22,7 +22,7 @@ from executor.system.supervisor import run_module
 from executor.tracking.logged_model_process import described
 from executor.tracking.mlflow_client import Place, Tracker
 from executor.tracking.node_files import ModelFiles, artifact_files
-from executor.tracking.run_description import REPORT, combination_note
+from executor.tracking.run_description import REPORT, combination_note, maker_tags, run_name
 
 REPORT_WITHIN_S = 45.0
 ARTIFACT = "artifact/"
@@ -51,12 +51,15 @@ def send_metrics(
 ) -> None:
     """Send the final metrics of these nodes to a run; those of nodes downstream of a model also to the model.
 
-    Main metrics come first: MLflow's charts start with the first metric.
+    Main metrics come first: MLflow's charts start with the first metric. What judges the result also has a short name,
+    `tau`, under which it is one column of all runs, whatever their nodes.
     """
     states = record.state.nodes
     by_node: dict[str, dict[str, float]] = {}
     found = final_metrics(nodes, states)
-    for name, (node_id, value) in sorted(found.items(), key=lambda each: not is_judged(each[0], graph.judged_by)):
+    short = _short(found, graph)
+    main = {*short, *(name for name in found if is_judged(name, graph.judged_by))}
+    for name, (node_id, value) in sorted({**short, **found}.items(), key=lambda each: each[0] not in main):
         by_node.setdefault(node_id, {})[name] = value
     results = {node_id: (states[node_id].ended or record.state.started, values) for node_id, values in by_node.items()}
     models = {node_id: child.model for node_id, child in sent.nodes.items() if child.model != FAILED}
@@ -68,6 +71,19 @@ def send_metrics(
             tracker.tag_model(model_id, _judgement(graph, judged))
             tracker.log_output(run_id, model_id)
     tracker.log_results(run_id, results.values())
+
+
+def short_name(judged: str) -> str:
+    return judged.rpartition("/")[2]
+
+
+def _short(found: Mapping[str, tuple[str, float]], graph: Graph) -> dict[str, tuple[str, float]]:
+    """By `tau` what `eval/tau` judges by: of the first node that has it."""
+    return {
+        short_name(judged): next(value for name, value in found.items() if is_judged(name, (judged,)))
+        for judged in sorted(graph.judged_by)
+        if any(is_judged(name, (judged,)) for name in found)
+    }
 
 
 def _judgement(graph: Graph, judged: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, str]:
@@ -149,12 +165,13 @@ class CombinationPublisher:
         self.save()
 
     def _tags(self, combination: Combination) -> dict[str, str]:
+        state = self.record.state
         return {
             "mlflow.parentRunId": self.sent.parent,
-            "mlflow.runName": combination.name,
+            **maker_tags(state, f"{combination.name} ({run_name(state)})"),
             "dflow.kind": "combination",
-            "dflow.pipeline": self.record.state.pipeline,
-            "dflow.run": self.record.run,
+            "dflow.pipeline": state.pipeline,
+            "dflow.run": state.run,
             "dflow.combination": combination.name,
         }
 

@@ -125,6 +125,9 @@ class Publisher:
         if not line.endswith(b"\n"):  # it was killed while it wrote this
             return
         report = structure(Report, json.loads(line))
+        if report.note:
+            self._display.note(report.note)
+            return
         self._warning = report.warning
         self._is_all_sent = report.is_last and self._warning is None
         if self._warning is not None:

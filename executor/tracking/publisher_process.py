@@ -33,10 +33,14 @@ FOR_EXECUTOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @frozen
 class Report:
-    """warning: what MLflow lacks and why, None where it has everything so far. is_last: nothing more will be sent."""
+    """warning: what MLflow lacks and why, None where it has everything so far. is_last: nothing more will be sent.
+
+    note: what takes long; it says nothing else.
+    """
 
     warning: str | None
     is_last: bool
+    note: str = ""
 
 
 def main() -> int:
@@ -52,8 +56,14 @@ def main() -> int:
     threading.Thread(target=_listen, args=(finished,), daemon=True).start()
 
     with sync_lock(folder):
-        publisher = new_run_publisher(store, folder, is_live=True)
-        follow(publisher.send, finished, lambda report: os.write(reports, compact(unstructure(report))))
+
+        def report(what: Report) -> None:
+            os.write(reports, compact(unstructure(what)))
+
+        publisher = new_run_publisher(
+            store, folder, is_live=True, say=lambda text: report(Report(None, is_last=False, note=text))
+        )
+        follow(publisher.send, finished, report)
     return 0
 
 

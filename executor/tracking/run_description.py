@@ -10,10 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dsl.graph import Graph
-from executor.records.events import read_events, worked_seconds
+from executor.records.duration import run_seconds
 from executor.records.run_record import NodeState, Record, RunState
 from executor.results.run_table import result_rows
 from executor.results.sweep import Combination, combinations, final_metrics, main_metrics, sorted_rows, sweep_cells
+from executor.system.output import shown_duration
+from executor.system.user_name import user_name
 
 REPORT = "report.html"
 MOST_ROWS = 30
@@ -22,10 +24,25 @@ TAG = re.compile("<(?=[A-Za-z/!?])")
 SPECIAL = re.compile(r"[\\|`]|!(?=\[)|\](?=[(\[])")  # an interval, [1, 2], stays as it is
 
 
+def run_name(state: RunState) -> str:
+    """The name of the whole run in MLflow, which those below it have behind their own."""
+    return f"{state.pipeline} {state.run}"
+
+
+def maker_tags(state: RunState, name: str) -> dict[str, str]:
+    """The name, source and user that MLflow's tables show of a run."""
+    return {
+        "mlflow.runName": name,
+        "mlflow.source.name": f"dflow: {state.pipeline}",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.user": user_name(),
+    }
+
+
 def run_note(record: Record, graph: Graph, experiment: str, parent: str) -> str:
     """The description of a run that has ended: the user's notes first."""
-    state, worked = record.state, worked_seconds(read_events(record.events_path))
-    parts = [shown_notes(graph), f"{_ending(state, worked)}. {_link(experiment, parent)}"]
+    state = record.state
+    parts = [shown_notes(graph), f"{_ending(state, run_seconds(record))}. {_link(experiment, parent)}"]
     unswept = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
     parts.append(_figures(final_metrics(unswept, state.nodes), graph))
     parts.append(_combinations(graph, state.nodes))
@@ -62,7 +79,7 @@ def _ended_status(state: RunState) -> str:
     return "killed" if state.status == "running" else state.status
 
 
-def _ending(state: RunState, worked: float) -> str:
+def _ending(state: RunState, seconds: float) -> str:
     nodes = state.nodes.values()
     cached = sum(node.cache == "hit" for node in nodes)
     failed = [node_id for node_id, node in state.nodes.items() if node.state == "failed"]
@@ -70,7 +87,7 @@ def _ending(state: RunState, worked: float) -> str:
         f"{len(state.nodes)} nodes, {cached} of them cached",
         *([_plain(f"failed: {', '.join(failed)}")] if failed else []),
     ]
-    return f"**{_ended_status(state)}** after {worked:.0f} s: {'; '.join(parts)}"
+    return f"**{_ended_status(state)}** after {shown_duration(seconds)}: {'; '.join(parts)}"
 
 
 def _link(experiment: str, parent: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from itertools import starmap
 from pathlib import Path
@@ -21,14 +21,17 @@ from pathlib import Path
 from dsl.errors import StageError, StoreError
 from dsl.graph import Graph, GraphNode
 from dsl.secrets import redact, secret_names, values_of
+from dsl.sizes import shown_bytes
+from executor.records.duration import run_seconds
 from executor.records.events import Accepted, EventReader
 from executor.records.metric_points import NodeEvents
 from executor.records.record_trust import require_own_store
 from executor.records.run_record import NodeState, Record, load_begun
-from executor.records.sent_run import FAILED, SentNode, SentRun
+from executor.records.sent_run import FAILED, SentNode, SentRun, Upload
 from executor.results.node_params import params
 from executor.results.sweep import Combination, combinations
-from executor.system.output import shown_digest
+from executor.system.output import counted, shown_digest
+from executor.system.symlinks import is_plain
 from executor.tracking.mlflow_client import (
     NOTE,
     UNREACHABLE,
@@ -40,9 +43,16 @@ from executor.tracking.mlflow_client import (
     shown_error,
     tracking_uri,
 )
-from executor.tracking.node_files import artifacts_read, files_read, node_files
-from executor.tracking.publish_results import CombinationPublisher, send_metrics, send_model, send_note, send_report
-from executor.tracking.run_description import run_note, shown_notes
+from executor.tracking.node_files import artifacts_read, files_read, node_files, whole_artifact
+from executor.tracking.publish_results import (
+    CombinationPublisher,
+    send_metrics,
+    send_model,
+    send_note,
+    send_report,
+    short_name,
+)
+from executor.tracking.run_description import maker_tags, run_name, run_note, shown_notes
 from executor.tracking.sync_state import is_sent, status_of
 
 POINTS_AT_ONCE = 2000
@@ -53,14 +63,18 @@ LOCKED_TRIES = 15
 class RunPublisher:
     """Sends one run; each call of `send` brings MLflow up to date with the record.
 
-    is_live: the run is in progress. counts: numbers of runs, points and files sent. The caller holds the record's lock.
+    is_live: the run is in progress. counts: numbers of runs, points and files sent. say: called with what takes
+    long. The caller holds the record's lock.
     """
 
-    def __init__(self, store: Path, folder: Path, *, is_live: bool = False) -> None:
+    def __init__(
+        self, store: Path, folder: Path, *, is_live: bool = False, say: Callable[[str], object] = lambda text: None
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self._store = store
         self._folder = folder
         self._is_live = is_live
+        self._say = say
         self._reader = EventReader(folder / "events.jsonl")
         self._events: dict[str, NodeEvents] = {}
         self._found: dict[Place, list[str]] = {}
@@ -156,6 +170,7 @@ class RunPublisher:
             swept.end(combination, is_running=is_running)
         if not is_running and not is_sent(self._sent, self._record, size):
             self._close_parent()
+        self._upload(at_most=1 if is_running else None)
         self._sent.events = None if is_running else size
         self._save()
 
@@ -171,7 +186,8 @@ class RunPublisher:
         if self._is_sure:
             return
         if not self._sent.experiment:
-            self._sent.experiment = self._tracker.experiment(self._record.state.experiment)
+            columns = sorted(map(short_name, self._graph.judged_by))
+            self._sent.experiment = self._tracker.experiment(self._record.state.experiment, columns)
         self._found = self._tracker.runs_of(self._sent.experiment, self._record.run)
         known = {WHOLE: self._sent.parent}
         known |= {("node", name): sent.run_id for name, sent in self._sent.nodes.items()}
@@ -199,7 +215,7 @@ class RunPublisher:
         if not sent.parent:
             note = {NOTE: shown_notes(graph)} if graph.notes else {}
             own = {
-                "mlflow.runName": f"{state.pipeline} {state.run}",
+                **maker_tags(state, run_name(state)),
                 "dflow.kind": "sweep" if self._combinations else "run",
                 "dflow.pipeline": state.pipeline,
                 "dflow.run": state.run,
@@ -224,7 +240,7 @@ class RunPublisher:
         note = run_note(record, graph, sent.experiment, sent.parent)
         send_note(self._tracker, sent.parent, sent, note, self._save)
         status = status_of(record.state.status)
-        self._tracker.close(sent.parent, status, record.state.ended or time.time())
+        self._tracker.close(sent.parent, status, record.state.started + run_seconds(record))
         sent.parent_status = status
 
     def _send_node(self, node: GraphNode, state: NodeState) -> None:
@@ -269,6 +285,51 @@ class RunPublisher:
             self._sent.nodes[node.id].model = FAILED
             self._warning = f"MLflow lacks the model of {node.id}: {error}; try it: dflow sync {self._folder.name}"
 
+    def _upload(self, at_most: int | None) -> None:
+        """Send the whole artifacts of the nodes that the pipeline names; at_most: files, as the rest of a live run must
+        not wait long. What was sent is not sent again after a kill.
+        """
+        for node in self._graph.nodes.values():
+            state, sent = self._record.state.nodes[node.id], self._sent.nodes.get(node.id)
+            if not self._graph.is_uploaded(node) or sent is None or state.state != "done" or state.digest is None:
+                continue
+            if sent.upload is None or sent.upload.digest != state.digest:
+                sent.upload = Upload(state.digest, is_complete=self._has_upload(state))
+            if not sent.upload.is_complete:
+                self._upload_artifact(node, sent, sent.upload, at_most)
+                if at_most is not None:
+                    return
+
+    def _upload_artifact(self, node: GraphNode, sent: SentNode, upload: Upload, at_most: int | None) -> None:
+        files = whole_artifact(self._record, node.id)
+        wrong = [name for name, path in files.items() if not is_plain(path, self._store)]
+        if wrong or not files:
+            why = f"{wrong[0]} is missing, or a link: see `dflow verify`" if wrong else "the store no longer holds it"
+            self._warning = f"MLflow lacks the artifact of {node.id}: {why}"
+            return
+        size = f"{counted(len(files), 'file')}, {shown_bytes(sum(path.stat().st_size for path in files.values()))}"
+        if not upload.files:
+            self._say(f"uploading the artifact of {node.id} to MLflow: {size}")
+        rest = list(files.items())[upload.files :]
+        for name, path in rest[:at_most]:
+            self._tracker.log_files(sent.run_id, {name: path}, {})
+            upload.files += 1
+            self._save()
+        if upload.files == len(files):
+            self._tracker.log_tags(sent.run_id, {"dflow.uploaded": size})
+            upload.is_complete = True
+            self._save()
+
+    def _has_upload(self, state: NodeState) -> bool:
+        """Whether the run that computed a cached artifact has uploaded it, to the same place."""
+        folder = self._store / "records" / (state.source_run or "")
+        sent = SentRun.read(folder) if state.cache == "hit" and state.source_run else None
+        maker = load_begun(folder) if sent is not None else None
+        if sent is None or maker is None or maker.state.tracking_uri != self._record.state.tracking_uri:
+            return False
+        uploads = [node.upload for node in sent.nodes.values() if node.upload is not None]
+        return any(upload.is_complete and upload.digest == state.digest for upload in uploads)
+
     def _judge_again(self, sent: SentNode) -> None:
         """Have the final metrics sent again, linked to the model that they evaluate."""
         if sent.model != FAILED:
@@ -281,7 +342,9 @@ class RunPublisher:
         own = next((each for each in self._combinations if node.id in each.own), None)
         parent = self._sent.parent if own is None else self._sent.combinations[own.name].run_id
         identity = {"mlflow.parentRunId": parent, "dflow.run": self._record.run, "dflow.node": node.id}
-        names = {"mlflow.runName": node.id, "dflow.kind": "node", "dflow.op": node.op.name}
+        state_of_run = self._record.state
+        names = maker_tags(state_of_run, f"{node.id} ({run_name(state_of_run)})")
+        names |= {"dflow.kind": "node", "dflow.op": node.op.name}
         tags = self._state_tags(state)
         existed = ("node", node.id) in self._found
         started = state.started or self._record.state.started

@@ -6,7 +6,7 @@ import fcntl
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,13 +34,16 @@ QUIET = {
 }
 
 
-def send_rest(store: Path, folder: Path) -> tuple[str | None, Mapping[str, int]]:
+def send_rest(
+    store: Path, folder: Path, say: Callable[[str], object] = lambda text: None
+) -> tuple[str | None, Mapping[str, int]]:
     """Send what MLflow is missing of a run. The caller holds the record's lock.
 
-    Returns a warning where MLflow cannot be reached, and the numbers of runs, points and files sent.
+    say: called with what takes long. Returns a warning where MLflow cannot be reached, and the numbers of runs, points
+    and files sent.
     """
     with sync_lock(folder):
-        publisher = new_run_publisher(store, folder, is_live=False)
+        publisher = new_run_publisher(store, folder, is_live=False, say=say)
         return publisher.send(), publisher.counts
 
 
@@ -55,14 +58,14 @@ def sync_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def new_run_publisher(store: Path, folder: Path, *, is_live: bool) -> RunPublisher:
+def new_run_publisher(store: Path, folder: Path, *, is_live: bool, say: Callable[[str], object]) -> RunPublisher:
     """The caller is the only publisher of this run. Raises StoreError without MLflow."""
     if importlib.util.find_spec("mlflow") is None:
         raise StoreError("mlflow is not installed here, so nothing can be sent to it: install it (pip install mlflow)")
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     from executor.tracking.run_publisher import RunPublisher  # loads mlflow
 
-    return RunPublisher(store, folder, is_live=is_live)
+    return RunPublisher(store, folder, is_live=is_live, say=say)
 
 
 def status_of(state: str) -> str:

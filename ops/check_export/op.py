@@ -58,6 +58,7 @@ class CheckExport:
     output = CheckedDraft
     shows_results = True
     main_figures = "check/(tau_served(_.+)?|live_skipped)"
+    answers = ("safe",)
 
     def chosen_libraries(self) -> tuple[str, ...]:
         """SGLang, so that the node runs again once it is installed."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ops.lib.data.files import read_json
-from ops.lib.report_sections import Section, Table, facts
+from ops.lib.report_sections import Section, Table, Verdict, facts
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The checks that passed, and tau as evaluated and as served by SGLang."""
+    """The checks that passed, and tau as evaluated and as served by SGLang; the verdicts."""
     check = read_json(folder / "check.json")
     live = {f"live: {name}": value for name, value in check["live"].items()}
     sections = [Section("gate", facts({"static": check["static"], **live}))]
@@ -19,4 +20,17 @@ def report(folder: Path) -> Sequence[Section]:
     sections.append(Section("tau", Table(("category", "evaluate", "served by SGLang"), rows)))
     if check["warnings"]:
         sections.append(Section("warnings of the gate", Table(("warning",), [(text,) for text in check["warnings"]])))
-    return sections
+    return [*sections, *_verdicts(check)]
+
+
+def _verdicts(check: Mapping[str, Any]) -> Iterator[Section]:
+    """check: check.json, which only a draft that passed has."""
+    live, tau = check["live"], check["tau"]
+    yield Section("gate", Verdict("safe", "the serving directory meets the contract of SGLang's DFLASH worker", "good"))
+    if live["status"] == "passed":
+        figures = [of["all"] for of in (tau["served"], tau["evaluate"])]
+        served, evaluated = ("-" if figure is None else f"{figure:.2f}" for figure in figures)
+        text = f"SGLang {live['sglang']} served {check['prompts']} prompts: tau {served}, by evaluate {evaluated}"
+        yield Section("served", Verdict("safe", f"{text}; {live['ties']} answers or steps differ at a tie", "good"))
+    else:
+        yield Section("served", Verdict("safe", "not measured: SGLang has not served it", "warn", live["remedy"]))

@@ -86,6 +86,7 @@ class Evaluate:
     shows_results = True
     judged_by = "eval/tau"
     main_figures = "eval/(tau(_(?!random|unclipped).+)?|speedup|lossless_errors|ties|prompts)"
+    answers = ("good", "safe")
 
     @staticmethod
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.evaluate.metric_names import ALL
+from ops.evaluate.verdicts import verdicts
 from ops.lib.data.files import read_json
 from ops.lib.report_sections import Cell, Chart, Html, Section, Series, Table, interval_text
 
@@ -14,14 +15,17 @@ PAGE_HEIGHT = 640
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """tau, its parts, losslessness, speed, and the answers."""
+    """tau, its parts, losslessness, speed, and the answers; the verdicts."""
     report = read_json(folder / "report.json")
+    measurements = folder / "measurements.json"  # not a part of the artifact's content
+    measured = read_json(measurements) if measurements.exists() else None
     return [
         _tau(report),
         *(_curves(report) if report["tau"][ALL]["steps"] else ()),
         _lossless(report),
-        *_speed(folder),
+        *(() if measured is None else (_speed(measured),)),
         Section("Answers", Html((folder / "prompts.html").read_text("utf-8"), PAGE_HEIGHT)),
+        *verdicts(report, measured),
     ]
 
 
@@ -107,12 +111,7 @@ def _lossless(report: Mapping[str, Any]) -> Section:
     )
 
 
-def _speed(folder: Path) -> Iterator[Section]:
-    """Empty without the measurements, which are not part of the artifact's content."""
-    file = folder / "measurements.json"
-    if not file.exists():
-        return
-    measured = read_json(file)
+def _speed(measured: Mapping[str, Any]) -> Section:
     columns = ("decoding", "tokens", "seconds", "tokens / s", "prefill", "draft", "verify", "overhead")
     rows: list[Sequence[Cell]] = []
     for way in ("plain", "speculative"):
@@ -123,7 +122,7 @@ def _speed(folder: Path) -> Iterator[Section]:
     interval = ""
     if measured["speedup_low"] is not None:
         interval = f" [{measured['speedup_low']:.2f}, {measured['speedup_high']:.2f}]"
-    yield Section(
+    return Section(
         "Speed",
         Table(columns, rows),
         f"Speed-up {measured['speedup']:.2f}{interval}, in {measured['batches']} "

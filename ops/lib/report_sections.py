@@ -24,9 +24,11 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, shortened
+from dsl.op_class import Question
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.sample_account import NOT_TAKEN
 
+Judgement = Literal["good", "info", "warn", "bad"]
 Cell = str | int | float | None
 MOST = int(sys.float_info.max)
 DROPPED_SHOWN = 20
@@ -128,7 +130,22 @@ class Account:
     splits: Sequence[str] = ()
 
 
-Body = Table | Chart | Html | Picture | Account
+@frozen
+class Verdict:
+    """A sentence on the first screen of the report, under its question: "good", is the draft good; "safe", is it safe
+    to serve; "limit", what limits it. The section's title is what was judged.
+
+    judgement: how it is marked. advice: what to do about it, listed under "what to do next"; RUN in it becomes the
+    run's id. Warnings of the op's node stand beside its verdicts.
+    """
+
+    question: Question
+    text: str
+    judgement: Judgement = "info"
+    advice: str = ""
+
+
+Body = Table | Chart | Html | Picture | Account | Verdict
 
 
 @frozen

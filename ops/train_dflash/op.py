@@ -275,6 +275,7 @@ class TrainDflash:
     )
     seed: int | None = seed_field()
     output = DraftCheckpoint
+    answers = ("limit",)
 
     @property
     def measures_tau(self) -> bool:

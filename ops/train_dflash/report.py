@@ -8,13 +8,14 @@ from typing import Any
 
 from ops.lib.data.files import read_json
 from ops.lib.report_sections import Account, Section, facts
+from ops.train_dflash.verdicts import verdicts
 
 SHOWN = ("steps", "selected_step", "tokens", "anchors", "skipped_steps", "nonfinite_steps", "final_loss", "loss")
 NOT_REACHED = "in no step before max_steps"
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The samples, the training, and the last measurements."""
+    """The samples, the training, and the last measurements; the verdicts."""
     training = read_json(folder / "training.json")
     measured = {**(training.get("final_metrics") or {}), **(training.get("val_metrics") or {})}
     anchorless = training["samples_without_anchor"]
@@ -23,6 +24,7 @@ def report(folder: Path) -> Sequence[Section]:
         Section("samples", train_account(training)),
         Section("training", facts(training, SHOWN), note),
         Section("measured at the end", facts(measured)),
+        *verdicts(training),
     ]
 
 

@@ -8,11 +8,10 @@ from statistics import fmean, variance
 from typing import Any
 
 from ops.tools.diagnose.finding import Finding, unmeasured
+from ops.train_dflash.verdicts import MOST_FALL, PARTS, is_before_last_part
 
 NAME = "length of training"
-PARTS = 5
 LEAST_POINTS = 4  # in each of the parts
-MOST_FALL = 0.1
 ERRORS = 2.0  # standard errors of the difference
 
 
@@ -33,7 +32,7 @@ def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any])
     fall = fmean(parts[0]) - fmean(parts[1])
     error = sqrt(sum(variance(part) / len(part) for part in parts))
     selected = training.get("selected_step", end)
-    is_earlier = selected <= end * (PARTS - 1) / PARTS
+    is_earlier = is_before_last_part(selected, end)
     best = {"tau": "tau on val was best", "loss": "the loss on val was lowest"}
     chosen_by = best.get(training.get("recipe", {}).get("select"), "the weights are those")
     return Finding(

@@ -9,6 +9,7 @@ from typing import Any
 from scipy.special import stdtrit
 
 from ops.evaluate.statistics import is_repetition, steps_of
+from ops.evaluate.verdicts import CATEGORY_RATIO
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.tools.diagnose.bench import (
@@ -22,9 +23,8 @@ from ops.tools.diagnose.bench import (
     unpaired_gain,
 )
 from ops.tools.diagnose.finding import TOO_FEW, Finding, too_few, unless_chance, unmeasured
+from ops.train_dflash.verdicts import GAP_RATIO, exported_metrics
 
-CATEGORY_RATIO = 2.0
-GAP_RATIO = 1.5
 OF_EXPECTED = 0.6
 LEAST_SAMPLES = 1000
 NOTHING_SAVED = 0.1  # of the passes of the target
@@ -67,11 +67,6 @@ def repetition_finding(answers: Sequence[Decoded]) -> Finding:
         advice="use a target with trained weights, whose answers do not repeat",
         is_note=2 * repeated > len(answers),
     )
-
-
-def exported_metrics(training: Mapping[str, Any]) -> Mapping[str, float] | None:
-    """train/... metrics of the steps before the exported weights; of the last steps if there is no other record."""
-    return training.get("selected_metrics") or training.get("final_metrics")
 
 
 def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: Mapping[str, Any]) -> Finding:

@@ -22,6 +22,7 @@ from dsl.errors import DataError, DflowError
 from dsl.graph_json import graph_from_json
 from ops.artifacts import TokenShards
 from ops.evaluate.statistics import acceptance_length
+from ops.evaluate.verdicts import CEILING
 from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
@@ -50,7 +51,6 @@ from ops.tools.diagnose.trained import explained, target_finding, trained_of
 NOW = "dflow: now: "
 LEARNT = "train"  # the split that a draft is trained on
 RESAMPLINGS = 2000  # for the interval of tau
-CEILING = 0.95  # of block_size: a tau that can hardly rise
 TARGET, EXPORT, FED, RANDOM, FEATURES, TRAINING = STEPS = (
     "loading the target",
     "the draft as exported",

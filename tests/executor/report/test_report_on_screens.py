@@ -21,6 +21,10 @@ FIGURES = """
         stage.log({f"eval/{name}": value, f"eval/{name}_low": value - 0.1287, f"eval/{name}_high": value + 0.1354}, 3)
     stage.log({"eval/tokens_per_second": 1234.56 * config.kept, "eval/acceptance_rate": 0.34112 * config.kept}, 3)
 """
+JUDGES = """
+    yield Section("judged" + text, Verdict("good", "tau" + text, "warn", "do" + text))
+    yield Section("gate", Verdict("safe", "5 of 5", "good"))
+"""
 LONG = "a-name-without-any-place-to-break-" * 8
 
 
@@ -33,6 +37,10 @@ def rgb(colour: str) -> list[float]:
 def test_nothing_is_wider_than_the_screen_and_texts_stand_out(tmp_path: Path, width: int, dark: bool) -> None:
     text = (EVIL + LONG).replace("'", "")
     toy = counting(tmp_path, PIPELINE.replace("kept = 7", f"kept = 7\ntext = '''{text}'''"))
+    shows = tmp_path / "shows.py"
+    shows.write_text(
+        f"{shows.read_text().replace('Section, Series, Table', 'Section, Series, Table, Verdict')}{JUDGES}"
+    )
     run(toy)
     run(toy, "-s", "filter.kept=5")
     for runs in (runs_of(toy)[:1], runs_of(toy)):
@@ -42,6 +50,9 @@ def test_nothing_is_wider_than_the_screen_and_texts_stand_out(tmp_path: Path, wi
             browser.show(page, width, 800, dark=dark)
             assert width == browser.value("document.documentElement.scrollWidth")
             assert width == browser.value("innerWidth")
+            top = browser.value("document.querySelector('main section h3').getBoundingClientRect().top")
+            assert 0 < top < 400, "what comes first is on the first screen"
+            assert "Is the draft good?" == browser.value("document.querySelector('main section h3').textContent")
             style = "getComputedStyle(document.body)"
             ground, ink = rgb(browser.value(f"{style}.backgroundColor")), rgb(browser.value(f"{style}.color"))
             assert dark == (sum(ground) < 3 * 128)

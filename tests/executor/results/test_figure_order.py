@@ -29,15 +29,17 @@ def measured(folder: Path) -> Record:
     return Record.prepare(folder, graph, nodes=nodes)
 
 
-def test_the_table_of_what_is_judged_ends_the_output_and_begins_with_tau(
+def test_the_table_of_what_is_judged_stands_above_all_others_and_begins_with_tau(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     graph, state = read_graph(TINY), measured(tmp_path).state
     for known in (graph, None):
         print_figures(state, ["eval", "check"], graph=known)
         lines = capsys.readouterr().out.splitlines()
-        assert ["results of check", "results of eval"] == [line for line in lines if line.startswith("results")]
-        names = [line.split()[0] for line in lines[lines.index("results of eval") + 2 :]]
+        assert ["results of eval", "results of check"] == [line for line in lines if line.startswith("results")]
+        names = [
+            line.split()[0] for line in lines[lines.index("results of eval") + 2 : lines.index("results of check")]
+        ]
         taus = ["eval/tau", "eval/tau_image", "eval/tau_of/low", *BASELINE]
         others = ["eval/acceptance_slot_01", "eval/draft_share", "eval/lossless_errors", "eval/plain_seconds"]
         assert [*taus, "eval/speedup", *others] == names

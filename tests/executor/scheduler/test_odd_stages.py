@@ -182,7 +182,7 @@ def test_copies_of_a_node_share_a_table_of_results():
     assert figures_text(many).splitlines()[1:3] == ["eval  eval/tau          eval/n", "a     2.5 [2.25, 2.75]  3"]
 
 
-def test_what_is_judged_is_told_last_in_a_table_of_its_own_and_a_warning_of_several_once(capsys):
+def test_what_is_judged_is_told_first_in_a_table_of_its_own_and_a_warning_of_several_once(capsys):
     shown = {"loss": 1.0}
     nodes = {
         "eval-a": NodeState(state="done", metrics=METRICS, warnings=["no GPU", "slow"]),
@@ -194,7 +194,7 @@ def test_what_is_judged_is_told_last_in_a_table_of_its_own_and_a_warning_of_seve
     print_figures(state, list(nodes))
     lines = capsys.readouterr().out.splitlines()
     heads = [line for line in lines if line.startswith("results of")]
-    assert heads == ["results of bench-a", "results of eval-c", "results of eval-a, eval-b"]
+    assert heads == ["results of eval-a, eval-b", "results of bench-a", "results of eval-c"]
     assert lines[-2:] == ["eval-a, eval-b: warning: no GPU", "eval-a: warning: slow"]
 
 

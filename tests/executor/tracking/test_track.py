@@ -5,9 +5,11 @@ import json
 
 import attrs
 import pytest
+from report_page import Page
 from tracked_toy import artifacts, child, client_of, history, ids, newest_record, send, tracked_toy
 
 from executor.records.run_record import Record
+from executor.system.user_name import user_name
 from executor.tracking.node_files import FILE_LIMIT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -48,9 +50,36 @@ def test_a_run_is_a_parent_with_a_child_for_every_node(tracked):
     assert tracked.client.get_experiment(run.info.experiment_id).name == "toy"
     found = tracked.client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent}'")
     assert {child.info.run_id: (child.info.run_name, child.info.status) for child in found} == {
-        run_id: (name, "FINISHED") for name, run_id in children.items()
+        run_id: (f"{name} (toy {tracked.first.name})", "FINISHED") for name, run_id in children.items()
     }
     assert list(children) == ["a", "b", "c", "d"]
+
+
+def test_every_run_has_its_source_and_its_user(tracked):
+    parent, children = ids(tracked.first)
+    for run_id in (parent, children["a"]):
+        tags = tracked.client.get_run(run_id).data.tags
+        assert ("dflow: toy", "LOCAL") == (tags["mlflow.source.name"], tags["mlflow.source.type"])
+        assert user_name() == tags["mlflow.user"] != ""
+
+
+def test_a_run_took_as_long_in_mlflow_as_in_every_table(tmp_path):
+    toy = tracked_toy(tmp_path, tracked=False)
+    assert 0 == toy.dflow("run", str(toy.file)).returncode
+    record = newest_record(toy)
+    moments = [(100.0, "started"), (400.0, "stopped"), (5000.0, "started"), (5088.0, "done")]
+    events = [{"time": at, "node": "", "attempt": 0, "kind": "run", "state": state} for at, state in moments]
+    (record / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    send(toy, record)
+    client, parent = client_of(toy), ids(record)[0]
+    run = client.get_run(parent)
+    assert 388_000 == run.info.end_time - run.info.start_time
+    assert "after 6 min 28 s" in run.data.tags["mlflow.note.content"]
+    assert "6 min 28 s" in toy.dflow("runs").stdout
+    assert 388.0 == json.loads(toy.dflow("runs", "--json").stdout)["runs"][0]["seconds"]
+    assert f"run {record.name}: done, 6 min 28 s" in toy.dflow("status").stdout
+    assert 388.0 == json.loads(toy.dflow("status", "--json").stdout)["seconds"]
+    assert ["took", "6 min 28 s"] in Page.read(record / "report.html").tables["runs"][0]
 
 
 def test_the_tags_of_a_child_are_these(tracked):

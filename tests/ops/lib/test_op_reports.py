@@ -18,7 +18,7 @@ from ops.export_draft.report import report as export_draft_sections
 from ops.ingest.report import report as ingest_sections
 from ops.lib.data.files import json_line, read_json, write_json
 from ops.lib.data.sample_account import NOT_TAKEN, Tally
-from ops.lib.report_sections import DROPPED_SHOWN, Account, Html, Section, histogram, shown_value
+from ops.lib.report_sections import DROPPED_SHOWN, Account, Html, Section, Verdict, histogram, shown_value
 from ops.load_target.report import report as target_sections
 from ops.regenerate_answers.report import LETTERS
 from ops.regenerate_answers.report import report as regenerate_answers_sections
@@ -31,7 +31,7 @@ from ops.train_dflash.report import report as train_dflash_sections
 
 
 def body(sections: Sequence[Section], title: str) -> Any:
-    return {section.title: section.body for section in sections}[title]
+    return {section.title: section.body for section in sections if not isinstance(section.body, Verdict)}[title]
 
 
 def account(sections: Sequence[Section]) -> Account:
@@ -95,10 +95,11 @@ def test_what_is_captured_and_planned_is_what_was_tokenised(tokens, tmp_path: Pa
 
 def test_what_max_steps_left_out_was_not_seen_by_the_training(tmp_path: Path) -> None:
     training = {"samples": 100, "samples_seen": 30, "steps": 7, "samples_without_anchor": 2, "val_metrics": None}
+    training |= {"tokens": 900}
     write_json(tmp_path / "training.json", training | {"final_metrics": {"train/loss": 0.5}})
     sections = list(train_dflash_sections(tmp_path))
     assert Account(came_in=100, kept={"train": 30}, dropped={NOT_REACHED: 70}, splits=("train",)) == account(sections)
-    assert [("steps", 7)] == body(sections, "training").rows
+    assert [("steps", 7), ("tokens", 900)] == body(sections, "training").rows
     assert "2 samples of a step had no anchor, and were not trained on" == sections[1].note
     assert {NOT_REACHED: 0} == train_account({"samples": 100}).dropped
 
@@ -117,7 +118,7 @@ def test_target_draft_and_gate_show_what_they_are(tmp_path: Path) -> None:
     assert shown == body(export_draft_sections(tmp_path), "draft").rows
     check = {
         "static": "passed",
-        "live": {"status": "skipped", "reason": "no GPU"},
+        "live": {"status": "skipped", "reason": "no GPU", "remedy": "use one"},
         "tau": {"evaluate": {"all": 3.5, "image": 4.0}, "served": None},
         "warnings": ["pixels differ"],
     }

@@ -1,0 +1,149 @@
+"""The first screen: is the draft good, is it safe to serve, what limits it, and what to do next.
+
+Ops answer by the verdicts in their sections. What no node answered, though the pipeline makes a draft, is reported as
+not measured, with the op that measures it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from attrs import frozen
+from markupsafe import Markup
+
+from dsl.errors import DflowError, shortened
+from dsl.op_class import Question
+from dsl.op_table import load_op, op_names
+from executor.model_tools.diagnose import kept
+from executor.report.artifacts import ShownByOps
+from executor.report.op_sections import Shown
+from executor.report.run_data import NodeFacts, RunFacts
+from executor.report.templates import render
+from executor.results.run_table import first_line
+from ops.lib.report_sections import Verdict
+
+QUESTIONS: Mapping[Question, str] = {
+    "good": "Is the draft good?",
+    "safe": "Is it safe to serve?",
+    "limit": "What limits it?",
+}
+MOST_OPEN = 2  # of runs or combinations; the answers of the others are folded
+MOST_TEXT = 160  # characters of a warning, which Warnings and errors has whole
+WORST_FIRST = ("bad", "warn", "info", "good")
+
+
+@frozen
+class Line:
+    """title: what was judged. node: empty where no node has it."""
+
+    node: str
+    title: str
+    verdict: Verdict
+
+
+def answers(columns: Sequence[RunFacts], shown: ShownByOps) -> Markup:
+    """The answers for each run or combination; empty where no op of theirs answers anything."""
+    found = [(column, lines) for column in columns if (lines := lines_of(column, shown))]
+    parts = []
+    for column, lines in found:
+        of_question = [(text, _in_order(lines, question)) for question, text in QUESTIONS.items()]
+        warnings = sum(len(node.recorded.warnings) for node in column.nodes.values())
+        parts.append((column, render("answers.html", "answered", of_question, next_steps(column, lines), warnings)))
+    if not parts:
+        return Markup("")
+    return render("answers.html", "answers", parts[:MOST_OPEN], parts[MOST_OPEN:], len(columns) == 1)
+
+
+def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
+    """The verdicts in the order of the data, with what was not measured; those of `dflow diagnose` last."""
+    lines: list[Line] = []
+    for name, node in column.nodes.items():
+        of_node = shown.get((column.run, node.id), Shown())
+        given = [
+            Line(name, section.title, section.body) for section in of_node.sections if isinstance(section.body, Verdict)
+        ]
+        lines += given
+        known = {line.verdict.question for line in given}
+        asked = _answered_by(node.op, tuple(column.op_files or ()))
+        for question in asked:
+            if question not in known:
+                lines.append(Line(name, "not measured", _unknown(question, column, node, of_node.failed)))
+        for question in [line.verdict.question for line in given[:1]] or asked[:1]:
+            texts = [shortened(text, MOST_TEXT) for text in node.recorded.warnings]
+            lines += [Line(name, "warning", Verdict(question, text, "warn")) for text in texts]
+    return [*lines, *_unasked(column), *_diagnosed(column)] if lines else []
+
+
+def _in_order(lines: Sequence[Line], question: Question) -> list[Line]:
+    """In the order of the data; of what limits a draft the worst first."""
+    chosen = [line for line in lines if line.verdict.question == question]
+    return sorted(chosen, key=_badness) if question == "limit" else chosen
+
+
+def _badness(line: Line) -> int:
+    return WORST_FIRST.index(line.verdict.judgement)
+
+
+@cache
+def _answered_by(op: str, op_files: tuple[Path, ...]) -> tuple[Question, ...]:
+    """The questions that an op answers; none for one that no longer exists."""
+    with suppress(DflowError):
+        return load_op(op, op_files).answers
+    return ()
+
+
+def _unknown(question: Question, column: RunFacts, node: NodeFacts, failed: str) -> Verdict:
+    """Why a node has not answered a question."""
+    resume = f"dflow resume {column.run}"
+    if node.state == "failed":
+        text = f"it failed: {first_line(node.recorded.error or 'no reason is recorded')}"
+        return Verdict(question, text, "bad", f"correct what made {node.id} fail; then {resume}")
+    if node.is_gone:
+        return Verdict(question, "the store no longer holds its artifact", "warn", f"make it again: {resume}")
+    if failed:
+        return Verdict(question, f"its sections are missing: {failed}", "warn")
+    if node.state == "done":
+        return Verdict(question, "its report has no verdict on this", "warn")
+    if column.status == "running":
+        return Verdict(question, "it has not finished yet")
+    return Verdict(question, node.recorded.reason or "it has not finished", "warn", f"finish the run: {resume}")
+
+
+def _unasked(column: RunFacts) -> Iterator[Line]:
+    """What no node measures, though a built-in op would; none in a pipeline whose answers are only its own ops'."""
+    present = {node.op for node in column.nodes.values()}
+    built_in = {op: questions for op in op_names() if (questions := _answered_by(op, ()))}
+    for op, questions in built_in.items() if present & built_in.keys() else ():
+        if op not in present:
+            for question in questions:
+                does = first_line(load_op(op).help).rstrip(".")
+                advice = f'add a node with op = "{op}": {does[:1].lower()}{does[1:]}'
+                yield Line("", op, Verdict(question, f"not measured: the pipeline has no node of {op}", "warn", advice))
+
+
+def _diagnosed(column: RunFacts) -> Iterator[Line]:
+    names = {node.id: name for name, node in column.nodes.items()}
+    found = {names[node]: findings for node, findings in kept(column.record).items() if node in names}
+    if not found and column.status == "done":
+        advice = f"measure the usual causes of a low tau: dflow diagnose {column.run}"
+        yield Line("", "diagnosis", Verdict("limit", "not measured: the usual causes of a low tau", "info", advice))
+    for name, findings in found.items():
+        causes = [finding for finding in findings if finding.is_cause]
+        for cause in causes:
+            first = f"first {cause.explained_by}, which explains it; " if cause.explained_by else ""
+            advice = f"{cause.name}: {first}{cause.advice}"
+            yield Line(name, cause.name, Verdict("limit", f"{cause.measured}; normal: {cause.normal}", "bad", advice))
+        if not causes:
+            yield Line(name, "diagnosis", Verdict("limit", "none of the usual causes of a low tau was found", "good"))
+
+
+def next_steps(column: RunFacts, lines: Sequence[Line]) -> list[str]:
+    """The advice, each once, that of the worst verdicts first; to serve a draft about which nothing is open."""
+    advice = [line.verdict.advice for line in sorted(lines, key=_badness) if line.verdict.advice]
+    steps = list(dict.fromkeys(re.sub(r"\bRUN\b", column.run, text) for text in advice))
+    open_ = [line for line in lines if line.verdict.question != "limit" and line.verdict.judgement in ("bad", "warn")]
+    return steps if open_ else [f"serve it: dflow serve {column.run}", *steps]

@@ -1,0 +1,120 @@
+"""What an evaluation says of its draft: sentences for the first screen of the report. Loads no torch.
+
+Two figures differ where their 95 % intervals do not overlap, which is stricter than a paired test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ops.evaluate.metric_names import ALL
+from ops.lib.report_sections import Section, Verdict, interval_text
+
+CEILING = 0.95  # of block_size: a tau that can hardly rise
+CATEGORY_RATIO = 2.0  # of the highest category's tau to the lowest's, beyond which the lowest limits a mixed load
+NO_INTERVAL = "no interval of one prompt"
+MORE_PROMPTS = "evaluate more prompts: raise max_prompts"
+
+
+def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Iterator[Section]:
+    """report: report.json. measured: measurements.json, None where it is gone."""
+    tau = report["tau"][ALL]
+    if tau["steps"]:
+        yield Section("tau", _against_random(report))
+    else:
+        text = f"no tau: the target's answer to each of the {tau['prompts']} prompts is one token"
+        yield Section("tau", Verdict("good", text, "bad", "evaluate prompts with longer answers"))
+    yield Section("speed-up", _against_plain(measured))
+    yield Section("losslessness", _lossless(report))
+    if tau["steps"]:
+        yield from _limits(report)
+    if measured is not None:
+        yield Section("time", _slowest(measured))
+
+
+def _against_random(report: Mapping[str, Any]) -> Verdict:
+    tau = report["tau"][ALL]
+    text = f"{_figure(tau)} tokens per pass of the target, of at most {report['block_size']}; plain decoding has 1"
+    if "tau_random" not in report:
+        advice = "compare with a random draft: random_draft = true of evaluate"
+        return Verdict("good", f"{text}. Against a random draft: not measured", "warn", advice)
+    chance = report["tau_random"][ALL]
+    text += f", a random draft {_figure(chance)}"
+    if tau["low"] is None or chance["high"] is None:
+        return Verdict("good", f"{text}. An interval needs two prompts", "warn", MORE_PROMPTS)
+    if tau["low"] > chance["high"]:
+        return Verdict("good", f"{text}. It is better than chance", "good")
+    if tau["tau"] <= chance["tau"]:
+        advice = "find out why nothing was learnt that decoding can use: see what limits it, and dflow diagnose RUN"
+        return Verdict("good", f"{text}. It is no better than chance", "bad", advice)
+    return Verdict("good", f"{text}. Chance is not ruled out: the intervals overlap", "warn", MORE_PROMPTS)
+
+
+def _against_plain(measured: Mapping[str, Any] | None) -> Verdict:
+    if measured is None:
+        return Verdict("good", "not measured: measurements.json of this run is gone", "warn", "evaluate again")
+    low, high = measured["speedup_low"], measured["speedup_high"]
+    interval = "no interval of one batch" if low is None else f"{low:.2f} to {high:.2f}"
+    text = f"{measured['speedup']:.2f} ({interval}) times as fast as plain decoding, in batches of "
+    text += f"{measured['batch_size']} at most"
+    if low is None:
+        advice = "evaluate more batches: raise max_prompts, or lower batch_size"
+        return Verdict("good", f"{text}. An interval needs two batches", "warn", advice)
+    if low > 1:
+        return Verdict("good", f"{text}. It is faster", "good")
+    advice = "measure the speed where it will be served: on a CPU, a pass over a block costs as much as its tokens"
+    if high < 1:
+        return Verdict("good", f"{text}. It is slower", "bad", advice)
+    return Verdict("good", f"{text}. No difference is certain", "warn", advice)
+
+
+def _lossless(report: Mapping[str, Any]) -> Verdict:
+    if report["lossless"] is None:
+        advice = "check the answers too: add a node of evaluate with temperature = 0"
+        return Verdict("safe", "not measured: answers were sampled", "warn", advice)
+    errors, ties = report["lossless"]["errors"], report["lossless"]["ties"]
+    text = f"{report['prompts'] - errors} of {report['prompts']} answers are those of the target alone"
+    text += f", {ties} of them up to a tie of two logits" if ties else ""
+    if errors:
+        return Verdict("safe", text, "bad", "do not serve it: decoding changes answers (docs/evaluation.md)")
+    return Verdict("safe", text, "good")
+
+
+def _limits(report: Mapping[str, Any]) -> Iterator[Section]:
+    tau, size = report["tau"][ALL], report["block_size"]
+    if tau["tau"] >= CEILING * size:
+        text = f"tau {tau['tau']:.2f} is at its ceiling, the {size} slots of a block"
+        yield Section("block size", Verdict("limit", text, "warn", "train with a larger block_size"))
+    kinds = {name: of for name, of in report["tau"].items() if name != ALL and of["steps"]}
+    if len(kinds) < 2:
+        return
+    by_tau = sorted(kinds, key=lambda name: kinds[name]["tau"])
+    text = ", ".join(f"{name} {_figure(kinds[name])}" for name in by_tau)
+    lowest, highest = kinds[by_tau[0]], kinds[by_tau[-1]]
+    if None in (lowest["high"], highest["low"]):
+        yield Section("categories", Verdict("limit", f"tau: {text}; an interval needs two prompts of each"))
+    elif lowest["high"] >= highest["low"]:
+        yield Section("categories", Verdict("limit", f"tau: {text}; no difference is certain"))
+    elif highest["tau"] <= CATEGORY_RATIO * lowest["tau"]:
+        yield Section("categories", Verdict("limit", f"tau: {text}"))
+    else:
+        advice = f'train on more samples of "{by_tau[0]}", with answers of the target\'s own, if it is to be served'
+        text += f"; the lowest limits a mixed load: the highest is more than {CATEGORY_RATIO:g} times as high"
+        yield Section("categories", Verdict("limit", f"tau: {text}", "warn", advice))
+
+
+def _slowest(measured: Mapping[str, Any]) -> Verdict:
+    parts, seconds = measured["parts"]["speculative"], measured["speculative_seconds"]
+    shares = [(name, parts[name] / seconds) for name in ("verify", "draft", "prefill", "overhead")]
+    text = ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares, key=lambda each: -each[1]))
+    if parts["draft"] > parts["verify"]:
+        advice = "make the draft cheaper: fewer layers (num_layers of train_dflash)"
+        return Verdict(
+            "limit", f"of speculative decoding: {text}; the draft takes longer than the target", "warn", advice
+        )
+    return Verdict("limit", f"of speculative decoding: {text}")
+
+
+def _figure(tau: Mapping[str, Any]) -> str:
+    return f"{tau['tau']:.2f} ({interval_text(tau, NO_INTERVAL)})"

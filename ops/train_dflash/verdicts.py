@@ -1,0 +1,74 @@
+"""What a training says of what limits its draft: sentences for the first screen of the report. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ops.lib.report_sections import Section, Verdict
+
+PARTS = 5  # of a training: a step before the last part is an early one
+MOST_FALL = 0.1  # of a loss: a larger fall makes the right token over 10 % more likely
+GAP_RATIO = 1.5  # of the figure on the training's samples to that on held-out ones, above which they are memorized
+LONGER = "train longer: more epochs of shard_sequence, or more samples"
+MORE_SAMPLES = "train on more, and more varied, samples like those to be served, for fewer epochs"
+NO_VAL = 'measure val while it trains: eval_every of train_dflash, and a captured split "val"'
+
+
+def verdicts(training: Mapping[str, Any]) -> Iterator[Section]:
+    """training: training.json."""
+    yield Section("length of training", _length(training))
+    yield Section("overfitting", _gap(training))
+    yield Section("data", _data(training))
+    skipped = training.get("nonfinite_steps", 0)
+    if skipped:
+        text = f"{skipped} of {training['steps']} steps had gradients that are not finite, and were skipped"
+        yield Section("stability", Verdict("limit", text, "warn", "lower lr of train_dflash, or raise warmup_ratio"))
+
+
+def exported_metrics(training: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """train/... metrics of the steps before the exported weights; of the last steps if there is no other record."""
+    return training.get("selected_metrics") or training.get("final_metrics")
+
+
+def is_before_last_part(step: float, last: float) -> bool:
+    return step <= last * (PARTS - 1) / PARTS
+
+
+def _length(training: Mapping[str, Any]) -> Verdict:
+    """Whether the loss on val still fell in the last part, or has risen since it was lowest."""
+    steps = training["steps"]
+    curve = [(row["step"], row["loss"]) for row in training.get("measured", ()) if row.get("loss") is not None]
+    early = [(step, loss) for step, loss in curve if is_before_last_part(step, steps)]
+    if not early or len(early) == len(curve):
+        return Verdict("limit", f"not measured: the loss on val towards the end of {steps} steps", "warn", NO_VAL)
+    final, (lowest, at) = curve[-1][1], min((loss, step) for step, loss in curve)
+    if final - lowest > MOST_FALL:
+        text = f"the loss on val was lowest at step {at} of {steps}, {lowest:.2f}, and rose to {final:.2f}"
+        return Verdict("limit", f"{text}: more steps on these samples do not help", "warn", MORE_SAMPLES)
+    step, before = early[-1]
+    text = f"the loss on val was {before:.2f} at step {step}, and {final:.2f} at the end of {steps} steps"
+    if before - final > MOST_FALL:
+        return Verdict("limit", f"{text}: it was still improving", "warn", LONGER)
+    return Verdict("limit", f"{text}: it has converged", "good")
+
+
+def _gap(training: Mapping[str, Any]) -> Verdict:
+    seen, held_out = exported_metrics(training), training.get("val_metrics") or {}
+    if not seen or "val/accuracy" not in held_out:
+        return Verdict("limit", "not measured: accuracy on the split val", "warn", NO_VAL)
+    trained, val = seen["train/accuracy"], held_out["val/accuracy"]
+    text = f"slots right: {trained:.0%} in training, {val:.0%} on val"
+    if trained > GAP_RATIO * val:
+        return Verdict("limit", f"{text}: the samples are memorized", "warn", MORE_SAMPLES)
+    return Verdict("limit", f"{text}: the samples are not memorized", "good")
+
+
+def _data(training: Mapping[str, Any]) -> Verdict:
+    samples, tokens = training["samples"], training["tokens"]
+    seen = training.get("samples_seen", samples)
+    text = f"{tokens:,} tokens in {training['steps']} steps, of {seen:,} samples"
+    if seen < samples:
+        text += f"; {samples - seen:,} more were in no step before max_steps"
+        return Verdict("limit", text, "warn", "train on all samples: raise max_steps of train_dflash")
+    return Verdict("limit", text)

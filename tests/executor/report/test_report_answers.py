@@ -1,0 +1,180 @@
+"""The first screen of a report: what ops answer, what nobody measured, and what to do next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from report_page import Page
+from serve_cases import record_run
+from toy_ops import Toy
+
+from executor.model_tools.diagnose import RESULT, kept
+from executor.records.run_record import find_record
+from executor.report.answers import Line, lines_of, next_steps
+from executor.report.run_data import read_runs
+from ops.lib.report_sections import Verdict
+from ops.tools.diagnose.finding import Finding
+
+OPS = """
+from attrs import frozen
+from dsl.op import Artifact, field, op
+from ops.lib.report_sections import Section, Verdict
+
+
+@frozen
+class Judged(Artifact):
+    '''tau.txt'''
+
+
+@op(version=1, run="judges:judge")
+@frozen(kw_only=True)
+class Judge:
+    '''Judges.'''
+    above: Judged | None = None
+    tau: float = field(default=2.5, help="what it measures")
+    fails: bool = field(default=False, help="whether it fails")
+    output = Judged
+    answers = ("good", "limit")
+
+    @staticmethod
+    def report(folder):
+        tau = float((folder / "tau.txt").read_text())
+        level = "good" if tau > 2 else "bad"
+        yield Section("tau", Verdict("good", f"tau is {tau}", level, "" if tau > 2 else "look at RUN"))
+        yield Section("data", Verdict("limit", "few samples <b>", "warn", "more samples"))
+        yield Section("time", Verdict("limit", "too slow", "bad", "a faster one"))
+
+
+@op(version=1, run="judges:judge")
+@frozen(kw_only=True)
+class Silent:
+    '''Judges, and says nothing.'''
+    above: Judged
+    tau: float = field(default=1.0, help="what it measures")
+    fails: bool = field(default=False, help="whether it fails")
+    output = Judged
+    answers = ("safe",)
+
+
+def judge(config, stage):
+    if config.fails:
+        raise ValueError("no room")
+    stage.warn("careful " + "x" * 300)
+    (stage.out_dir / "tau.txt").write_text(str(config.tau))
+"""
+PIPELINE = """
+[pipeline]
+name = "judged"
+ops = ["judges.py"]
+
+[node.eval]
+op = "judge"
+
+[node.gate]
+op = "silent"
+above = "@eval"
+"""
+
+
+def judged(folder: Path) -> Toy:
+    (folder / "judges.py").write_text(OPS)
+    return Toy(folder, PIPELINE)
+
+
+def page(toy: Toy, *runs: str) -> Page:
+    result = toy.dflow("report", *runs)
+    assert 0 == result.returncode, result.stderr
+    return Page.read(Path(result.stdout.strip()))
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    made = judged(tmp_path_factory.mktemp("judged"))
+    assert 0 == made.dflow("run", str(made.file)).returncode
+    assert 0 == made.dflow("run", str(made.file), "-s", "eval.tau=1.5").returncode
+    return made
+
+
+def runs_of(toy: Toy) -> list[str]:
+    return sorted(folder.name for folder in (toy.store / "records").iterdir())
+
+
+def test_the_first_part_answers_what_ops_judge_and_names_what_nobody_did(toy: Toy) -> None:
+    first = runs_of(toy)[0]
+    found = page(toy, first)
+    assert "answers" == next(iter(found.titles))
+    text = found.text("answers")
+    assert "Is the draft good? tau tau is 2.5 (eval)" in text
+    assert "Is it safe to serve? not measured its report has no verdict on this (gate)" in text
+    assert "What limits it? time too slow (eval) data few samples <b> (eval)" in text, "the worst first"
+    assert text.index("a faster one") < text.index("more samples"), "the worst first"
+    assert "warning careful xxx" in text and "x" * 200 not in text
+    assert text.endswith("2 warnings")
+    assert "train_dflash" not in text, "the pipeline answers by its own ops alone"
+
+
+def test_advice_names_the_run_and_that_of_what_is_bad_comes_first(toy: Toy) -> None:
+    second = runs_of(toy)[1]
+    text = page(toy, second).text("answers")
+    assert f"What to do next look at {second} a faster one" in text
+
+
+def test_several_runs_answer_side_by_side(toy: Toy) -> None:
+    assert 0 == toy.dflow("run", str(toy.file), "-s", "eval.tau=3.5").returncode
+    found = page(toy, *runs_of(toy))
+    assert ["answers", "runs", "differences"] == list(found.titles)[:3]
+    text = found.text("answers")
+    labels = [run.rpartition("-")[2] for run in runs_of(toy)]
+    assert text.index(labels[0]) < text.index("tau is 2.5") < text.index(labels[1]) < text.index("tau is 1.5")
+    assert text.index(labels[2]) < text.index("tau is 3.5"), "folded, but there"
+
+
+def test_a_pipeline_with_a_draft_is_told_which_op_measures_what_nobody_did(tmp_path: Path) -> None:
+    store, run = record_run(tmp_path, {}, more="", states={"eval": {"state": "pending", "reason": "not run: x failed"}})
+    (facts,) = read_runs(store, [find_record(store.records, run)])
+    lines = {(line.node, line.title): line.verdict for line in lines_of(facts, {})}
+    missing = lines["", "check_export"]
+    assert ("safe", "not measured: the pipeline has no node of check_export") == (missing.question, missing.text)
+    assert 'add a node with op = "check_export": check a serving directory against the contract' in missing.advice
+    assert "not run: x failed" == lines["eval", "not measured"].text
+    assert ("", "evaluate") not in lines
+    (step, *_) = next_steps(facts, lines_of(facts, {}))
+    assert not step.startswith("serve it")
+
+
+def test_a_draft_about_which_nothing_is_open_is_to_be_served(tmp_path: Path) -> None:
+    store, run = record_run(tmp_path, {}, more="")
+    (facts,) = read_runs(store, [find_record(store.records, run)])
+    good = [
+        Line("eval", "tau", Verdict("good", "tau is 3", "good")),
+        Line("", "x", Verdict("limit", "", "bad", "more")),
+    ]
+    assert [f"serve it: dflow serve {run}", "more"] == next_steps(facts, good)
+
+
+def test_a_node_that_failed_has_answered_nothing_and_the_run_is_to_be_resumed(tmp_path: Path) -> None:
+    toy = judged(tmp_path)
+    assert 1 == toy.dflow("run", str(toy.file), "-s", "eval.fails=true").returncode
+    text, run = page(toy).text("answers"), runs_of(toy)[0]
+    assert "not measured it failed: ValueError: no room (eval)" in text
+    assert f"correct what made eval fail; then dflow resume {run}" in text
+    assert f"finish the run: dflow resume {run}" in text
+
+
+def test_what_diagnose_found_is_shown_for_the_draft_that_it_judged_alone(toy: Toy) -> None:
+    record = find_record(toy.store / "records", runs_of(toy)[0])
+    cause = Finding(name="mask", measured="7 of 9", normal="9", advice="mask again", is_cause=True, explained_by="data")
+    drafts = [{"node": "eval", "digest": record.state.nodes["eval"].digest, "findings": [cause.to_json()]}]
+    file = record.folder / RESULT
+    file.write_text(json.dumps({"drafts": drafts}))
+    text = page(toy, record.run).text("answers")
+    assert "mask 7 of 9; normal: 9 (eval)" in text
+    assert "mask: first data, which explains it; mask again" in text
+    other = [{**drafts[0], "digest": "0" * 64}]
+    for content in ({"drafts": other}, {"drafts": [{"node": 3}]}, {"drafts": [{**drafts[0], "findings": ["x"]}]}, []):
+        file.write_text(json.dumps(content))
+        assert {} == kept(record), content
+    assert f"dflow diagnose {record.run}" in page(toy, record.run).text("answers")
+    file.unlink()

@@ -1,0 +1,187 @@
+"""What ops say of a draft on the first screen of a report: each figure with its judgement and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.check_export.report import report as check_export_sections
+from ops.evaluate.verdicts import verdicts as of_evaluation
+from ops.lib.data.files import write_json
+from ops.lib.report_sections import Section, Verdict
+from ops.train_dflash.verdicts import LONGER, MORE_SAMPLES
+from ops.train_dflash.verdicts import verdicts as of_training
+
+
+def tau(value: float, low: float | None, high: float | None, steps: int = 9) -> dict[str, Any]:
+    return {"tau": value, "low": low, "high": high, "steps": steps, "prompts": 4}
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    known = {
+        "tau": {"all": tau(2.5, 2.1, 2.9)},
+        "tau_random": {"all": tau(1.1, 1.0, 1.2)},
+        "block_size": 8,
+        "prompts": 4,
+        "lossless": {"errors": 0, "ties": 1},
+    }
+    return {name: value for name, value in (known | changes).items() if value != "absent"}
+
+
+def measured(speedup: float, low: float | None, high: float | None, draft: float = 2.0) -> dict[str, Any]:
+    parts = {"verify": 5.0, "draft": draft, "prefill": 2.0, "overhead": 1.0}
+    return {
+        "speedup": speedup, "speedup_low": low, "speedup_high": high, "batch_size": 8, "speculative_seconds": 10.0,
+        "parts": {"speculative": parts},
+    }  # fmt: skip
+
+
+def verdict(sections: Any, title: str) -> Verdict:
+    found = {section.title: section.body for section in sections if isinstance(section.body, Verdict)}[title]
+    assert isinstance(found, Verdict)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("chance", "judgement", "says"),
+    [
+        (tau(1.1, 1.0, 1.2), "good", "better than chance"),
+        (tau(2.4, 2.0, 2.8), "warn", "the intervals overlap"),
+        (tau(2.5, 2.1, 2.9), "bad", "no better than chance"),
+        (tau(1.1, None, None), "warn", "needs two prompts"),
+        ("absent", "warn", "Against a random draft: not measured"),
+    ],
+)
+def test_tau_is_compared_with_plain_decoding_and_with_chance(chance: Any, judgement: str, says: str) -> None:
+    random = "absent" if chance == "absent" else {"all": chance}
+    found = verdict(of_evaluation(report(tau_random=random), None), "tau")
+    assert ("good", judgement) == (found.question, found.judgement)
+    assert "2.50 (2.10 to 2.90) tokens per pass of the target, of at most 8; plain decoding has 1" in found.text
+    assert says in found.text
+    assert (judgement == "good") == (found.advice == "")
+
+
+@pytest.mark.parametrize(
+    ("times", "judgement", "says"),
+    [
+        (measured(1.5, 1.2, 1.8), "good", "1.50 (1.20 to 1.80) times as fast as plain decoding"),
+        (measured(0.8, 0.7, 0.9), "bad", "It is slower"),
+        (measured(1.1, 0.9, 1.3), "warn", "No difference is certain"),
+        (measured(1.5, None, None), "warn", "no interval of one batch"),
+        (None, "warn", "not measured"),
+    ],
+)
+def test_the_speed_up_counts_only_where_its_interval_leaves_1(times: Any, judgement: str, says: str) -> None:
+    found = verdict(of_evaluation(report(), times), "speed-up")
+    assert ("good", judgement) == (found.question, found.judgement)
+    assert says in found.text
+
+
+def test_losslessness_is_counted_in_answers_and_unknown_where_they_were_sampled() -> None:
+    found = verdict(of_evaluation(report(), None), "losslessness")
+    assert ("safe", "good") == (found.question, found.judgement)
+    assert "4 of 4 answers are those of the target alone, 1 of them up to a tie of two logits" == found.text
+    sampled = verdict(of_evaluation(report(lossless=None), None), "losslessness")
+    assert ("warn", "not measured: answers were sampled") == (sampled.judgement, sampled.text)
+    assert "temperature = 0" in sampled.advice
+    wrong = report(lossless={"errors": 1, "ties": 0})
+    assert "bad" == verdict(of_evaluation(wrong, None), "losslessness").judgement
+
+
+def test_a_category_limits_where_it_is_certainly_far_below_another() -> None:
+    def categories(image: dict[str, Any]) -> Verdict:
+        kinds = {"all": tau(3.0, 2.9, 3.1), "text": tau(4.0, 3.5, 4.5), "image": image}
+        return verdict(of_evaluation(report(tau=kinds), None), "categories")
+
+    assert "warn" == categories(tau(1.5, 1.2, 1.8)).judgement
+    assert 'train on more samples of "image"' in categories(tau(1.5, 1.2, 1.8)).advice
+    assert "tau: image 1.50 (1.20 to 1.80), text 4.00 (3.50 to 4.50)" in categories(tau(1.5, 1.2, 1.8)).text
+    assert ("info", "") == (categories(tau(2.5, 2.0, 3.0)).judgement, categories(tau(2.5, 2.0, 3.0)).advice)
+    assert "no difference is certain" in categories(tau(1.5, 1.0, 3.6)).text
+    assert "needs two prompts" in categories(tau(1.5, None, None)).text
+
+
+def test_blocks_and_a_slow_draft_limit_it() -> None:
+    at_ceiling = report(tau={"all": tau(7.7, 7.5, 7.9)})
+    assert "larger block_size" in verdict(of_evaluation(at_ceiling, None), "block size").advice
+    assert "block size" not in [section.title for section in of_evaluation(report(), None)]
+    slow = verdict(of_evaluation(report(), measured(1.5, 1.2, 1.8, draft=6.0)), "time")
+    assert ("warn", True) == (slow.judgement, "the draft takes longer than the target" in slow.text)
+    assert "info" == verdict(of_evaluation(report(), measured(1.5, 1.2, 1.8)), "time").judgement
+
+
+def test_answers_of_one_token_have_no_tau() -> None:
+    found = list(of_evaluation(report(tau={"all": tau(0.0, None, None, steps=0)}), None))
+    assert "bad" == verdict(found, "tau").judgement
+    assert ["tau", "speed-up", "losslessness"] == [section.title for section in found]
+
+
+def training(losses: list[tuple[int, float]], **changes: Any) -> list[Section]:
+    known = {
+        "steps": 100, "samples": 10, "samples_seen": 10, "tokens": 1234, "measured": [
+            {"step": step, "loss": loss} for step, loss in losses
+        ],
+        "selected_metrics": {"train/accuracy": 0.5}, "val_metrics": {"val/accuracy": 0.4},
+    }  # fmt: skip
+    return list(of_training(known | changes))
+
+
+@pytest.mark.parametrize(
+    ("losses", "judgement", "says", "advice"),
+    [
+        ([(50, 3.0), (80, 2.0), (100, 1.5)], "warn", "still improving", LONGER),
+        ([(50, 3.0), (80, 1.52), (100, 1.5)], "good", "it has converged", ""),
+        ([(40, 1.0), (80, 1.3), (100, 1.5)], "warn", "lowest at step 40 of 100, 1.00, and rose to 1.50", MORE_SAMPLES),
+    ],
+)
+def test_the_loss_on_val_says_whether_more_steps_would_help(
+    losses: list[tuple[int, float]], judgement: str, says: str, advice: str
+) -> None:
+    found = verdict(training(losses), "length of training")
+    assert ("limit", judgement, advice) == (found.question, found.judgement, found.advice)
+    assert says in found.text
+
+
+@pytest.mark.parametrize("losses", [[], [(100, 1.5)], [(50, 1.5)]])
+def test_without_a_loss_on_val_at_both_ends_the_advice_is_to_measure_it(losses: list[tuple[int, float]]) -> None:
+    found = verdict(training(losses), "length of training")
+    assert found.text.startswith("not measured")
+    assert "eval_every" in found.advice
+
+
+def test_samples_are_memorized_where_training_is_far_better_than_val() -> None:
+    assert "good" == verdict(training([]), "overfitting").judgement
+    gap = verdict(training([], selected_metrics={"train/accuracy": 0.9}), "overfitting")
+    assert ("warn", MORE_SAMPLES) == (gap.judgement, gap.advice)
+    assert "slots right: 90% in training, 40% on val" in gap.text
+    assert verdict(training([], val_metrics=None), "overfitting").text.startswith("not measured")
+
+
+def test_samples_that_no_step_had_and_steps_that_were_skipped_limit_it() -> None:
+    assert "1,234 tokens in 100 steps, of 10 samples" == verdict(training([]), "data").text
+    fewer = verdict(training([], samples_seen=4), "data")
+    assert ("warn", True) == (fewer.judgement, "6 more were in no step" in fewer.text)
+    assert "stability" not in [section.title for section in training([])]
+    assert "warn" == verdict(training([], nonfinite_steps=3), "stability").judgement
+
+
+def test_the_gate_says_whether_sglang_served_it(tmp_path: Path) -> None:
+    live: dict[str, Any] = {"status": "skipped", "reason": "no GPU", "remedy": "dflow resume RUN --from check"}
+    check = {"static": "passed", "live": live, "prompts": 8, "warnings": []}
+    write_json(tmp_path / "check.json", check | {"tau": {"evaluate": {"all": 3.5}, "served": None}})
+    skipped = check_export_sections(tmp_path)
+    assert ("safe", "good") == (verdict(skipped, "gate").question, verdict(skipped, "gate").judgement)
+    assert ("warn", "dflow resume RUN --from check") == (
+        verdict(skipped, "served").judgement,
+        verdict(skipped, "served").advice,
+    )
+    live = {"status": "passed", "sglang": "0.5.21", "ties": 1}
+    taus = {"evaluate": {"all": 3.5}, "served": {"all": 3.4}}
+    write_json(tmp_path / "check.json", check | {"live": live, "tau": taus})
+    passed = verdict(check_export_sections(tmp_path), "served")
+    assert "good" == passed.judgement
+    assert (
+        "SGLang 0.5.21 served 8 prompts: tau 3.40, by evaluate 3.50; 1 answers or steps differ at a tie" == passed.text
+    )
