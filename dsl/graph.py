@@ -14,7 +14,7 @@ from dsl.errors import PipelineError
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
 from dsl.order import above, below, in_order
-from dsl.pipeline import Copy, Node, Pipeline
+from dsl.pipeline import Copy, Node, Pipeline, selected_by
 from dsl.unchecked_node import written_nodes
 
 if TYPE_CHECKING:
@@ -78,6 +78,10 @@ class Graph:
     def judged_by(self) -> frozenset[str]:
         """The metrics that tell how good the result is, as its ops say."""
         return frozenset(node.op.judged_by.removeprefix("-") for node in self.nodes.values() if node.op.judged_by)
+
+    def selected_by(self, name: str) -> tuple[str, ...]:
+        """The ids of the node of that name, or of all copies of it; empty where there is neither."""
+        return selected_by(name, {node.id: node.copy for node in self.nodes.values()})
 
     def below(self, node_id: str) -> frozenset[str]:
         """The node and everything that reads from it, directly or not. Raises KeyError for an unknown node."""

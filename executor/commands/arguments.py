@@ -62,7 +62,9 @@ def add_sort(parser: argparse.ArgumentParser) -> None:
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--to", metavar="NODE", help="only this node and all nodes upstream of it")
+    parser.add_argument(
+        "--to", metavar="NODE", help="only this node, or all copies of it, and all nodes upstream of it"
+    )
     parser.add_argument(
         "--only", action="append", default=[], metavar="NODE", help="only these nodes; their inputs must exist"
     )

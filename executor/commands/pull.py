@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_overrides, add_store
-from executor.maintenance.push_pull import Wanted, missing_bytes, offered, pull, recorded, require_node
+from executor.maintenance.push_pull import Wanted, missing_bytes, offered, pull, recorded, required_nodes
 from executor.maintenance.remote import Remote
 from executor.planning.session import make_planner
 from executor.records.run_record import find_record
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what", nargs="?", metavar="RUN|FILE", help="a pipeline, or a run of this store; default: the latest run"
     )
     add_overrides(parser)
-    parser.add_argument("--node", metavar="NODE", help="only this node's artifact")
+    parser.add_argument("--node", metavar="NODE", help="only the artifact of this node, or those of all its copies")
     add_store(parser)
 
 
@@ -59,19 +59,17 @@ def _of_file(
 ) -> tuple[Sequence[Wanted], Sequence[str], int]:
     """The artifacts to fetch, the nodes that have none anywhere, and the number of nodes requested."""
     graph = read_graph(file, options.set)
-    require_node(graph.nodes, options.node)
+    chosen = required_nodes({node.id: node.copy for node in graph.nodes.values()}, options.node)
     found = [
         each
         for each in offered(make_planner(store, graph), remote)
-        if options.node is None or options.node == (each if isinstance(each, str) else each.node)
+        if (each if isinstance(each, str) else each.node) in chosen
     ]
     absent = [each for each in found if isinstance(each, str)]
-    requested = len(graph.nodes) if options.node is None else 1
-    return [each for each in found if isinstance(each, Wanted)], absent, requested
+    return [each for each in found if isinstance(each, Wanted)], absent, len(chosen)
 
 
 def _of_run(store: Store, options: argparse.Namespace) -> tuple[Sequence[Wanted], Sequence[str], int]:
     record = find_record(store.records, options.what)
-    require_node(record.state.nodes, options.node)
     wanted = [each for each in recorded(store, record, options.node) if not store.has(each.digest)]
     return wanted, [], len(wanted)

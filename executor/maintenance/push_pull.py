@@ -17,12 +17,14 @@ from pathlib import Path
 import attrs
 from attrs import frozen
 
-from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
+from dsl.errors import Mistake, PipelineError, StoreError, known_nodes
+from dsl.pipeline import Copy, selected_by
 from executor.maintenance.remote import Remote
 from executor.maintenance.remote_records import NotAsExpected, pulled_manifest
 from executor.maintenance.retention import ACCEPTED, read_index
 from executor.planning.code_trust import TRUST, code_in, trusts_code
 from executor.planning.planner import Planner
+from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
@@ -56,11 +58,16 @@ class Wanted:
 
 
 def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
-    """The artifacts of a run's finished nodes, or of `node`, with their lines in this store's index."""
+    """The artifacts of a run's finished nodes, or of `node` or its copies, with their lines in this store's index.
+
+    Raises PipelineError where the run has no such node.
+    """
+    copies = {node_id: each.copy for node_id, each in recorded_nodes(record.folder).items()}
+    chosen = required_nodes({node_id: copies.get(node_id) for node_id in record.state.nodes}, node)
     ops = record.op_names()
     wanted = []
     for node_id, state in record.state.nodes.items():
-        if state.digest is None or (node is not None and node_id != node):
+        if state.digest is None or node_id not in chosen:
             continue
         manifest = store.manifest(state.digest)
         key = state.key or (None if manifest is None else manifest.key)
@@ -84,12 +91,13 @@ def accepted(store: Store, wanted: Sequence[Wanted]) -> list[Wanted]:
     ]
 
 
-def require_node(nodes: Iterable[str], node: str | None) -> None:
-    """Raises PipelineError where `node` is not one of these."""
-    names = list(nodes)
-    if node is not None and node not in names:
-        hint = did_you_mean(node, names) or f"nodes: {', '.join(names)}"
-        raise PipelineError([Mistake(f'--node: there is no node "{node}"', hint=hint)])
+def required_nodes(nodes: Mapping[str, Copy | None], node: str | None) -> tuple[str, ...]:
+    """The ids of `node` or its copies, or all. Raises PipelineError where `node` selects none of them."""
+    if node is None:
+        return tuple(nodes)
+    if chosen := selected_by(node, nodes):
+        return chosen
+    raise PipelineError([Mistake(f'--node: there is no node "{node}"', hint=known_nodes(node, nodes))])
 
 
 def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bool:
