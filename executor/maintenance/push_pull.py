@@ -30,16 +30,21 @@ from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
 from executor.store.index_line import PULLED, IndexLine
 from executor.store.integrity import check
-from executor.store.manifest import committed_files
+from executor.store.manifest import Manifest, committed_files
 from executor.system.crash_points import fail_point
-from executor.system.jsonlines import sync_folder
+from executor.system.jsonlines import parsed_object, sync_folder
 from executor.system.os_errors import clear_errors
+from executor.system.output import shown_digest
 from executor.system.symlinks import links_in, new_file
 
 FILES_AT_ONCE = 8
 PART = ".pulling-"  # prefix of the names of incomplete files
 
 Progress = Callable[[int], None]
+
+
+class HasCode(StoreError):
+    """An artifact of a remote has code in it that no config trusts."""
 
 
 @frozen
@@ -155,6 +160,25 @@ def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
         yield Wanted(node_id, decision.key, found.digest, found, node.op.name, trusts_code(planner.graph, node_id))
 
 
+def everything(remote: Remote, node: str | None) -> list[Wanted]:
+    """The newest artifact of every key at the remote, or of the keys of `node`, by the node that made it.
+
+    Raises PipelineError where no artifact there is of `node`.
+    """
+    found = []
+    for key in remote.keys():
+        line = newest(remote, key)
+        manifest = (
+            None if line is None else Manifest.from_json(parsed_object(remote.manifest(line.digest) or b"") or {})
+        )
+        if line is not None:  # a damaged manifest has no node; the pull refuses it
+            found.append(
+                Wanted(shown_digest(line.digest) if manifest is None else manifest.node, key, line.digest, line)
+            )
+    chosen = required_nodes(dict.fromkeys(each.node for each in found), node)
+    return [each for each in found if each.node in chosen]
+
+
 def newest(remote: Remote, key: str) -> IndexLine | None:
     """The newest index line of a key at the remote; None where there is none, or its artifact is missing there."""
     found = next(reversed(remote.lines(key)), None)
@@ -217,7 +241,7 @@ def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, Mapping[str, FileE
         raise _damaged(remote, wanted, [f"{MANIFEST} belongs to another artifact"])
     code = [] if wanted.trusts_code else code_in(manifest.files)
     if code:
-        raise StoreError(
+        raise HasCode(
             f'{remote.url}: the artifact of node "{wanted.node}" has code in it ({", ".join(code[:3])}), which could '
             f"run here; read it there, and set {TRUST} = true for the node if you trust it, or let the node run"
         )
