@@ -153,9 +153,9 @@ def _check_table(
         except StructureError as error:
             mistakes.append(node.mistake(prefix + name, "; ".join(map(str, error.mistakes))))
             del table[name]
-    for name, error in _refused_by_validators(table, cls, written - set(table)).items():
-        hint = _unset_hint(node, name, error.others) if isinstance(error, Clash) else ""
-        mistakes.append(node.mistake(prefix + name, readable(error), hint))
+    for name, refusal in _refused_by_validators(table, cls, written - set(table)).items():
+        hint = _unset_hint(node, name, refusal.others) if isinstance(refusal, Clash) else ""
+        mistakes.append(node.mistake(prefix + name, readable(refusal), hint))
         del table[name]
     for attribute in attrs.fields(cls):
         name = attribute.name

@@ -70,9 +70,12 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
+LATEST = "the latest in which something ran"
+
+
+def add_run(parser: argparse.ArgumentParser, default: str = LATEST) -> None:
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="a run's id, a part of it, or its tag; default: the latest"
+        "run", nargs="?", metavar="RUN", help=f"a run's id, a part of it, or its tag; default: {default}"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from dsl.errors import StoreError
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes
-from executor.commands.arguments import add_overrides, add_store
+from executor.commands.arguments import LATEST, add_overrides, add_store
 from executor.maintenance.push_pull import (
     HasCode,
     Wanted,
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="?",
         metavar="RUN|FILE",
-        help="a pipeline, or a run of this store; default: the latest run, or all artifacts where the store holds no run",
+        help=f"a pipeline, or a run of this store; default: {LATEST}, or all artifacts where the store holds no run",
     )
     add_overrides(parser)
     parser.add_argument("--node", metavar="NODE", help="only the artifact of this node, or those of all its copies")
@@ -102,8 +102,9 @@ def _of_remote(store: Store, remote: Remote, node: str | None) -> Sequence[Wante
     size = missing_bytes(remote, [each for each in wanted if not store.has(each.digest)])
     if size > (free := free_bytes(store.path)):
         raise StoreError(
-            f"{remote.url} holds {counted(len(wanted), 'artifact')} of {shown_bytes(size)}, and {shown_bytes(free)} are "
-            f"free at {store.path}; fetch those of a pipeline: dflow pull {remote.url} FILE, or of a node: --node NODE"
+            f"{remote.url} holds {counted(len(wanted), 'artifact')} of {shown_bytes(size)}, and {shown_bytes(free)} "
+            f"are free at {store.path}; fetch those of a pipeline: dflow pull {remote.url} FILE, or of a node: "
+            "--node NODE"
         )
     return wanted
 

@@ -166,7 +166,7 @@ def everything(remote: Remote, node: str | None) -> list[Wanted]:
     Raises PipelineError where no artifact there is of `node`.
     """
     found = []
-    for key in remote.keys():
+    for key in remote.index_keys():
         line = newest(remote, key)
         manifest = (
             None if line is None else Manifest.from_json(parsed_object(remote.manifest(line.digest) or b"") or {})

@@ -81,7 +81,7 @@ class Remote:
         if version is None:
             self.put_text("format", f"{FORMAT}\n")
 
-    def keys(self) -> list[str]:
+    def index_keys(self) -> list[str]:
         """The keys of the index."""
         with self._clear():
             return [name for name in self._names("index") if KEY.fullmatch(name)]
