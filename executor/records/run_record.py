@@ -338,12 +338,13 @@ class Record:
 
     @property
     def repeats(self) -> bool:
-        """Whether nothing ran in it, and its results and nodes are those of another run of this store."""
+        """Whether nothing ran in it, and its nodes are those of another run of this store, by their keys."""
         state = self.state
         if state.status != "done" or state.is_for_mlflow or state.results_run is None:
             return False
         other = load_begun(self.folder.parent / state.results_run)
-        return other is not None and other.state.nodes.keys() >= state.nodes.keys()
+        keys = {} if other is None else {node_id: node.key for node_id, node in other.state.nodes.items()}
+        return all(node.key is not None and keys.get(node_id) == node.key for node_id, node in state.nodes.items())
 
     def stopped_at(self) -> float:
         """When work on it ended, seconds since 1970: of a killed run, when its record was last written."""

@@ -148,7 +148,7 @@ def test_a_running_run_shows_the_cluster_of_its_nodes_and_one_that_is_gone_is_a_
 
 def a_done_run(store, *nodes, results_run=None, **state):
     cache = "miss" if results_run is None else "hit"
-    record = a_run(store, **{node: NodeState(state="done", cache=cache, digest="d") for node in nodes})
+    record = a_run(store, **{node: NodeState(state="done", cache=cache, key=node, digest="d") for node in nodes})
     record.state.status, record.state.ended, record.state.results_run = "done", 2.0, results_run or record.run
     record.save()
     return record
