@@ -6,13 +6,21 @@ field that is itself wrong, and so is not there, nothing is asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 from attrs import frozen
 
 EMPTY = (None, ())
+
+
+class Clash(ValueError):
+    """A value that excludes the values of `others`, which are given as well."""
+
+    def __init__(self, message: str, others: Sequence[str]) -> None:
+        super().__init__(message)
+        self.others = tuple(others)
 
 
 @frozen
@@ -27,9 +35,10 @@ class Needs:
     def __call__(self, instance: Any, _attribute: object, value: object) -> None:
         if value != self.value:
             return
-        lacks = any(getattr(instance, name) is None for name in self.given)
-        if lacks or any(getattr(instance, name) is not None for name in self.left_out):
+        if any(getattr(instance, name) is None for name in self.given):
             raise ValueError(self.message)
+        if others := [name for name in self.left_out if getattr(instance, name) is not None]:
+            raise Clash(self.message, others)
 
 
 @frozen
@@ -42,7 +51,7 @@ class Only:
 
     def __call__(self, instance: Any, attribute: attrs.Attribute[Any], value: object) -> None:
         if value != attribute.default and getattr(instance, self.other, self.value) != self.value:
-            raise ValueError(self.message.format(name=attribute.name))
+            raise Clash(self.message.format(name=attribute.name), [self.other])
 
 
 @frozen
@@ -58,6 +67,8 @@ class Given:
     def __call__(self, instance: Any, attribute: attrs.Attribute[Any], value: object) -> None:
         if value == attribute.default:
             return
-        lacks = any(getattr(instance, name) in EMPTY for name in self.given)
-        if lacks or any(getattr(instance, name) != wanted for name, wanted in self.left_out.items()):
-            raise ValueError(self.message.format(name=attribute.name))
+        message = self.message.format(name=attribute.name)
+        if any(getattr(instance, name) in EMPTY for name in self.given):
+            raise ValueError(message)
+        if others := [name for name, wanted in self.left_out.items() if getattr(instance, name) != wanted]:
+            raise Clash(message, others)

@@ -14,7 +14,7 @@ from dsl.errors import PipelineError
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
 from dsl.order import above, below, in_order
-from dsl.pipeline import Copy, Node, Pipeline
+from dsl.pipeline import Copy, Node, Pipeline, selected_by
 from dsl.tables import tables_of, upload_mistakes
 from dsl.unchecked_node import written_nodes
 
@@ -84,6 +84,10 @@ class Graph:
     def is_uploaded(self, node: GraphNode) -> bool:
         """Whether the whole artifact of a node is sent to MLflow."""
         return not set(self.upload).isdisjoint(_names(node))
+
+    def selected_by(self, name: str) -> tuple[str, ...]:
+        """The ids of the node of that name, or of all copies of it; empty where there is neither."""
+        return selected_by(name, {node.id: node.copy for node in self.nodes.values()})
 
     def below(self, node_id: str) -> frozenset[str]:
         """The node and everything that reads from it, directly or not. Raises KeyError for an unknown node."""

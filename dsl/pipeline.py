@@ -72,6 +72,13 @@ class Copy:
     values: Mapping[str, str]
 
 
+def selected_by(name: str, nodes: Mapping[str, Copy | None]) -> tuple[str, ...]:
+    """The ids of the nodes that a name on the command line selects: the node itself, or all copies of it."""
+    if name in nodes:
+        return (name,)
+    return tuple(node_id for node_id, copy in nodes.items() if copy is not None and copy.template == name)
+
+
 @frozen
 class Node:
     """One node as written. takes_seed: it gave no seed of its own, so its config holds the pipeline's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import attrs
@@ -12,6 +12,7 @@ from dsl.aliases import LAUNCH, KeyHint, key_hint
 from dsl.convert import readable, type_name
 from dsl.document import Places
 from dsl.errors import ConfigError, Mistake, Position, StructureError
+from dsl.field_rules import Clash
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
 from dsl.pipeline import Copy, Launch, Pipeline
 
@@ -165,8 +166,9 @@ def _check_table(
         except StructureError as error:
             mistakes.append(node.mistake(prefix + name, "; ".join(map(str, error.mistakes))))
             del table[name]
-    for name, message in _refused_by_validators(table, cls, written - set(table)).items():
-        mistakes.append(node.mistake(prefix + name, message))
+    for name, refusal in _refused_by_validators(table, cls, written - set(table)).items():
+        unset = _unset_hint(node, name, refusal.others) if isinstance(refusal, Clash) else ""
+        mistakes.append(node.mistake(prefix + name, readable(refusal), unset))
         del table[name]
     for attribute in attrs.fields(cls):
         name = attribute.name
@@ -181,7 +183,20 @@ def _missing_edge(edge: Edge) -> str:
     return f"{edge.wanted}: {example}"
 
 
-def _refused_by_validators(values: Mapping[str, Any], cls: type, wrong: Set[str]) -> dict[str, str]:
+def _unset_hint(node: WrittenNode, name: str, others: Sequence[str]) -> str:
+    """How to unset what the file sets where an argument excludes it; empty where only one of them sets both sides."""
+    if node.is_argument(name):
+        of_file = [other for other in others if not node.is_argument(other)]
+    else:
+        of_file = [name] if any(map(node.is_argument, others)) else []
+    if not of_file:
+        return ""
+    set_at = [f"{node.places.position(field) or 'the pipeline'} sets {field}" for field in of_file]
+    unset = " ".join(f"-s {node.template or node.id}.{field}=none" for field in of_file)
+    return f"{' and '.join(set_at)}; unset with {unset}"
+
+
+def _refused_by_validators(values: Mapping[str, Any], cls: type, wrong: Set[str]) -> dict[str, Exception]:
     """What each field's validator has against its value. A validator sees the other fields as far as they are known.
 
     wrong are fields that were given with a value that is known to be none: they have not their default either.
@@ -195,12 +210,12 @@ def _refused_by_validators(values: Mapping[str, Any], cls: type, wrong: Set[str]
         is_known = value is not attrs.NOTHING and attribute.name not in wrong
         if is_known and not isinstance(value, attrs.Factory):  # type: ignore[arg-type]
             object.__setattr__(stand_in, attribute.name, value)
-    refused = {}
+    refused: dict[str, Exception] = {}
     for attribute in validated:
         try:
             attribute.validator(stand_in, attribute, values[attribute.name])
         except AttributeError:
             continue  # it asks for a field that is itself wrong or missing; the constructor validates again
         except (ArithmeticError, ValueError, TypeError, ConfigError) as error:
-            refused[attribute.name] = readable(error)
+            refused[attribute.name] = error
     return refused

@@ -16,6 +16,8 @@ import pytest
 from report_page import Page
 from toy_ops import is_alive, wait_for
 
+from executor.records.run_record import Record
+
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "pipelines" / "tiny.toml"
 NODES = ["ingest", "inject", "tokenize", "target", "capture", "shard", "train", "export", "eval", "check"]
@@ -33,12 +35,17 @@ def dflow(store: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def newest(store: Path) -> str:
+    """The id of the newest run, also where nothing ran in it."""
+    return max(folder.name for folder in (store / "records").iterdir())
+
+
 def rows(store: Path) -> dict[str, dict]:
-    return {row["id"]: row for row in json.loads(dflow(store, "status", "--json"))["nodes"]}
+    return {row["id"]: row for row in json.loads(dflow(store, "status", newest(store), "--json"))["nodes"]}
 
 
 def executed(store: Path) -> list[str]:
-    """The nodes that the latest run computed."""
+    """The nodes that the newest run computed."""
     return [node_id for node_id, row in rows(store).items() if row["cache"] != "hit"]
 
 
@@ -124,6 +131,19 @@ def test_the_report_shows_every_node_and_accounts_for_every_sample(store, undist
     }
 
 
+def test_the_memory_that_the_plan_of_a_new_store_shows_is_what_the_processes_needed(store, tmp_path):
+    """For samples and batches as large as they are here; of check, what is foreseen is its live stage in SGLang."""
+    sizes = ["tokenize.max_length=220", "train.micro_batch_tokens=1024"]
+    overrides = [argument for size in sizes for argument in ("-s", size)]
+    planned = json.loads(dflow(tmp_path / "new", "plan", str(TINY), "--json", *overrides))["resources"]
+    forecast = {node_id: need["memory_total"] for node_id, need in planned.items() if need["memory_total"]}
+    assert ["target", "capture", "train", "eval", "check"] == list(forecast)
+    [first] = sorted((store / "records").iterdir())[:1]
+    measured = {node_id: node.memory for node_id, node in Record.load(first).state.nodes.items()}
+    ratios = {node_id: forecast[node_id] / measured[node_id] for node_id in forecast if node_id != "check"}
+    assert {} == {node_id: ratio for node_id, ratio in ratios.items() if not 1 / 1.3 <= ratio <= 1.3}, ratios
+
+
 def test_a_second_run_executes_nothing(store, undisturbed):
     out = dflow(store, "run", str(TINY))
     assert [] == executed(store)
@@ -166,7 +186,7 @@ def test_two_ranks_that_share_every_sequence_have_the_losses_of_one_process(stor
 
 def test_resume_from_capture_runs_exactly_capture_and_all_below_it(store, undisturbed):
     dflow(store, "run", str(TINY))
-    dflow(store, "resume", "--from", "capture")
+    dflow(store, "resume", newest(store), "--from", "capture")
     assert ["capture", "shard", "train", "export", "eval", "check"] == executed(store)
     assert undisturbed == digests(store)
 

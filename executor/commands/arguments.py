@@ -62,15 +62,20 @@ def add_sort(parser: argparse.ArgumentParser) -> None:
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--to", metavar="NODE", help="only this node and all nodes upstream of it")
+    parser.add_argument(
+        "--to", metavar="NODE", help="only this node, or all copies of it, and all nodes upstream of it"
+    )
     parser.add_argument(
         "--only", action="append", default=[], metavar="NODE", help="only these nodes; their inputs must exist"
     )
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
+LATEST = "the latest in which something ran"
+
+
+def add_run(parser: argparse.ArgumentParser, default: str = LATEST) -> None:
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="a run's id, a part of it, or its tag; default: the latest"
+        "run", nargs="?", metavar="RUN", help=f"a run's id, a part of it, or its tag; default: {default}"
     )
 
 

@@ -9,13 +9,16 @@ from dsl.errors import StoreError
 from executor.commands.arguments import add_json, add_store, open_store
 from executor.explain.run_diff import compare_runs
 from executor.explain.run_diff_text import runs_text
-from executor.records.run_record import Record, find_record, newest_records
+from executor.records.run_record import Record, find_record, newest_that_ran
 from executor.system.output import OK, print_json, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "first", nargs="?", metavar="RUN", help="a run's id, a part of it, or its tag; default: the last two"
+        "first",
+        nargs="?",
+        metavar="RUN",
+        help="a run's id, a part of it, or its tag; default: the last two in which something ran",
     )
     parser.add_argument("second", nargs="?", metavar="RUN", help="default: the latest other run")
     add_json(parser)
@@ -40,7 +43,7 @@ def _two_records(records: Path, first: str | None, second: str | None) -> tuple[
     named = find_record(records, first)
     if second is not None:
         return named, find_record(records, second)
-    other = next((record for record in newest_records(records) if record.run != named.run), None)
+    other = next((record for record in newest_that_ran(records) if record.run != named.run), None)
     if other is None:
         raise StoreError(f"{records.parent}: the store holds no run other than {named.run} to compare with")
     return (other, named) if first is None else (named, other)

@@ -42,13 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     use_cluster(options.ray)
     absent: Absent = {}
-    graph = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
+    graph, only = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
     store = open_store(options)
     decisions = make_planner(store, graph, absent=absent).plan()
     absent_inputs = [mistake for mistakes in absent.values() for mistake in mistakes]
     missing = list(dict.fromkeys(str(each) for each in [*absent_inputs, *unmet(graph, decisions)]))
-    require_others(decisions, options.only)
-    decisions = {node_id: each for node_id, each in decisions.items() if not options.only or node_id in options.only}
+    require_others(decisions, only)
+    decisions = {node_id: each for node_id, each in decisions.items() if not only or node_id in only}
     free_disk = free_bytes(store.path)
     estimates = graph_estimates(graph, cached_artifacts(store, decisions), free_disk)
     needs = {node_id: need for node_id, need in estimates.items() if node_id not in absent}

@@ -1,4 +1,4 @@
-"""`dflow pull`: fetch pushed artifacts."""
+"""`dflow pull`: fetch pushed artifacts: of a pipeline, of a run of this store, or all where the store holds no run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,25 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from dsl.errors import StoreError
 from dsl.read_toml import read_graph
-from executor.commands.arguments import add_overrides, add_store
-from executor.maintenance.push_pull import Wanted, missing_bytes, offered, pull, recorded, require_node
+from dsl.sizes import shown_bytes
+from executor.commands.arguments import LATEST, add_overrides, add_store
+from executor.maintenance.push_pull import (
+    HasCode,
+    Wanted,
+    everything,
+    missing_bytes,
+    offered,
+    pull,
+    recorded,
+    required_nodes,
+)
 from executor.maintenance.remote import Remote
 from executor.planning.session import make_planner
-from executor.records.run_record import find_record
+from executor.records.run_record import find_record, newest_records
 from executor.store.artifact_store import Store, store_path
+from executor.system.disk_space import free_bytes
 from executor.system.output import FAILED, OK, counted, print_lines
 from executor.system.progress import BytesDone
 
@@ -21,10 +33,13 @@ from executor.system.progress import BytesDone
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="a directory, or a URL such as s3://bucket/captures")
     parser.add_argument(
-        "what", nargs="?", metavar="RUN|FILE", help="a pipeline, or a run of this store; default: the latest run"
+        "what",
+        nargs="?",
+        metavar="RUN|FILE",
+        help=f"a pipeline, or a run of this store; default: {LATEST}, or all artifacts where the store holds no run",
     )
     add_overrides(parser)
-    parser.add_argument("--node", metavar="NODE", help="only this node's artifact")
+    parser.add_argument("--node", metavar="NODE", help="only the artifact of this node, or those of all its copies")
     add_store(parser)
 
 
@@ -36,11 +51,23 @@ def main(options: argparse.Namespace) -> int:
     remote = Remote(options.url)
     remote.check_format(write=False)
     store = Store.open(path, write=True)
-    wanted, absent, nodes = _of_file(store, remote, file, options) if file else _of_run(store, options)
+    takes_all = options.what is None and next(newest_records(store.records), None) is None
+    if file:
+        wanted, absent, nodes = _of_file(store, remote, file, options)
+    elif takes_all:
+        wanted, absent, nodes = _of_remote(store, remote, options.node), [], 0
+    else:
+        wanted, absent, nodes = _of_run(store, options)
     pulled = 0
     with BytesDone("pull", missing_bytes(remote, wanted)) as done:
         for each in wanted:
-            is_new = pull(store, remote, each, done.advance, partial(print_lines, error=True))
+            try:
+                is_new = pull(store, remote, each, done.advance, partial(print_lines, error=True))
+            except HasCode as error:
+                if not takes_all:
+                    raise
+                print_lines(f"not pulled: {error}", error=True)
+                continue
             pulled += is_new
             print_lines(f"{each.node}: {'pulled' if is_new else 'already in the store'}")
     for node_id in absent:
@@ -59,19 +86,30 @@ def _of_file(
 ) -> tuple[Sequence[Wanted], Sequence[str], int]:
     """The artifacts to fetch, the nodes that have none anywhere, and the number of nodes requested."""
     graph = read_graph(file, options.set)
-    require_node(graph.nodes, options.node)
+    chosen = required_nodes({node.id: node.copy for node in graph.nodes.values()}, options.node)
     found = [
         each
         for each in offered(make_planner(store, graph), remote)
-        if options.node is None or options.node == (each if isinstance(each, str) else each.node)
+        if (each if isinstance(each, str) else each.node) in chosen
     ]
     absent = [each for each in found if isinstance(each, str)]
-    requested = len(graph.nodes) if options.node is None else 1
-    return [each for each in found if isinstance(each, Wanted)], absent, requested
+    return [each for each in found if isinstance(each, Wanted)], absent, len(chosen)
+
+
+def _of_remote(store: Store, remote: Remote, node: str | None) -> Sequence[Wanted]:
+    """All artifacts of the remote, or all of a node. Raises StoreError where the disk has no room for them."""
+    wanted = everything(remote, node)
+    size = missing_bytes(remote, [each for each in wanted if not store.has(each.digest)])
+    if size > (free := free_bytes(store.path)):
+        raise StoreError(
+            f"{remote.url} holds {counted(len(wanted), 'artifact')} of {shown_bytes(size)}, and {shown_bytes(free)} "
+            f"are free at {store.path}; fetch those of a pipeline: dflow pull {remote.url} FILE, or of a node: "
+            "--node NODE"
+        )
+    return wanted
 
 
 def _of_run(store: Store, options: argparse.Namespace) -> tuple[Sequence[Wanted], Sequence[str], int]:
     record = find_record(store.records, options.what)
-    require_node(record.state.nodes, options.node)
     wanted = [each for each in recorded(store, record, options.node) if not store.has(each.digest)]
     return wanted, [], len(wanted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from executor.commands.arguments import add_run, add_store, open_store
-from executor.maintenance.push_pull import accepted, push, push_key, recorded, require_node
+from executor.maintenance.push_pull import accepted, push, push_key, recorded
 from executor.maintenance.remote import Remote
 from executor.records.run_record import find_record
 from executor.system.disk_space import folder_size
@@ -16,14 +16,13 @@ from executor.system.progress import BytesDone
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="a directory, or a URL such as s3://bucket/captures")
     add_run(parser)
-    parser.add_argument("--node", metavar="NODE", help="only this node's artifact")
+    parser.add_argument("--node", metavar="NODE", help="only the artifact of this node, or those of all its copies")
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     store = open_store(options)
     record = find_record(store.records, options.run)
-    require_node(record.state.nodes, options.node)
     wanted = recorded(store, record, options.node)
     remote = Remote(options.url)
     remote.check_format(write=True)

@@ -7,7 +7,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from executor.commands.arguments import add_store, add_trust, open_store
+from executor.commands.arguments import LATEST, add_store, add_trust, open_store
 from executor.records.run_record import Record
 from executor.report.page import write_report
 from executor.report.run_data import find_records
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="*",
         metavar="RUN",
-        help="a run's id, a part of it, or its tag; further runs are compared with the first; default: the latest",
+        help=f"a run's id, a part of it, or its tag; further runs are compared with the first; default: {LATEST}",
     )
     parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="default: beside the run's record")
     parser.add_argument("--open", action="store_true", help="open it in the browser")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from dsl.errors import Mistake, PipelineError
 from executor.commands.arguments import (
@@ -28,7 +29,7 @@ from executor.system.output import print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
+    add_run(parser, "the one that stopped last")
     add_overrides(parser)
     parser.add_argument(
         "--from", dest="start", metavar="NODE", help="rerun this node and all nodes downstream of it, keep the rest"
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     use_cluster(options.ray)
-    record = find_record(open_store(options).records, options.run)
+    record, others = _choose(open_store(options).records, options)
     check_trust(options, record, to_run=True)
     store = open_store(options, write=True)
     say = partial(print_lines, error=True)
@@ -52,21 +53,31 @@ def main(options: argparse.Namespace) -> int:
             hint = "--from starts with empty work folders; leave --adopt out"
             raise PipelineError([Mistake("--adopt continues unfinished work, --from does not", hint=hint)])
         check_inputs(store, record, options.start, options.set, say)
-        session = run_from(store, options.run, options.start, options.set)
+        session = run_from(store, record.run, options.start, options.set)
         return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs)
-    _print_choice(record, [] if options.run is not None else unfinished_runs(store.records))
+    _print_choice(record, others)
     check_inputs(store, record, None, options.set, say)
-    session = resumed_run(store, options.run, options.set)
+    session = resumed_run(store, record.run, options.set)
     return run_and_report(
         session, adopt=options.adopt, keep_going=options.keep_going, verify_inputs=options.verify_inputs
     )
 
 
-def _print_choice(record: Record, unfinished: Sequence[Record]) -> None:
+def _choose(records: Path, options: argparse.Namespace) -> tuple[Record, Sequence[Record]]:
+    """The run to resume: the one named, else the one that stopped last, else the latest; and other unfinished ones.
+
+    --from starts from the latest, which need not be unfinished.
+    """
+    unfinished = unfinished_runs(records) if options.run is None and options.start is None else []
+    if unfinished:
+        return unfinished[0], unfinished[1:]
+    return find_record(records, options.run), []
+
+
+def _print_choice(record: Record, others: Sequence[Record]) -> None:
     """Print which run is resumed, and which others are unfinished."""
     status = record.status()
     if status in UNFINISHED:
         print_lines(f"resuming run {record.run} ({status})")
-    others = [f"{other.run} ({other.status()})" for other in unfinished if other.run != record.run]
     if others:
-        print_lines(f"also unfinished: {', '.join(others)}")
+        print_lines(f"also unfinished: {', '.join(f'{other.run} ({other.status()})' for other in others)}")

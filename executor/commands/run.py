@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     use_cluster(options.ray)
-    graph = selected(read_graph(options.file, options.set, options.sweep), options.to, options.only)
+    graph, only = selected(read_graph(options.file, options.set, options.sweep), options.to, options.only)
     if options.sort is not None:
         graph = _sorted_by(graph, options.sort)
     if graph.sort_by:
@@ -67,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
 
         return smoke_run(path, graph, options.smoke)
     store = Store.open(path, write=True)
-    session = new_run(store, with_cluster(graph), options.only)
+    session = new_run(store, with_cluster(graph), only)
     return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs)
 
 

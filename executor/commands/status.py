@@ -9,7 +9,7 @@ from typing import Any
 from attrs import define, field
 
 from dsl.convert import structure
-from dsl.errors import ClusterError, DflowError, NotTrusted
+from dsl.errors import ClusterError, DflowError, NotTrusted, StoreError
 from dsl.graph import Graph
 from dsl.launch import OWN_CLUSTER, Launch, Machine
 from executor.commands.arguments import add_json, add_ray, add_run, add_store, open_store
@@ -18,10 +18,10 @@ from executor.launchers.cluster_address import cluster_address, recorded_machine
 from executor.records.duration import run_seconds
 from executor.records.events import Metric, Progress, read_events
 from executor.records.graph_file import GRAPH, recorded_nodes, recorded_table
-from executor.records.run_list import running_runs
+from executor.records.run_list import newer_smoke_run, running_runs
 from executor.records.run_record import NodeState, Record, find_record
 from executor.records.sent_run import sent_of
-from executor.results.run_table import print_results, shown_metrics
+from executor.results.run_table import first_line, print_results, shown_metrics
 from executor.store.artifact_store import Store
 from executor.system.jsonlines import known_fields
 from executor.system.output import OK, columns, print_json, print_lines, shown_duration
@@ -40,10 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     use_cluster(options.ray)
     store = open_store(options)
-    record = find_record(store.records, options.run)
+    smoke = newer_smoke_run(store, "status") if options.run is None else ""
+    try:
+        record = find_record(store.records, options.run)
+    except StoreError as error:
+        raise StoreError(f"{error}; {smoke}" if smoke else str(error)) from None
     state = record.state
     state.status = record.status()
-    live = _live_metrics(record) if state.status == "running" else {}
+    live = _live_metrics(record)
     for node in state.nodes.values():
         node.state = "pending" if node.state == "running" and state.status != "running" else node.state
     if options.paths:
@@ -54,7 +58,7 @@ def main(options: argparse.Namespace) -> int:
         print_json(_to_json(store, record, live))
         return OK
     for node_id, current in live.items():
-        state.nodes[node_id].reason = str(current)
+        _show_progress(state.nodes[node_id], current)
     print_results(state, state.result_nodes, graph=None if state.status == "running" else _swept_graph(record))
     for node_id, node in state.nodes.items():
         line = store.newest(node.key) if node.acceptance == "accepted" and node.key is not None else None
@@ -67,28 +71,34 @@ def main(options: argparse.Namespace) -> int:
     for other in running_runs(store.records) if options.run is None else ():
         if other.run != record.run:
             print_lines(f"run {other.run} of {other.state.pipeline} is also running: dflow status {other.run}")
+    if smoke:
+        print_lines(smoke)
     return OK
 
 
 @define
 class LiveMetrics:
-    """done of total, None where the op reports no progress; metrics: those of the newest event."""
+    """What a node's last attempt reported. done of total: None without progress; metrics: those of the newest event."""
 
     done: int | None = None
     total: int | None = None
     metrics: Mapping[str, float] = field(factory=dict)
 
     def __str__(self) -> str:
-        progress = f"{self.done} of {self.total}" if self.done is not None else "running"
-        return f"{progress}: {shown_metrics(self.metrics)}" if self.metrics else progress
+        progress = [f"{self.done} of {self.total}"] if self.done is not None else []
+        return ": ".join([*progress, *([shown_metrics(self.metrics)] if self.metrics else [])])
 
 
 def _live_metrics(record: Record) -> dict[str, LiveMetrics]:
-    """By node, in the order of the graph."""
+    """Of the nodes that run, or began and are not done; by node, in the order of the graph."""
     nodes = record.state.nodes.items()
-    running = {node_id: (node.attempt, LiveMetrics()) for node_id, node in nodes if node.state == "running"}
-    for event in read_events(record.events_path) if running else ():
-        attempt, live = running.get(event.node, (None, LiveMetrics()))
+    begun = {
+        node_id: (node.attempt, LiveMetrics())
+        for node_id, node in nodes
+        if node.state == "running" or (node.attempt and node.state != "done")
+    }
+    for event in read_events(record.events_path) if begun else ():
+        attempt, live = begun.get(event.node, (None, LiveMetrics()))
         if event.attempt != attempt:
             continue
         match event.body:
@@ -96,7 +106,16 @@ def _live_metrics(record: Record) -> dict[str, LiveMetrics]:
                 live.done, live.total = done, total
             case Metric(_, metrics):
                 live.metrics = metrics
-    return {node_id: live for node_id, (_, live) in running.items()}
+    return {node_id: live for node_id, (_, live) in begun.items()}
+
+
+def _show_progress(node: NodeState, live: LiveMetrics) -> None:
+    """Put what the node reported into its row: how far it is, or was when it ended, and why that was."""
+    if node.state == "running":
+        node.reason = str(live) or "running"
+    elif reached := str(live):
+        why = first_line(node.error) if node.error else ""
+        node.error = f"{why}; it reached {reached}" if why else f"reached {reached}"
 
 
 def _cluster_lines(record: Record) -> list[str]:

@@ -239,8 +239,12 @@ def _loaded_files(path: Sequence[str], declared: frozenset[str]) -> tuple[str, .
 
 
 def _memory() -> int:
-    """Peak bytes of this rank plus those of its largest child."""
-    return sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * 1024
+    """Peak bytes of this rank, plus those of its largest child where that is the larger one.
+
+    A smaller child cannot be measured: until it runs its own program, Linux counts the memory of its parent as its own.
+    """
+    own, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return (own + child if child > own else own) * 1024
 
 
 def _gpu_memory() -> int | None:

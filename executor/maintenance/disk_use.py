@@ -12,11 +12,9 @@ from executor.maintenance.gc import survey
 from executor.maintenance.retention import all_records
 from executor.records.run_record import Record
 from executor.records.run_tags import tags_of
-from executor.store.artifact_store import Store
+from executor.store.artifact_store import SMOKE, Store
 from executor.store.integrity import artifact_digests
 from executor.system.disk_space import folder_size
-
-SMOKE = "smoke"  # the store of `dflow run --smoke`
 
 
 @frozen

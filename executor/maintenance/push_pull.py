@@ -17,27 +17,34 @@ from pathlib import Path
 import attrs
 from attrs import frozen
 
-from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
+from dsl.errors import Mistake, PipelineError, StoreError, known_nodes
+from dsl.pipeline import Copy, selected_by
 from executor.maintenance.remote import Remote
 from executor.maintenance.remote_records import NotAsExpected, pulled_manifest
 from executor.maintenance.retention import ACCEPTED, read_index
 from executor.planning.code_trust import TRUST, code_in, trusts_code
 from executor.planning.planner import Planner
+from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
 from executor.store.index_line import PULLED, IndexLine
 from executor.store.integrity import check
-from executor.store.manifest import committed_files
+from executor.store.manifest import Manifest, committed_files
 from executor.system.crash_points import fail_point
-from executor.system.jsonlines import sync_folder
+from executor.system.jsonlines import parsed_object, sync_folder
 from executor.system.os_errors import clear_errors
+from executor.system.output import shown_digest
 from executor.system.symlinks import links_in, new_file
 
 FILES_AT_ONCE = 8
 PART = ".pulling-"  # prefix of the names of incomplete files
 
 Progress = Callable[[int], None]
+
+
+class HasCode(StoreError):
+    """An artifact of a remote has code in it that no config trusts."""
 
 
 @frozen
@@ -56,11 +63,16 @@ class Wanted:
 
 
 def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
-    """The artifacts of a run's finished nodes, or of `node`, with their lines in this store's index."""
+    """The artifacts of a run's finished nodes, or of `node` or its copies, with their lines in this store's index.
+
+    Raises PipelineError where the run has no such node.
+    """
+    copies = {node_id: each.copy for node_id, each in recorded_nodes(record.folder).items()}
+    chosen = required_nodes({node_id: copies.get(node_id) for node_id in record.state.nodes}, node)
     ops = record.op_names()
     wanted = []
     for node_id, state in record.state.nodes.items():
-        if state.digest is None or (node is not None and node_id != node):
+        if state.digest is None or node_id not in chosen:
             continue
         manifest = store.manifest(state.digest)
         key = state.key or (None if manifest is None else manifest.key)
@@ -84,12 +96,13 @@ def accepted(store: Store, wanted: Sequence[Wanted]) -> list[Wanted]:
     ]
 
 
-def require_node(nodes: Iterable[str], node: str | None) -> None:
-    """Raises PipelineError where `node` is not one of these."""
-    names = list(nodes)
-    if node is not None and node not in names:
-        hint = did_you_mean(node, names) or f"nodes: {', '.join(names)}"
-        raise PipelineError([Mistake(f'--node: there is no node "{node}"', hint=hint)])
+def required_nodes(nodes: Mapping[str, Copy | None], node: str | None) -> tuple[str, ...]:
+    """The ids of `node` or its copies, or all. Raises PipelineError where `node` selects none of them."""
+    if node is None:
+        return tuple(nodes)
+    if chosen := selected_by(node, nodes):
+        return chosen
+    raise PipelineError([Mistake(f'--node: there is no node "{node}"', hint=known_nodes(node, nodes))])
 
 
 def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bool:
@@ -145,6 +158,25 @@ def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
         digests[node_id] = found.digest
         node = planner.graph.nodes[node_id]
         yield Wanted(node_id, decision.key, found.digest, found, node.op.name, trusts_code(planner.graph, node_id))
+
+
+def everything(remote: Remote, node: str | None) -> list[Wanted]:
+    """The newest artifact of every key at the remote, or of the keys of `node`, by the node that made it.
+
+    Raises PipelineError where no artifact there is of `node`.
+    """
+    found = []
+    for key in remote.index_keys():
+        line = newest(remote, key)
+        manifest = (
+            None if line is None else Manifest.from_json(parsed_object(remote.manifest(line.digest) or b"") or {})
+        )
+        if line is not None:  # a damaged manifest has no node; the pull refuses it
+            found.append(
+                Wanted(shown_digest(line.digest) if manifest is None else manifest.node, key, line.digest, line)
+            )
+    chosen = required_nodes(dict.fromkeys(each.node for each in found), node)
+    return [each for each in found if each.node in chosen]
 
 
 def newest(remote: Remote, key: str) -> IndexLine | None:
@@ -209,7 +241,7 @@ def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, Mapping[str, FileE
         raise _damaged(remote, wanted, [f"{MANIFEST} belongs to another artifact"])
     code = [] if wanted.trusts_code else code_in(manifest.files)
     if code:
-        raise StoreError(
+        raise HasCode(
             f'{remote.url}: the artifact of node "{wanted.node}" has code in it ({", ".join(code[:3])}), which could '
             f"run here; read it there, and set {TRUST} = true for the node if you trust it, or let the node run"
         )

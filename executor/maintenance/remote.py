@@ -30,6 +30,7 @@ from executor.maintenance.remote_records import NotAsExpected, index_line
 from executor.store.artifact_store import FORMAT
 from executor.store.digests import MANIFEST
 from executor.store.index_line import IndexLine
+from executor.store.names import KEY
 from executor.system.jsonlines import parse_json, parsed_object
 from executor.system.output import shown_digest
 
@@ -79,6 +80,11 @@ class Remote:
             raise StoreError(f"{self.url}: is a store of runs; push to a directory of its own")
         if version is None:
             self.put_text("format", f"{FORMAT}\n")
+
+    def index_keys(self) -> list[str]:
+        """The keys of the index."""
+        with self._clear():
+            return [name for name in self._names("index") if KEY.fullmatch(name)]
 
     def lines(self, key: str) -> list[IndexLine]:
         """The index lines of a key, oldest first. Raises StoreError where one is invalid."""

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from dsl.errors import DflowError
 from dsl.estimate import Estimate, Outlook, Trial
-from dsl.graph import Graph
+from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.sizes import shown_bytes
 from executor.planning.planner import Decision
@@ -16,6 +18,7 @@ from executor.store.artifact_store import Store
 from executor.system.resource_pool import computes_on_gpu, devices
 
 NO_TRIALS: Mapping[str, Trial] = {}
+PROCESS_BYTES = 530_000_000  # resident in a process with torch and transformers before it loads a model, on Linux
 
 
 def graph_estimates(
@@ -23,7 +26,8 @@ def graph_estimates(
 ) -> dict[str, Estimate]:
     """The estimate of every node whose op gives one. made: where the store holds artifacts, by node id.
 
-    A node whose artifact exists needs nothing, but its readers use its estimate. An op's error becomes a note.
+    A node whose artifact exists needs nothing, but its readers use its estimate. An op's error becomes a note. To the
+    memory of a rank that computes on the CPU that of the process itself is added. Hooks see device = "cpu" there.
     """
     found: dict[str, Estimate] = {}
     foreseen: dict[str, Any] = dict.fromkeys(graph.nodes)
@@ -31,8 +35,9 @@ def graph_estimates(
         estimate: Callable[[Any, Outlook], Estimate | None] | None = hook(node.op, "estimate")
         if estimate is None:
             continue
+        on_gpu = _computes_on_gpu_here(node)
         outlook = Outlook(
-            launch=node.launch,
+            launch=node.launch if on_gpu else attrs.evolve(node.launch, device="cpu"),
             inputs=node.by_edge(foreseen),
             artifact=made.get(node_id),
             root=graph.root,
@@ -44,9 +49,17 @@ def graph_estimates(
         except DflowError as error:
             needed = Estimate(notes=(f"what it needs cannot be estimated: {error}",))
         if needed is not None:
+            if needed.memory and not on_gpu and "torch" in node.op.key_libraries:
+                needed = attrs.evolve(needed, memory={**needed.memory, "process": PROCESS_BYTES})
             foreseen[node_id] = needed.foreseen
             found[node_id] = Estimate(growth=needed.growth) if node_id in made else needed
     return found
+
+
+def _computes_on_gpu_here(node: GraphNode) -> bool:
+    """Whether the node will compute on a GPU: on a cluster, wherever it may."""
+    is_chosen = node.launch.device == "cuda" or node.launch.kind == "ray"
+    return computes_on_gpu(node) and (is_chosen or bool(devices()))
 
 
 def estimate_row(need: Estimate) -> dict[str, Any]:

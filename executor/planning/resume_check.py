@@ -15,7 +15,7 @@ def check_inputs(
 ) -> None:
     """Verify the inputs of the nodes that will run, see store/integrity.py; set aside and report damaged ones.
 
-    start: the node of --from. Raises StoreError if a damaged artifact cannot be set aside.
+    start: the node of --from, or the one whose copies are. Raises StoreError if a damaged artifact cannot be set aside.
     """
     graph = record.graph(to_run=True)
     rerun = _rerun_nodes(graph, record, start, overrides)
@@ -39,7 +39,7 @@ def check_inputs(
 def _rerun_nodes(graph: Graph, record: Record, start: str | None, overrides: Sequence[str]) -> set[str]:
     """The nodes that may run. Unknown names are ignored: planning reports them."""
     if start is not None:
-        return set(graph.below(start)) if start in graph.nodes else set()
+        return {below for node_id in graph.selected_by(start) for below in graph.below(node_id)}
     changed = {override.partition(".")[0].strip() for override in overrides}
     unfinished = {node_id for node_id, node in record.state.nodes.items() if node.state != "done"}
     return unfinished.union(*(graph.below(node_id) for node_id in sorted(changed) if node_id in graph.nodes))

@@ -1,4 +1,7 @@
-"""A part of a pipeline: `--to NODE` is that node and all above it, `--only NODE` these nodes and nothing else."""
+"""A part of a pipeline: `--to NODE` is that node and all above it, `--only NODE` these nodes and nothing else.
+
+NODE is a node's id, or that of a node with copies, which selects all of them.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,30 @@ from dsl.graph import Graph
 from executor.planning.planner import Decision
 
 
-def selected(graph: Graph, to: str | None, only: Sequence[str]) -> Graph:
-    """The part of the graph that is needed. Raises PipelineError for an unknown node."""
+def selected(graph: Graph, to: str | None, only: Sequence[str]) -> tuple[Graph, tuple[str, ...]]:
+    """The part of the graph that is needed, and the ids of the nodes of `--only`. Raises PipelineError for an unknown
+    node.
+    """
     if to is not None and only:
         raise PipelineError([Mistake("--to runs what is above a node, --only does not", hint="give one of them")])
     given = [("--to", to)] if to is not None else [("--only", node_id) for node_id in only]
     mistakes = [
-        Mistake(f'{flag}: there is no node "{node_id}"', hint=_near(graph, node_id))
-        for flag, node_id in given
-        if node_id not in graph.nodes
+        Mistake(f'{flag}: there is no node "{name}"', hint=known_nodes(name, graph.nodes))
+        for flag, name in given
+        if not graph.selected_by(name)
     ]
     if mistakes:
         raise PipelineError(mistakes)
-    return graph.up_to([node_id for _flag, node_id in given]) if given else graph
+    nodes = tuple(node_id for _flag, name in given for node_id in graph.selected_by(name))
+    return graph.up_to(nodes) if given else graph, nodes if only else ()
 
 
 def require_node(graph: Graph, node_id: str) -> None:
     """Raises PipelineError for an unknown node."""
     if node_id not in graph.nodes:
-        raise PipelineError([Mistake(f'there is no node "{node_id}"', hint=known_nodes(node_id, graph.nodes))])
+        copies = graph.selected_by(node_id)
+        hint = f"its copies: {', '.join(copies)}" if copies else known_nodes(node_id, graph.nodes)
+        raise PipelineError([Mistake(f'there is no node "{node_id}"', hint=hint)])
 
 
 def require_others(decisions: Mapping[str, Decision], only: Collection[str]) -> None:
@@ -37,11 +45,3 @@ def require_others(decisions: Mapping[str, Decision], only: Collection[str]) -> 
         reasons = "; ".join(f"{node_id} ({decision.reason})" for node_id, decision in lacking.items())
         hint = f"name them too, or run everything above with --to {list(decisions)[-1]}"
         raise PipelineError([Mistake(f"--only: not in the store: {reasons}", hint=hint)])
-
-
-def _near(graph: Graph, node_id: str) -> str:
-    """The nodes that were probably meant; a node with for_each exists only as its copies."""
-    copies = [other for other in graph.nodes if other.startswith(f"{node_id}-")]
-    if copies:
-        return f"its copies: {', '.join(copies)}"
-    return known_nodes(node_id, graph.nodes)

@@ -126,11 +126,11 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
     """
     source = find_record(store.records, run)
     recorded = with_recorded_cluster(source.graph(to_run=True))
-    if node_id not in recorded.nodes:
+    if not recorded.selected_by(node_id):
         hint = known_nodes(node_id, recorded.nodes)
         raise PipelineError([Mistake(f'--from: run {source.run} has no node "{node_id}"', hint=hint)])
     graph = override_graph(recorded, overrides)
-    rerun = graph.below(node_id)
+    rerun = {below for start in graph.selected_by(node_id) for below in graph.below(start)}
     outside = [override for override, owner in overridden_nodes(overrides).items() if owner not in rerun]
     if outside:
         hint = f"other nodes keep their artifacts; start from that node, or use `dflow run` with -s {outside[0]}"

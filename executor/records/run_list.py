@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from itertools import islice
@@ -10,8 +11,9 @@ from pathlib import Path
 from attrs import frozen
 
 from executor.records.duration import run_seconds
-from executor.records.run_record import Record, Status, newest_records
+from executor.records.run_record import Record, Status, newest_records, newest_that_ran
 from executor.records.run_tags import tags_of
+from executor.store.artifact_store import SMOKE, Store
 from executor.system.output import columns, shown_duration
 
 RAN = ("miss", "resumed")
@@ -35,9 +37,21 @@ class RunRow:
     tags: Sequence[str]
 
 
-def run_rows(records: Path, limit: int | None) -> list[RunRow]:
-    """The newest runs."""
-    return [_row(record) for record in islice(newest_records(records), limit)]
+def run_rows(records: Path, limit: int | None, *, repeated: bool) -> tuple[list[RunRow], int]:
+    """The newest runs, and how many are left out between them since nothing ran in them, and they have no tag.
+
+    repeated: leave out none.
+    """
+    rows: list[RunRow] = []
+    left_out = 0
+    for record in newest_records(records):
+        if not repeated and record.repeats and not tags_of(record.folder):
+            left_out += 1
+        elif len(rows) == limit:
+            break
+        else:
+            rows.append(_row(record))
+    return rows, left_out
 
 
 def running_runs(records: Path) -> list[Record]:
@@ -46,18 +60,36 @@ def running_runs(records: Path) -> list[Record]:
 
 
 def unfinished_runs(records: Path) -> list[Record]:
-    """The latest runs that can be resumed, newest first.
+    """Of the latest runs those that can be resumed, first the one that stopped last.
 
-    Without those of a pipeline that a later run has finished.
+    Without those of a pipeline of which a later run has finished all of their nodes.
     """
-    finished: set[str] = set()
+    finished: list[Record] = []
     unfinished = []
-    for record in islice(newest_records(records), LATEST):
-        if record.status() in UNFINISHED and record.state.pipeline not in finished:
+    for record in islice(newest_that_ran(records), LATEST):
+        if record.state.status == "done":
+            finished.append(record)
+        elif record.status() in UNFINISHED and not any(_finishes(later, record) for later in finished):
             unfinished.append(record)
-        elif record.state.status == "done":
-            finished.add(record.state.pipeline)
-    return unfinished
+    return sorted(unfinished, key=Record.stopped_at, reverse=True)
+
+
+def newer_smoke_run(store: Store, command: str) -> str:
+    """A line on the newest run of `dflow run --smoke`, with the command that shows it; empty where the store itself has
+    a newer run.
+    """
+    folder = store.path / SMOKE
+    newest, smoke = (next(newest_records(records), None) for records in (store.records, folder / store.records.name))
+    if smoke is None or (newest is not None and newest.run > smoke.run):
+        return ""
+    return (
+        f"the latest smoke run is {smoke.run} of {smoke.state.pipeline} ({smoke.status()}): "
+        f"dflow {command} --store {shlex.quote(str(folder))}"
+    )
+
+
+def _finishes(later: Record, record: Record) -> bool:
+    return later.state.pipeline == record.state.pipeline and later.state.nodes.keys() >= record.state.nodes.keys()
 
 
 def runs_text(rows: Sequence[RunRow]) -> str:

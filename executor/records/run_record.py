@@ -19,6 +19,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -335,6 +336,23 @@ class Record:
         is_killed = self.state.status == "running" and not self.is_alive()
         return "killed" if is_killed else self.state.status
 
+    @property
+    def repeats(self) -> bool:
+        """Whether nothing ran in it, and its nodes are those of another run of this store, by their keys."""
+        state = self.state
+        if state.status != "done" or state.is_for_mlflow or state.results_run is None:
+            return False
+        other = load_begun(self.folder.parent / state.results_run)
+        keys = {} if other is None else {node_id: node.key for node_id, node in other.state.nodes.items()}
+        return all(node.key is not None and keys.get(node_id) == node.key for node_id, node in state.nodes.items())
+
+    def stopped_at(self) -> float:
+        """When work on it ended, seconds since 1970: of a killed run, when its record was last written."""
+        if self.state.ended is not None:
+            return self.state.ended
+        files = [file for file in (self.folder / STATE, self.events_path) if file.exists()]
+        return max((file.stat().st_mtime for file in files), default=self.state.started)
+
     def is_alive(self) -> bool:
         """Whether a process executes this run."""
         return is_held(self.folder / "lock")
@@ -456,11 +474,19 @@ def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Recor
             yield record
 
 
+def newest_that_ran(records: Path) -> Iterator[Record]:
+    """Records from the newest to the oldest, without those in which nothing ran."""
+    return (record for record in newest_records(records) if not record.repeats)
+
+
 def find_record(records: Path, run: str | None) -> Record:
-    """The record of a run by its tag, its id or a part of it; None: the newest. Raises StoreError."""
+    """The record of a run by its tag, its id or a part of it; None: the latest, in which something ran if there is one.
+
+    Raises StoreError.
+    """
     if run is not None:
         return Record.load(find_folder(records, run))
-    for record in newest_records(records):
+    for record in (*islice(newest_that_ran(records), 1), *islice(newest_records(records), 1)):
         return record
     raise StoreError(f"{records.parent}: the store holds no run yet; start one with `dflow run FILE`")
 

@@ -27,11 +27,10 @@ from executor.scheduler.plain_display import make_display
 from executor.scheduler.run_loop import run_session
 from executor.smoke.estimate import NodeEstimate, Report, full_time, reports, series_of
 from executor.smoke.smoke_table import print_estimates
-from executor.store.artifact_store import Store
+from executor.store.artifact_store import SMOKE, Store
 from executor.system.disk_space import free_bytes
 from executor.system.output import FAILED, OK, print_lines
 
-FOLDER = "smoke"
 FEWEST = 3  # one sample for each of train, val and test
 
 
@@ -55,7 +54,7 @@ def smoke_run(path: Path, graph: Graph, samples: int) -> int:
         hint = f"take {FEWEST} at least, one for each of train, val and test; 16 is a good number"
         raise PipelineError([Mistake(f"--smoke {samples}: too few samples", hint=hint)])
     store = Store.open(path, write=True)
-    session = new_run(Store.open(path / FOLDER, write=True), small_graph(graph, samples))
+    session = new_run(Store.open(path / SMOKE, write=True), small_graph(graph, samples))
     unreduced = _without_smoke(session)
     if unreduced:
         print_lines(

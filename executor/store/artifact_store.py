@@ -42,7 +42,8 @@ from executor.system.user_cache import user_cache
 FORMAT = 3  # of the layout: other versions are refused
 COMMIT = "commit.json"
 FOLDERS = ("objects", "index", "work", "records")
-NO_LINKS = (*FOLDERS, "code", "smoke", "format", LOCK, "mlflow.lock")
+SMOKE = "smoke"  # the store of `dflow run --smoke`
+NO_LINKS = (*FOLDERS, "code", SMOKE, "format", LOCK, "mlflow.lock")
 KEPT_BY_GIT = "README.md"  # in a folder that has no other file yet
 PRIVATE = 0o700  # prompts and answers are in logs, events, reports and mlflow.db
 PROJECT_MARKS = ("pyproject.toml", ".git")

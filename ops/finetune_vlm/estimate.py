@@ -18,6 +18,7 @@ from ops.load_target.estimate import find_config
 
 MERGE_SIZE = 2  # of the built-in processor
 STEPS = 8  # of a trial
+BATCH_SIZE = 32  # by default, as in ops/finetune_vlm/batches.py, which loads torch
 
 threads = threads_of_finetuning
 
@@ -43,8 +44,7 @@ def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
     target = TargetForeseen.of(_start(config, tokens, outlook), is_tried=is_tried)
     sizes, ranks, item_size = target.sizes, outlook.launch.world_size, ITEM_SIZES[config.dtype]
     trained = _trained(config, sizes)
-    longest = tokens.longest if tokens is not None else 0
-    held = -(-max(config.micro_batch_tokens, longest) // outlook.launch.sp_degree)
+    held = -(-_micro_batch(config, tokens) // outlook.launch.sp_degree)
     memory = {
         "weights": sizes.parameters * MASTER // ranks,
         "weights cast": sizes.parameters * item_size if item_size < MASTER else 0,
@@ -60,6 +60,14 @@ def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
     kept = shown_bytes(states * MASTER)
     notes = (f"rank 0 keeps {kept} of weights and moments in host memory while a checkpoint is written",)
     return Estimate(memory=memory, disk=disk, notes=notes, growth=growth, foreseen=target)
+
+
+def _micro_batch(config: FinetuneVlm, tokens: TokensForeseen | None) -> int:
+    """The most tokens of a micro-batch: no more than a step has, and one sample at least."""
+    if tokens is None:
+        return config.micro_batch_tokens
+    step = config.batch_tokens or (config.batch_size or BATCH_SIZE) * tokens.longest
+    return max(tokens.longest, min(config.micro_batch_tokens, step))
 
 
 def _growth(config: FinetuneVlm, outlook: Outlook) -> Growth | None:

@@ -1,6 +1,7 @@
 """`-s node.field=value`."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,59 @@ def test_a_recorded_graph_takes_overrides_with_the_same_checks(tmp_path: Path) -
     with pytest.raises(PipelineError) as caught:
         override_graph(recorded, ["capture.num_layers=0"])
     assert str(caught.value) == "-s capture.num_layers=0: must be >= 1, got 0"
+
+
+LAYERS_FILE = """\
+[pipeline]
+name = "p"
+[node.ingest]
+op = "ingest"
+source = "builtin:digits"
+[node.inject]
+op = "inject_images"
+samples = "@ingest"
+[node.tokenize]
+op = "tokenize_chat"
+samples = "@inject"
+[node.target]
+op = "load_target"
+checkpoint = "owner/name"
+revision = "0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a"
+[node.capture]
+op = "capture_targets"
+tokens = "@tokenize"
+target = "@target"
+num_layers = 3
+"""
+ONE_OF_THEM = "'target_layer_ids' and num_layers: give only one of them"
+
+
+def test_an_argument_that_excludes_a_field_of_the_file_names_how_to_unset_that(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(LAYERS_FILE)
+
+    def refused(*overrides: str, sweeps: Sequence[str] = ()) -> str:
+        with pytest.raises(PipelineError) as caught:
+            read_graph(file, overrides, sweeps)
+        return str(caught.value)
+
+    layers, unset = "capture.target_layer_ids=[1,3,5]", "capture.num_layers=none"
+    remedy = f"{file}:20:1 sets num_layers; unset with -s {unset}"
+    assert refused(layers) == f"-s {layers}: {ONE_OF_THEM} ({remedy})"
+    swept = "capture.target_layer_ids=[[1], [2]]"
+    assert refused(sweeps=[swept]) == f"--sweep {swept}: {ONE_OF_THEM} ({remedy})"
+    assert refused("capture.recipe=eagle3").endswith(f" ({remedy})")
+    assert refused(layers, "capture.num_layers=2") == f"-s {layers}: {ONE_OF_THEM}"
+    assert read_graph(file, [layers, unset]).nodes["capture"].config.target_layer_ids == (1, 3, 5)
+    file.write_text(LAYERS_FILE.replace("num_layers = 3", "target_layer_ids = [1, 3]"))
+    assert refused("capture.num_layers=2") == (
+        f"{file}:20:1: node.capture.target_layer_ids: {ONE_OF_THEM} "
+        f"({file}:20:1 sets target_layer_ids; unset with -s capture.target_layer_ids=none)"
+    )
+    assert (
+        read_graph(file, ["capture.num_layers=2", "capture.target_layer_ids=none"]).nodes["capture"].config.layer_count
+        == 2
+    )
 
 
 TABLE_OPS = """

@@ -60,6 +60,10 @@ def test_code_is_pulled_only_for_a_node_that_trusts_it(trust, tmp_path):
     made, other, remote = toy_in(tmp_path / "made", trust), toy_in(tmp_path / "other", trust), str(tmp_path / "remote")
     assert made.dflow("run", str(made.file)).returncode == 0
     assert made.dflow("push", remote).returncode == 0
+    pulled = other.dflow("pull", remote)  # of no pipeline, so that nothing trusts it
+    assert (pulled.returncode, pulled.stdout) == (0, f"0 artifacts pulled from {remote}\n")
+    assert "not pulled: " in pulled.stderr
+    assert 'the artifact of node "target" has code in it (model/modeling_x.py), which could run here' in pulled.stderr
     pulled = other.dflow("pull", remote, str(other.file))
     if trust == "true":
         assert pulled.returncode == 0, pulled.stderr

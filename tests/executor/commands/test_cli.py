@@ -87,7 +87,7 @@ def test_a_plan_row_has_these_fields(toy):
 
 
 def test_a_status_row_has_these_fields(toy):
-    found = rows(toy, "status")
+    found = rows(toy, "status", toy.state()["run"])
     node = toy.state()["nodes"]["d"]
     assert found["d"] == {
         "id": "d", "op": "steps", "key": node["key"], "digest": node["digest"], "state": "done", "cache": node["cache"],

@@ -85,7 +85,7 @@ def test_a_killed_run_says_so_and_how_to_go_on(store, capsys):
     record = a_running_run(store)
     record.unlock()
     shown = dflow(store, capsys, "status").splitlines()
-    assert shown[3].split() == ["b", "pending", "miss"]
+    assert shown[3].split() == ["b", "pending", "miss", "reached", "2", "of", "10:", "loss", "0.25"]
     assert shown[-1] == f"run {record.run}: killed, 0.0 s; resume with: dflow resume {record.run}"
     shown = dflow(store, capsys, "runs").splitlines()
     assert shown[1].split()[2] == "killed"
@@ -145,3 +145,65 @@ def test_a_running_run_shows_the_cluster_of_its_nodes_and_one_that_is_gone_is_a_
     gone = "the Ray cluster 127.0.0.1:1 cannot be reached: nothing answers there"
     assert dflow(store, capsys, "status").splitlines()[-1] == gone
     assert f"run {record.run}: running, " in dflow(store, capsys, "status", "--ray", "local").splitlines()[-1]
+
+
+def a_done_run(store, *nodes, results_run=None, **state):
+    cache = "miss" if results_run is None else "hit"
+    record = a_run(store, **{node: NodeState(state="done", cache=cache, key=node, digest="d") for node in nodes})
+    record.state.status, record.state.ended, record.state.results_run = "done", 2.0, results_run or record.run
+    record.save()
+    return record
+
+
+def test_a_run_in_which_nothing_ran_is_not_the_latest_and_does_not_fill_the_list(store, capsys):
+    first = a_done_run(store, "a", "b")
+    repeated = a_done_run(store, "a", results_run=first.run)
+    assert dflow(store, capsys, "status").splitlines()[-1] == f"run {first.run}: done, 0.0 s"
+    shown = dflow(store, capsys, "runs").splitlines()
+    assert [line.split()[0] for line in shown[1:-1]] == [first.run]
+    assert shown[-1] == "1 run in which nothing ran left out; --all shows all"
+    shown = dflow(store, capsys, "runs", "--all").splitlines()
+    assert [line.split()[0] for line in shown[1:]] == [repeated.run, first.run]
+    assert dflow(store, capsys, "report").strip() == str(first.folder / "report.html")
+    dflow(store, capsys, "tag", repeated.run, "kept")
+    renamed = a_done_run(store, "c", results_run=first.run)  # of nodes that no other run has
+    shown = dflow(store, capsys, "runs").splitlines()
+    assert [line.split()[0] for line in shown[1:]] == [renamed.run, repeated.run, first.run]
+    assert dflow(store, capsys, "status").splitlines()[-1] == f"run {renamed.run}: done, 0.0 s"
+
+
+def test_of_the_newest_runs_those_in_which_nothing_ran_do_not_count(store, capsys):
+    first, second = a_done_run(store, "a"), a_done_run(store, "a")
+    a_done_run(store, "a", results_run=first.run)
+    rows = json.loads(dflow(store, capsys, "runs", "-n", "1", "--json"))["runs"]
+    assert [row["run"] for row in rows] == [second.run]
+
+
+@pytest.mark.parametrize("state", ["running", "pending", "failed"])  # killed; stopped; its process was killed
+def test_of_a_node_that_ended_early_the_last_step_is_shown(store, capsys, state):
+    record = a_running_run(store)
+    node = record.state.nodes["b"]
+    node.state, node.error = state, "killed by SIGKILL" if state == "failed" else None
+    record.save_nodes(["b"])
+    record.unlock()
+    row = dflow(store, capsys, "status").splitlines()[3]
+    why = "killed by SIGKILL; it reached " if state == "failed" else "reached "
+    assert row.endswith(f"  {why}2 of 10: loss 0.25")
+    rows = json.loads(dflow(store, capsys, "status", "--json"))["nodes"]
+    assert rows[1]["progress"] == {"done": 2, "total": 10}
+
+
+def test_a_newer_smoke_run_is_named_with_the_command_that_shows_it(store, capsys):
+    smoke = Store.open(store.path / "smoke", write=True)
+    tried = a_done_run(smoke, "a")
+    line = f"the latest smoke run is {tried.run} of toy (done): dflow {{}} --store {store.path}/smoke"
+    assert cli.main(["status", "--store", str(store.path)]) == 1
+    assert capsys.readouterr().err.endswith(f"start one with `dflow run FILE`; {line.format('status')}\n")
+    assert dflow(store, capsys, "runs").splitlines()[-1] == line.format("runs")
+    full = a_done_run(store, "a")
+    assert "smoke" not in dflow(store, capsys, "runs") + dflow(store, capsys, "status")
+    newer = a_done_run(smoke, "a")
+    line = line.replace(tried.run, newer.run)
+    assert dflow(store, capsys, "status").splitlines()[-2:] == [f"run {full.run}: done, 0.0 s", line.format("status")]
+    assert "smoke" not in dflow(store, capsys, "status", full.run)
+    assert dflow(smoke, capsys, "status").splitlines()[-1] == f"run {newer.run}: done, 0.0 s"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from toy_ops import Toy
@@ -62,13 +61,11 @@ def test_of_two_sweeps_a_copy_that_one_has_alone_is_told_with_its_origin(swept: 
     assert [True] * 3 == [rows[f"c-weight_{weight}_0"].endswith(end) for weight, end in ends.items()]
 
 
-def test_of_a_large_sweep_the_first_combinations_are_told(swept: tuple[Toy, dict[str, str]], tmp_path: Path) -> None:
-    toy, _runs = swept
-    store = ("--store", str(tmp_path / "store"))
-    for arguments in ((), ("--sweep", f"d.steps={list(range(1, 19))}")):
-        result = toy.dflow("run", str(toy.file), *arguments, *store)
-        assert 0 == result.returncode, result.stderr
-    text = toy.dflow("diff", *store).stdout
+def test_of_a_large_sweep_the_first_combinations_are_told(swept: tuple[Toy, dict[str, str]]) -> None:
+    toy, runs = swept
+    result = toy.dflow("run", str(toy.file), "--sweep", f"d.steps={list(range(1, 19))}")
+    assert 0 == result.returncode, result.stderr
+    text = toy.dflow("diff", runs["plain"]).stdout
     assert 16 == text.count("--- d.steps=")
     assert "and 2 more combinations: dflow diff --json" in text
-    assert 18 == len(json.loads(toy.dflow("diff", *store, "--json").stdout)["combinations"])
+    assert 18 == len(json.loads(toy.dflow("diff", runs["plain"], "--json").stdout)["combinations"])

@@ -1,10 +1,13 @@
 """The stage as an op sees it, and how a stage's processes are set up."""
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
 from stage_specs import stage_spec
+from toy_ops import PROJECT
 
 from dsl.launch import Launch
 from executor.launchers import worker
@@ -116,3 +119,19 @@ def test_the_allocator_of_a_stage_with_gpus_grows_its_segments_unless_the_user_h
     environment = stage_environment(1, ["0"])
     assert "max_split_size_mb:64" == environment["PYTORCH_CUDA_ALLOC_CONF"]
     assert "PYTORCH_ALLOC_CONF" not in environment
+
+
+PEAK = """
+import resource, subprocess, sys
+from executor.launchers.worker import _memory
+own = b"x" * int(2e8)
+subprocess.run([sys.executable, "-c", f"len(b'x' * {int(sys.argv[1])})"], check=True)
+print(_memory() / (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+"""
+
+
+@pytest.mark.parametrize(("of_child", "ratio"), [(0, 1.0), (500_000_000, 3.0)])
+def test_memory_that_a_child_shows_only_since_its_parent_started_it_does_not_count(of_child, ratio):
+    command = [sys.executable, "-c", PEAK, str(of_child)]
+    printed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    assert float(printed) == pytest.approx(ratio, rel=0.25)

@@ -93,6 +93,35 @@ def test_dflow_run_after_a_pull_runs_nothing(tmp_path, shared):
     assert {cache for _, cache in other.caches().values()} == {"hit"}
 
 
+def test_a_store_without_runs_takes_all_that_the_remote_has(toy, shared, capsys):
+    record = run(toy)
+    dflow(toy, "push", str(shared))
+    other = other_store(toy)
+    capsys.readouterr()
+    assert dflow(other, "pull", str(shared), "--node", "c") == 0
+    assert capsys.readouterr().out.splitlines() == ["c: pulled", f"1 artifact pulled from {shared}"]
+    assert dflow(other, "pull", str(shared), "--node", "x") == 2
+    assert 'there is no node "x" (nodes: ' in capsys.readouterr().err
+    assert dflow(other, "pull", str(shared)) == 0
+    assert sorted(capsys.readouterr().out.splitlines()[:-1]) == [
+        "a: pulled", "b: pulled", "c: already in the store", "d: pulled"
+    ]  # fmt: skip
+    assert files(other.store / "objects") == files(toy.store / "objects")
+    assert {decision.cache for decision in planned(other, record).values()} == {"hit"}
+
+
+def test_all_that_a_remote_has_is_not_fetched_onto_a_disk_that_is_too_small(toy, shared, capsys, monkeypatch):
+    run(toy)
+    dflow(toy, "push", str(shared))
+    monkeypatch.setattr("executor.commands.pull.free_bytes", lambda path: 10)
+    other = other_store(toy)
+    capsys.readouterr()
+    assert dflow(other, "pull", str(shared)) == 1
+    assert f"{shared} holds 4 artifacts of " in (error := capsys.readouterr().err)
+    assert f"10 bytes are free at {other.store}; fetch those of a pipeline: dflow pull {shared} FILE" in error
+    assert artifacts(other) == set()
+
+
 def test_one_node_can_be_fetched_without_what_is_above_it(toy, shared):
     record = run(toy)
     dflow(toy, "push", str(shared))

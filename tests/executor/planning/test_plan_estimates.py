@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from toy_ops import Toy
 
+from dsl.read_toml import read_graph
+from executor.planning.estimates import PROCESS_BYTES, graph_estimates
 from executor.system.disk_space import free_bytes
 
 TELLING = '''
@@ -143,6 +146,26 @@ def test_the_plan_prints_sums_parts_and_notes_below_the_nodes(tmp_path: Path) ->
         "c: memory: large 2.0 GB, small 1.0 GB",
         f"c: sees [3, None, 3] in {tmp_path.name} on cpu",
     ]
+
+
+def test_a_rank_with_torch_on_the_cpu_also_needs_the_process_itself(tmp_path: Path) -> None:
+    toy = telling(tmp_path)
+    code = (tmp_path / "telling.py").read_text()
+    (tmp_path / "telling.py").write_text(
+        code.replace('run="telling:end")', 'run="telling:end", key_libraries=("torch",), gpu=True)')
+    )
+    without = {"small": 10**9, "large": 2 * 10**9}
+    (tmp_path / "on_any.toml").write_text(toy.file.read_text().replace('launch = { device = "cpu" }', ""))
+    for device, file, gpus, expected in (
+        ("cpu", toy.file, "0", {**without, "process": PROCESS_BYTES}),
+        ("cpu", tmp_path / "on_any.toml", "", {**without, "process": PROCESS_BYTES}),
+        ("auto", tmp_path / "on_any.toml", "0", without),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+            found = graph_estimates(read_graph(file), {}, 0)["c"]
+        assert expected == found.memory
+        assert found.notes[0].endswith(f" on {device}")
 
 
 def test_free_disk_is_that_of_the_nearest_folder_that_is_there(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from toy_ops import Toy
 
+from executor.store.artifact_store import FORMAT
+
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Toy:
@@ -79,3 +81,35 @@ def test_a_recorded_run_takes_overrides_of_the_other_tables(toy: Toy) -> None:
     result = toy.dflow("resume", "--from", "b", "-s", "machine.cpus=1")
     assert result.returncode == 0, result.stderr
     assert toy.calls() == ["upper"]
+
+
+def test_a_node_with_copies_selects_all_of_them(toy: Toy) -> None:
+    sweep = ("--sweep", 'c.between=["-", "+"]')
+    above, copies = ["a", "b"], ["c-between_1", "c-between_2"]
+    assert sorted(planned(toy, *sweep, "--to", "c")) == [*above, *copies]
+    assert sorted(planned(toy, *sweep, "--to", "d")) == [*above, *copies, "d-between_1", "d-between_2"]
+    assert sorted(planned(toy, *sweep, "--to", "d-between_2")) == [*above, "c-between_2", "d-between_2"]
+    assert toy.dflow("run", str(toy.file), "--to", "b").returncode == 0
+    result = toy.dflow("run", str(toy.file), *sweep, "--only", "c")
+    assert result.returncode == 0, result.stderr
+    assert toy.calls() == ["make", "upper", "join", "join"]
+    assert sorted(planned(toy, *sweep, "--only", "c")) == copies
+    result = toy.dflow("resume", "--from", "c")
+    assert result.returncode == 0, result.stderr
+    assert toy.calls() == ["join", "join"]
+    shared = toy.folder / "shared"
+    assert toy.dflow("push", str(shared), "--node", "c").stdout.splitlines()[-1].endswith("which now holds all of them")
+    assert len(list((shared / "objects").iterdir())) == 2
+
+
+def test_a_command_on_a_single_node_names_its_copies(toy: Toy) -> None:
+    toy.file.write_text(toy.file.read_text() + "\n[for_each.how]\none.c.between = '1'\ntwo.c.between = '2'\n")
+    result = toy.dflow("explain", str(toy.file), "c")
+    assert (result.returncode, result.stderr) == (2, 'dflow: there is no node "c" (its copies: c-one, c-two)\n')
+    shared = toy.folder / "shared"
+    shared.mkdir()
+    (shared / "format").write_text(f"{FORMAT}\n")
+    result = toy.dflow("pull", str(shared), str(toy.file), "--node", "c")
+    assert result.stdout.splitlines()[:2] == [
+        f"{node}: neither in the store nor at the remote" for node in ("c-one", "c-two")
+    ], result.stderr

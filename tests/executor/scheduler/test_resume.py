@@ -5,7 +5,7 @@ import json
 import attrs
 from toy_ops import ONE_NODE, PIPELINE, Toy
 
-from executor.records.run_record import Record
+from executor.records.run_record import NodeState, Record
 
 BROKEN = "def upper(config, stage:"
 
@@ -102,3 +102,25 @@ def test_the_run_that_goes_on_is_named_first_and_then_others_of_the_store_that_a
     result = toy.dflow("resume", others[0])
     assert result.stdout.splitlines()[0] == f"resuming run {others[0]} (stopped)"
     assert "also unfinished" not in result.stdout
+
+
+def test_without_a_name_the_run_that_stopped_last_is_resumed_whatever_was_started_after_it(tmp_path):
+    toy = Toy(tmp_path, ONE_NODE)
+    toy.dflow("run", str(toy.file))
+    records = toy.store / "records"
+    graph = Record.load(records / toy.state()["run"]).graph()
+
+    def recorded(pipeline, status, ended, nodes=1):
+        record = Record.prepare(records, attrs.evolve(graph, name=pipeline), status=status, ended=ended)
+        record.state.nodes |= {f"n{number}": NodeState() for number in range(1, nodes)}
+        record.save_all()
+        return record.run
+
+    superseded = recorded("toy", "failed", 8.0)
+    recorded("toy", "done", 8.5)
+    last, other = recorded("long", "stopped", 9.0, nodes=2), recorded("short", "failed", 7.0)
+    recorded("long", "done", 10.0)  # a part of it
+    toy.dflow("run", str(toy.file))  # nothing runs
+    first, second = toy.dflow("resume").stdout.splitlines()[:2]
+    assert (first, second) == (f"resuming run {last} (stopped)", f"also unfinished: {other} (failed)")
+    assert superseded not in second

@@ -203,7 +203,7 @@ def test_the_folders_of_artifacts_are_printed(tmp_path):
 
 def test_a_complete_run_has_nothing_to_resume(done):
     done.dflow("run", str(done.file))
-    result = done.dflow("resume")
+    result = done.dflow("resume", done.state()["run"])
     assert (result.returncode, done.calls()) == (0, [])
     assert f"run {done.state()['run']} is complete: nothing to do" in result.stdout
 

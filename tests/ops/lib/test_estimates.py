@@ -26,6 +26,7 @@ from dsl.pipeline import Launch
 from ops.artifacts import TargetFeatures
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
+from ops.finetune_vlm.batches import BATCH_SIZE
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.lib.drafts.attention.blocks import choose_attention
 from ops.lib.drafts.dflash.config import DraftConfig
@@ -239,6 +240,18 @@ def test_training_a_target_of_8_billion_parameters_is_said_to_need_its_whole_sta
     assert [131, 45] == [round(size / 1e9) for size in state]  # float32 weights, gradients and two moments
     held = "rank 0 keeps 98.3 GB of weights and moments in host memory while a checkpoint is written"
     assert (held,) == alone.notes == shared.notes
+
+
+def test_a_pass_of_a_target_that_is_trained_holds_no_more_than_a_step_has() -> None:
+    tokens = TokensForeseen(by_split=None, expected=None, longest=100, vocab_size=600)
+
+    def passes(**config: int) -> int:
+        return foresee(FinetuneVlm(tokens=Ref("t"), **config), inputs={"tokens": tokens}).memory["passes"]
+
+    token = passes(micro_batch_tokens=1) // 100  # one sample at least
+    assert 16_384 * token == passes(batch_size=1000)
+    assert (200 * token, 3200 * token, 700 * token) == (passes(batch_size=2), passes(), passes(batch_tokens=700))
+    assert BATCH_SIZE * 100 * token == passes()
 
 
 def test_a_target_of_experts_alone_needs_the_width_of_the_drafts_mlp(tmp_path: Path) -> None:
