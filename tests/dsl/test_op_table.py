@@ -134,7 +134,7 @@ def test_mistakes_in_op_files_stand_at_the_key_ops_beside_all_others(tmp_path: P
         read_graph(file)
     assert str(caught.value).split("\n") == [
         f"{file}:3:1: pipeline.ops: there is no file {tmp_path}/gone_ops.py",
-        f'{file}:6:7: node.b: the required key "source" is missing (str)',
+        f'{file}:6:7: node.b: the required key "source" is missing (str or list of str)',
     ]
 
 

@@ -96,7 +96,7 @@ samples = "@second"
 
 def test_a_missing_required_key_is_reported_at_the_node(tmp_path: Path) -> None:
     assert mistakes(tmp_path, HEAD + "[node.a]\nop = 'ingest'\n[node.b]\nsamples = '@a'\n") == [
-        'p.toml:3:7: node.a: the required key "source" is missing (str)',
+        'p.toml:3:7: node.a: the required key "source" is missing (str or list of str)',
         'p.toml:5:7: node.b: the required key "op" is missing (the ops: dflow ops)',
     ]
 
