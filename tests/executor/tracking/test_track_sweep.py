@@ -110,11 +110,16 @@ def test_each_combination_is_a_run_below_the_sweep_with_params_and_metrics(swept
     toy, record, _out, _calls = swept
     parent, found = combinations_of(toy, record)
     assert {
-        "times=1, weight=1.0": ({"b.times": "1", "judge.weight": "1.0"}, {"join/length": 11.0, "join/weight": 1.0}),
-        "times=1, weight=3.0": ({"b.times": "1", "judge.weight": "3.0"}, {"join/length": 11.0, "join/weight": 3.0}),
-        "times=2, weight=1.0": ({"b.times": "2", "judge.weight": "1.0"}, {"join/length": 16.0, "join/weight": 1.0}),
-        "times=2, weight=3.0": ({"b.times": "2", "judge.weight": "3.0"}, {"join/length": 16.0, "join/weight": 3.0}),
+        f"times={times}, weight={weight}": (
+            {"b.times": times, "judge.weight": str(weight)},
+            {"join/length": length, "join/weight": weight, "weight": weight},
+        )
+        for times, length in (("1", 11.0), ("2", 16.0))
+        for weight in (1.0, 3.0)
     } == {name: (run.data.params, run.data.metrics) for name, run in found.items()}
+    assert {name: f"{name} (swept {record.name})" for name in found} == {
+        name: run.info.run_name for name, run in found.items()
+    }
     assert {"FINISHED"} == {run.info.status for run in found.values()}
     assert {parent.info.run_id} == {run.data.tags["mlflow.parentRunId"] for run in found.values()}
     assert parent.data.tags["dflow.kind"] == "sweep"
@@ -161,7 +166,7 @@ def test_an_artifact_that_is_a_model_is_a_logged_model_with_the_metrics_below_it
     assert (model.model_type, str(model.status), model.params) == ("text", "READY", {"size": "10"})
     assert model.source_run_id == ids(record)[1]["b-times_2"]
     assert {(metric.key, metric.value) for metric in model.metrics} == {
-        ("join/length", 16.0), ("join/weight", 1.0), ("join/weight", 3.0)
+        ("join/length", 16.0), ("join/weight", 1.0), ("join/weight", 3.0), ("weight", 1.0), ("weight", 3.0)
     }  # fmt: skip
     folder = toy.store / "mlartifacts" / "models" / model.model_id / "artifacts"
     signature = json.loads((folder / "MLmodel").read_text())["signature"]
@@ -187,7 +192,10 @@ def test_the_page_of_mlflow_is_told_with_links_to_the_runs_and_to_the_sweep_comp
     parent, found = combinations_of(toy, record)
     experiment = parent.info.experiment_id
     runs, compared = links(toy.store / "records", "http://there:5000")
-    assert runs == f"runs: http://there:5000/#/experiments/{experiment}/runs?workflowType=machine_learning"
+    address = f"http://there:5000/#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey=dflow"
+    assert runs == f"runs: {address}"
+    view = json.loads(client_of(toy).get_experiment(experiment).tags["mlflow.sharedViewState.dflow"])
+    assert "metrics.`weight`" in view["selectedColumns"], "what the result is judged by, join/weight"
     head, _, query = compared.partition("#/compare-runs?")
     assert head == "the last sweep, compared: http://there:5000/"
     asked = {name: json.loads(value) for name, [value] in parse_qs(query).items()}
@@ -343,7 +351,8 @@ def test_of_two_nodes_that_judge_a_model_both_figures_are_its_tags_and_those_sta
     tags = {name: value for name, value in model.tags.items() if name.endswith("join/weight")}
     assert {"join/weight": "1", "judge/join/weight": "1", "long/join/weight": "7"} == tags
     judge, long = ([f"{node}/join/weight", f"{node}/join/length"] for node in ("judge", "long"))
-    assert [*judge, *long] == order
+    assert ["weight", *judge, *long] == order
+    assert 1.0 == client.get_run(ids(record)[0]).data.metrics["weight"], "of the first of the nodes"
 
 
 def test_a_sweep_of_what_several_runs_made_before_is_a_sweep_in_mlflow_of_its_own(tmp_path):
