@@ -23,6 +23,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -43,6 +44,7 @@ from executor.system.stage_mark import end_marked
 from executor.system.symlinks import NO_FILE, is_folder, open_own, open_plain, remove, remove_link, remove_links_out_of
 
 KEPT = ("lease", "ranks")
+NO_LEASE = "{} is not a lease of dflow but a folder or a pipe; remove it"
 ACTORS = "actors-"
 LATE_WRITERS_S = 60.0
 POLL_S = 0.1
@@ -282,11 +284,20 @@ class Lease:
         return True
 
     def _open_locked(self) -> int | None:
-        """A locked descriptor of the current lease file, or None if another process holds it."""
+        """A locked descriptor of the current lease file, or None if another process holds it.
+
+        Raises StoreError where something else is in its place.
+        """
+        path = self.folder / "lease"
         try:
-            descriptor = open_own(self.folder / "lease", os.O_RDWR | os.O_CREAT)
+            descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:  # the holder committed, and removed the folder just now
             return None
+        except IsADirectoryError:
+            raise StoreError(NO_LEASE.format(path)) from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise StoreError(NO_LEASE.format(path))
         if _try_lock(descriptor) and _same_file(descriptor, self.folder / "lease"):
             return descriptor
         os.close(descriptor)

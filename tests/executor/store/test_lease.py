@@ -11,9 +11,9 @@ import threading
 import pytest
 from toy_ops import PROJECT, wait_for
 
-from dsl.errors import LeaseLost
+from dsl.errors import LeaseLost, StoreError
 from executor.store import lease as lease_module
-from executor.store.lease import Lease, remove_leftovers, share_ranks
+from executor.store.lease import Lease, move_away, remove_leftovers, share_ranks
 
 
 def test_every_holder_gets_the_next_token(tmp_path):
@@ -176,3 +176,11 @@ def test_work_of_the_same_key_without_code_is_adopted_unless_somebody_is_on_it(t
     remove_leftovers(tmp_path)
     stay = {old, held, other, elsewhere, mine, *strange, tmp_path / ".locks.1", tmp_path / "stray"}
     assert set(tmp_path.iterdir()) == stay
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_something_else_in_the_place_of_a_lease_is_named(make, tmp_path):
+    make(tmp_path / "lease")
+    for take in (lambda: Lease(tmp_path, "run").try_acquire(), lambda: move_away(tmp_path)):
+        with pytest.raises(StoreError, match="lease is not a lease of dflow but a folder or a pipe; remove it"):
+            take()
