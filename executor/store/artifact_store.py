@@ -283,8 +283,8 @@ class Store:
                 if (self.path / KEPT_BY_GIT).exists():  # by Git, whose modes are no choice of the user's
                     with suppress(PermissionError):  # it belongs to another user
                         self.path.chmod(PRIVATE)
+                trust_store(self.path)  # first: another run that finds a store here at once has to find it trusted
                 write_json(self.path / "format", FORMAT, durable=True)
-                trust_store(self.path)
             if not all((self.path / name).is_dir() for name in FOLDERS):
                 for name in FOLDERS:
                     (self.path / name).mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 
 import attrs
 import pytest
@@ -163,7 +164,8 @@ def test_a_run_in_which_nothing_ran_makes_none_and_names_the_one_with_the_result
     result = tracked.toy.dflow("run", str(tracked.toy.file))
     assert f"results in MLflow run {ids(tracked.first)[0]}" in result.stdout
     assert len(tracked.client.search_runs(["1"])) == before
-    shown = json.loads(tracked.toy.dflow("status", "--json").stdout)
+    run = re.search(r"^run (\S+) is done", result.stdout, re.MULTILINE)[1]
+    shown = json.loads(tracked.toy.dflow("status", run, "--json").stdout)
     assert {row["id"]: row["mlflow_run_id"] for row in shown["nodes"]} == ids(tracked.first)[1]
 
 

@@ -79,7 +79,7 @@ def test_the_example_in_the_documentation_gives_sections_that_a_report_takes(tmp
     summary = {"in": 3, "kept": 2, "dropped": {"too long": 1}, "splits": {"train": 2}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     sections = names["report"](tmp_path)
-    assert ["samples", "lengths", "first rows"] == [section.title for section in sections]
+    assert ["samples", "lengths", "reach", "first rows"] == [section.title for section in sections]
     carried = [section_to_json(section, tmp_path) for section in sections]
-    assert ["Account", "Chart", "Table"] == [section["kind"] for section in carried]
+    assert ["Account", "Chart", "Verdict", "Table"] == [section["kind"] for section in carried]
     assert unstructure(sections) == unstructure([section_from_json(section, tmp_path) for section in carried])
