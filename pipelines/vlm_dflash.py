@@ -26,7 +26,7 @@ def pipeline() -> Pipeline:
     answered = p.node("regenerate", RegenerateAnswers(samples=images, target=target, max_new_tokens=160))
     own = p.node("retokenize", TokenizeChat(samples=answered, target=target))
     features = p.node("capture", CaptureTargets(tokens=own, target=target, num_layers=5))
-    batches = p.node("shard", ShardSequence(features=features, tokens_per_step=2048, epochs=3))
+    batches = p.node("shard", ShardSequence(features=features, tokens_per_step=2048, epochs=2))
     trained = p.node(
         "train",
         TrainDflash(
@@ -37,7 +37,8 @@ def pipeline() -> Pipeline:
             block_size=16,
             num_layers=3,
             num_anchors=16,
-            lr=2e-3,
+            optimizer="muon",
+            lr=3e-3,
             eval_every=50,
             select="tau",
         ),
