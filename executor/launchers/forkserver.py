@@ -133,10 +133,16 @@ class _Spare:
     order: socket.socket
     environment: Mapping[str, str]
 
-    def fits(self, start: Start) -> bool:
-        """Whether it can become that stage; it may have been killed."""
+    def takes(self, start: Start) -> bool:
+        """Send it the request, if it can become that stage; False also where it has been killed."""
         is_alive = not select.select([self.descriptor], [], [], 0)[0]
-        return is_alive and start.module == SPARE_RUNS and _lasting(start.environment) == _lasting(self.environment)
+        if not is_alive or start.module != SPARE_RUNS or _lasting(start.environment) != _lasting(self.environment):
+            return False
+        try:
+            self.order.sendall(encoded(start))
+        except ConnectionError:  # killed just now
+            return False
+        return True
 
 
 def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
@@ -200,9 +206,8 @@ class Server:
             return self._prepare(request)
         if not isinstance(request, Start):
             return None
-        if (spare := self._spare) is not None and spare.fits(request):
+        if (spare := self._spare) is not None and spare.takes(request):
             self._spare = None
-            spare.order.sendall(encoded(request))
             spare.order.close()
             self._keep(_Stage(request.number, spare.pid, spare.descriptor))
             return None

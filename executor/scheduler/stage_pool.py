@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from dsl.errors import DiskFull
+from dsl.errors import ConfigError, DiskFull
 from dsl.graph import Graph, GraphNode
 from dsl.threads import useful_threads
 from executor.launchers.backend import Backend
@@ -122,9 +122,10 @@ class StagePool:
         if node.launch.kind != "process" or node.launch.shard_workers > 1 or not libraries:
             return
         made = {name: self._store.object_path(digest) for name, digest in digests.items()}
-        useful, capacity = useful_threads(node, made), self._capacity(node)
-        share = Free(capacity).take(capacity.demand(node, useful), capacity.threads(node, useful))
-        self._backends.prepare(share, libraries)
+        with suppress(ConfigError):  # which the node reports when it starts
+            useful, capacity = useful_threads(node, made), self._capacity(node)
+            share = Free(capacity).take(capacity.demand(node, useful), capacity.threads(node, useful))
+            self._backends.prepare(share, libraries)
 
     def _watched(self) -> list[tuple[str, int, Sequence[str] | None]]:
         """Called by the thread that measures their processes."""
