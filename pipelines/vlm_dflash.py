@@ -22,7 +22,7 @@ def pipeline() -> Pipeline:
     images = p.node("inject", InjectImages(samples=samples))
     tokens = p.node("tokenize", TokenizeChat(samples=images, processor="builtin"))
     digit = {"metric": "pattern", "pattern": "the digit ([0-9])"}
-    target = p.node("target", FinetuneVlm(tokens=tokens, optimizer="muon", lr=4e-3, steps=300, batch_size=16, **digit))
+    target = p.node("target", FinetuneVlm(tokens=tokens, optimizer="muon", lr=4e-3, steps=260, batch_size=16, **digit))
     answered = p.node("regenerate", RegenerateAnswers(samples=images, target=target, max_new_tokens=160))
     own = p.node("retokenize", TokenizeChat(samples=answered, target=target))
     features = p.node("capture", CaptureTargets(tokens=own, target=target, num_layers=5))
