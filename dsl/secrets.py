@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import re
-import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -85,10 +84,16 @@ def written_forms(values: tuple[str, ...]) -> tuple[str, ...]:
         forms |= {repr(value)[1:-1], ascii(value)[1:-1], repr(value + "'\"")[1:-4]}
         forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
         raw = value.encode(errors="surrogateescape")
-        forms |= {urllib.parse.quote(raw, safe=""), urllib.parse.quote(raw), urllib.parse.quote_plus(raw)}
+        forms |= _in_addresses(raw)
         if len(value) >= LONG_ENOUGH:
             forms |= _in_base64(raw)
     return tuple(sorted(forms - {""}, key=lambda form: (-len(form), form)))
+
+
+def _in_addresses(raw: bytes) -> set[str]:
+    from urllib.parse import quote, quote_plus
+
+    return {quote(raw, safe=""), quote(raw), quote_plus(raw)}
 
 
 def _in_base64(raw: bytes) -> set[str]:

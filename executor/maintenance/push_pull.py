@@ -22,7 +22,7 @@ from dsl.pipeline import Copy, selected_by
 from executor.maintenance.remote import Remote
 from executor.maintenance.remote_records import NotAsExpected, pulled_manifest
 from executor.maintenance.retention import ACCEPTED, read_index
-from executor.planning.code_trust import TRUST, code_in, trusts_code
+from executor.planning.code_trust import TRUST, code_in
 from executor.planning.planner import Planner
 from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import Record
@@ -157,7 +157,7 @@ def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
             continue
         digests[node_id] = found.digest
         node = planner.graph.nodes[node_id]
-        yield Wanted(node_id, decision.key, found.digest, found, node.op.name, trusts_code(planner.graph, node_id))
+        yield Wanted(node_id, decision.key, found.digest, found, node.op.name, node_id in planner.trusting)
 
 
 def everything(remote: Remote, node: str | None) -> list[Wanted]:

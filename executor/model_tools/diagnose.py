@@ -8,7 +8,7 @@ from dsl.convert import structure
 from dsl.errors import Mistake, PipelineError, StoreError, StructureError, did_you_mean
 from dsl.graph import Graph
 from executor.model_tools.computation import Result, computed
-from executor.planning.code_trust import refuse_untrusted_code
+from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
 from executor.records.events import read_events
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import Record, load_begun
@@ -44,8 +44,9 @@ def diagnose(
         # A damaged draft is measured too, as its damage is a cause.
         if store.has(digest) or (name in nodes and store.object_path(digest).is_dir())
     }
+    trusting = trusting_nodes(graph)
     for name, (_, digest) in artifacts.items():
-        refuse_untrusted_code(store, graph, name, digest)
+        refuse_untrusted_code(store, graph.nodes[name], trusting, digest)
     missing = [name for name in nodes if name not in artifacts]
     if missing:
         raise StoreError(

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
-from executor.planning.code_trust import refuse_untrusted_code
+from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
@@ -178,7 +178,7 @@ class _Made:
                 f"{self.store.object_path(state.digest)}: the artifact of {node} is missing or incomplete; make it "
                 f"again: dflow resume {self.record.run}"
             )
-        refuse_untrusted_code(self.store, self.graph, node, state.digest)
+        refuse_untrusted_code(self.store, self.graph.nodes[node], trusting_nodes(self.graph), state.digest)
         return self.store.object_path(state.digest)
 
     def _readers(self, export: GraphNode, output: type) -> list[GraphNode]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from dsl.errors import StoreError
-from dsl.graph import Graph
+from dsl.graph import Graph, GraphNode
 
 TRUST = "trust_remote_code"  # the field of an op by which its user lets code of a checkpoint run
 BUILT_IN = "ops.artifacts"  # where the forms of artifacts are declared that built-in ops read
@@ -22,42 +22,37 @@ class FilesView(Protocol):
     def files(self, digest: str) -> Iterable[str]: ...
 
 
-def trusts_code(graph: Graph, node_id: str) -> bool:
-    """Whether the config of a node, or of one that it reads, lets a checkpoint's code run: a tokenizer's code is copied
+def trusting_nodes(graph: Graph) -> frozenset[str]:
+    """The nodes whose config, or that of one that they read, lets a checkpoint's code run: a tokenizer's code is copied
     from the target.
     """
-    pending, seen = [node_id], {node_id}
-    while pending:
-        node = graph.nodes[pending.pop()]
-        if getattr(node.config, TRUST, False) is True:
-            return True
-        fresh = [parent for parent in node.parents if parent not in seen]
-        pending += fresh
-        seen |= {*fresh}
-    return False
+    found: set[str] = set()
+    for node_id, node in graph.nodes.items():
+        if getattr(node.config, TRUST, False) is True or not found.isdisjoint(node.parents):
+            found.add(node_id)
+    return frozenset(found)
 
 
 def code_in(files: Iterable[str]) -> list[str]:
     return sorted(name for name in files if name.endswith(CODE))
 
 
-def untrusted_code(store: FilesView, graph: Graph, node_id: str, digest: str) -> str:
-    """Why the artifact of a node is not used; empty where it may be.
+def untrusted_code(store: FilesView, node: GraphNode, trusting: frozenset[str], digest: str) -> str:
+    """Why the artifact of a node is not used; empty where it may be. trusting: those of the node's graph.
 
     Only the user's own ops read what one of them writes in a form of its own.
     """
-    node = graph.nodes[node_id]
     is_built_in = any(form.__module__ == BUILT_IN for form in node.op.output.__mro__)
-    if trusts_code(graph, node_id) or not (is_built_in or hasattr(node.config, TRUST)):
+    if node.id in trusting or not (is_built_in or hasattr(node.config, TRUST)):
         return ""
     names = code_in(store.files(digest))
     return f"its artifact has code in it ({', '.join(names[:3])}), which its config does not trust" if names else ""
 
 
-def refuse_untrusted_code(store: FilesView, graph: Graph, node_id: str, digest: str) -> None:
+def refuse_untrusted_code(store: FilesView, node: GraphNode, trusting: frozenset[str], digest: str) -> None:
     """Raises StoreError where `untrusted_code` says why."""
-    why = untrusted_code(store, graph, node_id, digest)
+    why = untrusted_code(store, node, trusting, digest)
     if why:
         raise StoreError(
-            f"{node_id}: {why}; read it, and if you trust it run the pipeline with {node_id}.{TRUST} = true"
+            f"{node.id}: {why}; read it, and if you trust it run the pipeline with {node.id}.{TRUST} = true"
         )

@@ -16,7 +16,7 @@ from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
 from executor.keys.differences import differences, distance, reasons
 from executor.keys.node_key import KeyParts, node_inputs
-from executor.planning.code_trust import refuse_untrusted_code, untrusted_code
+from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes, untrusted_code
 from executor.store.index_line import IndexLine
 from executor.system.output import shown_digest
 
@@ -73,6 +73,7 @@ class Planner:
     absent: nodes whose data is missing, so that they have no parts.
     source: the run that made the pinned artifacts.
     run: the planned run; empty before it has a record.
+    trusting: nodes whose config lets a checkpoint's code run.
     """
 
     graph: Graph
@@ -84,6 +85,7 @@ class Planner:
     absent: frozenset[str] = frozenset()
     source: str = "RUN"
     run: str = ""
+    trusting: frozenset[str] = attrs.Factory(lambda self: trusting_nodes(self.graph), takes_self=True)
 
     def with_parts(self, node_id: str, parts: KeyParts) -> Planner:
         """The same, with other key parts of one node."""
@@ -135,7 +137,7 @@ class Planner:
         return Decision("hit", "", key, line.digest, line.run, line.acceptance)
 
     def _untrusted_code(self, node_id: str, line: IndexLine) -> str:
-        return untrusted_code(self.store, self.graph, node_id, line.digest)
+        return untrusted_code(self.store, self.graph.nodes[node_id], self.trusting, line.digest)
 
     def key(self, node: GraphNode, digests: Mapping[str, str]) -> str:
         return self.parts[node.id].key(node_inputs(node, digests.__getitem__))
@@ -147,7 +149,7 @@ class Planner:
                 f'the artifact of node "{node_id}" ({shown_digest(digest)}) is missing or damaged in the store; '
                 f"run the node again with `dflow resume {self.source} --from {node_id}`"
             )
-        refuse_untrusted_code(self.store, self.graph, node_id, digest)
+        refuse_untrusted_code(self.store, self.graph.nodes[node_id], self.trusting, digest)
         return Decision("hit", "", None, digest)
 
     def _below(self, node: GraphNode, digests: Mapping[str, str], unknown: list[str]) -> Decision:
