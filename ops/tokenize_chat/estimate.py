@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+from array import array
 from collections import Counter
+from itertools import pairwise
+from pathlib import Path
 
 from dsl.estimate import Estimate, Growth, Outlook
 from dsl.sizes import shown_bytes
@@ -25,11 +30,13 @@ TOKEN_BYTES = 5  # input_ids int32 and loss_mask uint8
 def estimate(config: TokenizeChat, outlook: Outlook) -> Estimate:
     """Counted if the tokens exist, else from expected_tokens, else for a million tokens."""
     by_split, vocab_size = None, config.vocab_size if config.processor == "builtin" else None
+    longest = config.max_length
     if outlook.artifact is not None:
         info = read_json(outlook.artifact / "tokens.json")
         vocab_size, by_split = info["vocab_size"], Counter[str]()
         for shard in info["shards"]:
             by_split[shard["split"]] += shard["tokens"]
+        longest = max((_longest(outlook.artifact / shard["file"]) for shard in info["shards"]), default=longest)
     source: SamplesForeseen | None = outlook.inputs["samples"]
     counted = growth = None
     if outlook.trial is not None and source is not None:
@@ -39,7 +46,7 @@ def estimate(config: TokenizeChat, outlook: Outlook) -> Estimate:
     foreseen = TokensForeseen(
         by_split=by_split,
         expected=config.expected_tokens,
-        longest=config.max_length,
+        longest=longest,
         vocab_size=vocab_size,
         counted=counted,
     )
@@ -51,6 +58,16 @@ def estimate(config: TokenizeChat, outlook: Outlook) -> Estimate:
         growth=growth,
         foreseen=foreseen,
     )
+
+
+def _longest(shard: Path) -> int:
+    """Tokens of the longest sample of a shard: of its file, only the header and the offsets are read."""
+    with shard.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        begin, end = json.loads(file.read(length))["token_offsets"]["data_offsets"]
+        file.seek(begin, os.SEEK_CUR)
+        offsets = array("q", file.read(end - begin))  # int64, as token_shards writes them
+    return max(after - before for before, after in pairwise(offsets))
 
 
 def _pixels(target: TargetForeseen | None) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.finetune_vlm.batches import BATCH_SIZE
 from ops.finetune_vlm.op import FinetuneVlm
+from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.attention.blocks import choose_attention
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.footprint import (
@@ -212,6 +213,13 @@ def foresee_tokens(path: Path) -> TokensForeseen:
     """Of tokens that are made: counted by split."""
     foreseen: TokensForeseen = foresee(TokenizeChat(samples=Ref("s"), vocab_size=600), artifact=path).foreseen
     return foreseen
+
+
+def test_the_longest_sample_is_that_of_the_tokens_once_they_are_made(tokens: Any) -> None:
+    reader = TokenReader(tokens)
+    lengths = [len(reader.sample(index).input_ids) for index in range(len(reader))]
+    assert len({*lengths}) > 1
+    assert max(lengths) == foresee_tokens(tokens.path).longest
 
 
 def test_the_built_in_target_and_a_draft_for_it_are_foreseen_before_they_are_made(tokens: Any, target: Any) -> None:
