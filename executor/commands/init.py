@@ -27,7 +27,9 @@ SCHEMA = "dflow.schema.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", type=Path, metavar="DATA", help="a data file or folder; docs/data.md lists the formats")
+    parser.add_argument(
+        "data", type=Path, nargs="+", metavar="DATA", help="data files or folders; docs/data.md lists the formats"
+    )
     parser.add_argument(
         "--target",
         metavar="CHECKPOINT",
@@ -55,14 +57,15 @@ def main(options: argparse.Namespace) -> int:
         mistakes.append(str(error))
     try:
         image_root = None if options.image_root is None else str(Path(options.image_root).resolve())
-        found = survey(options.data, Counter.of(target), image_root, options.allow_outside)
+        found = survey(tuple(options.data), Counter.of(target), image_root, options.allow_outside)
         advice = advise(found, target, free_bytes(store_path(options.store, output)))
     except DataError as error:
         raise DataError("\n".join([*mistakes, str(error)])) from error
     if mistakes:
         raise DataError("\n".join(mistakes))
-    name = _pipeline_name(output, options.data)
-    text = pipeline_text(name, _data_path(output, options.data), f"./{SCHEMA}", found, target, advice)
+    name = _pipeline_name(output, options.data[0])
+    sources = [_data_path(output, data) for data in options.data]
+    text = pipeline_text(name, sources, f"./{SCHEMA}", found, target, advice)
     with clear_errors(output):
         _write(output, text)
         is_renewed = _write_schema(output.with_name(SCHEMA), options.force)

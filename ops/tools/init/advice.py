@@ -16,7 +16,7 @@ from ops.lib.data.sample_account import SPLITS
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.tokenize_chat.estimate import TOKEN_BYTES
 from ops.tools.init.lengths import PixelRules
-from ops.tools.init.survey import FRACTIONS, Survey, percentile
+from ops.tools.init.survey import BY_CLASS, FRACTIONS, Survey, percentile
 from ops.tools.init.target import MOST_LAYERS, Target
 
 HIDDEN = 4096  # of a target of 8 billion parameters, where none is given
@@ -130,7 +130,7 @@ def _check(found: Survey, target: Target | None) -> None:
     if not any(tally["train"] for tally in found.splits.values()):
         wrong.append("no sample is left for the split train")
     if wrong:
-        raise DataError("\n".join(f"{found.source}: {each}" for each in wrong))
+        raise DataError("\n".join(f"{found.shown_sources}: {each}" for each in wrong))
 
 
 def _max_pixels(found: Survey) -> Choice | None:
@@ -246,16 +246,16 @@ def _notes(found: Survey, fractions: tuple[float, float]) -> list[str]:
     tally = found.splits[fractions]
     for split, reads in (("test", "evaluate"), ("val", "what is measured during training")):
         if not tally[split]:
-            notes.append(f"no sample falls into {split}, which {reads} reads: {_how_to_give(split, found.form)}")
+            notes.append(f"no sample falls into {split}, which {reads} reads: {_how_to_give(split, found)}")
     if found.samples < 1000:
         shown = f"{found.samples:,} samples show" if found.samples > 1 else "1 sample shows"
         notes.append(f"{shown} whether the chain runs; a draft worth serving takes many thousands (the paper: 800,000)")
     return notes
 
 
-def _how_to_give(split: str, form: str) -> str:
+def _how_to_give(split: str, found: Survey) -> str:
     """The rows of all formats but one have keys."""
-    if form != "image-folder":
+    if any(form != BY_CLASS for form in found.forms):
         return f'give one the key split = "{split}"'
     return (
         f"move some images to {split}/<class>/ and all others to train/<class>/ (without classes: {split}/ and train/)"

@@ -22,6 +22,7 @@ from ops.ingest.splits import split_of
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.tools.init.lengths import Counter, Length, PixelRules, image_size
 
+BY_CLASS = "image-folder"
 MEASURED = 1000  # samples whose tokens are counted
 DECODED = 100  # samples whose images are decoded
 QUESTION = "What is in the image?"  # asked about images by class
@@ -40,15 +41,15 @@ REMEDIES = {
 
 @define(kw_only=True)
 class Survey:
-    """The result of a survey. dropped: reason -> samples; examples: reason -> one of them.
+    """The result of a survey. forms: of the sources. dropped: reason -> samples; examples: reason -> one of them.
 
     decoded: images that were examined; faults: those that could not be decoded, reason -> images. splits: for each of
     FRACTIONS, split -> samples. given: splits that the data itself names. lengths: of up to MEASURED samples, counted
     with exact and rules; names of classes do not count as answers, since the target's replace them.
     """
 
-    source: Path
-    form: str
+    sources: tuple[Path, ...]
+    forms: tuple[str, ...]
     image_root: str | None
     allow_outside: bool
     exact: bool
@@ -67,32 +68,36 @@ class Survey:
     splits: dict[tuple[float, float], Tally[str]] = field(factory=lambda: {each: Tally() for each in FRACTIONS})
     lengths: list[Length] = Factory(list)
 
+    @property
+    def shown_sources(self) -> str:
+        return ", ".join(map(str, self.sources))
 
-def survey(source: Path, counter: Counter, image_root: str | None = None, allow_outside: bool = False) -> Survey:
+    @property
+    def has_classes(self) -> bool:
+        """Whether there are images whose class stands for an answer."""
+        return BY_CLASS in self.forms
+
+
+def survey(
+    sources: tuple[Path, ...], counter: Counter, image_root: str | None = None, allow_outside: bool = False
+) -> Survey:
     """Reads all the data; lengths are those of a random sample with a fixed seed.
 
     image_root, allow_outside: as for `ingest`.
     Raises DataError for what `ingest` would reject, with every broken row, for data of an unknown format, with the
     files found, and if no sample is usable.
     """
-    try:
-        form = find_format(source, "auto")
-    except DataError as error:
-        problem = (
-            str(error).replace(f"{REMEDY}, or ", "").removesuffix(f"; {REMEDY}")
-        )  # a field of a file that is to be written
-        raise DataError(f"{problem}{_contents_hint(source)}") from error
+    forms = _forms(sources)
     found = Survey(
-        source=source,
-        form=form,
+        sources=sources,
+        forms=forms,
         image_root=image_root,
         allow_outside=allow_outside,
         exact=counter.exact,
         rules=counter.rules,
     )
     reading = Reading(
-        sources=(source,),
-        format=form,
+        sources=sources,
         image_root=image_root,
         allow_outside=allow_outside,
         duplicate_ids="number",
@@ -100,7 +105,9 @@ def survey(source: Path, counter: Counter, image_root: str | None = None, allow_
         answer=LABEL,
         require_answers=False,
     )
-    configs = {each: Ingest(source=str(source), val_fraction=each[0], test_fraction=each[1]) for each in FRACTIONS}
+    # The ids of images by class begin with the name of their source; that of a single one is empty.
+    classes = tuple(name for name, form in zip(reading.names(), forms, strict=True) if form == BY_CLASS)
+    configs = {each: Ingest(source=str(sources[0]), val_fraction=each[0], test_fraction=each[1]) for each in FRACTIONS}
     measured: list[Length] = []
     drawn, tried = random.Random(0), random.Random(1)
     with strict_pillow():
@@ -114,7 +121,7 @@ def survey(source: Path, counter: Counter, image_root: str | None = None, allow_
             _count(found, sample)
             for fractions, config in configs.items():
                 found.splits[fractions][split_of(config, sample)] += 1
-            _keep(measured, drawn, found.samples, partial(_length, counter, sample, form))
+            _keep(measured, drawn, found.samples, partial(_length, counter, sample, sample.id.startswith(classes)))
             if sample.images and (found.decoded < DECODED or tried.random() < DECODED / found.with_images):
                 _decode(found, sample)
     found.lengths = measured
@@ -140,6 +147,21 @@ def _count(found: Survey, sample: RawSample) -> None:
         found.given.add(sample.split)
 
 
+def _forms(sources: tuple[Path, ...]) -> tuple[str, ...]:
+    """The format of each source. Raises DataError for those that are missing, or of an unknown format."""
+    forms, mistakes = [], []
+    for source in sources:
+        try:
+            forms.append(find_format(source, "auto"))
+        except DataError as error:
+            # What remedies it is a field of a file that is to be written.
+            problem = str(error).replace(f"{REMEDY}, or ", "").removesuffix(f"; {REMEDY}")
+            mistakes.append(f"{problem}{_contents_hint(source)}")
+    if mistakes:
+        raise DataError("\n".join(mistakes))
+    return tuple(forms)
+
+
 def _keep(measured: list[Length], drawn: random.Random, count: int, length: Callable[[], Length]) -> None:
     """Reservoir sampling: every one of `count` samples is kept as probably as any other."""
     place = len(measured) if len(measured) < MEASURED else drawn.randrange(count)
@@ -147,9 +169,9 @@ def _keep(measured: list[Length], drawn: random.Random, count: int, length: Call
         measured[place : place + 1] = [length()]
 
 
-def _length(counter: Counter, sample: RawSample, form: str) -> Length:
+def _length(counter: Counter, sample: RawSample, by_class: bool) -> Length:
     sizes = [image_size(encoded) for encoded in map(_encoded, sample.images)]
-    if form == "image-folder":
+    if by_class:
         sample = attrs.evolve(sample, turns=tuple(turn for turn in sample.turns if turn.role != "assistant"))
     return counter.length(sample, [size for size in sizes if size is not None])
 
@@ -186,10 +208,10 @@ def _contents_hint(source: Path) -> str:
 
 def _nothing(found: Survey) -> str:
     if not found.dropped:
-        return f"{found.source}: holds no samples"
+        return f"{found.shown_sources}: holds no samples"
     reasons = "\n".join(
         f"  {count} ({reason}), such as {found.examples[reason]}"
         + (f"\n    {REMEDIES[reason]}" if reason in REMEDIES else "")
         for reason, count in found.dropped.most_common()
     )
-    return f"{found.source}: none of its {found.dropped.total()} samples can be used:\n{reasons}"
+    return f"{found.shown_sources}: none of its {found.dropped.total()} samples can be used:\n{reasons}"

@@ -17,16 +17,18 @@ PLACEHOLDER = "FILL IN: the directory of your target's checkpoint"
 FLOAT32 = "float32"
 
 
-def pipeline_text(name: str, source: str, schema: str, found: Survey, target: Target | None, advice: Advice) -> str:
+def pipeline_text(
+    name: str, sources: list[str], schema: str, found: Survey, target: Target | None, advice: Advice
+) -> str:
     """A pipeline that compiles, except for the checkpoint if no target is given.
 
-    source, schema: how the file names the data and the JSON schema.
+    sources, schema: how the file names the data and the JSON schema.
     Raises DataError for a name that a pipeline file cannot contain.
     """
     sees = found.with_images > 0
     dtype = target.dtype if target is not None else "bfloat16"
     nodes = [
-        _ingest(source, found, advice),
+        _ingest(sources, found, advice),
         _inject(found),
         _target(target),
         _regenerate(found, target, advice, dtype, sees),
@@ -56,7 +58,7 @@ def summary(found: Survey, advice: Advice, *, comment: bool = False) -> list[str
 
 
 def _about_data(found: Survey) -> list[str]:
-    samples = f"{_samples(found.samples)} ({found.form})"
+    samples = f"{_samples(found.samples)} ({', '.join(dict.fromkeys(found.forms))})"
     lines = [f"data: {samples}, {found.with_images:,} with images, {found.samples - found.with_images:,} text only"]
     for reason, count in found.dropped.most_common():
         lines.append(f"dropped: {count:,} ({reason}), such as {found.examples[reason]}")
@@ -96,16 +98,16 @@ def _about_lengths(found: Survey, advice: Advice) -> list[str]:
             f"answers: {_samples(found.unanswered)} end{'s' * (found.unanswered == 1)} with the user's turn; "
             "the target answers them"
         )
-    if found.form == "image-folder":
+    if found.has_classes:
         lines.append("answers: the names of classes do not count; the target answers")
     length = "as long as the data's" if answers else "half as long as max_new_tokens"
     lines.append(f"tokens in total: about {advice.tokens:,}, if the target's answers are {length}")
     return lines
 
 
-def _ingest(source: str, found: Survey, advice: Advice) -> list[str]:
-    lines = ["[node.ingest]", 'op = "ingest"', f"source = {_quoted(source)}"]
-    if found.form == "image-folder":
+def _ingest(sources: list[str], found: Survey, advice: Advice) -> list[str]:
+    lines = ["[node.ingest]", 'op = "ingest"', f"source = {_quoted_all(sources)}"]
+    if found.has_classes:
         lines.append(
             f'question = "{QUESTION}"    # what is asked about every image; {{label}} is the name of its class'
         )
@@ -146,7 +148,7 @@ def _target(target: Target | None) -> list[str]:
 
 
 def _regenerate(found: Survey, target: Target | None, advice: Advice, dtype: str, sees: bool) -> list[str]:
-    answered = found.samples > found.unanswered and found.form != "image-folder"
+    answered = found.samples > found.unanswered and not found.has_classes
     lines = [
         "[node.regenerate]                 # a draft learns from the target's own answers: see docs/data.md",
         'op = "regenerate_answers"',
@@ -255,6 +257,11 @@ def _ends(advice: Advice, dtype: str) -> list[str]:
         'tokens = "@tokenize"',
         'report = "@eval"',
     ]
+
+
+def _quoted_all(texts: list[str]) -> str:
+    """One as itself, several as a list."""
+    return _quoted(texts[0]) if len(texts) == 1 else f"[{', '.join(map(_quoted, texts))}]"
 
 
 def _quoted(text: str) -> str:

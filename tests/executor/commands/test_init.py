@@ -54,6 +54,35 @@ def test_lengths_are_counted_with_the_targets_tokenizer(project: Path, capsys: p
     assert (16, 32) == (made["train"]["block_size"], made["tokenize"]["min_loss_tokens"])
 
 
+def test_several_sources_are_surveyed_as_one_and_become_the_list_of_ingest(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat(project / "chat.jsonl", 200)
+    chat(project / "more.jsonl", 100, answer=None)
+    write_photos(project)
+    assert 0 == main(
+        ["init", "chat.jsonl", "more.jsonl", "photos", "--target", checkpoint(project / "target", sees=True)]
+    )
+    said = capsys.readouterr().out
+    pictures = len([*(project / "photos").rglob("*.png")])
+    assert f"data: {300 + pictures} samples (json, image-folder), {pictures} with images, 300 text only" in said
+    assert "tokens of an answer: median 9, 95 % 9, longest 9" in said  # names of classes do not count
+    ingest = nodes(project / "pipeline.toml")["ingest"]
+    assert ["chat.jsonl", "more.jsonl", "photos"] == ingest["source"]
+    assert not ingest["require_answers"] and "question" in ingest
+    assert 'answers = "data"' not in (project / "pipeline.toml").read_text()
+
+
+def test_every_source_that_cannot_be_read_is_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat(project / "chat.jsonl", 20)
+    (project / "notes.txt").write_text("hello")
+    (project / "empty").mkdir()
+    assert 1 == main(["init", "chat.jsonl", "notes.txt", "gone.jsonl", "empty"])
+    said = capsys.readouterr().err
+    assert all(each in said for each in ("notes.txt: ", "gone.jsonl: no such file or folder", "empty: "))
+    assert not (project / "pipeline.toml").exists()
+
+
 def test_without_a_target_lengths_are_estimated_and_only_the_checkpoint_is_left_to_fill_in(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
