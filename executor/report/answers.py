@@ -73,9 +73,18 @@ def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
             if question not in known:
                 lines.append(Line(name, "not measured", _unknown(question, column, node, of_node.failed)))
         for question in [line.verdict.question for line in given[:1]] or asked[:1]:
-            texts = [shortened(text, MOST_TEXT) for text in node.recorded.warnings]
+            texts = [_without_middle(text) for text in node.recorded.warnings]
             lines += [Line(name, "warning", Verdict(question, text, "warn")) for text in texts]
     return [*lines, *_unasked(column), *_diagnosed(column)] if lines else []
+
+
+def _without_middle(text: str) -> str:
+    """Its first and last words, where it is longer than MOST_TEXT."""
+    if len(text) <= MOST_TEXT:
+        return text
+    head, _, _ = text[: MOST_TEXT // 2].rpartition(" ")
+    _, _, tail = text[-MOST_TEXT // 2 :].partition(" ")
+    return f"{head} ... {tail}" if head and tail else shortened(text, MOST_TEXT)
 
 
 def _in_order(lines: Sequence[Line], question: Question) -> list[Line]:

@@ -61,7 +61,7 @@ class Silent:
 def judge(config, stage):
     if config.fails:
         raise ValueError("no room")
-    stage.warn("careful " + "x" * 300)
+    stage.warn("careful: " + "tremendously " * 30 + "long")
     (stage.out_dir / "tau.txt").write_text(str(config.tau))
 """
 PIPELINE = """
@@ -110,7 +110,8 @@ def test_the_first_part_answers_what_ops_judge_and_names_what_nobody_did(toy: To
     assert "Is it safe to serve? not measured its report has no verdict on this (gate)" in text
     assert "What limits it? time too slow (eval) data few samples <b> (eval)" in text, "the worst first"
     assert text.index("a faster one") < text.index("more samples"), "the worst first"
-    assert "warning careful xxx" in text and "x" * 200 not in text
+    shown = text.split("warning careful: ")[1].split(" (")[0].split()
+    assert {"tremendously", "...", "long"} == {*shown} and 6 < len(shown) < 15  # words are whole
     assert text.endswith("2 warnings")
     assert "train_dflash" not in text, "the pipeline answers by its own ops alone"
 
