@@ -18,13 +18,12 @@ from executor.records.run_record import Record
 from executor.records.sent_run import FAILED, SentCombination, SentRun
 from executor.results.metric_order import is_judged
 from executor.results.sweep import Combination, differing_params, final_metrics
-from executor.system.supervisor import run_module
 from executor.tracking.logged_model_process import described
 from executor.tracking.mlflow_client import Place, Tracker
 from executor.tracking.node_files import ModelFiles, artifact_files
-from executor.tracking.run_description import REPORT, combination_note, maker_tags, run_name
+from executor.tracking.report_writer import ReportWriter
+from executor.tracking.run_description import combination_note, maker_tags, run_name
 
-REPORT_WITHIN_S = 45.0
 ARTIFACT = "artifact/"
 
 MakeRun = Callable[[Place, float, Mapping[str, str]], str]
@@ -107,18 +106,13 @@ def send_note(
     tracker.log_note(run_id, note, sent.notes)
 
 
-def send_report(tracker: Tracker, store: Path, record: Record, sent: SentRun) -> str | None:
-    """Send the report of the run as an artifact; returns a warning where it could not be written.
-
-    A separate process writes it, so that a failing section of an op does not affect the rest.
-    """
-    file = record.folder / REPORT
-    arguments = ("report", record.run, "--store", str(store), "-o", str(file))
-    done = run_module("executor.cli", *arguments, within_s=REPORT_WITHIN_S)
+def send_report(tracker: Tracker, report: ReportWriter, record: Record, sent: SentRun) -> str | None:
+    """Send the report of the run as an artifact; returns a warning where it could not be written."""
+    done = report.written()
     if done.code != 0:
         sent.report = FAILED
         return f"the report of the run could not be written ({done.reason}); try it: dflow report {record.run}"
-    tracker.log_files(sent.parent, {REPORT: file}, {})
+    tracker.log_files(sent.parent, {report.file.name: report.file}, {})
     sent.report = time.time()
     return None
 

@@ -22,6 +22,7 @@ from attrs import frozen
 from dsl.convert import unstructure
 from executor.system.jsonlines import compact
 from executor.system.supervisor import GONE, end_with_parent
+from executor.tracking.report_writer import ReportWriter
 from executor.tracking.sync_state import new_run_publisher, sync_lock
 
 EVERY_S = 2.0
@@ -53,7 +54,8 @@ def main() -> int:
     reports = os.dup(1)
     os.dup2(2, 1)  # libraries may print to standard output
     finished = threading.Event()
-    threading.Thread(target=_listen, args=(finished,), daemon=True).start()
+    written = ReportWriter(store, folder)
+    threading.Thread(target=_listen, args=(finished, written), daemon=True).start()
 
     with sync_lock(folder):
 
@@ -61,7 +63,7 @@ def main() -> int:
             os.write(reports, compact(unstructure(what)))
 
         publisher = new_run_publisher(
-            store, folder, is_live=True, say=lambda text: report(Report(None, is_last=False, note=text))
+            store, folder, written, is_live=True, say=lambda text: report(Report(None, is_last=False, note=text))
         )
         follow(publisher.send, finished, report)
     return 0
@@ -83,10 +85,14 @@ def follow(send: Callable[[], str | None], finished: threading.Event, report: Ca
             finished.wait(max(EVERY_S / 10, EVERY_S - late) if warning is None else RETRY_S)
 
 
-def _listen(finished: threading.Event) -> None:
-    """Not by sys.stdin: a read in progress while Python ends would hold its lock."""
+def _listen(finished: threading.Event, written: ReportWriter) -> None:
+    """Not by sys.stdin: a read in progress while Python ends would hold its lock.
+
+    The report of a run that has ended is begun at once: a short run ends while mlflow is still being imported.
+    """
     while os.read(0, 1024):
         finished.set()
+        written.begin()
     os._exit(GONE)
 
 

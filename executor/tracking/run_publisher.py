@@ -52,6 +52,7 @@ from executor.tracking.publish_results import (
     send_report,
     short_name,
 )
+from executor.tracking.report_writer import ReportWriter
 from executor.tracking.run_description import maker_tags, run_name, run_note, shown_notes
 from executor.tracking.sync_state import is_sent, status_of
 
@@ -63,17 +64,24 @@ LOCKED_TRIES = 15
 class RunPublisher:
     """Sends one run; each call of `send` brings MLflow up to date with the record.
 
-    is_live: the run is in progress. counts: numbers of runs, points and files sent. say: called with what takes
-    long. The caller holds the record's lock.
+    is_live: the run is in progress. report: writes its report, which may begin before MLflow is there. counts: numbers
+    of runs, points and files sent. say: called with what takes long. The caller holds the record's lock.
     """
 
     def __init__(
-        self, store: Path, folder: Path, *, is_live: bool = False, say: Callable[[str], object] = lambda text: None
+        self,
+        store: Path,
+        folder: Path,
+        *,
+        is_live: bool = False,
+        report: ReportWriter | None = None,
+        say: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._store = store
         self._folder = folder
         self._is_live = is_live
+        self._report = report or ReportWriter(store, folder)
         self._say = say
         self._reader = EventReader(folder / "events.jsonl")
         self._events: dict[str, NodeEvents] = {}
@@ -236,7 +244,7 @@ class RunPublisher:
         record, graph, sent = self._record, self._graph, self._sent
         unswept = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
         send_metrics(self._tracker, sent.parent, sent, record, graph, unswept)
-        self._warning = send_report(self._tracker, self._store, record, sent) or self._warning
+        self._warning = send_report(self._tracker, self._report, record, sent) or self._warning
         note = run_note(record, graph, sent.experiment, sent.parent)
         send_note(self._tracker, sent.parent, sent, note, self._save)
         status = status_of(record.state.status)

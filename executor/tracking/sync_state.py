@@ -15,6 +15,7 @@ from dsl.errors import StoreError
 from executor.records.run_record import Record
 from executor.records.sent_run import FILE, SentRun
 from executor.system.symlinks import open_own
+from executor.tracking.report_writer import ReportWriter
 
 if TYPE_CHECKING:
     from executor.tracking.run_publisher import RunPublisher
@@ -43,7 +44,7 @@ def send_rest(
     and files sent.
     """
     with sync_lock(folder):
-        publisher = new_run_publisher(store, folder, is_live=False, say=say)
+        publisher = new_run_publisher(store, folder, ReportWriter(store, folder), is_live=False, say=say)
         return publisher.send(), publisher.counts
 
 
@@ -58,14 +59,16 @@ def sync_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def new_run_publisher(store: Path, folder: Path, *, is_live: bool, say: Callable[[str], object]) -> RunPublisher:
+def new_run_publisher(
+    store: Path, folder: Path, report: ReportWriter, *, is_live: bool, say: Callable[[str], object]
+) -> RunPublisher:
     """The caller is the only publisher of this run. Raises StoreError without MLflow."""
     if importlib.util.find_spec("mlflow") is None:
         raise StoreError("mlflow is not installed here, so nothing can be sent to it: install it (pip install mlflow)")
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     from executor.tracking.run_publisher import RunPublisher  # loads mlflow
 
-    return RunPublisher(store, folder, is_live=is_live, say=say)
+    return RunPublisher(store, folder, is_live=is_live, report=report, say=say)
 
 
 def status_of(state: str) -> str:

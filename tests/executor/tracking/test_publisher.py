@@ -16,7 +16,8 @@ from tracked_toy import client_of, history, ids, newest_record, tracked_toy
 
 from executor.records.run_record import Record
 from executor.system.jsonlines import read_json, read_lines
-from executor.tracking import publisher, publisher_process, sync_state
+from executor.system.supervisor import Finished
+from executor.tracking import publisher, publisher_process, report_writer, sync_state
 from executor.tracking.publisher import Publisher
 from executor.tracking.publisher_process import Report
 from executor.tracking.sync_state import lacks
@@ -73,6 +74,25 @@ def test_a_warning_is_told_when_it_is_another_one_and_at_the_end(monkeypatch):
 def test_the_end_of_a_run_does_not_wait_for_the_next_try(monkeypatch):
     monkeypatch.setattr(publisher_process, "RETRY_S", 3600)
     assert followed(FakeSender("away"), 0) == [Report("away", False), Report("away", True)]
+
+
+def test_the_report_is_written_once_while_the_rest_is_sent_and_anew_for_a_run_that_went_on(monkeypatch, tmp_path):
+    calls, may_end = [], threading.Event()
+
+    def run(*arguments, within_s):
+        calls.append(arguments)
+        assert may_end.wait(within_s)
+        return Finished(len(calls), "", "", within_s)
+
+    monkeypatch.setattr(report_writer, "run_module", run)
+    writer = report_writer.ReportWriter(tmp_path, tmp_path / "records" / RUN)
+    writer.begin()
+    wait_for(lambda: calls)
+    writer.begin()
+    may_end.set()
+    assert [1, 2] == [writer.written().code, writer.written().code]
+    report = ("executor.cli", "report", RUN, "--store", str(tmp_path), "-o", str(writer.file))
+    assert [report, report] == calls
 
 
 # A process in the place of the one that sends. argv: store, record, the executor's process id.
