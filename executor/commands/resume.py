@@ -56,6 +56,8 @@ def main(options: argparse.Namespace) -> int:
         session = run_from(store, record.run, options.start, options.set)
         return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs)
     _print_choice(record, others)
+    for file in _edited_files(record):
+        print_lines(f"{file} was edited after this run began, and resume goes on with what it was: dflow run {file}")
     check_inputs(store, record, None, options.set, say)
     session = resumed_run(store, record.run, options.set)
     return run_and_report(
@@ -72,6 +74,14 @@ def _choose(records: Path, options: argparse.Namespace) -> tuple[Record, Sequenc
     if unfinished:
         return unfinished[0], unfinished[1:]
     return find_record(records, options.run), []
+
+
+def _edited_files(record: Record) -> list[Path]:
+    """Files beside the run's pipeline that name it and are newer than the run. The record does not name the file."""
+    graph = record.graph(to_run=True)
+    files = [path for suffix in ("toml", "py") for path in sorted(graph.root.glob(f"*.{suffix}")) if path.is_file()]
+    newer = [path for path in files if path.stat().st_mtime > record.state.started]
+    return [path for path in newer if graph.name.encode() in path.read_bytes()]
 
 
 def _print_choice(record: Record, others: Sequence[Record]) -> None:
