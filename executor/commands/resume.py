@@ -79,8 +79,8 @@ def _choose(records: Path, options: argparse.Namespace) -> tuple[Record, Sequenc
 def _edited_files(record: Record) -> list[Path]:
     """Files beside the run's pipeline that name it and are newer than the run. The record does not name the file."""
     graph = record.graph(to_run=True)
-    files = [path for suffix in ("toml", "py") for path in sorted(graph.root.glob(f"*.{suffix}")) if path.is_file()]
-    newer = [path for path in files if path.stat().st_mtime > record.state.started]
+    files = sorted({*graph.root.glob("*.toml"), *graph.root.glob("*.py")} - {*graph.op_files})
+    newer = [path for path in files if path.is_file() and path.stat().st_mtime > record.state.started]
     return [path for path in newer if graph.name.encode() in path.read_bytes()]
 
 

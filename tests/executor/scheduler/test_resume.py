@@ -104,6 +104,18 @@ def test_the_run_that_goes_on_is_named_first_and_then_others_of_the_store_that_a
     assert "also unfinished" not in result.stdout
 
 
+def test_a_file_that_was_edited_after_the_run_began_is_named_since_its_old_values_go_on(tmp_path):
+    toy = Toy(tmp_path)
+    assert 1 == toy.dflow("run", str(toy.file), "-s", "d.fail_at=3").returncode
+    assert "edited" not in toy.dflow("resume").stdout
+    toy.file.write_text(f"{toy.file.read_text()}\n")
+    (tmp_path / "toy.py").write_text(f"{(tmp_path / 'toy.py').read_text()}\n")  # its code is read anew
+    said = [line for line in toy.dflow("resume", "--trust").stdout.splitlines() if "edited" in line]
+    assert [
+        f"{toy.file} was edited after this run began, and resume goes on with what it was: dflow run {toy.file}"
+    ] == said
+
+
 def test_without_a_name_the_run_that_stopped_last_is_resumed_whatever_was_started_after_it(tmp_path):
     toy = Toy(tmp_path, ONE_NODE)
     toy.dflow("run", str(toy.file))
