@@ -173,7 +173,7 @@ DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 NESTS = ("dflash_config", "dflow")
 RETRAIN = "train the draft again with the desired value, or write the export of this training again"
 UNREAD = frozenset({"tie_word_embeddings"})  # a draft has neither part; training again would change nothing
-RECORD = ("target", "trained", "digest", "server_args")  # under dflow, written only by export_draft
+RECORD = ("target", "trained", "digest", "server_args", "imported")  # under dflow, by export_draft and load_draft
 
 
 def training_record(
