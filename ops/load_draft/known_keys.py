@@ -8,45 +8,30 @@ from typing import Any
 from attrs import frozen
 
 # Of transformers, of a training, or of generation: none of them changes the hidden states or the logits of a draft.
-HARMLESS = frozenset(
-    {
-        *("transformers_version", "dtype", "torch_dtype", "auto_map", "_name_or_path", "name_or_path", "use_cache"),
-        *("initializer_range", "attention_dropout", "dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
-        *("_attn_implementation", "attn_implementation", "_attn_implementation_autoset", "architectures"),
-        *(
-            "return_dict",
-            "output_hidden_states",
-            "output_attentions",
-            "is_encoder_decoder",
-            "is_decoder",
-            "use_bfloat16",
-        ),
-        *(
-            "id2label",
-            "label2id",
-            "num_labels",
-            "problem_type",
-            "chunk_size_feed_forward",
-            "torchscript",
-            "pruned_heads",
-        ),
-        *("gradient_checkpointing", "use_return_dict", "num_anchors", "loss_decay_gamma", "max_anchors"),
-        *(
-            "speculators_version",
-            "max_window_layers",
-            "has_embed_tokens",
-            "has_lm_head",
-            "mask_token",
-            "task_specific_params",
-        ),
-    }
-)
+_WORDS = """
+architectures auto_map dtype torch_dtype transformers_version speculators_version _name_or_path name_or_path
+attn_implementation _attn_implementation _attn_implementation_autoset gradient_checkpointing torchscript use_bfloat16
+attention_dropout dropout initializer_range use_cache is_decoder is_encoder_decoder chunk_size_feed_forward
+bos_token_id eos_token_id pad_token_id mask_token output_attentions output_hidden_states return_dict use_return_dict
+id2label label2id num_labels problem_type pruned_heads task_specific_params tie_word_embeddings
+num_anchors max_anchors loss_decay_gamma has_embed_tokens has_lm_head
+"""
+HARMLESS = frozenset(_WORDS.split())
 
 # Parameters of a rope that transformers' functions read, by what `DraftConfig.rope_scaling` holds.
 OF_ROPE = frozenset(
     {
-        *("rope_type", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
-        *("mscale", "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor"),
+        "rope_type",
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        "low_freq_factor",
+        "high_freq_factor",
     }
 )
 # Of a target's 3-D positions. The classes of all publishers rotate by 1-D positions, and do not read them.

@@ -26,7 +26,6 @@ QWEN3 = {  # transformers' Qwen3Config
     "rope_theta": 10000.0,
     "hidden_act": "silu",
     "attention_bias": False,
-    "tie_word_embeddings": False,
     "use_sliding_window": False,
     "max_window_layers": 28,
 }

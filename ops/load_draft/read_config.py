@@ -43,7 +43,7 @@ NUMBERS = (
     "target_hidden_size",
 )
 FLAGS = (
-    *("attention_bias", "tie_word_embeddings", "use_sliding_window", "is_causal", "causal", "use_swa"),
+    *("attention_bias", "use_sliding_window", "is_causal", "causal", "use_swa"),
     "sliding_window_non_causal",
 )
 LAYERS, SPECULATORS_LAYERS = "target_layer_ids", "aux_hidden_state_layer_ids"
@@ -197,7 +197,7 @@ class _Reading:
             )
 
     def _report_two(self, prefix: str, name: str, value: Any) -> None:
-        if name != "model_type" and name != "tie_word_embeddings":
+        if name != "model_type":
             self.mistakes.append(
                 f"{name}: {json.dumps(self.values[name])} in one place of the file and {json.dumps(value)} in another "
                 f"({prefix or 'the top level'}); keep one"
@@ -231,9 +231,9 @@ class _Reading:
 def _shape(reading: _Reading, target: Mapping[str, Any] | None, partial: float | None) -> dict[str, Any]:
     """The fields of a DraftConfig; what does not fit is added to the reading's mistakes."""
     named = {attribute.name for attribute in fields(DraftConfig)}
-    optional = {"num_target_layers", "layer_types", "sliding_window", "positions", LAYERS}
+    optional = {"tie_word_embeddings", "num_target_layers", "layer_types", "sliding_window", "positions", LAYERS}
     shape = {name: reading.get(name) for name in NUMBERS if name in named - optional}
-    for name in ("rms_norm_eps", "attention_bias", "tie_word_embeddings"):
+    for name in ("rms_norm_eps", "attention_bias"):
         shape[name] = reading.get(name)
     shape["rms_norm_eps"] = float(shape["rms_norm_eps"])
     rope = read_rope(_rope_part(reading), partial)

@@ -90,7 +90,10 @@ SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_wind
 ALL_SLIDING = SLIDING | {"layer_types": ["sliding_attention"] * 2}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LLAMA3 = {
-    **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
 
@@ -119,10 +122,12 @@ def speculators(**changes: Any) -> dict[str, Any]:
 def tensors_of(seed: int = 0, **changes: Any) -> Tensors:
     """The weights of a random draft of these sizes, whose norms are not one and whose biases are not zero."""
     shape = {
-        **{"block_size": 4, "mask_token_id": MASK, "target_layer_ids": IDS, "num_target_layers": LAYERS},
-        **{name: value for name, value in SIZES.items()},
+        "block_size": 4,
+        "mask_token_id": MASK,
+        "target_layer_ids": IDS,
+        "num_target_layers": LAYERS,
     }
-    model = DraftModel(DraftConfig(**shape | changes))
+    model = DraftModel(DraftConfig(**SIZES | shape | changes))
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(weight.shape, generator=generator) * 0.3 + (weight.ndim == 1 and "norm" in name)
@@ -136,9 +141,10 @@ def prefixed(tensors: Tensors) -> Tensors:
 
 @frozen
 class Form:
-    """config: config.json. shape: how the DraftConfig differs from the plain one. tensors: from those of the contract to
-    the files'. ends: whether the target's embedding and head lie beside them. shards: files that they are split into.
-    order: the layers in the order of fc's columns. assumed: fields that must be reported as such. notes: parts of notes.
+    """config: config.json. shape: how the DraftConfig differs from the plain one. tensors: from those of the contract
+    to the files'. ends: the dtype of the target's embedding and head beside them, none if empty. shards: files that
+    they are split into. order: the layers in the order of fc's columns. assumed: fields that must be reported as such.
+    notes: parts of notes. fields: of load_draft.
     """
 
     config: Mapping[str, Any]

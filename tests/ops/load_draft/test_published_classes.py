@@ -1,21 +1,23 @@
 """The forms of others' drafts, as their published classes compute them and as dflow does once they are imported.
 
-Skipped where a class is not installed: pip install --no-deps dflash==0.1.0 speculators==0.9.0 loguru pydantic-settings.
+Skipped where a class is not installed: pip install --no-deps dflash==0.1.0 speculators==0.9.0
+hs-connectors==0.9.0, and openai loguru pydantic-settings beside them.
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
+from draft_chain import HIDDEN
 from draft_forms import FORMS, write_form
+from safetensors.torch import load_file
 from test_load_draft import IDS, MASK, load, target  # noqa: F401 (a fixture)
 
-from draft_chain import HIDDEN
 from ops.lib.drafts.dflash.load import load_draft as load_serving
 
 CONTEXT, WITHIN = 19, 2e-6
-# Read otherwise than by the class, on purpose: a share of the heads that engines honour; a window by ModelOpt's own keys,
-# which it does not read; and two that it cannot load.
+# Read otherwise than by the class, on purpose: a share of the heads that engines honour; a window by ModelOpt's own
+# keys, which it does not read; and two that it cannot load.
 NOT_BY_CLASS = {
     "z-lab, a partial rotary of the training",
     "z-lab, rope by kind of layer, all the same",
@@ -85,9 +87,8 @@ def test_the_class_of_speculators_computes_what_is_imported(name, target, tmp_pa
     found = ours(made)
     config = DFlashSpeculatorConfig(**{key: value for key, value in form.config.items() if key != "auto_map"})
     config.transformer_layer_config._attn_implementation = "eager"
+    config.speculators_config.verifier.name_or_path = None  # nothing is asked of the hub
     model = DFlashDraftModel(config)
-    from safetensors.torch import load_file
-
     state = load_file(tmp_path / "source" / "model.safetensors")
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert [] == unexpected
