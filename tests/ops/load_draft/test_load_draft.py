@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
 from ops.artifacts import Draft, TargetModel
+from ops.check_export.run import rotary_warnings
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.load import load_draft as load_serving
@@ -158,6 +159,17 @@ def test_a_training_starts_from_an_imported_draft(target, tmp_path):
     model = DraftModel(load_serving(made.path).config)
     load_weights(model, made.path)
     assert all(torch.equal(expected[name], weight) for name, weight in model.state_dict().items())
+
+
+def test_a_partial_rotary_is_warned_of_on_the_card_and_by_the_gate(target, tmp_path):
+    for share, warned in ((1.0, False), (0.5, True)):
+        write_form(Form(zlab(partial_rotary_factor=0.5)), tmp_path / f"source-{share}")
+        made = load(tmp_path / f"stage-{share}", tmp_path / f"source-{share}", target, partial_rotary_factor=share)
+        config = read_json(made.path / "config.json")
+        assert share == config["partial_rotary_factor"]
+        warning = "artial_rotary_factor is 0.5: SGLang and vLLM rotate this share"
+        assert warned == (warning in (made.path / "README.md").read_text())
+        assert [warned] == [warning in text for text in rotary_warnings(config) or [""]]
 
 
 def test_code_of_a_draft_is_not_run_and_stays_behind(target, tmp_path):

@@ -30,7 +30,9 @@ from ops.lib.drafts.dflash.config import (
     ARCHITECTURE,
     EXAMPLE,
     FORMAT,
+    IS_CAUSAL,
     SHAPE_FIELDS,
+    SLIDING_ATTENTION,
     DraftConfig,
     from_serving,
     missing_fields,
@@ -209,6 +211,8 @@ def config_mistakes(
     found.add(_record_mistakes(config, target_digest))
     found.add(_value_mistakes(config, target))
     found.add(_mask_mistakes(config, target, pad_token_ids))
+    if _slides(config) and IS_CAUSAL not in config:
+        found.add([(IS_CAUSAL, _config_mistake(IS_CAUSAL, "is missing", contract_effects.missing(IS_CAUSAL)))])
     if has_form:
         found.add(_draft_mistakes(config))
     found.add(_training_mistakes(config))
@@ -350,7 +354,8 @@ def _unknown_fields(config: Mapping[str, Any]) -> list[Mistake]:
     mistakes = []
     places = [("", config, EXAMPLE), *((f"{nest}.", _nest(config, nest), EXAMPLE[nest]) for nest in NESTS)]
     for prefix, table, known in places:
-        for name in sorted(table.keys() - known.keys() - (set(RECORD) if prefix == "dflow." else set())):
+        others = {"dflow.": set(RECORD), "": {IS_CAUSAL} if _slides(config) else set()}.get(prefix, set())
+        for name in sorted(table.keys() - known.keys() - others):
             nested = prefix == "dflash_config." and name in EXAMPLE
             remedy = f"remove {prefix}{name}" + (f", and leave {name} at the top level" if nested else "")
             wrong = f"is also at the top level, as {name}" if nested else "is not a field of the contract"
@@ -360,6 +365,11 @@ def _unknown_fields(config: Mapping[str, Any]) -> list[Mistake]:
                 )
             )
     return mistakes
+
+
+def _slides(config: Mapping[str, Any]) -> bool:
+    types = config.get("layer_types")
+    return isinstance(types, list) and SLIDING_ATTENTION in types
 
 
 def _nest(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
