@@ -95,9 +95,13 @@ NEUTRAL: Mapping[str, Neutral] = {
     "use_confidence_head": _algorithm("DSpark"),
     "confidence_head_with_markov": _algorithm("DSpark"),
     "lilicorr_enabled": _algorithm("LiLiCorr"),
-    "eagle_aux_hidden_state_layer_ids": _algorithm("EAGLE-3"),
     "eagle_config": _algorithm("EAGLE-3"),
-    "use_aux_hidden_state": _algorithm("EAGLE-3"),
+    "use_aux_hidden_state": Neutral(
+        lambda value: value in (None, True), "without features of the target it is no DFlash draft"
+    ),
+    "attention_mode": Neutral(
+        lambda value: value in (None, "gqa", "mha"), "dflow's attention has one projection for keys and one for values"
+    ),
 }
 
 # The class that a config.json names, by the algorithm, as lower-case parts of its name; the first that fits.

@@ -47,8 +47,9 @@ FLAGS = (
     "sliding_window_non_causal",
 )
 LAYERS, SPECULATORS_LAYERS = "target_layer_ids", "aux_hidden_state_layer_ids"
+OF_ENGINES = "eagle_aux_hidden_state_layer_ids"  # the same layers for vLLM, counted from 1
 READ = frozenset(
-    {*NUMBERS, *FLAGS, *ROPE_KEYS, LAYERS, SPECULATORS_LAYERS, "rms_norm_eps", "layer_types", "model_type"}
+    {*NUMBERS, *FLAGS, *ROPE_KEYS, LAYERS, SPECULATORS_LAYERS, OF_ENGINES, "rms_norm_eps", "layer_types", "model_type"}
 )
 MODEL_TYPES = (None, "qwen3", "speculator_model")
 OF_SPECULATORS = {SPECULATORS_LAYERS, "sliding_window_non_causal"}
@@ -347,6 +348,9 @@ def _layers(reading: _Reading, layers: int, target: Mapping[str, Any] | None) ->
     ids = reading.layer_ids
     count = max(ids, default=0) + 2 if count is None else count
     _layer_mistakes(reading, name, ids, count)
+    for_engines = reading.values.get(OF_ENGINES)
+    if for_engines is not None and for_engines != [layer + 1 for layer in ids]:
+        reading.mistakes.append(f"{OF_ENGINES} = {json.dumps(for_engines)}: other layers than {name}; keep one")
     if ids != sorted(ids):
         reading.notes.append(f"{name}: put in ascending order, and the columns of fc.weight with them")
     return {LAYERS: sorted(ids), "num_target_layers": count}

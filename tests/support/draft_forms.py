@@ -273,6 +273,12 @@ FORMS: Mapping[str, Form] = {
     "z-lab, scales and caps without effect": Form(
         zlab(final_logit_softcapping=None, dflash_config={"input_embedding_scale": 1.0, "final_logit_softcapping": 0.0})
     ),
+    "z-lab, the layers for vLLM beside them": Form(
+        zlab(eagle_aux_hidden_state_layer_ids=[2, 4, 6], dflash_config={"use_aux_hidden_state": True})
+    ),
+    "SpecForge, attention_mode": Form(
+        zlab(dflash_config={"attention_mode": "gqa", "shift_label": False}), publisher="SpecForge"
+    ),
     "SpecForge": Form(
         zlab(
             rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
@@ -435,6 +441,13 @@ REFUSED: Mapping[str, Refused] = {
     "no layers, speculators": Refused(
         speculators(aux_hidden_state_layer_ids=LEFT_OUT),
         ("aux_hidden_state_layer_ids: is missing",),
+    ),
+    "other layers for vLLM": Refused(
+        zlab(eagle_aux_hidden_state_layer_ids=[1, 3, 5]),
+        ("eagle_aux_hidden_state_layer_ids = [1, 3, 5]: other layers",),
+    ),
+    "latent attention": Refused(
+        zlab(dflash_config={"attention_mode": "mla"}), ('dflash_config.attention_mode = "mla"',)
     ),
     "causal full layers": Refused(zlab(is_causal=True), ("is_causal = true: full layers would be causal",)),
     "causal full layers of ModelOpt": Refused(

@@ -209,6 +209,14 @@ def test_a_damaged_directory_is_refused_before_the_first_stage(damage, said, tar
     assert said in str(caught.value)
 
 
+def test_a_config_that_is_a_link_out_of_the_directory_is_refused(target, tmp_path):
+    write_form(FORMS["z-lab, plain"], tmp_path / "source")
+    (tmp_path / "source" / "config.json").rename(tmp_path / "private.json")
+    (tmp_path / "source" / "config.json").symlink_to(tmp_path / "private.json")
+    with pytest.raises(DataError, match="a link out of the checkpoint"):
+        load(tmp_path / "stage", tmp_path / "source", target)
+
+
 def test_an_index_that_leads_out_of_the_directory_is_refused(target, tmp_path):
     write_form(FORMS["z-lab, sharded"], tmp_path / "source")
     write_form(FORMS["z-lab, plain"], tmp_path / "outside")
