@@ -241,6 +241,16 @@ def _read_python(file: Path, overrides: Sequence[str], sweeps: Sequence[Sweep], 
         raise PipelineError(
             [Mistake(f"the op {node.op.name} is in no op file", f"node.{node.id}", None, hint) for node in strangers]
         )
+    return checked_pipeline(pipeline, overrides, sweeps, absent)
+
+
+def checked_pipeline(
+    pipeline: Pipeline, overrides: Sequence[str] = (), sweeps: Sequence[Sweep] = (), absent: Absent | None = None
+) -> Pipeline:
+    """A pipeline that Python made, with overrides; what is returned compiles. Raises PipelineError with all mistakes.
+
+    absent: as of `read_pipeline`.
+    """
     mistakes: list[Mistake] = []
     try:
         pipeline = apply_overrides(pipeline, overrides, sweeps)

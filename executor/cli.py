@@ -26,6 +26,7 @@ COMMANDS = {
     "accept": "keep an artifact valid across a harmless change of its code",
     "diff": "show what differs between two runs",
     "diagnose": "measure the usual causes of a draft's low tau, and name those found",
+    "evaluate": "measure tau, speed-up and losslessness of a draft, without a pipeline file",
     "report": "write runs and their differences into one HTML file",
     "status": "show a run",
     "runs": "list the runs of a store",

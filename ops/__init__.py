@@ -6,6 +6,7 @@ OPS = {
     "tokenize_chat": "ops.tokenize_chat.op:TokenizeChat",
     "finetune_vlm": "ops.finetune_vlm.op:FinetuneVlm",
     "load_target": "ops.load_target.op:LoadTarget",
+    "load_draft": "ops.load_draft.op:LoadDraft",
     "regenerate_answers": "ops.regenerate_answers.op:RegenerateAnswers",
     "capture_targets": "ops.capture_targets.op:CaptureTargets",
     "shard_sequence": "ops.shard_sequence.op:ShardSequence",

@@ -141,7 +141,9 @@ class DraftCheckpoint(Artifact):
 class Draft(Artifact):
     """The serving directory of a draft: what stands in it is the DFlash contract, and nothing else does.
 
-    config.json         the contract's fields; under "dflow" what the draft was trained with, which the gate compares
+    config.json         the contract's fields; under "dflow" what the draft was trained with, which the gate compares,
+                        and of an imported draft "imported": {"publisher", "assumed": {field: value}, "notes": [...]},
+                        with "source" and "revision" where it came by a model id
     model.safetensors   the contract's tensors
     README.md           the model card
     """

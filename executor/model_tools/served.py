@@ -82,7 +82,7 @@ class _Made:
         if named is not None:
             raise StoreError(f'run {self.record.run}: "{named}" does not export a draft; nodes that do: {found}')
         if not exports:
-            raise StoreError(f"run {self.record.run} of {self.graph.name} exports no draft (op export_draft)")
+            raise StoreError(f"run {self.record.run} of {self.graph.name} has no draft (op export_draft or load_draft)")
         raise StoreError(f"run {self.record.run} exports several drafts: {found}; choose one with --node")
 
     def draft_of(self, export: GraphNode, check: GraphNode | None) -> tuple[Path, list[str]]:
@@ -127,7 +127,7 @@ class _Made:
         """How the images of the training were prepared: by its training.json, or where the store has lost the training,
         by tokens.json of the evaluation, which has the same fields.
         """
-        for producer in export.inputs["draft"]:
+        for producer in export.inputs.get("draft", ()):
             training = self._stored(producer)
             if self.graph.nodes[producer].op.output is DraftCheckpoint and training is not None:
                 return dict(_read(training / "training.json")["captured"])

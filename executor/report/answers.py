@@ -31,6 +31,7 @@ QUESTIONS: Mapping[Question, str] = {
     "safe": "Is it safe to serve?",
     "limit": "What limits it?",
 }
+IMPORTED = {"train_dflash": "load_draft"}  # op -> another whose presence explains that it is not there
 MOST_OPEN = 2  # of runs or combinations; the answers of the others are folded
 MOST_TEXT = 160  # characters of a warning, which Warnings and errors has whole
 WORST_FIRST = ("bad", "warn", "info", "good")
@@ -127,7 +128,7 @@ def _unasked(column: RunFacts) -> Iterator[Line]:
     present = {node.op for node in column.nodes.values()}
     built_in = {op: questions for op in op_names() if (questions := _answered_by(op, ()))}
     for op, questions in built_in.items() if present & built_in.keys() else ():
-        if op not in present:
+        if op not in present and IMPORTED.get(op) not in present:
             for question in questions:
                 does = first_line(load_op(op).help).rstrip(".")
                 advice = f'add a node with op = "{op}": {does[:1].lower()}{does[1:]}'

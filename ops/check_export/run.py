@@ -15,7 +15,7 @@ from dsl.stage import Stage
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
 from ops.check_export.op import CheckExport
 from ops.check_export.outcome import Outcome, card_text
-from ops.export_draft.card import with_measured
+from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.dflash.serving_contract import CARD, CONFIG, WEIGHTS, check_serving, refuse
@@ -46,6 +46,7 @@ def check_export(config: CheckExport, stage: Stage) -> None:
         warnings=(
             *image_warnings(read_json(tokens.path / "tokens.json")),
             *server_arg_warnings(read_json(draft.path / CONFIG)),
+            *rotary_warnings(read_json(draft.path / CONFIG)),
         ),
     )
     outcome.show(stage)
@@ -140,6 +141,12 @@ def server_arg_warnings(config: Mapping[str, Any]) -> list[str]:
         f"the draft's features were captured by SGLang with {shlex.join(flags)}, which the live stage and evaluate do "
         "not use: start the server with it, as dflow serve and the model card do; tau may differ there"
     ]
+
+
+def rotary_warnings(config: Mapping[str, Any]) -> list[str]:
+    """A warning if some programs would rotate other dimensions of the heads than the training did."""
+    warning = rotary_warning(config["partial_rotary_factor"])
+    return [] if warning is None else [warning]
 
 
 def write(stage: Stage, outcome: Outcome) -> None:

@@ -5,6 +5,7 @@ The accepted lengths, known only after the evaluation, are between two marks; `w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,8 @@ NOT_SHOWN = frozenset({"seed", "warm_start"})  # of the training's fields; both 
 class CardFacts:
     """The facts of a card. target is target.json, training is training.json; both digests are those of the store.
 
-    dtype: of the draft's weights. served: as `dflow serve` starts the target.
+    dtype: of the draft's weights. served: as `dflow serve` starts the target. training and its digest are None for a
+    draft that was trained elsewhere, with `imported` of its config.json in their place.
     """
 
     draft: DraftConfig
@@ -32,8 +34,9 @@ class CardFacts:
     target: Mapping[str, Any]
     target_digest: str
     served: Served
-    training: Mapping[str, Any]
-    training_digest: str
+    training: Mapping[str, Any] | None = None
+    training_digest: str | None = None
+    imported: Mapping[str, Any] | None = None
 
     @property
     def target_name(self) -> str:
@@ -54,10 +57,11 @@ def model_card(facts: CardFacts) -> str:
         _serving(facts),
         with_place("Not measured yet."),
         _draft(facts),
-        _data(facts),
-        _recipe(facts),
-        _tracking(facts),
     ]
+    if facts.imported is not None:
+        parts.append(_origin(facts.imported))
+    if facts.training is not None:
+        parts += [_data(facts.training), _recipe(facts.training), _tracking(facts.training_digest)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -154,11 +158,39 @@ def _draft(facts: CardFacts) -> str:
         ("parameters", facts.parameters),
         ("dtype of the weights", facts.dtype),
     ]
-    return "## Draft\n\n" + table(("", ""), rows)
+    warning = rotary_warning(draft.partial_rotary_factor)
+    return "## Draft\n\n" + table(("", ""), rows) + (f"\n\n{warning[0].upper()}{warning[1:]}." if warning else "")
 
 
-def _data(facts: CardFacts) -> str:
-    training, captured = facts.training, facts.training["captured"]
+def rotary_warning(partial_rotary_factor: float) -> str | None:
+    """What to know of a draft that rotates only a part of its heads; None for one that rotates all."""
+    if partial_rotary_factor == 1:
+        return None
+    return (
+        f"partial_rotary_factor is {partial_rotary_factor:g}: SGLang and vLLM rotate this share of each head, as the "
+        "training did, but the reference class and speculators' converter silently rotate whole heads, so that fewer "
+        "tokens are accepted"
+    )
+
+
+def _origin(imported: Mapping[str, Any]) -> str:
+    """Of a draft that was trained elsewhere: who wrote it, and what its files leave open."""
+    named = {name: imported[name] for name in ("source", "revision") if name in imported}
+    parts = [
+        "## Origin\n\nTrained elsewhere, and imported by `load_draft` of dflow.",
+        table(("", ""), {"written by": imported["publisher"], **named}.items()),
+    ]
+    if imported["assumed"]:
+        rows = [(name, json.dumps(value)) for name, value in sorted(imported["assumed"].items())]
+        parts.append("Its config.json leaves these open; they are the defaults of its class, or the target's:")
+        parts.append(table(("field", "assumed"), rows))
+    if imported["notes"]:
+        parts.append("\n".join(f"- {note}" for note in imported["notes"]))
+    return "\n\n".join(parts)
+
+
+def _data(training: Mapping[str, Any]) -> str:
+    captured = training["captured"]
     rows = [
         ("samples of the train split", training["samples"]),
         ("tokens trained on, over all epochs", training["tokens"]),
@@ -171,8 +203,7 @@ def _data(facts: CardFacts) -> str:
     return "## Data\n\n" + table(("", ""), rows)
 
 
-def _recipe(facts: CardFacts) -> str:
-    training = facts.training
+def _recipe(training: Mapping[str, Any]) -> str:
     measured = {"steps": training["steps"], "final loss": f"{training['final_loss']:.4g}"}
     for name, value in sorted((training["val_metrics"] or {}).items()):
         if name in ("val/loss", "val/accuracy", "val/expected_tau"):
@@ -188,10 +219,10 @@ def _recipe(facts: CardFacts) -> str:
     )
 
 
-def _tracking(facts: CardFacts) -> str:
+def _tracking(digest: str | None) -> str:
     return (
         "## Origin\n\nThe training is the MLflow run that this filter finds; its parent is the run of the "
-        f"whole pipeline.\n\n```\ntags.`dflow.digest` = '{facts.training_digest}'\n```"
+        f"whole pipeline.\n\n```\ntags.`dflow.digest` = '{digest}'\n```"
     )
 
 

@@ -13,7 +13,8 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.dflash.config import POSITIONS, DraftConfig
+from ops.lib.drafts.dflash.config import POSITIONS, DraftConfig, from_serving
+from ops.lib.drafts.dflash.load import CONFIG, read_config
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import target_info, text_config
@@ -70,7 +71,7 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
         assert source is not None  # the op requires one of them
         raise DataError(f"{source.path}: {listed}")
     steps, pad_multiple = read_plan(stage.inputs["batches"], train.lengths)
-    draft = draft_config(config, target, captured)
+    draft = draft_config(config, target, captured, _parent(stage))
     embed_VM, head_VM = frozen_ends(target, ranks.device_of(stage), getattr(torch, config.dtype))
     return Inputs(
         draft=draft,
@@ -129,6 +130,19 @@ def _shape_mistakes(info: Mapping[str, Any], target: Mapping[str, Any]) -> list[
     return mistakes
 
 
-def draft_config(config: TrainDflash, target: TargetModel, features: Mapping[str, Any]) -> DraftConfig:
-    """The draft's config: fields without a value in the op are the target's. `features` is features.json."""
-    return draft_shape(config, text_config(target), target_info(target), features)
+def draft_config(
+    config: TrainDflash, target: TargetModel, features: Mapping[str, Any], parent: DraftConfig | None = None
+) -> DraftConfig:
+    """The draft's config: fields without a value in the op are the target's, or the parent's of a warm start.
+
+    `features` is features.json.
+    """
+    return draft_shape(config, text_config(target), target_info(target), features, parent)
+
+
+def _parent(stage: Stage) -> DraftConfig | None:
+    """The config of a warm start's draft. If its files are missing, `load_weights` reports it."""
+    warm_start = stage.inputs.get("warm_start")
+    if warm_start is None or not (warm_start.path / CONFIG).is_file():
+        return None
+    return from_serving(read_config(warm_start.path))

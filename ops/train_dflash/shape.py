@@ -5,18 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import evolve
+
 from dsl.errors import ConfigError
 from ops.capture_targets.layers import spread_layers
 from ops.lib.drafts.dflash.config import FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
 from ops.train_dflash.op import TrainDflash
 
+OF_PARENT = (  # of a warm start's draft
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "attention_bias",
+    "rope_scaling",
+    "partial_rotary_factor",
+    "tie_word_embeddings",
+)
 _ROPE_OTHERS = {"type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 
 
 def draft_shape(
-    config: TrainDflash, text: Mapping[str, Any], info: Mapping[str, Any], features: Mapping[str, Any]
+    config: TrainDflash,
+    text: Mapping[str, Any],
+    info: Mapping[str, Any],
+    features: Mapping[str, Any],
+    parent: DraftConfig | None = None,
 ) -> DraftConfig:
     """`text`: the language model's part of the target's config.json; `info`: target.json; `features`: features.json.
+
+    parent: of a warm start, whose draft keeps what no field decides. Otherwise whole heads are rotated, whatever the
+    target does: the reference class and speculators' converter silently misread a smaller share.
 
     Raises ConfigError for values that do not fit.
     """
@@ -25,7 +42,7 @@ def draft_shape(
         raise ConfigError(
             "the target's config.json has no intermediate_size, since every MLP has experts: set it in train_dflash"
         )
-    return DraftConfig(
+    shape = DraftConfig(
         hidden_size=info["hidden_size"],
         num_hidden_layers=config.num_layers,
         num_attention_heads=_first(config.num_heads, heads),
@@ -44,6 +61,10 @@ def draft_shape(
         positions=features["positions"],
         **_rope(config, text),
     )
+    if parent is None:
+        return shape
+    kept = OF_PARENT if config.rope_theta is not None else (*OF_PARENT, "rope_theta")
+    return evolve(shape, **{name: getattr(parent, name) for name in kept})
 
 
 def foreseen_shape(config: TrainDflash, target: Mapping[str, Any], num_layers: int) -> DraftConfig:
@@ -88,8 +109,8 @@ def _mask_token_id(mask_token_id: int | None, text: Mapping[str, Any], info: Map
 def _rope(config: TrainDflash, text: Mapping[str, Any]) -> dict[str, Any]:
     """The target's RoPE without its mRoPE sections, since the draft's positions are 1-D.
 
-    Transformers 5 keeps everything in `rope_parameters`; earlier versions in rope_theta, rope_scaling and
-    partial_rotary_factor. Raises ConfigError for a target whose layers have different ones.
+    Transformers 5 keeps everything in `rope_parameters`; earlier versions in rope_theta and rope_scaling. Raises
+    ConfigError for a target whose layers have different ones.
     """
     parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if any(isinstance(value, Mapping) for value in parameters.values()):
@@ -101,7 +122,4 @@ def _rope(config: TrainDflash, text: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "rope_theta": float(_first(config.rope_theta, parameters.get("rope_theta"), text.get("rope_theta"), 10000.0)),
         "rope_scaling": scaling,
-        "partial_rotary_factor": _first(
-            parameters.get("partial_rotary_factor"), text.get("partial_rotary_factor"), 1.0
-        ),
     }

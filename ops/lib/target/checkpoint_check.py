@@ -35,16 +35,28 @@ def loading_mistakes(checkpoint: str, trust_remote_code: bool) -> list[str]:
     return list(dict.fromkeys(mistakes))
 
 
+def draft_folder_mistakes(path: Path) -> list[str]:
+    """Why a directory's files cannot be those of a draft, whose code is never run and which has no processor."""
+    other = _something_else(path, "draft")
+    if other:
+        return other
+    pointers = _pointers(path)
+    mistakes = _pointer_mistakes(path, pointers)
+    if not any(file.suffix == ".json" for file in pointers):
+        mistakes += _json_mistakes(path)
+    return mistakes + _weights_mistakes(path, pointers, "draft")
+
+
 def checkpoint_mistakes(path: Path) -> list[str]:
     """The same, without what it takes to trust the checkpoint's code."""
-    other = _something_else(path)
+    other = _something_else(path, "target")
     if other:
         return other
     pointers = _pointers(path)
     mistakes = _pointer_mistakes(path, pointers)
     if not any(file.suffix == ".json" for file in pointers):
         mistakes += _json_mistakes(path) or _config_mistakes(path)
-    mistakes += _weights_mistakes(path, pointers)
+    mistakes += _weights_mistakes(path, pointers, "target")
     return mistakes
 
 
@@ -59,13 +71,13 @@ def processor_folder_mistakes(processor: str | None) -> list[str]:
     return _json_mistakes(directory) or processor_mistakes(directory)
 
 
-def _something_else(path: Path) -> list[str]:
-    """What the path is instead of a checkpoint, which explains everything else that is missing."""
+def _something_else(path: Path, kind: str) -> list[str]:
+    """What the path is instead of a checkpoint, which explains everything else that is missing. kind: what for."""
     weights = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     quantized = path if path.suffix == ".gguf" else next(iter(sorted(path.glob("*.gguf"))), None)
     if quantized is not None and (path.is_file() or not weights):
         return [
-            f"{quantized}: GGUF weights, which are converted for llama.cpp, cannot be a target; use the original "
+            f"{quantized}: GGUF weights, which are converted for llama.cpp, cannot be a {kind}; use the original "
             "checkpoint, a directory with config.json and *.safetensors"
         ]
     if path.is_file():
@@ -76,7 +88,7 @@ def _something_else(path: Path) -> list[str]:
         return [f"{path}: this directory is empty; download the checkpoint into it, or name another directory"]
     if not (path / "config.json").is_file():
         return [
-            f"{path}: no config.json in this target directory; name the directory of a Hugging Face checkpoint, with "
+            f"{path}: no config.json in this {kind} directory; name the directory of a Hugging Face checkpoint, with "
             "config.json and *.safetensors"
         ]
     return []
@@ -109,12 +121,12 @@ def _pointer_mistakes(directory: Path, pointers: list[Path]) -> list[str]:
     ]
 
 
-def _weights_mistakes(directory: Path, pointers: list[Path]) -> list[str]:
+def _weights_mistakes(directory: Path, pointers: list[Path], kind: str) -> list[str]:
     shards = [file for file in sorted(directory.glob("*.safetensors")) if file.is_file() and file not in pointers]
     mistakes = [mistake for file in shards for mistake in _raised(_check_size, file)]
     if (directory / INDEX).is_file() and not (directory / SINGLE).is_file() and directory / INDEX not in pointers:
         return [*_raised(_check_shards, directory / INDEX), *mistakes]
-    return [*_raised(check_weights, directory), *mistakes]
+    return [*_raised(check_weights, directory, kind), *mistakes]
 
 
 def _check_shards(index: Path) -> None:

@@ -45,19 +45,19 @@ def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
                 shutil.copyfile(file, target / file.name)
 
 
-def check_weights(directory: Path) -> None:
-    """Raises DataError where transformers would find no safetensors, but perhaps a pickle."""
+def check_weights(directory: Path, kind: str = "target") -> None:
+    """Raises DataError where transformers would find no safetensors, but perhaps a pickle. kind: what it is for."""
     if not any(directory.glob("*.safetensors")):
         pickles = sorted(file.name for file in directory.glob("*.bin"))
         remedy = "download the *.safetensors as well"
         if pickles:
             remedy = f"{pickles[0]} may run code when it is loaded: save it again by `save_pretrained` of transformers"
         raise DataError(
-            f"{directory}: no *.safetensors in this target directory, and other formats are not supported; {remedy}"
+            f"{directory}: no *.safetensors in this {kind} directory, and other formats are not supported; {remedy}"
         )
     if not any((directory / name).is_file() for name in (SINGLE, INDEX)):
         raise DataError(
-            f"{directory}: no {SINGLE} and no {INDEX}, by which a target's weights are loaded; rename a single file, "
+            f"{directory}: no {SINGLE} and no {INDEX}, by which a {kind}'s weights are loaded; rename a single file, "
             "or save the checkpoint again"
         )
 

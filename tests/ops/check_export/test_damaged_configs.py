@@ -101,6 +101,31 @@ from ops.lib.data.files import read_json, write_json
             "train the draft again",
         ),
         (
+            lambda config: config.update(
+                layer_types=["sliding_attention"] * 2, sliding_window=8, use_sliding_window=True
+            ),
+            "is_causal is missing",
+            "takes the default of its version",
+            REWRITE,
+        ),
+        (
+            lambda config: config.update(
+                layer_types=["sliding_attention", "full_attention"],
+                sliding_window=8,
+                use_sliding_window=True,
+                is_causal=True,
+            ),
+            "is_causal: true does not fit these layer_types",
+            "makes every layer causal, or none of them",
+            "train the draft again",
+        ),
+        (
+            lambda config: config.update(is_causal=False),
+            "is_causal is not a field of the contract",
+            "many silently change what a draft computes",
+            "remove is_causal",
+        ),
+        (
             lambda config: config["dflow"].update(positions="mrope"),
             'positions: must be "sequential", got "mrope"',
             "its positions are always 1-D",

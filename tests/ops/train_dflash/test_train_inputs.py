@@ -77,7 +77,7 @@ def test_sliding_layers_are_checked_as_far_as_the_other_fields_are_known():
     [
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0, "partial_rotary_factor": 0.5}},
-            (7, None, 0.5),
+            (7, None, 1),
         ),
         ({"rope_theta": 8.0, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1]}}, (8, None, 1)),
         (
@@ -85,11 +85,11 @@ def test_sliding_layers_are_checked_as_far_as_the_other_fields_are_known():
                 "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0},
                 "partial_rotary_factor": 0.25,
             },
-            (9, {"rope_type": "linear", "factor": 2.0}, 0.25),
+            (9, {"rope_type": "linear", "factor": 2.0}, 1),
         ),
     ],
 )
-def test_rope_is_found_where_the_targets_family_keeps_it(tmp_path, rope, expected):
+def test_rope_is_found_where_the_targets_family_keeps_it_and_whole_heads_are_rotated(tmp_path, rope, expected):
     text = {key: value for key, value in TEXT.items() if not key.startswith("rope")} | rope
     config = draft_config(train_config(), make_target(tmp_path / "target", text), FEATURES)
     assert (config.rope_theta, config.rope_scaling, config.partial_rotary_factor) == expected

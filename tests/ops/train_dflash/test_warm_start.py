@@ -2,17 +2,18 @@
 
 import pytest
 import torch
-from draft_chain import make_inputs, make_plan, train_config
+from draft_chain import make_inputs, make_plan, tiny_config, train_config
 from fake_stage import FakeStage
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dsl.errors import ConfigError
 from dsl.op import Ref
 from ops.artifacts import Draft, DraftCheckpoint
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
-from ops.lib.data.files import read_json, read_jsonl
-from ops.lib.drafts.dflash.config import from_serving
+from ops.lib.data.files import read_json, read_jsonl, write_json
+from ops.lib.drafts.dflash.config import from_serving, to_serving
+from ops.lib.drafts.dflash.load import random_draft
 from ops.lib.drafts.dflash.reference import Sample, reference_step
 from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.target.ends import frozen_ends
@@ -86,6 +87,28 @@ def test_the_result_names_the_draft_that_it_began_with_and_a_resume_goes_on_from
     assert 1 == read_json(resumed.out_dir / "measurements.json")["steps_in_this_attempt"]
     for name, weight in load_file(resumed.out_dir / "model.safetensors").items():
         assert torch.equal(first[name], weight)
+
+
+def test_a_warm_start_keeps_what_no_field_decides_from_its_draft(tmp_path, inputs):
+    parent = tiny_config(
+        rms_norm_eps=1e-5,
+        max_position_embeddings=64,
+        attention_bias=True,
+        rope_theta=77.0,
+        rope_scaling={"rope_type": "linear", "factor": 2.0},
+        partial_rotary_factor=0.5,
+        intermediate_size=32,
+    )
+    (tmp_path / "draft").mkdir()
+    write_json(tmp_path / "draft" / "config.json", to_serving(parent))
+    save_file(random_draft(parent, seed=1).state_dict(), tmp_path / "draft" / "model.safetensors")
+    given = inputs | {"warm_start": Draft(path=tmp_path / "draft", digest="d" * 64)}
+    stage = train(tmp_path / "warm", given, warm_start=Ref("draft"), max_steps=1)
+    assert parent == from_serving(read_json(stage.out_dir / "config.json"))
+    stage = train(tmp_path / "other", given, warm_start=Ref("draft"), max_steps=1, rope_theta=77.0)
+    assert parent == from_serving(read_json(stage.out_dir / "config.json"))
+    with pytest.raises(ConfigError, match=r"rope_theta: 77.0 there, 99.0 here"):
+        train(tmp_path / "wrong", given, warm_start=Ref("draft"), max_steps=1, rope_theta=99.0)
 
 
 def test_a_draft_of_another_shape_is_refused_with_what_differs(tmp_path, inputs, drafts):

@@ -27,6 +27,7 @@ SHAPE_FIELDS = (  # decide the shapes of the tensors
 )
 
 LAYER_IDS = "target_layer_ids"
+IS_CAUSAL = "is_causal"  # of the serving contract, only where a layer slides: `serving_causality`
 OF_TARGET = {"hidden_size": "hidden_size", "vocab_size": "vocab_size", "num_target_layers": "num_layers"}
 
 
@@ -192,7 +193,8 @@ def unfit_text(wrong: Mapping[str, str]) -> str:
 
 def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
     """The config.json of the serving contract; `from_serving` gives the config back."""
-    return {
+    causality = {IS_CAUSAL: serving_causality(config)} if config.slides else {}
+    return causality | {
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
         "hidden_act": "silu",
@@ -225,6 +227,13 @@ def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
     }
 
 
+def serving_causality(config: DraftConfig) -> bool | None:
+    """is_causal of a draft with windows: engines and the reference class read true and false as that of every layer,
+    and null as their own default, by which sliding layers are causal and full ones are not.
+    """
+    return None if FULL_ATTENTION in config.layer_types else True
+
+
 def from_serving(data: Mapping[str, Any]) -> DraftConfig:
     """The DraftConfig of a config.json of the serving contract.
 
@@ -243,6 +252,11 @@ def from_serving(data: Mapping[str, Any]) -> DraftConfig:
         raise ConfigError(
             f"draft config:\n  use_sliding_window: must be {str(config.slides).lower()} with these layer_types; "
             "engines ignore or refuse the window otherwise"
+        )
+    if data.get(IS_CAUSAL) not in ((None, serving_causality(config)) if config.slides else (None, False)):
+        raise ConfigError(
+            f"draft config:\n  {IS_CAUSAL}: {json.dumps(data[IS_CAUSAL])} does not fit these layer_types: sliding "
+            "layers are causal, and full ones are not"
         )
     return config
 

@@ -26,6 +26,9 @@ MISSING = {
     "layer_types": DEFAULTS.format(default="full attention") + ": sliding layers see all of the context",
     "use_sliding_window": DEFAULTS.format(default="false") + ", ignores sliding_window, and refuses sliding layers",
     "sliding_window": DEFAULTS.format(default="none") + ", and refuses to start if a layer slides",
+    "is_causal": (
+        "takes the default of its version: causal sliding layers in 0.5.21, bidirectional ones in some before it"
+    ),
     "attention_bias": DEFAULTS.format(default="false") + ", and leaves biases out",
     "tie_word_embeddings": "does not read it: a draft has neither embedding nor head",
     "block_size": "serves blocks of 16, whatever the draft was trained with",
@@ -66,6 +69,7 @@ WRONG = {
     "layer_types": "silently masks by it, or refuses an unknown type (ValueError)",
     "use_sliding_window": "ignores sliding_window if it is false, and refuses to start if a layer slides",
     "sliding_window": "silently masks by it; without one it refuses sliding layers (ValueError)",
+    "is_causal": "silently makes every layer causal, or none of them",
     "attention_bias": "silently leaves biases unread, or random",
     "tie_word_embeddings": "does not read it: a draft has neither embedding nor head",
     "block_size": ("silently proposes blocks of this size (below 1: ValueError), for which the draft was not trained"),

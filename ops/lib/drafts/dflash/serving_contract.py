@@ -30,7 +30,9 @@ from ops.lib.drafts.dflash.config import (
     ARCHITECTURE,
     EXAMPLE,
     FORMAT,
+    IS_CAUSAL,
     SHAPE_FIELDS,
+    SLIDING_ATTENTION,
     DraftConfig,
     from_serving,
     missing_fields,
@@ -173,7 +175,7 @@ DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 NESTS = ("dflash_config", "dflow")
 RETRAIN = "train the draft again with the desired value, or write the export of this training again"
 UNREAD = frozenset({"tie_word_embeddings"})  # a draft has neither part; training again would change nothing
-RECORD = ("target", "trained", "digest", "server_args")  # under dflow, written only by export_draft
+RECORD = ("target", "trained", "digest", "server_args", "imported")  # under dflow, by export_draft and load_draft
 
 
 def training_record(
@@ -209,6 +211,8 @@ def config_mistakes(
     found.add(_record_mistakes(config, target_digest))
     found.add(_value_mistakes(config, target))
     found.add(_mask_mistakes(config, target, pad_token_ids))
+    if _slides(config) and IS_CAUSAL not in config:
+        found.add([(IS_CAUSAL, _config_mistake(IS_CAUSAL, "is missing", contract_effects.missing(IS_CAUSAL)))])
     if has_form:
         found.add(_draft_mistakes(config))
     found.add(_training_mistakes(config))
@@ -350,7 +354,8 @@ def _unknown_fields(config: Mapping[str, Any]) -> list[Mistake]:
     mistakes = []
     places = [("", config, EXAMPLE), *((f"{nest}.", _nest(config, nest), EXAMPLE[nest]) for nest in NESTS)]
     for prefix, table, known in places:
-        for name in sorted(table.keys() - known.keys() - (set(RECORD) if prefix == "dflow." else set())):
+        others = {"dflow.": set(RECORD), "": {IS_CAUSAL} if _slides(config) else set()}.get(prefix, set())
+        for name in sorted(table.keys() - known.keys() - others):
             nested = prefix == "dflash_config." and name in EXAMPLE
             remedy = f"remove {prefix}{name}" + (f", and leave {name} at the top level" if nested else "")
             wrong = f"is also at the top level, as {name}" if nested else "is not a field of the contract"
@@ -360,6 +365,11 @@ def _unknown_fields(config: Mapping[str, Any]) -> list[Mistake]:
                 )
             )
     return mistakes
+
+
+def _slides(config: Mapping[str, Any]) -> bool:
+    types = config.get("layer_types")
+    return isinstance(types, list) and SLIDING_ATTENTION in types
 
 
 def _nest(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

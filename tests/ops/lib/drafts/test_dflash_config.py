@@ -42,6 +42,27 @@ def test_a_serving_config_that_contradicts_its_layers_is_refused(config, said):
         from_serving(data)
 
 
+ALL = {"layer_types": ("sliding_attention",) * 2, "sliding_window": 64}
+
+
+@pytest.mark.parametrize(("config", "causality"), [({}, "absent"), (MIXED, None), (ALL, True)])
+def test_a_window_always_comes_with_is_causal(config, causality):
+    assert causality == to_serving(tiny_config(**config)).get("is_causal", "absent")
+
+
+@pytest.mark.parametrize(("config", "said"), [({}, True), (MIXED, True), (MIXED, False), (ALL, False), (ALL, "yes")])
+def test_a_causality_that_contradicts_the_layers_is_refused(config, said):
+    data = to_serving(tiny_config(**config)) | {"is_causal": said}
+    with pytest.raises(ConfigError, match=r"is_causal: .+ does not fit these layer_types"):
+        from_serving(data)
+
+
+@pytest.mark.parametrize("config", [{}, MIXED, ALL])
+def test_an_export_from_before_is_causal_is_read(config):
+    data = {name: value for name, value in to_serving(tiny_config(**config)).items() if name != "is_causal"}
+    assert tiny_config(**config) == from_serving(data)
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [

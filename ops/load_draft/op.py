@@ -1,0 +1,30 @@
+"""Declaration of `load_draft`: a draft that was trained elsewhere, from a directory or a model id."""
+
+from __future__ import annotations
+
+from attrs import frozen, validators
+
+from dsl.op import field, op
+from ops.artifacts import Draft, TargetModel
+
+
+@op(
+    version=1,
+    run="ops.load_draft.run:load_draft",
+    key_libraries=("safetensors",),
+    single_process=True,
+)
+@frozen(kw_only=True)
+class LoadDraft:
+    """Use a draft that z-lab, SpecForge, ModelOpt, speculators or dflow wrote: read it, or refuse it by name."""
+
+    target: TargetModel
+    source: str = field(external=True, model_id=True, pinned_by="revision", help="a draft's directory, or a model id")
+    revision: str | None = field(default=None, help="the commit of a model id, 40 hex digits: a branch may move")
+    partial_rotary_factor: float | None = field(
+        default=None,
+        validator=validators.optional(validators.and_(validators.gt(0), validators.le(1))),
+        help="which share of a head the draft was trained to rotate, for a config.json that says less than 1: "
+        "transformers' Qwen3 class rotates all of it then, and engines that share",
+    )
+    output = Draft

@@ -1,0 +1,374 @@
+"""The config.json of anybody's draft directory as a `DraftConfig`, and what it leaves open. Loads no torch.
+
+Every key is read, known to have no effect, or refused by name: a draft is never read as something else in silence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from attrs import define, field, fields, frozen
+
+from dsl.errors import ConfigError
+from ops.capture_targets.layers import spread_layers
+from ops.lib.drafts.dflash.config import (
+    ARCHITECTURE,
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
+    DraftConfig,
+    from_serving,
+    unfit_fields,
+)
+from ops.load_draft.known_keys import ALGORITHMS, ANCHOR_FIRST, HARMLESS, NEUTRAL
+from ops.load_draft.publishers import (
+    DEEPSPEC,
+    DFLOW,
+    LAYER_CONFIG,
+    NEST,
+    SPECULATORS,
+    WINDOW,
+    Publisher,
+    architectures,
+    publisher_of,
+)
+from ops.load_draft.rope_spelling import KEYS as ROPE_KEYS
+from ops.load_draft.rope_spelling import read_rope
+
+NUMBERS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "vocab_size", "max_position_embeddings", "block_size", "num_target_layers"),
+    *("mask_token_id", "sliding_window", "max_window_layers", "swa_window_size", "draft_vocab_size"),
+    "target_hidden_size",
+)
+FLAGS = (
+    *("attention_bias", "use_sliding_window", "is_causal", "causal", "use_swa"),
+    "sliding_window_non_causal",
+)
+LAYERS, SPECULATORS_LAYERS = "target_layer_ids", "aux_hidden_state_layer_ids"
+OF_ENGINES = "eagle_aux_hidden_state_layer_ids"  # the same layers for vLLM, counted from 1
+READ = frozenset(
+    {*NUMBERS, *FLAGS, *ROPE_KEYS, LAYERS, SPECULATORS_LAYERS, OF_ENGINES, "rms_norm_eps", "layer_types", "model_type"}
+)
+MODEL_TYPES = (None, "qwen3", "speculator_model")
+OF_SPECULATORS = {SPECULATORS_LAYERS, "sliding_window_non_causal"}
+NOT_OF_SPECULATORS = {LAYERS, "causal", "use_swa", "swa_window_size"}
+
+
+@frozen(kw_only=True)
+class ReadDraft:
+    """config: the draft's. assumed: field -> value, of those that the file leaves open. notes: what was read otherwise
+    than it is written. layer_order: for each of config.target_layer_ids, its place among the columns of fc.weight.
+    """
+
+    publisher: str
+    config: DraftConfig
+    assumed: Mapping[str, Any]
+    notes: tuple[str, ...]
+    layer_order: tuple[int, ...]
+
+
+def read_draft_config(
+    config: Mapping[str, Any], target: Mapping[str, Any] | None = None, partial_rotary_factor: float | None = None
+) -> ReadDraft:
+    """Reads a config.json; target: the target's target.json, None if it is not known yet.
+
+    partial_rotary_factor: the user's decision on one below 1 (`read_rope`). Raises ConfigError with all reasons why
+    dflow would compute something else than the draft's own class.
+    """
+    publisher = publisher_of(config)
+    if publisher is None:
+        raise ConfigError(
+            f"config.json: architectures = {json.dumps(config.get('architectures'))}, and no {NEST}: this is not a "
+            f"DFlash draft ({ARCHITECTURE})"
+        )
+    if publisher is DFLOW:
+        return _of_dflow(config, target)
+    reading = _Reading(publisher, config)
+    mistakes = [*_algorithm_mistakes(publisher, config), *reading.mistakes]
+    if mistakes:
+        raise _refusal(publisher, mistakes)
+    shape = _shape(reading, target, partial_rotary_factor)
+    mistakes = list(reading.mistakes)
+    if not mistakes:
+        try:
+            draft = DraftConfig(**shape)
+        except ConfigError as error:
+            mistakes = [line.strip() for line in str(error).splitlines()[1:]]
+        else:
+            mistakes = _target_mistakes(draft, target)
+    if mistakes:
+        raise _refusal(publisher, mistakes)
+    written = reading.layer_ids
+    return ReadDraft(
+        publisher=publisher.name,
+        config=draft,
+        assumed=reading.assumed,
+        notes=tuple(reading.notes),
+        layer_order=tuple(written.index(layer) for layer in draft.target_layer_ids),
+    )
+
+
+def _of_dflow(config: Mapping[str, Any], target: Mapping[str, Any] | None) -> ReadDraft:
+    """An export of dflow, which leaves nothing open. `serving_contract` checks its keys."""
+    draft = from_serving(config)
+    mistakes = _target_mistakes(draft, target)
+    if mistakes:
+        raise _refusal(DFLOW, mistakes)
+    order = tuple(range(len(draft.target_layer_ids)))
+    return ReadDraft(publisher=DFLOW.name, config=draft, assumed={}, notes=(), layer_order=order)
+
+
+def _refusal(publisher: Publisher, mistakes: Iterable[str]) -> ConfigError:
+    listed = "\n".join(f"  {mistake}" for mistake in dict.fromkeys(mistakes))
+    return ConfigError(f"config.json, read as {publisher.name} writes it, cannot be imported:\n{listed}")
+
+
+def _target_mistakes(draft: DraftConfig, target: Mapping[str, Any] | None) -> list[str]:
+    wrong = {} if target is None else unfit_fields(draft, target)
+    return [f"{name}: {what}; give the target that this draft was made for" for name, what in wrong.items()]
+
+
+def _algorithm_mistakes(publisher: Publisher, config: Mapping[str, Any]) -> Iterator[str]:
+    """Another algorithm than DFlash, by the names of classes and of speculators' algorithm."""
+    speculators = config.get("speculators_config")
+    algorithm = speculators.get("algorithm") if isinstance(speculators, Mapping) else None
+    named = [config.get("speculators_model_type"), algorithm]
+    for name in [*architectures(config), *(str(name) for name in named if name is not None)]:
+        known = next((full for part, full in ALGORITHMS.items() if part in name.lower()), None)
+        if known is not None:
+            yield f"{name} is of the algorithm {known}, which dflow does not have yet"
+        elif "dflash" not in name.lower():
+            yield f"{name} is no DFlash draft ({ARCHITECTURE})"
+    if publisher is DEEPSPEC and config.get("sample_from_anchor") is not False:
+        yield f"its class does not say so, but {ANCHOR_FIRST}"
+
+
+@define
+class _Reading:
+    """A config.json with its nests flattened, and what comes up while it is read."""
+
+    publisher: Publisher
+    config: Mapping[str, Any]
+    values: dict[str, Any] = field(factory=dict)
+    assumed: dict[str, Any] = field(factory=dict)
+    notes: list[str] = field(factory=list)
+    mistakes: list[str] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        for prefix, table in self._tables():
+            for name, value in table.items():
+                self._take(prefix, name, value)
+        for name in NUMBERS:
+            self._require(name, int, "a whole number")
+        for name in FLAGS:
+            self._require(name, bool, "true or false")
+        self._require("rms_norm_eps", (int, float), "a number")
+        types = self.values.get("layer_types", [])
+        if not isinstance(types, list) or not all(isinstance(layer, str) for layer in types):
+            self.mistakes.append(f"layer_types: must be a list of names, got {json.dumps(types)}")
+
+    def _tables(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The places where a publisher writes, the top level last."""
+        names = (LAYER_CONFIG,) if self.publisher is SPECULATORS else (NEST,)
+        for name in names:
+            table = self.config.get(name)
+            if isinstance(table, Mapping):
+                yield f"{name}.", table
+            elif table is not None:
+                self.mistakes.append(f"{name}: must be a table, got {json.dumps(table)}")
+        passed = {*names, "speculators_model_type", "speculators_config"}
+        yield "", {name: value for name, value in self.config.items() if name not in passed}
+
+    def _take(self, prefix: str, name: str, value: Any) -> None:
+        """A key that is read, or known to have no effect; another is a mistake. null is as if it were not there."""
+        if name in NEUTRAL:
+            if not NEUTRAL[name].is_neutral(value):
+                self.mistakes.append(f"{prefix}{name} = {json.dumps(value)}: {NEUTRAL[name].why}")
+        elif name in READ - (NOT_OF_SPECULATORS if self.publisher is SPECULATORS else OF_SPECULATORS):
+            if name == "model_type" and value not in MODEL_TYPES:
+                self.mistakes.append(f'{prefix}model_type = {json.dumps(value)}: only drafts of "qwen3" are supported')
+            elif value is not None and self.values.setdefault(name, value) != value:
+                self._report_two(prefix, name, value)
+        elif name not in HARMLESS:
+            self.mistakes.append(
+                f"{prefix}{name} = {json.dumps(value)}: dflow does not know this key, which may change what the draft "
+                "computes; if it does not, remove it"
+            )
+
+    def _report_two(self, prefix: str, name: str, value: Any) -> None:
+        if name != "model_type":
+            self.mistakes.append(
+                f"{name}: {json.dumps(self.values[name])} in one place of the file and {json.dumps(value)} in another "
+                f"({prefix or 'the top level'}); keep one"
+            )
+
+    def _require(self, name: str, kind: type | tuple[type, ...], wanted: str) -> None:
+        value = self.values.get(name)
+        is_wrong_bool = isinstance(value, bool) and kind is not bool
+        if value is not None and (not isinstance(value, kind) or is_wrong_bool):
+            self.mistakes.append(f"{name}: must be {wanted}, got {json.dumps(value)}")
+
+    def get(self, name: str) -> Any:
+        """The value, or else the default of the publisher's class, which is assumed. Mistake if it has none."""
+        if name in self.values:
+            return self.values[name]
+        if name not in self.publisher.defaults:
+            self.mistakes.append(f"{name}: is missing, and {self.publisher.name}'s class has no default for it")
+            return None
+        self.assumed[name] = self.publisher.defaults[name]
+        return self.assumed[name]
+
+    @property
+    def layer_ids(self) -> list[int]:
+        """The target layers in the order of the file, whose id 0 is the first layer's output, as in `DraftConfig`."""
+        name = SPECULATORS_LAYERS if self.publisher is SPECULATORS else LAYERS
+        written = self.values.get(name)
+        ids = self.assumed.get(LAYERS) if written is None else written
+        return [layer + self.publisher.layers_from for layer in ids or ()]
+
+
+def _shape(reading: _Reading, target: Mapping[str, Any] | None, partial: float | None) -> dict[str, Any]:
+    """The fields of a DraftConfig; what does not fit is added to the reading's mistakes."""
+    named = {attribute.name for attribute in fields(DraftConfig)}
+    optional = {"tie_word_embeddings", "num_target_layers", "layer_types", "sliding_window", "positions", LAYERS}
+    shape = {name: reading.get(name) for name in NUMBERS if name in named - optional}
+    for name in ("rms_norm_eps", "attention_bias"):
+        shape[name] = reading.get(name)
+    shape["rms_norm_eps"] = float(shape["rms_norm_eps"])
+    rope = read_rope(_rope_part(reading), partial)
+    reading.notes.extend(rope.notes)
+    reading.mistakes.extend(rope.mistakes)
+    theta = reading.get("rope_theta") if rope.theta is None else rope.theta
+    if isinstance(theta, bool) or not isinstance(theta, (int, float)):
+        reading.mistakes.append(f"rope_theta: must be a number, got {json.dumps(theta)}")
+        theta = 1.0
+    shape |= {"rope_theta": float(theta), "rope_scaling": rope.scaling, "partial_rotary_factor": rope.partial}
+    shape |= _windows(reading, shape["num_hidden_layers"])
+    _vocabulary_mistakes(reading, shape)
+    return shape | _layers(reading, shape["num_hidden_layers"], target)
+
+
+def _rope_part(reading: _Reading) -> dict[str, Any]:
+    return {name: reading.values[name] for name in ROPE_KEYS if name in reading.values}
+
+
+def _windows(reading: _Reading, layers: int) -> dict[str, Any]:
+    """layer_types and sliding_window, by all keys that decide on windows and causality.
+
+    In dflow, a sliding layer is causal and a full one is not; transformers' Qwen3Config forgets the window without
+    use_sliding_window, and derives layer_types that are not given.
+    """
+    slides = bool(reading.get("use_sliding_window"))
+    types, window = reading.values.get("layer_types"), reading.values.get("sliding_window")
+    if reading.values.get("use_swa"):
+        types, slides = [SLIDING_ATTENTION] * layers, True
+        window = _swa_window(reading, window)
+    elif types is None:
+        first = reading.get("max_window_layers") if slides else layers
+        types = [SLIDING_ATTENTION if layer >= first else FULL_ATTENTION for layer in range(layers)]
+        reading.assumed["layer_types"] = types
+    sliding = SLIDING_ATTENTION in types
+    if sliding and not slides:
+        reading.mistakes.append(
+            "use_sliding_window: is not true, but layers slide by layer_types: transformers then forgets the window, "
+            "and engines do not start; set it to true if the draft was trained with its window"
+        )
+    if sliding and window is None:
+        reading.assumed["sliding_window"] = window = WINDOW
+    _causal_mistakes(reading, types)
+    return {"layer_types": types, "sliding_window": window if sliding else None}
+
+
+def _swa_window(reading: _Reading, window: int | None) -> int | None:
+    """ModelOpt's own name of the window; its blocks see all of themselves, so they must fit into it."""
+    size, block = reading.values.get("swa_window_size", window), reading.values.get("block_size")
+    if window is not None and size != window:
+        reading.mistakes.append(f"sliding_window = {window}, but swa_window_size = {size}; keep one")
+    if size is None:
+        reading.mistakes.append("use_swa: needs swa_window_size or sliding_window")
+    elif block is not None and size < block:
+        reading.mistakes.append(f"swa_window_size: {size} is less than block_size = {block}, and windows the block too")
+    return size
+
+
+def _causal_mistakes(reading: _Reading, types: list[str]) -> None:
+    """What keys on causality ask for that dflow's layers do not do."""
+    asked = [(name, reading.values.get(name)) for name in ("is_causal", "causal")]
+    if reading.publisher is SPECULATORS and SLIDING_ATTENTION in types:
+        non_causal = reading.values.get("sliding_window_non_causal")
+        if non_causal is None:
+            reading.assumed["sliding_window_non_causal"] = False
+        asked.append(("sliding_window_non_causal", False if non_causal else None))
+        reading.notes.append(
+            "sliding_window: counted from each slot, as vLLM serves it; speculators' training counts the context from "
+            "the anchor, so its last slots were trained with up to block_size tokens more"
+        )
+    for name, causal in asked:
+        shown = f"{name} = {json.dumps(reading.values.get(name))}"
+        if causal is True and FULL_ATTENTION in types:
+            reading.mistakes.append(f"{shown}: full layers would be causal, and dflow's see their whole block")
+        if causal is False and SLIDING_ATTENTION in types:
+            reading.mistakes.append(f"{shown}: sliding layers would see their whole block, and dflow's are causal")
+
+
+def _vocabulary_mistakes(reading: _Reading, shape: Mapping[str, Any]) -> None:
+    """A vocabulary or a hidden size of its own."""
+    if reading.publisher is SPECULATORS:
+        reading.get("draft_vocab_size")
+        if "sample_from_anchor" not in reading.config:
+            reading.assumed["sample_from_anchor"] = False
+    values = reading.assumed | reading.values
+    for name, same in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
+        if values.get(name) not in (None, shape[same]):
+            what = "a reduced vocabulary" if same == "vocab_size" else "a target of another width"
+            reading.mistakes.append(
+                f"{name} = {values[name]}, {same} = {shape[same]}: {what}, which dflow does not have"
+            )
+
+
+def _layers(reading: _Reading, layers: int, target: Mapping[str, Any] | None) -> dict[str, Any]:
+    """target_layer_ids, ascending, and num_target_layers."""
+    name = SPECULATORS_LAYERS if reading.publisher is SPECULATORS else LAYERS
+    written = reading.values.get(name)
+    count = reading.values.get("num_target_layers")
+    if count is None and target is not None:
+        reading.assumed["num_target_layers"] = count = target["num_layers"]
+    if written is None and not reading.publisher.fills_layers:
+        reading.mistakes.append(f"{name}: is missing, and {reading.publisher.name}'s class has no default for it")
+    elif written is not None and not _are_numbers(written):
+        reading.mistakes.append(f"{name}: must be a list of numbers, got {json.dumps(written)}")
+    elif written is None and count is not None:
+        reading.assumed[LAYERS] = list(spread_layers(count, layers, "num_hidden_layers"))
+    elif written is None:
+        reading.mistakes.append(f"{name}: is missing, and so is num_target_layers, from which it would follow")
+    if not (_are_numbers(written) or LAYERS in reading.assumed):
+        return {}
+    ids = reading.layer_ids
+    count = max(ids, default=0) + 2 if count is None else count
+    _layer_mistakes(reading, name, ids, count)
+    for_engines = reading.values.get(OF_ENGINES)
+    if for_engines is not None and for_engines != [layer + 1 for layer in ids]:
+        reading.mistakes.append(f"{OF_ENGINES} = {json.dumps(for_engines)}: other layers than {name}; keep one")
+    if ids != sorted(ids):
+        reading.notes.append(f"{name}: put in ascending order, and the columns of fc.weight with them")
+    return {LAYERS: sorted(ids), "num_target_layers": count}
+
+
+def _layer_mistakes(reading: _Reading, name: str, ids: list[int], count: int) -> None:
+    """Layers that cannot be captured; other mistakes are those of `DraftConfig`."""
+    offset = reading.publisher.layers_from
+    if -1 in ids:
+        reading.mistakes.append(
+            f"{name}: {-1 - offset} names the target's embeddings, and SGLang and dflow only capture outputs of layers"
+        )
+    if count - 1 in ids:
+        reading.mistakes.append(
+            f"{name}: {count - 1 - offset} names the target's last layer, whose output engines do not capture "
+            "(publishers' classes read it behind the final norm)"
+        )
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(layer) is int for layer in value)

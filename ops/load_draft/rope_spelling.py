@@ -1,0 +1,112 @@
+"""The rope of a config.json in all its spellings.
+
+Transformers 5 keeps everything in `rope_parameters`; earlier versions in rope_theta, rope_scaling (its kind as "type"
+or "rope_type") and partial_rotary_factor; some files have both. Of ropes per kind of layer, all must be the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+from ops.load_draft.known_keys import OF_MROPE, OF_ROPE
+
+TABLES = ("rope_parameters", "rope_scaling")
+FLAT = ("rope_theta", "partial_rotary_factor")
+KEYS = (*TABLES, *FLAT)
+PLAIN = ("default", "mrope")  # kinds without scaling; "mrope" is an older name of a target's plain rope
+ALONE = "original_max_position_embeddings"  # has no effect on a plain rope
+
+
+@frozen
+class Rope:
+    """theta: None if the file names none. scaling: as `DraftConfig.rope_scaling`. partial: the share of a head to turn.
+
+    notes: what was left out. mistakes: why it cannot be read.
+    """
+
+    theta: float | None
+    scaling: dict[str, Any] | None
+    partial: float = 1.0
+    notes: list[str] = field(factory=list)
+    mistakes: list[str] = field(factory=list)
+
+
+def read_rope(config: Mapping[str, Any], partial: float | None = None) -> Rope:
+    """The rope of the part of a config.json that describes the transformer. partial: the user's decision on a
+    partial_rotary_factor below 1, which publishers' classes and engines read differently.
+    """
+    rope = Rope(None, None)
+    found: dict[str, dict[str, Any]] = {}  # parameter -> where -> value
+    for where, table in _tables(config, rope):
+        for name, value in table.items():
+            if value is not None:
+                found.setdefault("rope_type" if name == "type" else name, {})[f"{where}.{name}"] = value
+    for name in FLAT:
+        if config.get(name) is not None:
+            found.setdefault(name, {})[name] = config[name]
+    values = {name: _agreed(places, rope) for name, places in found.items()}
+    kind = values.get("rope_type", "default")
+    mrope = sorted(values.keys() & OF_MROPE)
+    if mrope or kind == "mrope":
+        rope.notes.append(
+            f"{', '.join(mrope) or 'rope_type mrope'}: of a target's 3-D positions; a draft's positions are 1-D"
+        )
+    rope.mistakes.extend(_partial_mistakes(values.get("partial_rotary_factor", 1.0), partial))
+    unknown = values.keys() - OF_ROPE - OF_MROPE - set(FLAT)
+    rope.mistakes.extend(f"rope: {name} = {json.dumps(values[name])} is not supported" for name in sorted(unknown))
+    scaling = {name: values[name] for name in sorted(values.keys() & OF_ROPE)}
+    if kind in PLAIN:
+        without_effect = {"rope_type", ALONE}
+        if scaling.get("factor") in (1, 1.0):
+            without_effect.add("factor")
+        rope.mistakes.extend(
+            f"rope: {name} = {json.dumps(scaling[name])}, but no rope_type that reads it"
+            for name in sorted(scaling.keys() - without_effect)
+        )
+        scaling = {}
+    return evolve(rope, theta=values.get("rope_theta"), scaling=scaling or None, partial=partial or 1.0)
+
+
+def _tables(config: Mapping[str, Any], rope: Rope) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The tables of parameters and their names; one for each kind of layer gives one table, if they are the same."""
+    for name in TABLES:
+        table = config.get(name)
+        if table is None:
+            continue
+        if not isinstance(table, Mapping):
+            rope.mistakes.append(f"{name}: must be a table, got {json.dumps(table)}")
+            continue
+        layers = {kind: inner for kind, inner in table.items() if isinstance(inner, Mapping)}
+        if not layers:
+            yield name, table
+        elif len(layers) < len(table) or any(inner != next(iter(layers.values())) for inner in layers.values()):
+            rope.mistakes.append(
+                f"{name}: {', '.join(sorted(layers))} have different ropes; dflow has one rope for all layers"
+            )
+        else:
+            yield f"{name}.{next(iter(layers))}", next(iter(layers.values()))
+
+
+def _agreed(places: Mapping[str, Any], rope: Rope) -> Any:
+    """The value that all places give."""
+    first = next(iter(places.values()))
+    if any(value != first for value in places.values()):
+        listed = ", ".join(f"{where} = {json.dumps(value)}" for where, value in places.items())
+        rope.mistakes.append(f"rope: {listed}: which of them the draft was trained with is not known; keep one")
+    return first
+
+
+def _partial_mistakes(named: Any, partial: float | None) -> Iterator[str]:
+    """named: that of the file."""
+    if named != 1 and partial is None:
+        yield (
+            f"partial_rotary_factor = {json.dumps(named)}: transformers' Qwen3 class, which publishers use, rotates "
+            "whole heads whatever it is, and engines rotate this share; how the draft was trained is not in the file, "
+            f"so set partial_rotary_factor of load_draft to 1.0 or to {json.dumps(named)}"
+        )
+    if partial is not None and partial not in (1, named):
+        yield f"partial_rotary_factor: {json.dumps(named)} in the file, so it can be that or 1.0, not {partial:g}"

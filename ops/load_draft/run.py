@@ -1,0 +1,126 @@
+"""Read a draft that was trained elsewhere, and write it as `export_draft` writes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from dsl.errors import ConfigError, DataError
+from dsl.stage import Stage
+from ops.export_draft.card import CardFacts, model_card
+from ops.lib.data.files import replace_file, write_json
+from ops.lib.drafts.dflash.config import to_serving
+from ops.lib.drafts.dflash.load import read_config as read_draft_json
+from ops.lib.drafts.dflash.serving_contract import (
+    CARD,
+    CONFIG,
+    WEIGHTS,
+    ServedTarget,
+    check_serving,
+    config_mistakes,
+    tensors_digest,
+    training_record,
+)
+from ops.lib.sglang.serve_command import Served
+from ops.lib.target.checkpoint_check import draft_folder_mistakes
+from ops.lib.target.checkpoint_files import CONFIGS
+from ops.lib.target.checkpoint_files import WEIGHTS as WEIGHT_FILES
+from ops.lib.target.fetch import fetch
+from ops.lib.target.model import read_config, target_info
+from ops.load_draft.op import LoadDraft
+from ops.load_draft.publishers import OF_DFLOW
+from ops.load_draft.read_config import ReadDraft, read_draft_config
+from ops.load_draft.tensors import DraftTensors, read_tensors
+
+OTHER_FILES = ("mask_embedding.pt", "hf_quant_config.json")  # downloaded only to be refused, and never read
+
+
+def load_draft(config: LoadDraft, stage: Stage) -> None:
+    """Write the Draft artifact of a directory or of a model id.
+
+    Raises DataError with every reason why dflow would compute something else than the draft's own class.
+    """
+    target = stage.inputs["target"]
+    directory = find_draft(config.source, config.revision)
+    written, info = read_draft_json(directory), target_info(target)
+    try:
+        draft = read_draft_config(written, info, config.partial_rotary_factor)
+    except ConfigError as error:
+        raise DataError(f"{directory}: {error}") from error
+    notes = own_record(directory, written, ServedTarget.of(target)) if OF_DFLOW in written else []
+    tensors = read_tensors(directory, draft.config, draft.layer_order, target)
+    imported: dict[str, Any] = {
+        "publisher": draft.publisher,
+        "assumed": dict(draft.assumed),
+        "notes": [*notes, *draft.notes, *tensors.notes],
+    }
+    if not Path(config.source).is_dir():  # a path is content, not a name
+        imported |= {"source": config.source, "revision": config.revision}
+    save_file(dict(tensors.by_name), stage.out_dir / WEIGHTS, metadata={"format": "pt"})
+    serving, digest = to_serving(draft.config, tensors.dtype), tensors_digest(stage.out_dir / WEIGHTS)
+    server_args = (written.get(OF_DFLOW) or {}).get("server_args")
+    serving["dflow"] |= training_record(draft.config, target.digest, digest, server_args) | {"imported": imported}
+    write_json(stage.out_dir / CONFIG, serving)
+    parameters = sum(tensor.numel() for tensor in tensors.by_name.values())
+    facts = CardFacts(
+        draft=draft.config,
+        dtype=tensors.dtype,
+        parameters=parameters,
+        target=info,
+        target_digest=target.digest,
+        served=Served.as_trained(
+            info, read_config(target.path / "model"), {"server_args": server_args}, target.path / "model"
+        ),
+        imported=imported,
+    )
+    replace_file(stage.out_dir / CARD, model_card(facts).encode())
+    check_serving(stage.out_dir, target)
+    show(stage, draft, tensors, imported)
+    stage.log({"import/parameters": float(parameters), "import/assumed": float(len(draft.assumed))}, step=0)
+    stage.progress(1, 1)
+
+
+def find_draft(source: str, revision: str | None) -> Path:
+    """The directory of a draft; the weights and JSON of a model id are downloaded. Raises DataError if it is none."""
+    directory = Path(source)
+    if not directory.exists():
+        directory = fetch(source, revision, (*CONFIGS, *WEIGHT_FILES, *OTHER_FILES))
+    mistakes = draft_folder_mistakes(directory)
+    if mistakes:
+        raise DataError("\n".join(mistakes))
+    return directory
+
+
+def own_record(directory: Path, written: Mapping[str, Any], target: ServedTarget) -> list[str]:
+    """Whether an export of dflow is as it was written: a note if it was trained for another target.
+
+    Raises DataError that lists the fields that were changed.
+    """
+    trained_for = str(written[OF_DFLOW].get("target"))
+    mistakes = config_mistakes(written, target.info, trained_for, target.pad_token_ids)
+    if mistakes:
+        listed = "\n".join(str(mistake) for mistake in mistakes)
+        raise DataError(f"{directory}: this export of dflow breaks the serving contract:\n{listed}")
+    if trained_for == target.digest:
+        return []
+    return [
+        f"target: it was trained for the target {trained_for[:12]}, and this one, of the same sizes, is "
+        f"{target.digest[:12]}"
+    ]
+
+
+def show(stage: Stage, draft: ReadDraft, tensors: DraftTensors, imported: Mapping[str, Any]) -> None:
+    """What was read, and what was assumed, in a few lines."""
+    shape = draft.config
+    stage.info(
+        f"a draft as {draft.publisher} writes it: {shape.num_hidden_layers} layers, blocks of {shape.block_size}, "
+        f"target layers {', '.join(map(str, shape.target_layer_ids))}, {tensors.dtype}"
+    )
+    if draft.assumed:
+        listed = ", ".join(f"{name} = {value}" for name, value in sorted(draft.assumed.items()))
+        stage.warn(f"config.json leaves open, and these were assumed: {listed}")
+    for note in imported["notes"]:
+        stage.info(note)

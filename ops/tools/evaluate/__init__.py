@@ -1,0 +1,1 @@
+"""What `dflow evaluate` runs."""

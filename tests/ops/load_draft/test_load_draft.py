@@ -1,0 +1,262 @@
+"""Drafts of others: every form is read as its own class computes it, or refused by name; none is read otherwise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from case_reader import hidden_of_blocks
+from draft_chain import EOS, HIDDEN, MASK, TEXT, VOCAB, make_target
+from draft_forms import FORMS, IDS, LAYERS, LEFT_OUT, PLAIN, REFUSED, SIZES, Form, prefixed, write_form, zlab
+from fake_stage import FakeStage, folder_digest
+from safetensors.torch import load_file
+
+from dsl.errors import ConfigError, DataError
+from dsl.op import Ref
+from ops.artifacts import Draft, TargetModel
+from ops.check_export.run import rotary_warnings
+from ops.lib.data.files import read_json, write_json
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.load import load_draft as load_serving
+from ops.lib.drafts.dflash.load import load_weights
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.dflash.serving_contract import check_serving
+from ops.load_draft.op import LoadDraft
+from ops.load_draft.read_config import read_draft_config
+from ops.load_draft.report import report
+from ops.load_draft.run import load_draft
+from ops.load_draft.unmet import unmet
+
+PLAIN_SHAPE = {
+    "block_size": 4,
+    "mask_token_id": MASK,
+    "target_layer_ids": IDS,
+    "num_target_layers": LAYERS,
+    "rope_theta": 5000.0,
+    **SIZES,
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> TargetModel:
+    folder = tmp_path_factory.mktemp("target")
+    made = make_target(folder / "made", text=TEXT | {"num_hidden_layers": LAYERS})
+    write_json(made.path / "target.json", read_json(made.path / "target.json") | {"num_layers": LAYERS})
+    return TargetModel(path=made.path, digest=folder_digest(made.path))
+
+
+def load(folder: Path, source: Path, target: TargetModel, **fields) -> Draft:
+    stage = FakeStage(folder, {"target": target})
+    load_draft(LoadDraft(target=Ref("target"), source=str(source), **fields), stage)
+    return stage.artifact(Draft)
+
+
+def hidden(model: DraftModel) -> torch.Tensor:
+    """Hidden states of two blocks, after contexts of 5 and 19 tokens."""
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(24, len(IDS) * HIDDEN, generator=generator)
+    anchors, mask = torch.randn(2, HIDDEN, generator=generator), torch.randn(HIDDEN, generator=generator)
+    with torch.no_grad():
+        return hidden_of_blocks(model, features, anchors, mask, [5, 19])
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_read_as_the_draft_that_it_holds(name, target, tmp_path):
+    form = FORMS[name]
+    tensors = write_form(form, tmp_path / "source", target.path)
+    made = load(tmp_path / "stage", tmp_path / "source", target, **form.fields)
+    own = load_serving(made.path)
+    expected = DraftModel(DraftConfig(**PLAIN_SHAPE | form.shape))
+    assert expected.config == own.config
+    expected.load_state_dict(tensors)
+    assert torch.equal(hidden(expected), hidden(own))
+    imported = read_json(made.path / "config.json")["dflow"]["imported"]
+    assert form.publisher == imported["publisher"]
+    assert set(form.assumed) <= imported["assumed"].keys()
+    assert [note for note in form.notes if note not in "\n".join(imported["notes"])] == []
+    assert unmet(LoadDraft(target=Ref("target"), source=str(tmp_path / "source"), **form.fields)) == {}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_dflow_would_compute_otherwise_is_refused_by_name(name, target, tmp_path):
+    form = REFUSED[name]
+    write_form(Form(form.config, tensors=form.tensors, ends=form.ends), tmp_path / "source", target.path)
+    for file, content in form.files.items():
+        (tmp_path / "source" / file).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / "stage", tmp_path / "source", target)
+    assert [reason for reason in form.reasons if reason not in str(caught.value)] == []
+    assert str(tmp_path / "source") in str(caught.value)
+
+
+def test_a_refusal_lists_all_reasons(target, tmp_path):
+    form = Form(zlab(is_causal=True, foo=1, dflash_config={"output_multiplier": 2.0, "target_layer_ids": [1, 3, 7]}))
+    write_form(form, tmp_path / "source")
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / "stage", tmp_path / "source", target)
+    assert [name for name in ("foo = 1", "output_multiplier = 2.0") if name not in str(caught.value)] == []
+
+
+def test_what_was_assumed_is_shown_saved_and_on_the_card(target, tmp_path, capsys):
+    write_form(Form(zlab(block_size=LEFT_OUT, rope_theta=LEFT_OUT)), tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    shown = capsys.readouterr().out
+    assert "warning: config.json leaves open, and these were assumed: block_size = 16, rope_theta = 10000.0" in shown
+    assert {"block_size": 16, "rope_theta": 10000.0} == read_json(made.path / "config.json")["dflow"]["imported"][
+        "assumed"
+    ]
+    card = (made.path / "README.md").read_text()
+    assert "| block_size | 16 |" in card
+    assert "| written by | z-lab |" in card
+    (section,) = [section for section in report(made.path) if section.title.startswith("left open")]
+    assert [("block_size", "16"), ("rope_theta", "10000.0")] == section.body.rows
+
+
+def test_an_import_is_an_export(target, tmp_path):
+    write_form(FORMS["z-lab, plain"], tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    assert ["README.md", "config.json", "model.safetensors"] == sorted(file.name for file in made.path.iterdir())
+    check_serving(made.path, target)
+    again = load(tmp_path / "again", made.path, target)
+    assert load_file(made.path / "model.safetensors").keys() == load_file(again.path / "model.safetensors").keys()
+    before, after = (read_json(draft.path / "config.json") for draft in (made, again))
+    assert "dflow" == after["dflow"].pop("imported")["publisher"]
+    assert "z-lab" == before["dflow"].pop("imported")["publisher"]
+    assert before == after
+
+
+def test_an_altered_export_of_dflow_is_refused(target, tmp_path):
+    write_form(FORMS["z-lab, plain"], tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    write_json(made.path / "config.json", read_json(made.path / "config.json") | {"rope_theta": 1.0})
+    with pytest.raises(DataError, match=r"rope_theta is 1.0, but the draft was trained with 5000.0"):
+        load(tmp_path / "again", made.path, target)
+
+
+def test_the_dtype_stays_and_several_become_float32(target, tmp_path):
+    def halved(tensors):
+        return {name: tensor.bfloat16() if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}
+
+    def all_halved(tensors):
+        return {name: tensor.bfloat16() for name, tensor in tensors.items()}
+
+    for name, change, dtype in (("mixed", halved, "float32"), ("narrow", all_halved, "bfloat16")):
+        expected = change(write_form(Form(zlab(), tensors=change), tmp_path / name))
+        made = load(tmp_path / f"{name}-stage", tmp_path / name, target)
+        assert dtype == read_json(made.path / "config.json")["dtype"]
+        stored = load_file(made.path / "model.safetensors")
+        assert {dtype} == {str(tensor.dtype).removeprefix("torch.") for tensor in stored.values()}
+        assert all(torch.equal(expected[key].float(), tensor.float()) for key, tensor in stored.items())
+
+
+def test_a_training_starts_from_an_imported_draft(target, tmp_path):
+    expected = write_form(FORMS["z-lab, unordered ids"], tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    model = DraftModel(load_serving(made.path).config)
+    load_weights(model, made.path)
+    assert all(torch.equal(expected[name], weight) for name, weight in model.state_dict().items())
+
+
+def test_a_partial_rotary_is_warned_of_on_the_card_and_by_the_gate(target, tmp_path):
+    for share, warned in ((1.0, False), (0.5, True)):
+        write_form(Form(zlab(partial_rotary_factor=0.5)), tmp_path / f"source-{share}")
+        made = load(tmp_path / f"stage-{share}", tmp_path / f"source-{share}", target, partial_rotary_factor=share)
+        config = read_json(made.path / "config.json")
+        assert share == config["partial_rotary_factor"]
+        warning = "artial_rotary_factor is 0.5: SGLang and vLLM rotate this share"
+        assert warned == (warning in (made.path / "README.md").read_text())
+        assert [warned] == [warning in text for text in rotary_warnings(config) or [""]]
+
+
+def test_code_of_a_draft_is_not_run_and_stays_behind(target, tmp_path):
+    write_form(FORMS["z-lab, plain"], tmp_path / "source")
+    (tmp_path / "source" / "dflash.py").write_text("raise SystemExit")
+    (tmp_path / "source" / "pytorch_model.bin").write_bytes(b"pickle")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    assert ["README.md", "config.json", "model.safetensors"] == sorted(file.name for file in made.path.iterdir())
+    assert "auto_map" not in read_json(made.path / "config.json")
+
+
+def damage_index(folder: Path, names: dict[str, str]) -> None:
+    path = folder / "model.safetensors.index.json"
+    index = read_json(path)
+    write_json(path, index | {"weight_map": index["weight_map"] | names})
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "no config.json in this draft directory"),
+        (lambda folder: (folder / "config.json").write_text("[1]"), "not a JSON object"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
+        (lambda folder: next(folder.glob("*.safetensors")).write_bytes(b"\x08\0\0\0\0\0\0\0{}"), "truncated"),
+        (lambda folder: next(folder.glob("*.safetensors")).unlink(), "shards are missing"),
+        (lambda folder: damage_index(folder, {"x": "../outside.safetensors"}), "shards are missing"),
+        (lambda folder: [file.unlink() for file in folder.glob("model*")], "no *.safetensors in this draft directory"),
+    ],
+)  # fmt: skip
+def test_a_damaged_directory_is_refused_before_the_first_stage(damage, said, target, tmp_path):
+    write_form(FORMS["z-lab, sharded"], tmp_path / "source")
+    damage(tmp_path / "source")
+    config = LoadDraft(target=Ref("target"), source=str(tmp_path / "source"))
+    assert said in unmet(config)["source"]
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / "stage", tmp_path / "source", target)
+    assert said in str(caught.value)
+
+
+def test_a_config_that_is_a_link_out_of_the_directory_is_refused(target, tmp_path):
+    write_form(FORMS["z-lab, plain"], tmp_path / "source")
+    (tmp_path / "source" / "config.json").rename(tmp_path / "private.json")
+    (tmp_path / "source" / "config.json").symlink_to(tmp_path / "private.json")
+    with pytest.raises(DataError, match="a link out of the checkpoint"):
+        load(tmp_path / "stage", tmp_path / "source", target)
+
+
+def test_an_index_that_leads_out_of_the_directory_is_refused(target, tmp_path):
+    write_form(FORMS["z-lab, sharded"], tmp_path / "source")
+    write_form(FORMS["z-lab, plain"], tmp_path / "outside")
+    damage_index(tmp_path / "source", {"x": "../outside/model.safetensors"})
+    with pytest.raises(DataError, match=r"names \.\./outside/model.safetensors, which is no file of this directory"):
+        load(tmp_path / "stage", tmp_path / "source", target)
+
+
+def test_the_same_tensor_with_and_without_a_prefix_is_refused(target, tmp_path):
+    write_form(Form(zlab(), tensors=lambda tensors: tensors | prefixed(tensors)), tmp_path / "source")
+    with pytest.raises(DataError, match=r"fc.weight: is there twice"):
+        load(tmp_path / "stage", tmp_path / "source", target)
+
+
+def test_a_decision_on_partial_rotary_must_be_one_of_the_two(target):
+    with pytest.raises(ConfigError, match=r"0.5 in the file, so it can be that or 1.0, not 0.75"):
+        read_draft_config(zlab(partial_rotary_factor=0.5), None, 0.75)
+    with pytest.raises(ConfigError, match=r"1.0 in the file, so it can be that or 1.0, not 0.5"):
+        read_draft_config(zlab(), None, 0.5)
+
+
+def test_a_mask_token_that_ends_answers_is_refused(target, tmp_path):
+    write_form(Form(zlab(dflash_config={"mask_token_id": EOS})), tmp_path / "source")
+    with pytest.raises(DataError, match=r"mask_token_id is an EOS id of the target"):
+        load(tmp_path / "stage", tmp_path / "source", target)
+
+
+@pytest.mark.parametrize("key", sorted(PLAIN))
+def test_a_key_of_any_type_is_read_or_refused_without_another_error(key):
+    for value in (None, True, -1, 0.5, "text", [], [None], {}, {"a": {"b": [1]}}):
+        try:
+            read_draft_config(PLAIN | {key: value})
+        except ConfigError as error:
+            assert str(error)
+
+
+def test_reading_a_config_loads_no_torch():
+    code = (
+        "import json, sys; from ops.load_draft.read_config import read_draft_config; from ops.load_draft import unmet"
+    )
+    code += f"; read_draft_config(json.loads({json.dumps(json.dumps(PLAIN))})); sys.exit('torch' in sys.modules)"
+    assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode
+    assert VOCAB == PLAIN["vocab_size"]

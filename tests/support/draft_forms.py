@@ -1,0 +1,546 @@
+"""Draft directories as others publish them: one tiny draft in every spelling, and what cannot be imported.
+
+A form changes the plain one of z-lab: keys of config.json (None in `LEFT_OUT` takes one away) and its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from draft_chain import HIDDEN, MASK, VOCAB
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ops.lib.data.files import write_json
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.model import DraftModel
+
+Tensors = dict[str, Tensor]
+LEFT_OUT = "left out"
+LAYERS = 8  # of the target
+IDS = (1, 3, 5)
+SIZES = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 24,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 128,
+}
+PLAIN = {
+    "architectures": ["DFlashDraftModel"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+    "block_size": 4,
+    "bos_token_id": 1,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": list(IDS)},
+    "dtype": "float32",
+    "eos_token_id": 22,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "layer_types": ["full_attention", "full_attention"],
+    "max_window_layers": 2,
+    "model_type": "qwen3",
+    "num_target_layers": LAYERS,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 5000,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "transformers_version": "4.57.3",
+    "use_cache": True,
+    "use_sliding_window": False,
+    **SIZES,
+}
+SPECULATORS = {
+    "architectures": ["DFlashSpeculator"],
+    "auto_map": {"": "config.DFlashSpeculatorConfig"},
+    "speculators_model_type": "dflash",
+    "speculators_version": "0.9.0",
+    "speculators_config": {
+        "algorithm": "dflash",
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+        "verifier": {"name_or_path": "owner/target", "architectures": ["Qwen3ForCausalLM"]},
+    },
+    "transformer_layer_config": {
+        "model_type": "qwen3",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        "attention_dropout": 0.0,
+        **SIZES,
+    },
+    "block_size": 4,
+    "draft_vocab_size": VOCAB,
+    "aux_hidden_state_layer_ids": [layer + 1 for layer in IDS],
+    "mask_token_id": MASK,
+    "sample_from_anchor": False,
+    "sliding_window_non_causal": False,
+    "model_type": "speculator_model",
+    "dtype": "bfloat16",
+    "transformers_version": "5.12.1",
+}
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6, "use_sliding_window": True}
+ALL_SLIDING = SLIDING | {"layer_types": ["sliding_attention"] * 2}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def changed(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with changes; a table in both is changed in turn."""
+    config = dict(plain)
+    for name, value in changes.items():
+        if value is LEFT_OUT:
+            config.pop(name, None)
+        elif isinstance(value, Mapping) and isinstance(config.get(name), Mapping) and not name.startswith("rope"):
+            config[name] = changed(config[name], value)
+        else:
+            config[name] = value
+    return config
+
+
+def zlab(**changes: Any) -> dict[str, Any]:
+    return changed(PLAIN, changes)
+
+
+def speculators(**changes: Any) -> dict[str, Any]:
+    return changed(SPECULATORS, changes)
+
+
+def tensors_of(seed: int = 0, **changes: Any) -> Tensors:
+    """The weights of a random draft of these sizes, whose norms are not one and whose biases are not zero."""
+    shape = {
+        "block_size": 4,
+        "mask_token_id": MASK,
+        "target_layer_ids": IDS,
+        "num_target_layers": LAYERS,
+    }
+    model = DraftModel(DraftConfig(**SIZES | shape | changes))
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(weight.shape, generator=generator) * 0.3 + (weight.ndim == 1 and "norm" in name)
+        for name, weight in model.state_dict().items()
+    }
+
+
+def prefixed(tensors: Tensors) -> Tensors:
+    return {f"model.{name}": tensor.clone() for name, tensor in tensors.items()}
+
+
+@frozen
+class Form:
+    """config: config.json. shape: how the DraftConfig differs from the plain one. tensors: from those of the contract
+    to the files'. ends: the dtype of the target's embedding and head beside them, none if empty. shards: files that
+    they are split into. order: the layers in the order of fc's columns. assumed: fields that must be reported as such.
+    notes: parts of notes. fields: of load_draft.
+    """
+
+    config: Mapping[str, Any]
+    shape: Mapping[str, Any] = {}
+    tensors: Callable[[Tensors], Tensors] = dict
+    ends: str = ""
+    shards: int = 1
+    order: tuple[int, ...] = IDS
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    publisher: str = "z-lab"
+    fields: Mapping[str, Any] = {}
+
+
+OF_TENSORS = ("attention_bias", "num_hidden_layers")
+
+
+def write_form(form: Form, folder: Path, target: Path | None = None) -> Tensors:
+    """The directory of a form; gives the tensors of the contract, fc's columns in ascending order of the layers."""
+    folder.mkdir(parents=True)
+    write_json(folder / "config.json", form.config)
+    expected = tensors_of(**{name: form.shape[name] for name in OF_TENSORS if name in form.shape})
+    written = dict(expected)
+    if form.order != tuple(sorted(form.order)):
+        parts = dict(zip(sorted(form.order), expected["fc.weight"].chunk(len(form.order), dim=1), strict=True))
+        written["fc.weight"] = torch.cat([parts[layer] for layer in form.order], dim=1)
+    if form.ends and target is not None:
+        ends = load_file(target / "model" / "model.safetensors")
+        written |= {"embed_tokens.weight": ends["model.embed_tokens.weight"], "lm_head.weight": ends["lm_head.weight"]}
+        if form.ends == "bfloat16":
+            written = {name: value.bfloat16() if name in ENDS else value for name, value in written.items()}
+    save_shards(folder, form.tensors(written), form.shards)
+    return expected
+
+
+ENDS = ("embed_tokens.weight", "lm_head.weight")
+
+
+def save_shards(folder: Path, tensors: Tensors, shards: int) -> None:
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        return
+    names, weight_map = sorted(tensors), {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        part = names[shard::shards]
+        save_file({name: tensors[name] for name in part}, folder / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+
+
+FORMS: Mapping[str, Form] = {
+    "z-lab, plain": Form(zlab()),
+    "z-lab, block_size nested": Form(zlab(block_size=LEFT_OUT, dflash_config={"block_size": 4})),
+    "z-lab, block_size in both places": Form(zlab(dflash_config={"block_size": 4})),
+    "z-lab, no block_size": Form(zlab(block_size=LEFT_OUT), {"block_size": 16}, assumed=("block_size",)),
+    "z-lab, ids and mask at the top": Form(
+        zlab(dflash_config=LEFT_OUT, mask_token_id=MASK, target_layer_ids=list(IDS))
+    ),
+    "z-lab, ids left open": Form(
+        zlab(dflash_config={"target_layer_ids": LEFT_OUT}, num_hidden_layers=3, layer_types=["full_attention"] * 3),
+        {"target_layer_ids": (1, 3, 5), "num_hidden_layers": 3},
+        assumed=("target_layer_ids",),
+    ),
+    "z-lab, unordered ids": Form(
+        zlab(dflash_config={"target_layer_ids": [5, 1, 3]}), order=(5, 1, 3), notes=("ascending order",)
+    ),
+    "z-lab, prefix model.": Form(zlab(), tensors=prefixed),
+    "z-lab, sharded": Form(zlab(), shards=3),
+    "z-lab, sharded with a prefix": Form(zlab(), tensors=prefixed, shards=2),
+    "z-lab, embedding and head inside": Form(zlab(), ends="float32", notes=("lm_head.weight: equals the target's",)),
+    "z-lab, embedding and head in bfloat16": Form(zlab(), ends="bfloat16"),
+    "z-lab, embedding and head with a prefix": Form(zlab(), ends="float32", tensors=prefixed),
+    "z-lab, rope in rope_parameters": Form(
+        zlab(rope_theta=LEFT_OUT, rope_scaling=LEFT_OUT, rope_parameters={"rope_type": "default", "rope_theta": 5000.0})
+    ),
+    "z-lab, rope in both spellings": Form(zlab(rope_parameters={"rope_type": "default", "rope_theta": 5000.0})),
+    "z-lab, linear rope of the older spelling": Form(
+        zlab(rope_scaling={"type": "linear", "factor": 2.0}), {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    ),
+    "z-lab, yarn": Form(zlab(rope_scaling=YARN), {"rope_scaling": YARN}),
+    "z-lab, yarn in rope_parameters": Form(
+        zlab(rope_theta=LEFT_OUT, rope_parameters=YARN | {"rope_theta": 5000.0}), {"rope_scaling": YARN}
+    ),
+    "z-lab, llama3": Form(zlab(rope_scaling=LLAMA3), {"rope_scaling": LLAMA3}),
+    "z-lab, rope by kind of layer, all the same": Form(
+        zlab(
+            rope_theta=LEFT_OUT,
+            rope_parameters={
+                kind: {"rope_type": "default", "rope_theta": 5000.0} for kind in ("full_attention", "sliding_attention")
+            },
+        )
+    ),
+    "z-lab, 3-D sections of its target": Form(
+        zlab(rope_scaling={"mrope_section": [2, 1, 1], "rope_type": "default", "type": "default"}),
+        notes=("mrope_section",),
+    ),
+    "z-lab, no rope at all": Form(
+        zlab(rope_theta=LEFT_OUT, rope_scaling=LEFT_OUT), {"rope_theta": 10000.0}, assumed=("rope_theta",)
+    ),
+    "z-lab, another eps": Form(zlab(rms_norm_eps=1e-3), {"rms_norm_eps": 1e-3}),
+    "z-lab, no eps": Form(zlab(rms_norm_eps=LEFT_OUT), assumed=("rms_norm_eps",)),
+    "z-lab, biases": Form(zlab(attention_bias=True), {"attention_bias": True}),
+    "z-lab, no num_target_layers": Form(zlab(num_target_layers=LEFT_OUT), assumed=("num_target_layers",)),
+    "z-lab, a sliding and a full layer": Form(zlab(**SLIDING), {name: SLIDING[name] for name in list(SLIDING)[:2]}),
+    "z-lab, sliding layers and is_causal": Form(
+        zlab(**ALL_SLIDING, is_causal=True), {name: ALL_SLIDING[name] for name in list(SLIDING)[:2]}
+    ),
+    "z-lab, full layers and is_causal false": Form(zlab(is_causal=False)),
+    "z-lab, layer types by max_window_layers": Form(
+        zlab(layer_types=LEFT_OUT, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6},
+        assumed=("layer_types",),
+    ),
+    "z-lab, a window that no layer has": Form(zlab(sliding_window=6)),
+    "z-lab, partial_rotary_factor 1": Form(zlab(partial_rotary_factor=1.0)),
+    "z-lab, a partial rotary that its class ignored": Form(
+        zlab(partial_rotary_factor=0.5), fields={"partial_rotary_factor": 1.0}
+    ),
+    "z-lab, a partial rotary of the training": Form(
+        zlab(rope_parameters={"rope_theta": 5000, "partial_rotary_factor": 0.5}),
+        {"partial_rotary_factor": 0.5},
+        fields={"partial_rotary_factor": 0.5},
+    ),
+    "z-lab, scales and caps without effect": Form(
+        zlab(final_logit_softcapping=None, dflash_config={"input_embedding_scale": 1.0, "final_logit_softcapping": 0.0})
+    ),
+    "z-lab, the layers for vLLM beside them": Form(
+        zlab(eagle_aux_hidden_state_layer_ids=[2, 4, 6], dflash_config={"use_aux_hidden_state": True})
+    ),
+    "SpecForge, attention_mode": Form(
+        zlab(dflash_config={"attention_mode": "gqa", "shift_label": False}), publisher="SpecForge"
+    ),
+    "SpecForge": Form(
+        zlab(
+            rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+            dflash_config={"projector_type": None, "shift_label": False, "pure_draft_prefix_len": 0},
+        ),
+        publisher="SpecForge",
+    ),
+    "ModelOpt": Form(
+        zlab(dtype=LEFT_OUT, torch_dtype="float32", use_sliding_window=LEFT_OUT, dflash_config={"causal": False}),
+        publisher="ModelOpt",
+    ),
+    "ModelOpt, windows": Form(
+        zlab(
+            use_sliding_window=LEFT_OUT,
+            sliding_window=6,
+            dflash_config={"causal": True, "use_swa": True, "swa_window_size": 6},
+        ),
+        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
+        publisher="ModelOpt",
+    ),
+    "speculators": Form(speculators(), publisher="speculators", assumed=("rms_norm_eps", "num_target_layers")),
+    "speculators, unordered ids": Form(
+        speculators(aux_hidden_state_layer_ids=[6, 2, 4]), order=(5, 1, 3), publisher="speculators"
+    ),
+    "speculators, embedding inside": Form(
+        speculators(),
+        ends="float32",
+        tensors=lambda tensors: tensors | {"verifier_norm.weight": torch.ones(HIDDEN)},
+        publisher="speculators",
+        notes=("verifier_norm.weight",),
+    ),
+    "speculators, a sliding and a full layer": Form(
+        speculators(transformer_layer_config=SLIDING),
+        {name: SLIDING[name] for name in list(SLIDING)[:2]},
+        publisher="speculators",
+        notes=("counted from each slot",),
+    ),
+}
+
+
+@frozen
+class Refused:
+    """A form that cannot be imported, and parts of the reason. tensors: as in `Form`. files: further ones."""
+
+    config: Mapping[str, Any]
+    reasons: tuple[str, ...]
+    tensors: Callable[[Tensors], Tensors] = dict
+    ends: str = ""
+    shards: int = 1
+    files: Mapping[str, bytes] = {}
+
+
+def plus(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: tensors | {name: torch.zeros(shape, dtype=dtype)}
+
+
+def without(name: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
+
+
+REFUSED: Mapping[str, Refused] = {
+    "DFlash2": Refused(zlab(architectures=["DFlash2DraftModel"]), ("algorithm DFlash2",)),
+    "DFlash2 by its fields": Refused(
+        zlab(dflash_config={"selector_rank": 4, "conv_kernel_size": 2}),
+        ("dflash_config.selector_rank = 4", "dflash_config.conv_kernel_size = 2"),
+    ),
+    "DFlash2 by its tensors": Refused(
+        zlab(),
+        ("candidate_selector.predecessor_codebook: the algorithm DFlash2",),
+        plus("candidate_selector.predecessor_codebook", VOCAB, 4),
+    ),
+    "DSpark": Refused(
+        zlab(architectures=["Qwen3DSparkModel"], markov_rank=8, markov_head_type="vanilla"),
+        ("algorithm DSpark", "markov_rank = 8"),
+    ),
+    "DSpark named DFlash": Refused(
+        zlab(), ("markov_head.markov_w1.weight",), plus("markov_head.markov_w1.weight", VOCAB, 4)
+    ),
+    "DeepSpec's DFlash, anchor first": Refused(
+        zlab(
+            architectures=["Qwen3DSparkModel"],
+            markov_rank=0,
+            num_anchors=512,
+            enable_confidence_head=False,
+            dflash_config=LEFT_OUT,
+            mask_token_id=MASK,
+            target_layer_ids=[1, 3, 5],
+        ),
+        ("its class does not say so, but slot 0 already predicts a token",),
+        ends="float32",
+    ),
+    "DeepSpec's DFlash under the name of z-lab": Refused(
+        zlab(num_anchors=512, markov_rank=0), ("slot 0 already predicts",)
+    ),
+    "Domino": Refused(
+        zlab(dflash_config={"projector_type": "domino", "shift_label": True, "gru_hidden_dim": 8, "emb_dim": 4}),
+        ('dflash_config.projector_type = "domino"', "algorithm Domino"),
+    ),
+    "SpecForge's Domino by name": Refused(zlab(architectures=["DominoDraftModel"]), ("algorithm Domino",)),
+    "LiLiCorr": Refused(zlab(architectures=["LiLiCorrDraftModel"]), ("algorithm LiLiCorr",)),
+    "XPress": Refused(zlab(architectures=["Qwen3XPressModel"]), ("algorithm XPress",)),
+    "EAGLE-3": Refused(
+        speculators(speculators_model_type="eagle3", architectures=["Eagle3Speculator"]), ("algorithm EAGLE",)
+    ),
+    "a language model": Refused({"architectures": ["Qwen3ForCausalLM"], **SIZES}, ("not a DFlash draft",)),
+    "a reduced vocabulary": Refused(
+        speculators(draft_vocab_size=8),
+        ("draft_vocab_size = 8", "a reduced vocabulary"),
+    ),
+    "a reduced vocabulary left open": Refused(
+        speculators(draft_vocab_size=LEFT_OUT),
+        ("draft_vocab_size = 32000, vocab_size = 24",),
+    ),
+    "a map of vocabularies": Refused(
+        speculators(),
+        ("d2t: a reduced vocabulary", "t2d: a reduced vocabulary"),
+        lambda tensors: plus("d2t", VOCAB, dtype=torch.int64)(plus("t2d", VOCAB, dtype=torch.bool)(tensors)),
+    ),
+    "speculators, anchor first": Refused(speculators(sample_from_anchor=True), ("sample_from_anchor = true: slot 0",)),
+    "speculators, windows that are not causal": Refused(
+        speculators(transformer_layer_config=ALL_SLIDING, sliding_window_non_causal=True),
+        ("sliding_window_non_causal = true: sliding layers would see their whole block",),
+    ),
+    "quantised weights by the config": Refused(
+        zlab(quantization_config={"quant_algo": "FP8"}),
+        ("quantization_config", "quantised weights"),
+    ),
+    "quantised weights by their tensors": Refused(
+        zlab(),
+        ("layers.0.mlp.up_proj.weight_scale: quantised weights",),
+        plus("layers.0.mlp.up_proj.weight_scale", 1),
+    ),
+    "quantised weights by their dtype": Refused(
+        zlab(),
+        ("layers.0.mlp.up_proj.weight: of dtype I8",),
+        lambda tensors: tensors | {"layers.0.mlp.up_proj.weight": torch.zeros(24, HIDDEN, dtype=torch.int8)},
+    ),
+    "quantised weights by a file": Refused(
+        zlab(),
+        ("hf_quant_config.json: quantised weights",),
+        files={"hf_quant_config.json": b"{}"},
+    ),
+    "the target's embeddings as a layer": Refused(
+        zlab(dflash_config={"target_layer_ids": [-1, 3, 5]}),
+        ("target_layer_ids: -1 names the target's embeddings",),
+    ),
+    "speculators, the target's embeddings as a layer": Refused(
+        speculators(aux_hidden_state_layer_ids=[0, 4, 6]),
+        ("aux_hidden_state_layer_ids: 0 names the target's embeddings",),
+    ),
+    "the target's last layer": Refused(
+        zlab(dflash_config={"target_layer_ids": [1, 3, 7]}),
+        ("target_layer_ids: 7 names the target's last layer",),
+    ),
+    "a layer twice": Refused(zlab(dflash_config={"target_layer_ids": [1, 1, 5]}), ("must be distinct",)),
+    "no mask token": Refused(
+        zlab(dflash_config={"mask_token_id": LEFT_OUT}),
+        ("mask_token_id: is missing, and z-lab's class has no default",),
+    ),
+    "no layers, speculators": Refused(
+        speculators(aux_hidden_state_layer_ids=LEFT_OUT),
+        ("aux_hidden_state_layer_ids: is missing",),
+    ),
+    "other layers for vLLM": Refused(
+        zlab(eagle_aux_hidden_state_layer_ids=[1, 3, 5]),
+        ("eagle_aux_hidden_state_layer_ids = [1, 3, 5]: other layers",),
+    ),
+    "latent attention": Refused(
+        zlab(dflash_config={"attention_mode": "mla"}), ('dflash_config.attention_mode = "mla"',)
+    ),
+    "causal full layers": Refused(zlab(is_causal=True), ("is_causal = true: full layers would be causal",)),
+    "causal full layers of ModelOpt": Refused(
+        zlab(dflash_config={"causal": True}),
+        ("causal = true: full layers would be causal",),
+    ),
+    "windows that are not causal": Refused(zlab(**SLIDING, is_causal=False), ("is_causal = false: sliding layers",)),
+    "windows without use_sliding_window": Refused(
+        zlab(**SLIDING | {"use_sliding_window": False}),
+        ("use_sliding_window: is not true, but layers slide",),
+    ),
+    "a partial rotary": Refused(
+        zlab(partial_rotary_factor=0.5),
+        ("partial_rotary_factor = 0.5", "set partial_rotary_factor of load_draft to 1.0"),
+    ),
+    "a partial rotary in rope_parameters": Refused(
+        zlab(rope_parameters={"rope_theta": 5000, "partial_rotary_factor": 0.25}),
+        ("partial_rotary_factor = 0.25",),
+    ),
+    "two ropes": Refused(
+        zlab(rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        ("rope_parameters.rope_theta = 10000.0, rope_theta = 5000",),
+    ),
+    "ropes that differ between layers": Refused(
+        zlab(rope_parameters={"full_attention": {"rope_theta": 1.0}, "sliding_attention": {"rope_theta": 2.0}}),
+        ("have different ropes",),
+    ),
+    "a rope of another kind": Refused(
+        zlab(rope_scaling={"type": "dynamic", "factor": 2.0}),
+        ('rope_type "dynamic" is not one of',),
+    ),
+    "scaled embeddings": Refused(
+        zlab(dflash_config={"input_embedding_scale": 4.0}), ("dflash_config.input_embedding_scale = 4.0",)
+    ),
+    "capped logits": Refused(
+        zlab(final_logit_softcapping=30.0), ("final_logit_softcapping = 30.0: changes the draft's logits",)
+    ),
+    "multiplied logits": Refused(
+        zlab(dflash_config={"output_multiplier": 0.5}), ("dflash_config.output_multiplier = 0.5",)
+    ),
+    "a sink in the attention": Refused(
+        zlab(attention_sink_bias=True),
+        ("attention_sink_bias = true: a sink",),
+    ),
+    "another activation": Refused(zlab(hidden_act="gelu"), ('hidden_act = "gelu"',)),
+    "another kind of model": Refused(zlab(model_type="llama"), ('model_type = "llama"',)),
+    "an unknown key": Refused(
+        zlab(residual_multiplier=0.5), ("residual_multiplier = 0.5: dflow does not know this key",)
+    ),
+    "an unknown nested key": Refused(
+        zlab(dflash_config={"depth": 2}), ("dflash_config.depth = 2: dflow does not know",)
+    ),
+    "speculators' key in z-lab's form": Refused(
+        zlab(aux_hidden_state_layer_ids=[2, 4, 6]),
+        ("aux_hidden_state_layer_ids = [2, 4, 6]: dflow does not know",),
+    ),
+    "two block sizes": Refused(
+        zlab(dflash_config={"block_size": 8}), ("block_size: 8 in one place of the file and 4",)
+    ),
+    "a number as a text": Refused(zlab(block_size="16"), ('block_size: must be a whole number, got "16"',)),
+    "an unknown tensor": Refused(
+        zlab(),
+        ("layers.0.self_attn.g_proj.weight: dflow does not know this tensor",),
+        plus("layers.0.self_attn.g_proj.weight", 4, HIDDEN),
+    ),
+    "fused projections": Refused(
+        zlab(),
+        ("layers.0.self_attn.qkv_proj.weight: dflow does not know", "missing: layers.0.self_attn.q_proj.weight"),
+        lambda tensors: plus("layers.0.self_attn.qkv_proj.weight", 64, HIDDEN)(
+            without("layers.0.self_attn.q_proj.weight")(tensors)
+        ),
+    ),
+    "a missing tensor": Refused(zlab(), ("missing: hidden_norm.weight",), without("hidden_norm.weight")),
+    "a tensor of another shape": Refused(
+        zlab(intermediate_size=32),
+        ("layers.0.mlp.up_proj.weight: has the shape [24, 16], and by config.json it is [32, 16]",),
+    ),
+    "another embedding than the target's": Refused(
+        zlab(),
+        ("embed_tokens.weight: is not the target's",),
+        plus("embed_tokens.weight", VOCAB, HIDDEN),
+    ),
+    "an embedding of the mask token in a pickle": Refused(
+        zlab(),
+        ("mask_embedding.pt: replaces the target's embedding",),
+        files={"mask_embedding.pt": b""},
+    ),
+    "other weights beside the single file": Refused(
+        zlab(),
+        ("adapter.safetensors: is not among the weights",),
+        files={"adapter.safetensors": bytes([2, 0, 0, 0, 0, 0, 0, 0]) + b"{}"},
+    ),
+    "another vocabulary": Refused(zlab(vocab_size=48), ("vocab_size: 48, and the target's is 24",)),
+    "another hidden size": Refused(zlab(hidden_size=32), ("hidden_size: 32, and the target's is 16",)),
+    "a target of other depth": Refused(zlab(num_target_layers=12), ("num_target_layers: 12, and the target's is 8",)),
+}
