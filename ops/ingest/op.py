@@ -16,7 +16,7 @@ from ops.ingest.read import Reading, named_images
 
 
 @op(
-    version=2,
+    version=3,
     run="ops.ingest.run:ingest",
     key_libraries=("pillow", "pyarrow", "datasets"),
     single_process=True,
