@@ -47,6 +47,11 @@ class Ingest:
     duplicate_ids: Literal["refuse", "number"] = field(
         default="refuse", help='two samples with one id are an error, or ("number") the second becomes "id#2"'
     )
+    duplicates: Literal["keep", "drop"] = field(
+        default="keep",
+        help='samples with the same turns and images under different ids: "keep" warns if val or test has some of '
+        'train, "drop" uses only the first one, whatever its split, of those that max_samples leaves',
+    )
     question: str = field(
         default="What is in the image?", help="for images by class: the user's turn; {label} is the name of the class"
     )
