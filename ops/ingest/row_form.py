@@ -3,8 +3,9 @@
 The turns of a row are those of one of these forms:
 
     messages, or conversations          the turns themselves, whatever other columns there are
-    prompt, and perhaps completion      each a text, or a list of turns
-    instruction, input and output       texts; an input follows the instruction on a line of its own
+    prompt, and perhaps completion      each a text, or a list of turns; or response in the place of completion
+    instruction, input and output       texts; an input follows the instruction on a line of its own; or response in
+                                        the place of output, context in that of input (Dolly)
     question and answer                 texts
 
 An answer that is null or empty is none: the row is a prompt.
@@ -13,6 +14,7 @@ An answer that is null or empty is none: the row is a prompt.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from dsl.errors import did_you_mean
@@ -21,10 +23,13 @@ from ops.lib.data.files import shown_json
 from ops.lib.data.sample_account import SPLITS
 
 TURNS = ("messages", "conversations")
-ANSWERS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # the key of each question's answer
-KEYS = ("id", *TURNS, *ANSWERS, *ANSWERS.values(), "input", "image", "images", "split", "system", "label")
+# The keys of the answer to each question, of which a row gives one.
+ANSWERS = {"prompt": ("completion", "response"), "instruction": ("output", "response"), "question": ("answer",)}
+ANSWER_KEYS = tuple(dict.fromkeys(chain.from_iterable(ANSWERS.values())))
+INPUTS = ("input", "context")  # of an instruction
+KEYS = ("id", *TURNS, *ANSWERS, *ANSWER_KEYS, *INPUTS, "image", "images", "split", "system", "label")
 NO_TURNS = 'no list "messages" (or "conversations")'
-OTHER_FORMS = ', "prompt", "instruction" with "output", or "question" with "answer"'
+OTHER_FORMS = ', "prompt", "instruction" with "output" (or "response"), or "question" with "answer"'
 LONGEST_ID = 1000  # characters; the ids of all samples are in memory
 TURN_TEXTS = ("content", "text", "value")
 PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "input_audio")
@@ -96,7 +101,11 @@ def is_valid_text(text: str) -> bool:
 
 def _questions(row: dict[str, Any]) -> list[str]:
     """The keys of ANSWERS whose form the row has; a prompt needs no answer, the others the column of theirs."""
-    return [key for key in ANSWERS if row.get(key) is not None and (key == "prompt" or ANSWERS[key] in row)]
+    return [
+        key
+        for key, answers in ANSWERS.items()
+        if row.get(key) is not None and (key == "prompt" or any(name in row for name in answers))
+    ]
 
 
 def turns_mistake(row: dict[str, Any]) -> str:
@@ -122,7 +131,12 @@ def _question_mistake(row: dict[str, Any], key: str) -> str:
     """The mistake in the values of a question and its answer."""
     is_prompt = key == "prompt"
     wanted = "a text or a list of turns" if is_prompt else "a text"
-    for name in (key, ANSWERS[key], *(("input",) if key == "instruction" else ())):
+    alternatives = (ANSWERS[key], _inputs(key))
+    for names in alternatives:
+        given = [name for name in names if row.get(name)]
+        if len(given) > 1:
+            return f'both "{given[0]}" and "{given[1]}": give one of them'
+    for name in (key, *chain.from_iterable(alternatives)):
         value = row.get(name)
         if not (isinstance(value, (str, type(None))) or (is_prompt and isinstance(_turns_of(value), list))):
             return f'"{name}" must be {wanted}, got {type(value).__name__}'
@@ -136,10 +150,15 @@ def _keyed_turns(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, _turns_of(row[key])
             return
     for key in _questions(row):
-        more = row.get("input") if key == "instruction" else ""
+        more = next((row[name] for name in _inputs(key) if row.get(name)), "")
         yield key, _said("user", f"{row[key]}\n{more}" if more else row[key])
-        if row.get(ANSWERS[key]):
-            yield ANSWERS[key], _said("assistant", row[ANSWERS[key]])
+        for name in ANSWERS[key]:
+            if row.get(name):
+                yield name, _said("assistant", row[name])
+
+
+def _inputs(question: str) -> tuple[str, ...]:
+    return INPUTS if question == "instruction" else ()
 
 
 def _said(role: str, value: Any) -> Any:
@@ -164,11 +183,12 @@ def _key_mistake(row: dict[str, Any], key: str) -> str:
     if key in KEYS:
         return ""
     value = _as_list(row[key])[:1]
+    has_answer = first_value(row, ANSWERS["prompt"]) is not None
     candidates = [
         *(("image", "images") if value and _is_image(value[0]) and not row_images(row) else ()),
         *(("split",) if value and value[0] in SPLITS and row.get("split") is None else ()),
         *(("system",) if value and isinstance(value[0], str) and row.get("system") is None else ()),
-        *(("completion",) if value and _questions(row) == ["prompt"] and row.get("completion") is None else ()),
+        *(("completion",) if value and _questions(row) == ["prompt"] and not has_answer else ()),
     ]
     meant = did_you_mean(key, candidates)
     return f'unknown key "{key}" ({meant})' if meant else ""
@@ -176,7 +196,7 @@ def _key_mistake(row: dict[str, Any], key: str) -> str:
 
 def _meant_turns(row: dict[str, Any]) -> str:
     """The key that seems to mean the turns, as `, but "mesages" (did you mean "messages"?)`; or nothing."""
-    hints = {key: did_you_mean(key, (*TURNS, *ANSWERS, *ANSWERS.values())) for key in row if key not in KEYS}
+    hints = {key: did_you_mean(key, (*TURNS, *ANSWERS, *ANSWER_KEYS)) for key in row if key not in KEYS}
     return next((f', but "{key}" ({meant})' for key, meant in hints.items() if meant), "")
 
 
