@@ -34,7 +34,8 @@ class Ingest:
     format: Literal["auto", "json", "csv", "parquet", "arrow", "image-folder"] = field(
         default="auto",
         help='of the source; "auto" detects it. Rows of all but "image-folder" may have the form of '
-        "conversations, OpenAI messages, LLaVA / ShareGPT, prompt and completion, Alpaca, Dolly, or question and answer",
+        "conversations, OpenAI messages, LLaVA / ShareGPT, prompt and completion, Alpaca, Dolly, or question and "
+        "answer",
     )
     image_root: str | None = field(
         default=None,

@@ -13,7 +13,7 @@ An answer that is null or empty is none: the row is a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -90,7 +90,7 @@ def part_image(part: dict[str, Any]) -> Any:
     return first_value(part, ("image", "image_url", "url", "path"))
 
 
-def first_value(mapping: dict[str, Any], names: tuple[str, ...]) -> Any:
+def first_value(mapping: dict[str, Any], names: Sequence[str]) -> Any:
     """The value of the first of the names that is present and not null."""
     return next((mapping[name] for name in names if mapping.get(name) is not None), None)
 
@@ -176,22 +176,40 @@ def _turns_of(value: Any) -> Any:
 
 
 def _key_mistake(row: dict[str, Any], key: str) -> str:
-    """A misspelt key loses data, other columns (image_id, idx) are normal: the value distinguishes them.
+    """A misspelt key loses data, other columns (image_id, idx) are normal.
 
-    A key is not misspelt if the one that it resembles is present; the turns always are.
+    A key that is one slip of the keyboard away from one that is not given, and has a value as that would have, is
+    misspelt; so is one that resembles it less where the value tells the two apart. The turns are always given.
     """
-    if key in KEYS:
+    values = _as_list(row[key])
+    if key in KEYS or not values:
         return ""
-    value = _as_list(row[key])[:1]
-    has_answer = first_value(row, ANSWERS["prompt"]) is not None
-    candidates = [
-        *(("image", "images") if value and _is_image(value[0]) and not row_images(row) else ()),
-        *(("split",) if value and value[0] in SPLITS and row.get("split") is None else ()),
-        *(("system",) if value and isinstance(value[0], str) and row.get("system") is None else ()),
-        *(("completion",) if value and _questions(row) == ["prompt"] and not has_answer else ()),
+    first, is_text = values[0], isinstance(row[key], str)
+    questions = _questions(row) if first_value(row, TURNS) is None else []
+    answers = [name for question in questions for name in ANSWERS[question]]
+    inputs = [name for question in questions for name in _inputs(question)]
+    slips = [
+        *(("image", "images") if is_image_value(first) and not row_images(row) else ()),
+        *(name for name in ("split", "system", "label", *answers, *inputs) if is_text and row.get(name) is None),
     ]
-    meant = did_you_mean(key, candidates)
+    similar = [
+        *(("image", "images") if _is_image(first) and not row_images(row) else ()),
+        *(("split",) if first in SPLITS and row.get("split") is None else ()),
+        *(("system",) if isinstance(first, str) and row.get("system") is None else ()),
+        *(("completion",) if questions == ["prompt"] and first_value(row, answers) is None else ()),
+    ]
+    slip = next((name for name in slips if _is_slip(key.lower(), name)), None)
+    meant = f'did you mean "{slip}"?' if slip else did_you_mean(key, similar)
     return f'unknown key "{key}" ({meant})' if meant else ""
+
+
+def _is_slip(word: str, key: str) -> bool:
+    """Whether at most one letter is added, missing, or another one, or two neighbours are swapped."""
+    same = next((place for place, (one, other) in enumerate(zip(word, key, strict=False)) if one != other), None)
+    same = min(len(word), len(key)) if same is None else same
+    here, there = word[same:], key[same:]
+    swapped = here[1:2] + here[:1] + here[2:]
+    return there in (here[1:], swapped) or here == there[1:] or here[1:] == there[1:]
 
 
 def _meant_turns(row: dict[str, Any]) -> str:
