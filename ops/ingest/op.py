@@ -16,7 +16,7 @@ from ops.ingest.read import Reading, named_images
 
 
 @op(
-    version=2,
+    version=3,
     run="ops.ingest.run:ingest",
     key_libraries=("pillow", "pyarrow", "datasets"),
     single_process=True,
@@ -34,7 +34,8 @@ class Ingest:
     format: Literal["auto", "json", "csv", "parquet", "arrow", "image-folder"] = field(
         default="auto",
         help='of the source; "auto" detects it. Rows of all but "image-folder" may have the form of '
-        "conversations, OpenAI messages, LLaVA / ShareGPT, prompt and completion, Alpaca, or question and answer",
+        "conversations, OpenAI messages, LLaVA / ShareGPT, prompt and completion, Alpaca, Dolly, or question and "
+        "answer",
     )
     image_root: str | None = field(
         default=None,
@@ -46,6 +47,11 @@ class Ingest:
     )
     duplicate_ids: Literal["refuse", "number"] = field(
         default="refuse", help='two samples with one id are an error, or ("number") the second becomes "id#2"'
+    )
+    duplicates: Literal["keep", "drop"] = field(
+        default="keep",
+        help='samples with the same turns and images under different ids: "keep" warns if val or test has some of '
+        'train, "drop" uses only the first one, whatever its split, of those that max_samples leaves',
     )
     question: str = field(
         default="What is in the image?", help="for images by class: the user's turn; {label} is the name of the class"

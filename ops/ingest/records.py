@@ -1,4 +1,8 @@
-"""Records of JSON files: one object a line, or one array of objects, read as a stream."""
+"""Records of JSON files: one object a line, or one array of objects, read as a stream.
+
+The number of a record, which is the id of a row without one, is its line. In an array whose first two elements share a
+line, as `json.dump` writes it, it is the place of the element.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,14 +23,15 @@ CHUNK = 1 << 20
 LONGEST = 64 << 20  # bytes of a line, or characters of an element of an array: images are better files of their own
 TOO_LONG = f"longer than {LONGEST >> 20} MiB; is it one sample? Its images can be files, named by their paths"
 SPACE = re.compile(r"[\s,]*")
+Numbered = tuple[int, int, Any, str]  # line or place, bytes read, value, mistake
 
 
 @frozen
 class Record:
     """One row of a source, or the mistake in it.
 
-    number  within the file, from 1: the line, or the row
-    origin  the text before the number in messages: "file:", or "file: row "
+    number  within the file, from 1: the line, the row, or the element of an array
+    origin  the text before the number in messages: "file:", "file: row ", or "file: element "
     folder  of relative image paths
     share   of the file read so far, 0..1
     """
@@ -46,9 +52,11 @@ def json_records(file: Path) -> Iterator[Record]:
     """The records of a JSON file; blank lines are skipped. Raises DataError for an unreadable file."""
     try:
         size = max(file.stat().st_size, 1)
-        origin = f"{file}:"
-        is_array = _first_character(file) == b"["
-        for number, end, row, mistake in _elements(file) if is_array else _lines(file):
+        if _first_character(file) == b"[":
+            origin, rows = _numbered(file, _elements(file))
+        else:
+            origin, rows = f"{file}:", _lines(file)
+        for number, end, row, mistake in rows:
             yield Record(number, origin, row, mistake, file.parent, min(end / size, 1.0))
     except OSError as error:
         raise DataError(
@@ -61,7 +69,16 @@ def _first_character(file: Path) -> bytes:
         return opened.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
 
 
-def _lines(file: Path) -> Iterator[tuple[int, int, Any, str]]:
+def _numbered(file: Path, elements: Iterator[Numbered]) -> tuple[str, Iterator[Numbered]]:
+    """The origin of an array's elements, and the elements by their lines or by their places."""
+    first = list(islice(elements, 2))
+    every = chain(first, elements)
+    if len(first) == 2 and first[0][0] == first[1][0] and not first[1][-1]:
+        return f"{file}: element ", ((place, *each[1:]) for place, each in enumerate(every, start=1))
+    return f"{file}:", every
+
+
+def _lines(file: Path) -> Iterator[Numbered]:
     """(line, bytes read, value, mistake) of every line that is not blank; one that is too long ends the reading."""
     read = 0
     for number, line in bounded_lines(file, LONGEST):
@@ -74,7 +91,7 @@ def _lines(file: Path) -> Iterator[tuple[int, int, Any, str]]:
             yield number, read, *parse_line(stripped)
 
 
-def _elements(file: Path) -> Iterator[tuple[int, int, Any, str]]:
+def _elements(file: Path) -> Iterator[Numbered]:
     """(line, bytes read, value, mistake) of every element of the array; a broken element ends the reading."""
     with file.open("rb") as opened:
         text = _ArrayText(opened)

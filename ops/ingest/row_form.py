@@ -3,8 +3,9 @@
 The turns of a row are those of one of these forms:
 
     messages, or conversations          the turns themselves, whatever other columns there are
-    prompt, and perhaps completion      each a text, or a list of turns
-    instruction, input and output       texts; an input follows the instruction on a line of its own
+    prompt, and perhaps completion      each a text, or a list of turns; or response in the place of completion
+    instruction, input and output       texts; an input follows the instruction on a line of its own; or response in
+                                        the place of output, context in that of input (Dolly)
     question and answer                 texts
 
 An answer that is null or empty is none: the row is a prompt.
@@ -12,7 +13,8 @@ An answer that is null or empty is none: the row is a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from dsl.errors import did_you_mean
@@ -21,10 +23,13 @@ from ops.lib.data.files import shown_json
 from ops.lib.data.sample_account import SPLITS
 
 TURNS = ("messages", "conversations")
-ANSWERS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # the key of each question's answer
-KEYS = ("id", *TURNS, *ANSWERS, *ANSWERS.values(), "input", "image", "images", "split", "system", "label")
+# The keys of the answer to each question, of which a row gives one.
+ANSWERS = {"prompt": ("completion", "response"), "instruction": ("output", "response"), "question": ("answer",)}
+ANSWER_KEYS = tuple(dict.fromkeys(chain.from_iterable(ANSWERS.values())))
+INPUTS = ("input", "context")  # of an instruction
+KEYS = ("id", *TURNS, *ANSWERS, *ANSWER_KEYS, *INPUTS, "image", "images", "split", "system", "label")
 NO_TURNS = 'no list "messages" (or "conversations")'
-OTHER_FORMS = ', "prompt", "instruction" with "output", or "question" with "answer"'
+OTHER_FORMS = ', "prompt", "instruction" with "output" (or "response"), or "question" with "answer"'
 LONGEST_ID = 1000  # characters; the ids of all samples are in memory
 TURN_TEXTS = ("content", "text", "value")
 PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "input_audio")
@@ -85,7 +90,7 @@ def part_image(part: dict[str, Any]) -> Any:
     return first_value(part, ("image", "image_url", "url", "path"))
 
 
-def first_value(mapping: dict[str, Any], names: tuple[str, ...]) -> Any:
+def first_value(mapping: dict[str, Any], names: Sequence[str]) -> Any:
     """The value of the first of the names that is present and not null."""
     return next((mapping[name] for name in names if mapping.get(name) is not None), None)
 
@@ -96,7 +101,11 @@ def is_valid_text(text: str) -> bool:
 
 def _questions(row: dict[str, Any]) -> list[str]:
     """The keys of ANSWERS whose form the row has; a prompt needs no answer, the others the column of theirs."""
-    return [key for key in ANSWERS if row.get(key) is not None and (key == "prompt" or ANSWERS[key] in row)]
+    return [
+        key
+        for key, answers in ANSWERS.items()
+        if row.get(key) is not None and (key == "prompt" or any(name in row for name in answers))
+    ]
 
 
 def turns_mistake(row: dict[str, Any]) -> str:
@@ -122,7 +131,12 @@ def _question_mistake(row: dict[str, Any], key: str) -> str:
     """The mistake in the values of a question and its answer."""
     is_prompt = key == "prompt"
     wanted = "a text or a list of turns" if is_prompt else "a text"
-    for name in (key, ANSWERS[key], *(("input",) if key == "instruction" else ())):
+    alternatives = (ANSWERS[key], _inputs(key))
+    for names in alternatives:
+        given = [name for name in names if row.get(name)]
+        if len(given) > 1:
+            return f'both "{given[0]}" and "{given[1]}": give one of them'
+    for name in (key, *chain.from_iterable(alternatives)):
         value = row.get(name)
         if not (isinstance(value, (str, type(None))) or (is_prompt and isinstance(_turns_of(value), list))):
             return f'"{name}" must be {wanted}, got {type(value).__name__}'
@@ -136,10 +150,15 @@ def _keyed_turns(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, _turns_of(row[key])
             return
     for key in _questions(row):
-        more = row.get("input") if key == "instruction" else ""
+        more = next((row[name] for name in _inputs(key) if row.get(name)), "")
         yield key, _said("user", f"{row[key]}\n{more}" if more else row[key])
-        if row.get(ANSWERS[key]):
-            yield ANSWERS[key], _said("assistant", row[ANSWERS[key]])
+        for name in ANSWERS[key]:
+            if row.get(name):
+                yield name, _said("assistant", row[name])
+
+
+def _inputs(question: str) -> tuple[str, ...]:
+    return INPUTS if question == "instruction" else ()
 
 
 def _said(role: str, value: Any) -> Any:
@@ -157,26 +176,45 @@ def _turns_of(value: Any) -> Any:
 
 
 def _key_mistake(row: dict[str, Any], key: str) -> str:
-    """A misspelt key loses data, other columns (image_id, idx) are normal: the value distinguishes them.
+    """A misspelt key loses data, other columns (image_id, idx) are normal.
 
-    A key is not misspelt if the one that it resembles is present; the turns always are.
+    A key that is one slip of the keyboard away from one that is not given, and has a value as that would have, is
+    misspelt; so is one that resembles it less where the value tells the two apart. The turns are always given.
     """
-    if key in KEYS:
+    values = _as_list(row[key])
+    if key in KEYS or not values:
         return ""
-    value = _as_list(row[key])[:1]
-    candidates = [
-        *(("image", "images") if value and _is_image(value[0]) and not row_images(row) else ()),
-        *(("split",) if value and value[0] in SPLITS and row.get("split") is None else ()),
-        *(("system",) if value and isinstance(value[0], str) and row.get("system") is None else ()),
-        *(("completion",) if value and _questions(row) == ["prompt"] and row.get("completion") is None else ()),
+    first, is_text = values[0], isinstance(row[key], str)
+    questions = _questions(row) if first_value(row, TURNS) is None else []
+    answers = [name for question in questions for name in ANSWERS[question]]
+    inputs = [name for question in questions for name in _inputs(question)]
+    slips = [
+        *(("image", "images") if is_image_value(first) and not row_images(row) else ()),
+        *(name for name in ("split", "system", "label", *answers, *inputs) if is_text and row.get(name) is None),
     ]
-    meant = did_you_mean(key, candidates)
+    similar = [
+        *(("image", "images") if _is_image(first) and not row_images(row) else ()),
+        *(("split",) if first in SPLITS and row.get("split") is None else ()),
+        *(("system",) if isinstance(first, str) and row.get("system") is None else ()),
+        *(("completion",) if questions == ["prompt"] and first_value(row, answers) is None else ()),
+    ]
+    slip = next((name for name in slips if _is_slip(key.lower(), name)), None)
+    meant = f'did you mean "{slip}"?' if slip else did_you_mean(key, similar)
     return f'unknown key "{key}" ({meant})' if meant else ""
+
+
+def _is_slip(word: str, key: str) -> bool:
+    """Whether at most one letter is added, missing, or another one, or two neighbours are swapped."""
+    same = next((place for place, (one, other) in enumerate(zip(word, key, strict=False)) if one != other), None)
+    same = min(len(word), len(key)) if same is None else same
+    here, there = word[same:], key[same:]
+    swapped = here[1:2] + here[:1] + here[2:]
+    return there in (here[1:], swapped) or here == there[1:] or here[1:] == there[1:]
 
 
 def _meant_turns(row: dict[str, Any]) -> str:
     """The key that seems to mean the turns, as `, but "mesages" (did you mean "messages"?)`; or nothing."""
-    hints = {key: did_you_mean(key, (*TURNS, *ANSWERS, *ANSWERS.values())) for key in row if key not in KEYS}
+    hints = {key: did_you_mean(key, (*TURNS, *ANSWERS, *ANSWER_KEYS)) for key in row if key not in KEYS}
     return next((f', but "{key}" ({meant})' for key, meant in hints.items() if meant), "")
 
 

@@ -7,10 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dsl.errors import DataError
 from dsl.op import is_builtin
 from dsl.stage import Stage
+from ops.ingest.contents import Contents, content_of
 from ops.ingest.digits import digit_samples
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
@@ -22,6 +24,7 @@ from ops.lib.data.image_packs import PACK_BYTES, PackWriter
 from ops.lib.data.sample_account import NOT_TAKEN, SPLITS, Tally, Unusable
 
 UNREADABLE, FILE_TOO_LARGE = "image unreadable", "image file too large"
+DUPLICATE = "same content as an earlier sample"
 MAX_IMAGE_BYTES = PACK_BYTES  # of an encoded image
 Group = tuple[str, str]  # category, split
 
@@ -29,9 +32,11 @@ Group = tuple[str, str]  # category, split
 def ingest(config: Ingest, stage: Stage) -> None:
     """Write samples.jsonl, the image packs, summary.json, dropped.csv and, with max_samples, source.json.
 
-    One sample, the ids of all, and the digests of the images are in memory. With max_samples the source is read twice.
+    One sample, the ids of all, and the digests of their contents and of the images are in memory. With max_samples the
+    source is read twice.
     Drop reasons: those of ops/ingest/rows.py, "image unreadable" (the file exists but cannot be read),
-    "image file too large" (more than MAX_IMAGE_BYTES), and "over max_samples" (which max_dropped does not count).
+    "image file too large" (more than MAX_IMAGE_BYTES), "same content as an earlier sample" (with duplicates = "drop"),
+    and "over max_samples" (which max_dropped does not count).
     Raises DataError for mistakes in the source, for more drops than max_dropped, and if no sample is left.
     """
     last_kept = None
@@ -40,6 +45,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
         write_json(stage.out_dir / "source.json", counts)
     tally = Tally(stage, "ingest")
     packs = PackWriter(stage.out_dir)
+    contents = Contents()
     done = thinking = 0
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
         for done, (share, sample) in enumerate(read_source(config), start=1):
@@ -60,11 +66,18 @@ def ingest(config: Ingest, stage: Stage) -> None:
             except Unusable as fault:
                 tally.drop(fault.reason, sample.id, fault.detail)
                 continue
+            content = content_of(row)
+            if config.duplicates == "drop" and content in contents:
+                tally.drop(DUPLICATE, sample.id)
+                continue
+            contents.add(content, split)
             file.write(json_line(row))
             tally.keep(split)
             thinking += any(turn.reasoning_content for turn in sample.turns)
     stage.progress(done, done)
     tally.finish(config.max_dropped)
+    for warning in contents.warnings():
+        stage.warn(warning)
     if thinking:
         stage.info(f"{thinking} samples carry reasoning_content, which only some chat templates show")
 
@@ -116,7 +129,7 @@ def last_hashes(config: Ingest, max_samples: int) -> tuple[dict[str, dict[str, i
     return in_source, last
 
 
-def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, object]:
+def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, Any]:
     """A line of samples.jsonl; adds its images to the packs.
 
     Raises OSError for an unreadable file, and Unusable for an image above MAX_IMAGE_BYTES.

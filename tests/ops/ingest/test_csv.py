@@ -54,7 +54,10 @@ def test_columns_are_the_keys_of_rows_and_an_empty_field_is_none(tmp_path, name)
             '1: no list "messages" (or "conversations"), but "prompt;completion" (did you mean "completion"?); the '
             "first line must name the columns, and it is prompt;completion",
         ),
-        ("What is it?,A cat.\n", '1: no list "messages" (or "conversations"), "prompt", "instruction" with "output"'),
+        (
+            "What is it?,A cat.\n",
+            '1: no list "messages" (or "conversations"), "prompt", "instruction" with "output" (or',
+        ),
         ("question,answer,prompt\na,b,c\n", '1: both "prompt" and "question": remove the columns of one form; the'),
         (",".join("abc" * 400), "1: 1200 columns, more than 1000"),
     ],

@@ -12,6 +12,7 @@ from own_samples import ANSWER, ASK, GOOD, run_ingest
 
 from dsl.errors import DataError
 from ops.ingest.op import Ingest
+from ops.ingest.row_form import row_mistake
 from ops.ingest.run import ingest
 
 
@@ -140,6 +141,10 @@ def test_an_image_that_cannot_be_read_is_dropped(tmp_path, monkeypatch):
         ('{"conversations": [], "imgae": "x.png"}', 'unknown key "imgae" (did you mean "image"?)'),
         ('{"conversations": [], "img": ["x.png"]}', 'unknown key "img" (did you mean "image"?)'),
         ('{"conversations": [], "split_name": "test"}', 'unknown key "split_name" (did you mean "split"?)'),
+        ('{"conversations": [], "lable": "cat"}', 'unknown key "lable" (did you mean "label"?)'),
+        ('{"conversations": [], "imagee": ["cats/7"]}', 'unknown key "imagee" (did you mean "image"?)'),
+        ('{"conversations": [], "Image": "cats/7"}', 'unknown key "Image" (did you mean "image"?)'),
+        ('{"conversations": [], "split_": "eval"}', 'unknown key "split_" (did you mean "split"?)'),
         ('{"message": [{"role": "user"}]}', 'no list "messages" (or "conversations"), but "message" (did you mean'),
         ('{"conversations": [], "split": "dev"}', "\"split\" must be one of train, val, test, got 'dev'"),
         ('{"conversations": [], "split": ["train"]}', "\"split\" must be one of train, val, test, got ['train']"),
@@ -156,6 +161,14 @@ def test_a_malformed_line_is_named_with_file_and_line(tmp_path, line, message):
 
 def test_other_columns_of_a_data_set_are_no_mistakes(tmp_path):
     columns = {"image_id": 7, "idx": 3, "uid": "u", "image_size": [3, 4], "message": "hm", "split_name": None}
+    columns |= {
+        "labels": [3, 4],
+        "lable": 3,
+        "split_": None,
+        "imagee": {"height": 3},
+        "respons": "hm",
+        "contexts": "hm",
+    }
     assert run_ingest(tmp_path, [{**GOOD, **columns, "image_path": "somewhere"}])[2]["kept"] == 1
 
 
@@ -170,6 +183,21 @@ def test_a_column_that_could_be_a_misspelt_key_is_none_where_that_key_is_given(t
     for key in ("image_path", "image_file"):
         with pytest.raises(DataError, match=f'unknown key "{key}" .did you mean "image"'):
             run_ingest(tmp_path / key, [{**row, "image": None, key: "a.png"}])
+
+
+@given(
+    place=st.integers(0, 9), letter=st.sampled_from("ab_"), key=st.sampled_from(["split", "system", "label", "image"])
+)
+def test_a_key_with_one_slip_is_a_mistake(place, letter, key):
+    place %= len(key)
+    slips = {
+        key[:place] + key[place + 1 :],
+        key[:place] + letter + key[place:],
+        key[:place] + letter + key[place + 1 :],
+    }
+    slips |= {key[:place] + key[place : place + 2][::-1] + key[place + 2 :], key.upper()[:1] + key[1:]} - {key}
+    for slip in slips - {key, "images"}:
+        assert row_mistake({**GOOD, slip: "text"}) == f'unknown key "{slip}" (did you mean "{key}"?)'
 
 
 def test_text_that_is_not_utf8_is_named_with_file_and_line(tmp_path):

@@ -47,6 +47,9 @@ FORMS = {
     "all-turns-in-prompt": {"prompt": [USER, GPT], "completion": None},
     "older-sequence": {"prompt": COLUMNS},
     "alpaca": {"instruction": "What is it?", "input": "", "output": "A cat.", "text": "### Instruction: What is it?"},
+    "response": {"prompt": "What is it?", "response": "A cat.", "completion": None},
+    "response-turns": {"prompt": [USER], "response": [GPT]},
+    "dolly": {"instruction": "What is it?", "context": "", "response": "A cat.", "category": "open_qa"},
     "question": {"question": "What is it?", "answer": "A cat.", "category": "animals"},
     "messages-beside-prompt": {"prompt": "What is it?", "prompt_id": "x", "messages": [USER, GPT]},
 }
@@ -68,11 +71,18 @@ def said(row):
 def test_the_input_follows_the_instruction_on_a_line_of_its_own_and_images_and_system_are_those_of_any_row(tmp_path):
     (tmp_path / "x.png").write_bytes(png())
     row = {"instruction": "Name it.", "input": "Be brief.", "output": "A cat.", "system": "Look.", "image": "x.png"}
+    dolly = {
+        "instruction": "Name it.",
+        "context": "Be brief.",
+        "response": "A cat.",
+        "system": "Look.",
+        "image": "x.png",
+    }
     inside = {"prompt": [{"role": "user", "content": [{"type": "image", "image": "x.png"}]}], "completion": "A cat."}
-    kept, _ = run(tmp_path, [row, inside])
+    kept, _ = run(tmp_path, [row, dolly, inside])
     turns = [("system", "Look."), ("user", "[]Name it.\nBe brief."), ("assistant", "A cat.")]
-    assert [turns, [("user", "[]"), ("assistant", "A cat.")]] == [said(row) for row in kept]
-    assert [1, 1] == [len(row["images"]) for row in kept]
+    assert [turns, turns, [("user", "[]"), ("assistant", "A cat.")]] == [said(row) for row in kept]
+    assert [1, 1, 1] == [len(row["images"]) for row in kept]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +92,7 @@ def test_the_input_follows_the_instruction_on_a_line_of_its_own_and_images_and_s
         {"prompt": [USER], "completion": []},
         {"prompt": "Why?", "completion": ""},
         {"instruction": "Why?", "output": None},
+        {"instruction": "Why?", "response": ""},
         {"question": "Why?", "answer": ""},
     ],
 )
@@ -96,6 +107,16 @@ def test_a_question_without_an_answer_is_a_prompt(tmp_path, row):
     [
         ({"prompt": "a", "instruction": "b", "output": "c"}, 'both "prompt" and "instruction": remove the columns of'),
         ({"question": "a", "answer": "b", "prompt": "c"}, 'both "prompt" and "question": remove the columns of'),
+        (
+            {"prompt": "a", "instruction": "b", "response": "c"},
+            'both "prompt" and "instruction": remove the columns of',
+        ),
+        ({"prompt": "a", "completion": "b", "response": "c"}, 'both "completion" and "response": give one of them'),
+        ({"instruction": "a", "output": "b", "response": "c"}, 'both "output" and "response": give one of them'),
+        (
+            {"instruction": "a", "input": "b", "context": "c", "output": "d"},
+            'both "input" and "context": give one of them',
+        ),
         ({"prompt": 3}, '"prompt" must be a text or a list of turns, got int'),
         ({"prompt": "a", "completion": {"text": "b"}}, '"completion" must be a text or a list of turns, got dict'),
         ({"prompt": [{"content": "a"}]}, 'prompt[0]: no string "role" (or "from")'),
@@ -105,6 +126,9 @@ def test_a_question_without_an_answer_is_a_prompt(tmp_path, row):
         ({"question": "a", "choices": ["b", "c"]}, 'no list "messages" (or "conversations"), "prompt", "instruction"'),
         ({"instruction": "a", "outputs": "b"}, 'no list "messages" (or "conversations"), but "outputs" (did you mean'),
         ({"prompt": "a", "completions": "b"}, 'unknown key "completions" (did you mean "completion"?)'),
+        ({"prompt": "a", "completion": "b", "respons": "c"}, 'unknown key "respons" (did you mean "response"?)'),
+        ({"prompt": "a", "responce": "b"}, 'unknown key "responce" (did you mean "response"?)'),
+        ({"instruction": "a", "contxt": "b", "response": "c"}, 'unknown key "contxt" (did you mean "context"?)'),
         ({"promt": "a"}, 'no list "messages" (or "conversations"), but "promt" (did you mean "prompt"?)'),
     ],
     ids=json.dumps,

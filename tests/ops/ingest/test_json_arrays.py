@@ -37,6 +37,35 @@ def test_an_array_is_read_as_a_stream_with_the_line_of_every_mistake(tmp_path, m
     ]
 
 
+def test_elements_that_share_a_line_have_their_places_as_ids_and_are_drawn_one_by_one(tmp_path):
+    (tmp_path / "data.json").write_text(json.dumps([{"messages": TURNS}] * 100))
+    written = read(tmp_path / "data.json", tmp_path)
+    assert [row["id"] for row in written] == [str(place) for place in range(1, 101)]
+    assert {"train", "test"} <= {row["split"] for row in written}
+
+
+def test_elements_with_lines_of_their_own_keep_the_numbers_of_these_as_ids(tmp_path):
+    element = json.dumps({"messages": TURNS})
+    for text, ids in ((f"[{element},\n{element}]", ["1", "2"]), (f"[\n{element},\n\n{element}\n]", ["2", "4"])):
+        (tmp_path / "data.json").write_text(text)
+        assert [row["id"] for row in read(tmp_path / "data.json", tmp_path)] == ids
+
+
+def test_a_mistake_in_an_array_of_one_line_is_named_with_its_element(tmp_path):
+    row = {"messages": TURNS}
+    (tmp_path / "data.json").write_text(json.dumps([row, row, 5, {"id": "1", **row}])[:-1] + ", {]")
+    with pytest.raises(DataError) as error:
+        read(tmp_path / "data.json", tmp_path)
+    file = tmp_path / "data.json"
+    assert str(error.value).split("\n") == [
+        f"{file}: element 3: expected an object, got int",
+        f'{file}: element 4: id "1" is already that of {file}: element 1; ids must differ, or set duplicate_ids = '
+        '"number"',
+        f"{file}: element 5: broken JSON in the element that begins here: Expecting property name enclosed in double "
+        "quotes",
+    ]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
