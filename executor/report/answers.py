@@ -151,8 +151,11 @@ def _diagnosed(column: RunFacts) -> Iterator[Line]:
 
 
 def next_steps(column: RunFacts, lines: Sequence[Line]) -> list[str]:
-    """The advice, each once, that of the worst verdicts first; to serve a draft about which nothing is open."""
-    advice = [line.verdict.advice for line in sorted(lines, key=_badness) if line.verdict.advice]
+    """The advice, each once, that of the worst verdicts first, of those by their question; to serve a draft about
+    which nothing is open.
+    """
+    by_question = sorted(lines, key=lambda line: list(QUESTIONS).index(line.verdict.question))
+    advice = [line.verdict.advice for line in sorted(by_question, key=_badness) if line.verdict.advice]
     steps = list(dict.fromkeys(re.sub(r"\bRUN\b", column.run, text) for text in advice))
     open_ = [line for line in lines if line.verdict.question != "limit" and line.verdict.judgement in ("bad", "warn")]
     return steps if open_ else [f"serve it: dflow serve {column.run}", *steps]

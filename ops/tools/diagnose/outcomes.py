@@ -9,12 +9,11 @@ from typing import Any
 from scipy.special import stdtrit
 
 from ops.evaluate.statistics import is_repetition, steps_of
-from ops.evaluate.verdicts import CATEGORY_RATIO
+from ops.evaluate.verdicts import CATEGORY_RATIO, LEAST_GAIN
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.tools.diagnose.bench import (
     CHANCE,
-    LEAST_GAIN,
     LEAST_PROMPTS,
     most_saved,
     paired_gain,

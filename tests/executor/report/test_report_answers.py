@@ -155,6 +155,18 @@ def test_a_draft_about_which_nothing_is_open_is_to_be_served(tmp_path: Path) -> 
     assert [f"serve it: dflow serve {run}", "more"] == next_steps(facts, good)
 
 
+def test_that_a_draft_should_not_be_served_comes_before_what_limits_it(tmp_path: Path) -> None:
+    store, run = record_run(tmp_path, {}, more="")
+    (facts,) = read_runs(store, [find_record(store.records, run)])
+    lines = [
+        Line("train", "stability", Verdict("limit", "", "bad", "lower lr")),
+        Line("gate", "served", Verdict("safe", "", "bad", "correct it")),
+        Line("eval", "tau", Verdict("good", "", "warn", "do not serve it")),
+        Line("eval", "speed-up", Verdict("good", "", "bad", "do not serve it")),
+    ]
+    assert ["do not serve it", "correct it", "lower lr"] == next_steps(facts, lines)
+
+
 def test_a_node_that_failed_has_answered_nothing_and_the_run_is_to_be_resumed(tmp_path: Path) -> None:
     toy = judged(tmp_path)
     assert 1 == toy.dflow("run", str(toy.file), "-s", "eval.fails=true").returncode
