@@ -31,6 +31,12 @@ def exported_metrics(training: Mapping[str, Any]) -> Mapping[str, float] | None:
     return training.get("selected_metrics") or training.get("final_metrics")
 
 
+def exported_window(training: Mapping[str, Any]) -> str:
+    """The steps that `exported_metrics` are means of."""
+    steps = training.get("selected_steps")
+    return "in training" if steps is None else f"in the last {steps} steps of training"
+
+
 def is_before_last_part(step: float, last: float) -> bool:
     return step <= last * (PARTS - 1) / PARTS
 
@@ -58,7 +64,7 @@ def _gap(training: Mapping[str, Any]) -> Verdict:
     if not seen or "val/accuracy" not in held_out:
         return Verdict("limit", "not measured: accuracy on the split val", "warn", NO_VAL)
     trained, val = seen["train/accuracy"], held_out["val/accuracy"]
-    text = f"slots right: {trained:.0%} in training, {val:.0%} on val"
+    text = f"slots right: {trained:.0%} {exported_window(training)}, {val:.0%} on val"
     if trained > GAP_RATIO * val:
         return Verdict("limit", f"{text}: the samples are memorized", "warn", MORE_SAMPLES)
     return Verdict("limit", f"{text}: the samples are not memorized", "good")

@@ -186,6 +186,8 @@ def test_samples_are_memorized_where_training_is_far_better_than_val() -> None:
     gap = verdict(training([], selected_metrics={"train/accuracy": 0.9}), "overfitting")
     assert ("warn", MORE_SAMPLES) == (gap.judgement, gap.advice)
     assert "slots right: 90% in training, 40% on val" in gap.text
+    named = verdict(training([], selected_steps=20), "overfitting")
+    assert "slots right: 50% in the last 20 steps of training, 40% on val" in named.text
     assert verdict(training([], val_metrics=None), "overfitting").text.startswith("not measured")
 
 
