@@ -102,6 +102,8 @@ def test_answers_of_the_data_set_are_not_the_targets_own(loaded, tokens):
     found = own_finding(loaded, samples, None)
     assert found.is_cause
     assert "put regenerate_answers between" in found.advice
+    kept = own_finding(loaded, samples, None, "answer")
+    assert 'answer left the answers of the data set unchanged (answers = "data"): set answers = "target"' in kept.advice
     again = own_finding(loaded, samples, 0.0)
     assert again.is_cause
     assert "differ from this target's" in again.advice
