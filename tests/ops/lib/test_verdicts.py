@@ -179,6 +179,8 @@ def test_without_a_loss_on_val_at_both_ends_the_advice_is_to_measure_it(losses: 
     found = verdict(training(losses), "length of training")
     assert found.text.startswith("not measured")
     assert "eval_every" in found.advice
+    short = verdict(training(losses, steps=99), "length of training")
+    assert ("not measured: 99 steps are too few to see the loss on val fall", LONGER) == (short.text, short.advice)
 
 
 def test_samples_are_memorized_where_training_is_far_better_than_val() -> None:
@@ -188,7 +190,9 @@ def test_samples_are_memorized_where_training_is_far_better_than_val() -> None:
     assert "slots right: 90% in training, 40% on val" in gap.text
     named = verdict(training([], selected_steps=20), "overfitting")
     assert "slots right: 50% in the last 20 steps of training, 40% on val" in named.text
-    assert verdict(training([], val_metrics=None), "overfitting").text.startswith("not measured")
+    unknown = verdict(training([], val_metrics=None), "overfitting")
+    assert unknown.text.startswith("not measured")
+    assert "val_fraction of ingest" in unknown.advice and "eval_every" not in unknown.advice
 
 
 def test_samples_that_no_step_had_and_steps_that_were_skipped_limit_it() -> None:
