@@ -62,6 +62,7 @@ def judge(config, stage):
     if config.fails:
         raise ValueError("no room")
     stage.warn("careful: " + "tremendously " * 30 + "long")
+    stage.warn("skipped: dflow resume RUN --from eval")
     (stage.out_dir / "tau.txt").write_text(str(config.tau))
 """
 PIPELINE = """
@@ -112,7 +113,10 @@ def test_the_first_part_answers_what_ops_judge_and_names_what_nobody_did(toy: To
     assert text.index("a faster one") < text.index("more samples"), "the worst first"
     shown = text.split("warning careful: ")[1].split(" (")[0].split()
     assert {"tremendously", "...", "long"} == {*shown} and 6 < len(shown) < 15  # words are whole
-    assert text.endswith("2 warnings")
+    assert text.endswith("4 warnings")
+    again = f"skipped: dflow resume {first} --from eval"
+    assert again in text and again in found.text("troubles"), "a command to copy"
+    assert again in toy.dflow("status", first).stdout
     assert "train_dflash" not in text, "the pipeline answers by its own ops alone"
 
 
