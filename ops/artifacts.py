@@ -126,10 +126,11 @@ class DraftCheckpoint(Artifact):
 
     config.json         the draft's config (the fields of DraftConfig)
     model.safetensors   weights under the names of the serving contract, float32
-    training.json       {"steps", "final_loss", "recipe": the fields of train_dflash in its key, "samples" of the train
-                        split, "samples_seen" in its steps, "captured": what features.json says but for its shards,
-                        "measured": [{"step", "loss", "tau": {"all" | category: {"tau", "low", "high", ...}}, ...}] on
-                        the split val, "selected_step": whose weights these are, "val_metrics" of that step, ...}
+    training.json       {"steps", "final_loss": of the last "final_steps", "recipe": the fields of train_dflash
+                        in its key, "samples" of the train split, "samples_seen" in its steps, "captured": what
+                        features.json says but for its shards, "measured": [{"step", "loss", "tau": {"all" |
+                        category: {"tau", "low", "high", ...}}, ...}] on the split val, "selected_step": whose weights
+                        these are, "val_metrics" of that step, ...}
     measurements.json   {"seconds", "measuring_seconds": of these on the split val, "measuring_share", ...} (outside
                         the digest)
     """

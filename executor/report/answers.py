@@ -6,7 +6,6 @@ not measured, with the op that measures it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -23,7 +22,7 @@ from executor.report.artifacts import ShownByOps
 from executor.report.op_sections import Shown
 from executor.report.run_data import NodeFacts, RunFacts
 from executor.report.templates import render
-from executor.results.run_table import first_line
+from executor.results.run_table import first_line, with_run
 from ops.lib.report_sections import Verdict
 
 QUESTIONS: Mapping[Question, str] = {
@@ -74,7 +73,7 @@ def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
             if question not in known:
                 lines.append(Line(name, "not measured", _unknown(question, column, node, of_node.failed)))
         for question in [line.verdict.question for line in given[:1]] or asked[:1]:
-            texts = [_without_middle(text) for text in node.recorded.warnings]
+            texts = [_without_middle(with_run(text, column.run)) for text in node.recorded.warnings]
             lines += [Line(name, "warning", Verdict(question, text, "warn")) for text in texts]
     return [*lines, *_unasked(column), *_diagnosed(column)] if lines else []
 
@@ -152,8 +151,11 @@ def _diagnosed(column: RunFacts) -> Iterator[Line]:
 
 
 def next_steps(column: RunFacts, lines: Sequence[Line]) -> list[str]:
-    """The advice, each once, that of the worst verdicts first; to serve a draft about which nothing is open."""
-    advice = [line.verdict.advice for line in sorted(lines, key=_badness) if line.verdict.advice]
-    steps = list(dict.fromkeys(re.sub(r"\bRUN\b", column.run, text) for text in advice))
+    """The advice, each once, that of the worst verdicts first, of those by their question; to serve a draft about
+    which nothing is open.
+    """
+    by_question = sorted(lines, key=lambda line: list(QUESTIONS).index(line.verdict.question))
+    advice = [line.verdict.advice for line in sorted(by_question, key=_badness) if line.verdict.advice]
+    steps = list(dict.fromkeys(with_run(text, column.run) for text in advice))
     open_ = [line for line in lines if line.verdict.question != "limit" and line.verdict.judgement in ("bad", "warn")]
     return steps if open_ else [f"serve it: dflow serve {column.run}", *steps]

@@ -11,7 +11,7 @@ from executor.report.chart import drawn, together
 from executor.report.graph_svg import graph_svg
 from executor.report.run_data import NodeFacts, RunFacts
 from executor.report.templates import chart_grid, mark, render, run_columns, table
-from executor.results.run_table import first_line
+from executor.results.run_table import first_line, with_run
 from executor.system.output import moment, shown_digest, shown_duration
 from ops.lib.report_sections import Chart, Series
 
@@ -139,5 +139,6 @@ def troubles(runs: Sequence[RunFacts]) -> Markup:
     warned = []
     for warning, givers in given.items():
         by_place = {run.place: run for run, _ in givers}
-        warned.append((warning, list(dict.fromkeys(node_id for _, node_id in givers)), list(by_place.values())))
+        text = with_run(warning, givers[0][0].run) if len(by_place) == 1 else warning
+        warned.append((text, list(dict.fromkeys(node_id for _, node_id in givers)), list(by_place.values())))
     return render("overview.html", "troubles", failed, warned, len(runs) == 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 
@@ -50,6 +51,11 @@ def first_line(text: str) -> str:
     return f"{first} ..." if more else first
 
 
+def with_run(text: str, run: str) -> str:
+    """A warning or an advice of an op, which does not know its run: RUN in its commands becomes the run's id."""
+    return re.sub(r"\bRUN\b", run, text)
+
+
 def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
     """The final metrics of those of these nodes that are done, copies of a node in one table; then the warnings of all
     nodes that are done, each text once with the names of its nodes.
@@ -81,7 +87,7 @@ def _print_warnings(state: RunState) -> None:
         for warning in dict.fromkeys(node.warnings) if node.state == "done" else ():
             warned.setdefault(warning, []).append(node_id)
     for warning, node_ids in warned.items():
-        print_lines(f"{', '.join(node_ids)}: warning: {warning}")
+        print_lines(f"{', '.join(node_ids)}: warning: {with_run(warning, state.run)}")
 
 
 def figures_text(copies: Mapping[str, Sequence[tuple[str, str, str]]]) -> str:

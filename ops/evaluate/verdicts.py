@@ -8,20 +8,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from attrs import evolve
+
 from ops.evaluate.metric_names import ALL
-from ops.lib.report_sections import Section, Verdict, interval_text
+from ops.lib.report_sections import Judgement, Section, Verdict, interval_text
 
 CEILING = 0.95  # of block_size: a tau that can hardly rise
+LEAST_GAIN = 0.05  # of a tau, below which a gain of it does not count; `dflow diagnose` judges by it too
 CATEGORY_RATIO = 2.0  # of the highest category's tau to the lowest's, beyond which the lowest limits a mixed load
 NO_INTERVAL = "no interval of one prompt"
 MORE_PROMPTS = "evaluate more prompts: raise max_prompts"
+SLOWER = (
+    "do not serve it: plain decoding is faster. Where it will be served on another machine, measure there: on a CPU, "
+    "a pass over a block costs as much as its tokens"
+)
+UNCERTAIN = (
+    f"whether it is faster than plain decoding cannot be told: {MORE_PROMPTS}, or measure where it will be served"
+)
+NOTHING_LEARNT = "find out why nothing was learnt that decoding can use: see what limits it, and dflow diagnose RUN"
 
 
 def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Iterator[Section]:
     """report: report.json. measured: measurements.json, None where it is gone."""
     tau = report["tau"][ALL]
     if tau["steps"]:
-        yield Section("tau", _against_random(report))
+        yield Section("tau", _with_speed(_against_random(report), measured))
     else:
         text = f"no tau: the target's answer to each of the {tau['prompts']} prompts is one token"
         yield Section("tau", Verdict("good", text, "bad", "evaluate prompts with longer answers"))
@@ -43,12 +54,23 @@ def _against_random(report: Mapping[str, Any]) -> Verdict:
     text += f", a random draft {_figure(chance)}"
     if tau["low"] is None or chance["high"] is None:
         return Verdict("good", f"{text}. An interval needs two prompts", "warn", MORE_PROMPTS)
-    if tau["low"] > chance["high"]:
-        return Verdict("good", f"{text}. It is better than chance", "good")
     if tau["tau"] <= chance["tau"]:
-        advice = "find out why nothing was learnt that decoding can use: see what limits it, and dflow diagnose RUN"
-        return Verdict("good", f"{text}. It is no better than chance", "bad", advice)
-    return Verdict("good", f"{text}. Chance is not ruled out: the intervals overlap", "warn", MORE_PROMPTS)
+        return Verdict("good", f"{text}. It is no better than chance", "bad", NOTHING_LEARNT)
+    if tau["low"] <= chance["high"]:
+        return Verdict("good", f"{text}. Chance is not ruled out: the intervals overlap", "warn", MORE_PROMPTS)
+    if tau["tau"] < (1 + LEAST_GAIN) * chance["tau"]:
+        return Verdict("good", f"{text}. It is above chance by less than {LEAST_GAIN:.0%}", "warn", NOTHING_LEARNT)
+    return Verdict("good", f"{text}. It is better than chance", "good")
+
+
+def _with_speed(tau: Verdict, measured: Mapping[str, Any] | None) -> Verdict:
+    """The verdict on tau beside the speed-up: a draft that makes decoding slower is not good, whatever its tau."""
+    if measured is None or measured["speedup_low"] is None or measured["speedup_low"] > 1:
+        return tau
+    if measured["speedup_high"] >= 1:
+        return evolve(tau, text=f"{tau.text}. Whether it is faster than plain decoding cannot be told")
+    judgement: Judgement = "bad" if tau.judgement == "bad" else "warn"
+    return evolve(tau, text=f"{tau.text}. Plain decoding is faster", judgement=judgement, advice=SLOWER)
 
 
 def _against_plain(measured: Mapping[str, Any] | None) -> Verdict:
@@ -63,10 +85,9 @@ def _against_plain(measured: Mapping[str, Any] | None) -> Verdict:
         return Verdict("good", f"{text}. An interval needs two batches", "warn", advice)
     if low > 1:
         return Verdict("good", f"{text}. It is faster", "good")
-    advice = "measure the speed where it will be served: on a CPU, a pass over a block costs as much as its tokens"
     if high < 1:
-        return Verdict("good", f"{text}. It is slower", "bad", advice)
-    return Verdict("good", f"{text}. No difference is certain", "warn", advice)
+        return Verdict("good", f"{text}. It is slower", "bad", SLOWER)
+    return Verdict("good", f"{text}. No difference is certain", "warn", UNCERTAIN)
 
 
 def _lossless(report: Mapping[str, Any]) -> Verdict:

@@ -204,7 +204,8 @@ def _data(training: Mapping[str, Any]) -> str:
 
 
 def _recipe(training: Mapping[str, Any]) -> str:
-    measured = {"steps": training["steps"], "final loss": f"{training['final_loss']:.4g}"}
+    loss = f"mean loss of the last {training['final_steps']} steps"
+    measured = {"steps": training["steps"], loss: f"{training['final_loss']:.4g}"}
     for name, value in sorted((training["val_metrics"] or {}).items()):
         if name in ("val/loss", "val/accuracy", "val/expected_tau"):
             measured[name] = f"{value:.4g}"

@@ -136,7 +136,7 @@ class Verdict:
     to serve; "limit", what limits it. The section's title is what was judged.
 
     judgement: how it is marked. advice: what to do about it, listed under "what to do next"; RUN in it becomes the
-    run's id. Warnings of the op's node stand beside its verdicts.
+    run's id, as in warnings of the op's node, which stand beside its verdicts.
     """
 
     question: Question

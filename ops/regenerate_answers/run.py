@@ -148,7 +148,7 @@ def write_given(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
     if unanswered == total:
         raise DataError(f'answers = "data": none of the {total} samples has an answer; set answers = "target"')
     tally.finish(config.max_dropped)
-    stage.warn(KEPT)
+    stage.info(KEPT)
     if unanswered:
         stage.warn(f"{unanswered} of {total} samples end with the user's turn, and tokenize_chat drops those")
     stage.progress(total, total)

@@ -250,7 +250,9 @@ class TrainDflash:
         neutral=True,
         help="consecutive steps with a non-finite loss or gradient after which training fails; fewer are skipped",
     )
-    log_every: int = field(default=5, validator=validators.ge(1), neutral=True, help="steps")
+    log_every: int = field(
+        default=5, validator=validators.ge(1), neutral=True, help="steps; a logged train/... is the mean of them"
+    )
     eval_every: int | None = field(
         default=None,
         validator=AT_LEAST_1,

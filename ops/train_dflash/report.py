@@ -10,7 +10,7 @@ from ops.lib.data.files import read_json
 from ops.lib.report_sections import Account, Section, facts
 from ops.train_dflash.verdicts import verdicts
 
-SHOWN = ("steps", "selected_step", "tokens", "anchors", "skipped_steps", "nonfinite_steps", "final_loss", "loss")
+SHOWN = ("steps", "selected_step", "tokens", "anchors", "skipped_steps", "nonfinite_steps", "loss")
 NOT_REACHED = "in no step before max_steps"
 
 
@@ -23,9 +23,14 @@ def report(folder: Path) -> Sequence[Section]:
     return [
         Section("samples", train_account(training)),
         Section("training", facts(training, SHOWN), note),
-        Section("measured at the end", facts(measured)),
+        Section("measured at the end", facts(measured), _window(training)),
         *verdicts(training),
     ]
+
+
+def _window(training: Mapping[str, Any]) -> str:
+    steps = training.get("final_steps")
+    return "" if steps is None else f"train/... are means of the last {steps} steps, val/... those of the split val"
 
 
 def train_account(training: Mapping[str, Any]) -> Account:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.measuring import metrics_of, row_of
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.tally import ANCHORLESS, ANCHORS, TOKENS, WEIGHT, mean_loss, metrics, slot_accuracy
+from ops.train_dflash.verdicts import PARTS
 
-FINAL_STEPS = 50
+FINAL_STEPS = 50  # at most, unless the split val has more tokens
 RATE, NORM, TALLY = 0, 1, 2
 
 
@@ -35,7 +37,9 @@ def write_result(
 ) -> None:
     """Write the DraftCheckpoint except measurements.json. weights: those of the step `selected`."""
     history = torch.stack(state.history)
-    last = history[-FINAL_STEPS:, TALLY:].sum(0)
+    val_tokens = sum(inputs.val.lengths)
+    final_steps, selected_steps = (window(history[:step], val_tokens) for step in (state.step, selected))
+    last = history[-final_steps:, TALLY:].sum(0)
     row = row_of(state.measured, selected)
     write_json(stage.out_dir / "config.json", to_serving(inputs.draft))
     save_file(dict(weights), stage.out_dir / "model.safetensors", metadata={"format": "pt"})
@@ -49,9 +53,11 @@ def write_result(
         "recipe": key_fields(config),
         "samples": len(inputs.train),
         "samples_seen": len({sample for step in inputs.steps for sample in step.samples}),
+        "final_steps": final_steps,
         "final_loss": mean_loss(last),
         "final_metrics": metrics(last, "train"),
-        "selected_metrics": metrics(history[:selected][-FINAL_STEPS:, TALLY:].sum(0), "train"),
+        "selected_steps": selected_steps,
+        "selected_metrics": metrics(history[selected - selected_steps : selected, TALLY:].sum(0), "train"),
         "val_metrics": None if row is None else metrics_of(row),
         "anchors": int(history[:, TALLY + ANCHORS].sum()),
         "tokens": int(history[:, TALLY + TOKENS].sum()),
@@ -66,6 +72,15 @@ def write_result(
     taus = [(row["step"], row["tau"]["all"]) for row in state.measured if "tau" in row]
     if any(tau["tau"] is not None for _, tau in taus):
         stage.figure("tau", tau_figure(taus, selected, inputs.draft.block_size))
+
+
+def window(history: Tensor, val_tokens: int) -> int:
+    """The number of last steps whose means stand beside figures of the split val: those of the last part of the
+    training, at most FINAL_STEPS, and more until they have as many tokens as val. In earlier steps the draft was worse.
+    """
+    tokens = history[:, TALLY + TOKENS].flip(0).cumsum(0)
+    as_many = int((tokens < val_tokens).sum()) + 1
+    return min(len(history), max(as_many, min(FINAL_STEPS, ceil(len(history) / PARTS))))
 
 
 def identity(config: TrainDflash, stage: Stage, inputs: Inputs) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from ops.lib.report_sections import Section, Verdict
 
 PARTS = 5  # of a training: a step before the last part is an early one
 MOST_FALL = 0.1  # of a loss: a larger fall makes the right token over 10 % more likely
+LEAST_BETWEEN = 50  # steps between two measurements on val that are worth their cost
 GAP_RATIO = 1.5  # of the figure on the training's samples to that on held-out ones, above which they are memorized
 LONGER = "train longer: more epochs of shard_sequence, or more samples"
 MORE_SAMPLES = "train on more, and more varied, samples like those to be served, for fewer epochs"
 NO_VAL = 'measure val while it trains: eval_every of train_dflash, and a captured split "val"'
+NO_SPLIT = "raise val_fraction of ingest, and capture the split val too"
 
 
 def verdicts(training: Mapping[str, Any]) -> Iterator[Section]:
@@ -31,6 +33,17 @@ def exported_metrics(training: Mapping[str, Any]) -> Mapping[str, float] | None:
     return training.get("selected_metrics") or training.get("final_metrics")
 
 
+def exported_window(training: Mapping[str, Any]) -> str:
+    """The steps that `exported_metrics` are means of."""
+    steps = training.get("selected_steps")
+    return "in training" if steps is None else f"in the last {steps} steps of training"
+
+
+def is_short(steps: float) -> bool:
+    """Whether so few steps cannot show where a loss is heading: measurements would be too close to each other."""
+    return steps < 2 * LEAST_BETWEEN
+
+
 def is_before_last_part(step: float, last: float) -> bool:
     return step <= last * (PARTS - 1) / PARTS
 
@@ -40,6 +53,8 @@ def _length(training: Mapping[str, Any]) -> Verdict:
     steps = training["steps"]
     curve = [(row["step"], row["loss"]) for row in training.get("measured", ()) if row.get("loss") is not None]
     early = [(step, loss) for step, loss in curve if is_before_last_part(step, steps)]
+    if (not early or len(early) == len(curve)) and is_short(steps):
+        return Verdict("limit", f"not measured: {steps} steps are too few to see the loss on val fall", "warn", LONGER)
     if not early or len(early) == len(curve):
         return Verdict("limit", f"not measured: the loss on val towards the end of {steps} steps", "warn", NO_VAL)
     final, (lowest, at) = curve[-1][1], min((loss, step) for step, loss in curve)
@@ -56,9 +71,9 @@ def _length(training: Mapping[str, Any]) -> Verdict:
 def _gap(training: Mapping[str, Any]) -> Verdict:
     seen, held_out = exported_metrics(training), training.get("val_metrics") or {}
     if not seen or "val/accuracy" not in held_out:
-        return Verdict("limit", "not measured: accuracy on the split val", "warn", NO_VAL)
+        return Verdict("limit", "not measured: accuracy on the split val", "warn", NO_SPLIT)
     trained, val = seen["train/accuracy"], held_out["val/accuracy"]
-    text = f"slots right: {trained:.0%} in training, {val:.0%} on val"
+    text = f"slots right: {trained:.0%} {exported_window(training)}, {val:.0%} on val"
     if trained > GAP_RATIO * val:
         return Verdict("limit", f"{text}: the samples are memorized", "warn", MORE_SAMPLES)
     return Verdict("limit", f"{text}: the samples are not memorized", "good")

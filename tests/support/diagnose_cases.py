@@ -55,6 +55,7 @@ def make_chain(folder: Path, target: TargetModel, tokens: TokenShards) -> Chain:
         learnt=own,
         is_online=False,
         regenerated_at=None,
+        kept_by=None,
         evaluation=None,
         split="test",
         other_splits=("val",),

@@ -44,10 +44,12 @@ class OwnShare:
         return sqrt(self.expected * max(1 - self.expected_share, 0.0))
 
 
-def own_finding(target: Target, samples: Sequence[TokenSample], regenerated_at: float | None) -> Finding:
-    """samples: training samples. regenerated_at: the temperature of regenerate_answers above it, None without one."""
+def own_finding(
+    target: Target, samples: Sequence[TokenSample], regenerated_at: float | None, kept_by: str | None = None
+) -> Finding:
+    """samples: training samples. regenerated_at, kept_by: as in Chain."""
     own = count_own(target, samples, regenerated_at or 0.0)
-    normal, advice = _expectation(own, regenerated_at)
+    normal, advice = _expectation(own, regenerated_at, kept_by)
     return Finding(
         name=NAME,
         measured=f"{own.share:.0%} of {own.tokens:,} tokens of the training answers are the target's greedy choice",
@@ -57,13 +59,19 @@ def own_finding(target: Target, samples: Sequence[TokenSample], regenerated_at: 
     )
 
 
-def _expectation(own: OwnShare, regenerated_at: float | None) -> tuple[str, str]:
+def _expectation(own: OwnShare, regenerated_at: float | None, kept_by: str | None) -> tuple[str, str]:
     """The normal range, and what to do outside it."""
     if regenerated_at is None:
+        advice = "put regenerate_answers between the target and capture, and train on the target's own answers"
+        if kept_by is not None:
+            advice = (
+                f'{kept_by} left the answers of the data set unchanged (answers = "data"): set answers = "target" of '
+                "it, and train on the target's own answers"
+            )
         return (
             f"at least {LEAST_OWN:.0%}; all but ties after regenerate_answers at temperature 0. Decoding "
             "accepts what the target chooses, not what the data set says",
-            "put regenerate_answers between the target and capture, and train on the target's own answers",
+            advice,
         )
     return (
         f"at least {LEAST_OWN:.0%} of the {own.expected_share:.0%} expected of this target's own answers at "

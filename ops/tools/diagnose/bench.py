@@ -11,6 +11,7 @@ import torch
 from attrs import asdict, define, evolve, field, frozen
 from torch import Tensor
 
+from ops.evaluate.verdicts import LEAST_GAIN
 from ops.lib.data.batching import spread
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
@@ -21,9 +22,7 @@ from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
 from ops.tools.diagnose.certainty import is_certainly_above, most, passes
 
-# The least gain that counts. Several settings are tried, so one that is no better must not win by chance.
-LEAST_GAIN = 0.05
-CHANCE = 0.005
+CHANCE = 0.005  # several settings are tried, so one that is no better must not win by chance
 LEAST_PROMPTS = 4  # with a step, in each group: fewer do not show their spread
 SHOWN = 3  # tensors that are named
 EXPORTED, TRAINED = "those of the export", "those of the training"

@@ -46,7 +46,8 @@ class Chain:
 
     learnt: the tokens that it was trained on; judged: those whose prompts measure it, from `split`, or from
     `other_splits` if that has none. The fields after these are those of the `evaluation` node. regenerated_at: the
-    temperature at which the training answers were regenerated, None if they were not.
+    temperature at which the training answers were regenerated, None if they were not. kept_by: the node of
+    regenerate_answers that left them unchanged, by answers = "data".
     """
 
     node: str
@@ -58,6 +59,7 @@ class Chain:
     learnt: TokenShards | None
     is_online: bool
     regenerated_at: float | None
+    kept_by: str | None
     evaluation: Evaluation | None
     split: str
     other_splits: tuple[str, ...]
@@ -87,6 +89,7 @@ class Chain:
         if own is None or target is None or judged is None:
             raise DataError(f"{node_id}: this run lacks {' and '.join(absent)}; create them: dflow resume {run}")
         config = None if judge is None else judge.config
+        answering = _answering(graph, tokens)
         judged_split = getattr(config, "split", SPLITS[0])
         return cls(
             node=node_id,
@@ -97,7 +100,8 @@ class Chain:
             features=_artifact(made, features, TargetFeatures),
             learnt=learnt,
             is_online=is_online,
-            regenerated_at=_temperature(graph, tokens),
+            regenerated_at=next((float(node.config.temperature) for node in answering if not _keeps(node)), None),
+            kept_by=next((node.id for node in answering if _keeps(node)), None),
             evaluation=None if judge is None else _evaluation(made, judge),
             split=split or judged_split,
             other_splits=() if split else tuple(name for name in SPLITS if name != judged_split),
@@ -165,10 +169,14 @@ def _features(graph: Graph, training: GraphNode | None) -> GraphNode | None:
     return None if training is None else next(_above(graph, training, TargetFeatures, MADE_OF_OTHERS), None)
 
 
-def _temperature(graph: Graph, tokens: GraphNode | None) -> float | None:
-    """The temperature of the training answers, if they were regenerated."""
+def _answering(graph: Graph, tokens: GraphNode | None) -> list[GraphNode]:
+    """The nodes of regenerate_answers that the training answers passed, the last first."""
     above = () if tokens is None else _ancestors(graph, tokens, MADE_OF_OTHERS)
-    return next((float(node.config.temperature) for node in above if node.op.name == REGENERATE), None)
+    return [node for node in above if node.op.name == REGENERATE]
+
+
+def _keeps(answering: GraphNode) -> bool:
+    return bool(answering.config.answers == "data")
 
 
 def _source(graph: Graph, made: Made, nodes: Sequence[GraphNode | None], kind: type[Artifact]) -> GraphNode | None:

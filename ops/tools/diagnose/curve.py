@@ -8,7 +8,7 @@ from statistics import fmean, variance
 from typing import Any
 
 from ops.tools.diagnose.finding import Finding, unmeasured
-from ops.train_dflash.verdicts import MOST_FALL, PARTS, is_before_last_part
+from ops.train_dflash.verdicts import LONGER, MOST_FALL, PARTS, is_before_last_part, is_short
 
 NAME = "length of training"
 LEAST_POINTS = 4  # in each of the parts
@@ -27,8 +27,10 @@ def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any])
         [loss for step, loss in curve if end * part / PARTS < step <= end * (part + 1) / PARTS]
         for part in (PARTS - 2, PARTS - 1)
     ]
+    if min(map(len, parts)) < LEAST_POINTS and is_short(end):
+        return unmeasured(NAME, f"{end:g} steps are too few to see where train/loss is heading; {LONGER}")
     if min(map(len, parts)) < LEAST_POINTS:
-        return unmeasured(NAME, f"{len(curve)} points of train/loss are too few; lower log_every")
+        return unmeasured(NAME, f"{len(curve)} points of train/loss are too few; lower log_every of the next training")
     fall = fmean(parts[0]) - fmean(parts[1])
     error = sqrt(sum(variance(part) / len(part) for part in parts))
     selected = training.get("selected_step", end)
@@ -42,6 +44,6 @@ def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any])
         f"{fmean(parts[1]):.2f}",
         normal=f"by less than {MOST_FALL:g}: a larger fall still makes the right token over 10 % more likely, with "
         "a learning rate of almost 0",
-        advice="train longer: more epochs of shard_sequence, or more samples",
+        advice=LONGER,
         is_cause=not is_earlier and fall > MOST_FALL and fall > ERRORS * error,
     )

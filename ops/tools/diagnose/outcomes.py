@@ -9,12 +9,11 @@ from typing import Any
 from scipy.special import stdtrit
 
 from ops.evaluate.statistics import is_repetition, steps_of
-from ops.evaluate.verdicts import CATEGORY_RATIO
+from ops.evaluate.verdicts import CATEGORY_RATIO, LEAST_GAIN
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.tools.diagnose.bench import (
     CHANCE,
-    LEAST_GAIN,
     LEAST_PROMPTS,
     most_saved,
     paired_gain,
@@ -23,7 +22,7 @@ from ops.tools.diagnose.bench import (
     unpaired_gain,
 )
 from ops.tools.diagnose.finding import TOO_FEW, Finding, too_few, unless_chance, unmeasured
-from ops.train_dflash.verdicts import GAP_RATIO, exported_metrics
+from ops.train_dflash.verdicts import GAP_RATIO, exported_metrics, exported_window
 
 OF_EXPECTED = 0.6
 LEAST_SAMPLES = 1000
@@ -77,7 +76,7 @@ def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: 
     accuracies = [
         f"{metrics[f'{split}/accuracy']:.0%} {name}"
         for split, name, metrics in (
-            ("train", "in training", exported_metrics(training)),
+            ("train", exported_window(training), exported_metrics(training)),
             ("val", "on val", training.get("val_metrics")),
         )
         if metrics
@@ -140,9 +139,9 @@ def decoding_finding(
     real, at_most = _mean_yield(list(whole.values()), [learnt[category] for category in whole])
     expected = metrics["train/expected_tau"]
     text = (
-        f"accuracy {metrics['train/accuracy']:.0%} in training, which predicts tau {expected:.2f}; decoding its "
-        f"prompts gives {real:.2f}, of the steps at least {block_size} tokens before an answer's end, categories in "
-        "the shares of the training"
+        f"accuracy {metrics['train/accuracy']:.0%} {exported_window(training)}, which predicts tau {expected:.2f}; "
+        f"decoding its prompts gives {real:.2f}, of the steps at least {block_size} tokens before an answer's end, "
+        "categories in the shares of the training"
     )
     normal = f"at least {OF_EXPECTED:g} of the predicted tau, since training counts each slot independently"
     if not is_own:

@@ -203,7 +203,7 @@ def _against_training(
     learnt = anchors_by_category(TokenReader(chain.learnt, LEARNT), num_anchors)
     seen = bench.decode(correction.setting, samples, "of the training")
     bench.report("the target's own choices along the training answers")
-    own = own_finding(bench.target, samples, chain.regenerated_at)
+    own = own_finding(bench.target, samples, chain.regenerated_at, chain.kept_by)
     block_size = correction.setting.config.block_size
     decoding = decoding_finding(samples, seen, training, learnt, block_size, is_own=not own.is_cause)
     both = {split: len(held_out), LEARNT: len(samples)}

@@ -18,6 +18,7 @@ from ops.tokenize_chat.estimate import TOKEN_BYTES
 from ops.tools.init.lengths import PixelRules
 from ops.tools.init.survey import BY_CLASS, FRACTIONS, Survey, percentile
 from ops.tools.init.target import MOST_LAYERS, Target
+from ops.train_dflash.verdicts import LEAST_BETWEEN, is_short
 
 HIDDEN = 4096  # of a target of 8 billion parameters, where none is given
 UNKNOWN_ANSWER = 512  # tokens, if the data has only prompts
@@ -27,7 +28,7 @@ WANTED_STEPS = 1000
 STEP_TOKENS = (32_768, 16_384, 8_192, 4_096, 2_048)
 LARGE_SET = 5_000_000  # tokens, from which on the paper's number of epochs is used
 HELD_OUT = 64  # prompts that evaluate uses of a category
-LEAST_BETWEEN, MOST_BETWEEN = 50, 500  # steps between two measurements on val
+MOST_BETWEEN = 500  # steps between two measurements on val
 FREE_SHARE = 0.8  # of the disk that features may fill
 
 
@@ -187,7 +188,7 @@ def _tokens_per_step(training: int, epochs: int, max_length: int) -> Choice:
 
 def _measure_every(steps: int) -> Choice | None:
     """None if no two measurements would be LEAST_BETWEEN steps apart."""
-    if steps < 2 * LEAST_BETWEEN:
+    if is_short(steps):
         return None
     value = min(max(steps // 10, LEAST_BETWEEN), MOST_BETWEEN)
     kind = (

@@ -8,9 +8,10 @@ import textwrap
 from dsl.errors import DataError, on_one_line
 from dsl.sizes import shown_bytes
 from ops.ingest.image_values import OUTSIDE
-from ops.tools.init.advice import LEAST_BETWEEN, Advice, Choice
+from ops.tools.init.advice import Advice, Choice
 from ops.tools.init.survey import QUESTION, Survey, percentile
 from ops.tools.init.target import Target
+from ops.train_dflash.verdicts import LEAST_BETWEEN
 
 WIDTH = 118
 PLACEHOLDER = "FILL IN: the directory of your target's checkpoint"

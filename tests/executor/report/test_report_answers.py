@@ -62,6 +62,7 @@ def judge(config, stage):
     if config.fails:
         raise ValueError("no room")
     stage.warn("careful: " + "tremendously " * 30 + "long")
+    stage.warn("skipped: dflow resume RUN --from eval")
     (stage.out_dir / "tau.txt").write_text(str(config.tau))
 """
 PIPELINE = """
@@ -112,7 +113,10 @@ def test_the_first_part_answers_what_ops_judge_and_names_what_nobody_did(toy: To
     assert text.index("a faster one") < text.index("more samples"), "the worst first"
     shown = text.split("warning careful: ")[1].split(" (")[0].split()
     assert {"tremendously", "...", "long"} == {*shown} and 6 < len(shown) < 15  # words are whole
-    assert text.endswith("2 warnings")
+    assert text.endswith("4 warnings")
+    again = f"skipped: dflow resume {first} --from eval"
+    assert again in text and again in found.text("troubles"), "a command to copy"
+    assert again in toy.dflow("status", first).stdout
     assert "train_dflash" not in text, "the pipeline answers by its own ops alone"
 
 
@@ -153,6 +157,18 @@ def test_a_draft_about_which_nothing_is_open_is_to_be_served(tmp_path: Path) -> 
         Line("", "x", Verdict("limit", "", "bad", "more")),
     ]
     assert [f"serve it: dflow serve {run}", "more"] == next_steps(facts, good)
+
+
+def test_that_a_draft_should_not_be_served_comes_before_what_limits_it(tmp_path: Path) -> None:
+    store, run = record_run(tmp_path, {}, more="")
+    (facts,) = read_runs(store, [find_record(store.records, run)])
+    lines = [
+        Line("train", "stability", Verdict("limit", "", "bad", "lower lr")),
+        Line("gate", "served", Verdict("safe", "", "bad", "correct it")),
+        Line("eval", "tau", Verdict("good", "", "warn", "do not serve it")),
+        Line("eval", "speed-up", Verdict("good", "", "bad", "do not serve it")),
+    ]
+    assert ["do not serve it", "correct it", "lower lr"] == next_steps(facts, lines)
 
 
 def test_a_node_that_failed_has_answered_nothing_and_the_run_is_to_be_resumed(tmp_path: Path) -> None:

@@ -274,7 +274,9 @@ def test_a_prefix_matches_up_to_the_first_difference():
 
 def test_a_slot_counts_as_accepted_when_the_prefix_reached_it():
     answers = [Decoded((1,) * 5, accepted=(0, 2)), Decoded((1,) * 5, accepted=(3, 1))]
-    assert acceptance_by_slot(answers, 4) == [0.75, 0.5, 0.25]
+    shares = acceptance_by_slot(answers, 4)
+    assert shares == [0.75, 0.5, 0.25]
+    assert acceptance_length(answers, 10, 0).unclipped == 1 + sum(shares)  # cumulative, as docs/evaluation.md says
 
 
 def test_a_draft_with_a_missing_tensor_is_refused(draft, draft_config, tmp_path):

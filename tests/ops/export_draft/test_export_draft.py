@@ -61,6 +61,12 @@ def test_an_export_is_exactly_the_three_files_of_the_contract(tmp_path, trained)
     assert folder_digest(out) == folder_digest(export(tmp_path / "b", trained))
 
 
+def test_the_card_says_of_which_steps_its_loss_is_the_mean(tmp_path, trained):
+    training = read_json(trained["draft"].path / "training.json")
+    expected = f"| mean loss of the last {training['final_steps']} steps | {training['final_loss']:.4g} |"
+    assert expected in (export(tmp_path, trained) / "README.md").read_text().splitlines()
+
+
 def test_the_tensors_are_those_of_the_contract(tmp_path, trained):
     layer = [
         "input_layernorm",

@@ -102,6 +102,9 @@ def test_what_max_steps_left_out_was_not_seen_by_the_training(tmp_path: Path) ->
     assert [("steps", 7), ("tokens", 900)] == body(sections, "training").rows
     assert "2 samples of a step had no anchor, and were not trained on" == sections[1].note
     assert {NOT_REACHED: 0} == train_account({"samples": 100}).dropped
+    write_json(tmp_path / "training.json", training | {"final_steps": 3})
+    (ended,) = [section for section in train_dflash_sections(tmp_path) if section.title == "measured at the end"]
+    assert ended.note.startswith("train/... are means of the last 3 steps")
 
 
 def test_target_draft_and_gate_show_what_they_are(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ops.check_export.report import report as check_export_sections
+from ops.evaluate.verdicts import SLOWER
 from ops.evaluate.verdicts import verdicts as of_evaluation
 from ops.lib.data.files import write_json
 from ops.lib.report_sections import Section, Verdict
@@ -77,6 +78,35 @@ def test_the_speed_up_counts_only_where_its_interval_leaves_1(times: Any, judgem
     found = verdict(of_evaluation(report(), times), "speed-up")
     assert ("good", judgement) == (found.question, found.judgement)
     assert says in found.text
+
+
+@pytest.mark.parametrize(
+    ("of", "chance", "judgement"),
+    [
+        (tau(1.04, 1.03, 1.05), tau(1.0, 1.0, 1.0), "warn"),  # as `dflow diagnose` says "nothing was learnt"
+        (tau(1.06, 1.05, 1.07), tau(1.0, 1.0, 1.0), "good"),
+        (tau(2.09, 2.08, 2.10), tau(2.0, 1.99, 2.01), "warn"),
+    ],
+)
+def test_a_tau_that_is_above_chance_by_too_little_is_not_good(
+    of: dict[str, Any], chance: dict[str, Any], judgement: str
+) -> None:
+    found = verdict(of_evaluation(report(tau={"all": of}, tau_random={"all": chance}), None), "tau")
+    assert judgement == found.judgement
+    assert (judgement == "warn") == ("above chance by less than 5%" in found.text) == ("diagnose" in found.advice)
+
+
+def test_a_draft_that_is_slower_than_plain_decoding_is_not_good_whatever_its_tau() -> None:
+    slow = list(of_evaluation(report(), measured(0.32, 0.3, 0.35)))
+    assert ("warn", SLOWER) == (verdict(slow, "tau").judgement, verdict(slow, "tau").advice)
+    assert verdict(slow, "tau").text.endswith("It is better than chance. Plain decoding is faster")
+    assert ("bad", SLOWER) == (verdict(slow, "speed-up").judgement, verdict(slow, "speed-up").advice)
+    useless = report(tau_random={"all": tau(2.5, 2.1, 2.9)})
+    assert "bad" == verdict(of_evaluation(useless, measured(0.32, 0.3, 0.35)), "tau").judgement
+    open_ = list(of_evaluation(report(), measured(1.1, 0.9, 1.3)))
+    assert "Whether it is faster than plain decoding cannot be told" in verdict(open_, "tau").text
+    assert "cannot be told" in verdict(open_, "speed-up").advice
+    assert "plain decoding is faster" not in verdict(of_evaluation(report(), measured(1.5, 1.2, 1.8)), "tau").text
 
 
 def test_losslessness_is_counted_in_answers_and_unknown_where_they_were_sampled() -> None:
@@ -149,6 +179,8 @@ def test_without_a_loss_on_val_at_both_ends_the_advice_is_to_measure_it(losses: 
     found = verdict(training(losses), "length of training")
     assert found.text.startswith("not measured")
     assert "eval_every" in found.advice
+    short = verdict(training(losses, steps=99), "length of training")
+    assert ("not measured: 99 steps are too few to see the loss on val fall", LONGER) == (short.text, short.advice)
 
 
 def test_samples_are_memorized_where_training_is_far_better_than_val() -> None:
@@ -156,7 +188,11 @@ def test_samples_are_memorized_where_training_is_far_better_than_val() -> None:
     gap = verdict(training([], selected_metrics={"train/accuracy": 0.9}), "overfitting")
     assert ("warn", MORE_SAMPLES) == (gap.judgement, gap.advice)
     assert "slots right: 90% in training, 40% on val" in gap.text
-    assert verdict(training([], val_metrics=None), "overfitting").text.startswith("not measured")
+    named = verdict(training([], selected_steps=20), "overfitting")
+    assert "slots right: 50% in the last 20 steps of training, 40% on val" in named.text
+    unknown = verdict(training([], val_metrics=None), "overfitting")
+    assert unknown.text.startswith("not measured")
+    assert "val_fraction of ingest" in unknown.advice and "eval_every" not in unknown.advice
 
 
 def test_samples_that_no_step_had_and_steps_that_were_skipped_limit_it() -> None:

@@ -99,10 +99,11 @@ def test_the_selected_step_gives_the_draft(dictated_training, select, ema_decay)
 
 
 def test_the_record_has_the_figures_of_the_training_at_the_selected_step_too(dictated_training, monkeypatch):
-    monkeypatch.setattr(result, "FINAL_STEPS", 1)
+    monkeypatch.setattr(result, "window", lambda history, val_tokens: 1)
     stage, _ = dictated_training("train", select="tau", log_every=1)
     training = read_json(stage.out_dir / "training.json")
     logged = {step: metrics for metrics, step in stage.logged if "train/loss" in metrics}
+    assert [1, 1] == [training["selected_steps"], training["final_steps"]]
     for name, step in (("selected_metrics", SELECTED["tau"]), ("final_metrics", STEPS)):
         assert training[name] == {metric: logged[step][metric] for metric in training[name]}
     assert training["selected_metrics"] != training["final_metrics"]

@@ -157,7 +157,14 @@ def test_without_an_evaluation_there_is_none_to_tell(read, tmp_path):
 def test_the_temperature_of_regenerated_answers_is_known(read, tmp_path):
     assert chain_of(read(judged=False), tmp_path).regenerated_at is None
     graph = read(REGENERATE, judged=False, tokenize="own")
-    assert 0.7 == chain_of(graph, tmp_path).regenerated_at
+    chain = chain_of(graph, tmp_path)
+    assert (0.7, None) == (chain.regenerated_at, chain.kept_by)
+
+
+def test_answers_of_the_data_set_were_not_regenerated_at_any_temperature(read, tmp_path):
+    kept = REGENERATE.replace("temperature = 0.7", 'answers = "data"')
+    chain = chain_of(read(kept, judged=False, tokenize="own"), tmp_path)
+    assert (None, "regenerate") == (chain.regenerated_at, chain.kept_by)
 
 
 @pytest.mark.parametrize(

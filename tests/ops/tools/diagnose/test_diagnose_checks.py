@@ -35,6 +35,7 @@ from ops.tools.diagnose.outcomes import (
     repetition_finding,
 )
 from ops.tools.diagnose.trained import explained, target_finding
+from ops.train_dflash.verdicts import LONGER
 
 IMAGES: list[Any] = [SimpleNamespace(category="image")] * 8
 TEXTS: list[Any] = [SimpleNamespace(category="text")] * 8
@@ -102,6 +103,8 @@ def test_answers_of_the_data_set_are_not_the_targets_own(loaded, tokens):
     found = own_finding(loaded, samples, None)
     assert found.is_cause
     assert "put regenerate_answers between" in found.advice
+    kept = own_finding(loaded, samples, None, "answer")
+    assert 'answer left the answers of the data set unchanged (answers = "data"): set answers = "target"' in kept.advice
     again = own_finding(loaded, samples, 0.0)
     assert again.is_cause
     assert "differ from this target's" in again.advice
@@ -381,6 +384,13 @@ def test_a_fall_within_the_noise_of_the_loss_is_no_cause():
     curve = [(step, float(2 + torch.randn(()))) for step in range(1, 41)]
     assert not curve_finding(curve, {}).is_cause
     assert not curve_finding(curve[:10], {}).is_measured
+    rare = curve_finding([(step, 3.0) for step in range(10, 111, 10)], {})
+    assert "11 points of train/loss are too few; lower log_every" in rare.measured
+    short = curve_finding([(step, 3.0) for step in range(5, 71, 5)], {})
+    assert (False, f"70 steps are too few to see where train/loss is heading; {LONGER}") == (
+        short.is_measured,
+        short.measured,
+    )
     assert not curve_finding([], {}).is_measured
 
 
