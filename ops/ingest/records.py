@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from attrs import frozen
 
 from dsl.errors import DataError
-from ops.lib.data.json_lines import TOO_DEEP, bounded_lines, parse_line
+from ops.lib.data.json_lines import TOO_DEEP, bounded_lines, parse_line, what_is_broken
 
 CHUNK = 1 << 20
 LONGEST = 64 << 20  # bytes of a line, or characters of an element of an array: images are better files of their own
@@ -141,9 +141,9 @@ class _ArrayText:
             except json.JSONDecodeError as error:
                 length = len(self._text) - self._start
                 if self._ended:
-                    return None, f"broken JSON in the element that begins here: {error.msg}"
+                    return None, f"broken JSON in the element that begins here: {what_is_broken(error)}"
                 if length > LONGEST:
-                    return None, f"broken JSON in the element that begins here ({error.msg}), or {TOO_LONG}"
+                    return None, f"broken JSON in the element that begins here ({what_is_broken(error)}), or {TOO_LONG}"
                 self._more(max(CHUNK, min(length, LONGEST + 1 - length)))
                 continue
             except ValueError as error:

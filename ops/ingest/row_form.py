@@ -20,6 +20,7 @@ from typing import Any
 from dsl.errors import did_you_mean
 from ops.ingest.image_values import IMAGE_NAMES, is_image_value
 from ops.lib.data.files import shown_json
+from ops.lib.data.json_lines import json_kind
 from ops.lib.data.sample_account import SPLITS
 
 TURNS = ("messages", "conversations")
@@ -38,7 +39,7 @@ PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "inpu
 def row_mistake(row: Any) -> str:
     """The mistake in the form of a row, or an empty string."""
     if not isinstance(row, dict):
-        return f"expected an object, got {type(row).__name__}"
+        return f"expected an object, got {json_kind(row)}"
     if mistake := turns_mistake(row):
         return mistake
     for key in row:
@@ -139,7 +140,7 @@ def _question_mistake(row: dict[str, Any], key: str) -> str:
     for name in (key, *chain.from_iterable(alternatives)):
         value = row.get(name)
         if not (isinstance(value, (str, type(None))) or (is_prompt and isinstance(_turns_of(value), list))):
-            return f'"{name}" must be {wanted}, got {type(value).__name__}'
+            return f'"{name}" must be {wanted}, got {json_kind(value)}'
     return ""
 
 
@@ -226,14 +227,14 @@ def _is_image(value: Any) -> bool:
 
 def _turn_mistake(turn: Any) -> str:
     if not isinstance(turn, dict):
-        return f": expected an object, got {type(turn).__name__}"
+        return f": expected an object, got {json_kind(turn)}"
     if not isinstance(first_value(turn, ("role", "from")), str):
         return ': no string "role" (or "from")'
     if not any(name in turn for name in (*TURN_TEXTS, "tool_calls", "function_call")):
         return ': no "content" (or "text", "value")'
     content = first_value(turn, TURN_TEXTS)
     if not isinstance(content, (str, list, type(None))):
-        return f": expected a text or a list of parts, got {type(content).__name__}"
+        return f": expected a text or a list of parts, got {json_kind(content)}"
     if not isinstance(turn.get("reasoning_content"), (str, type(None))):
         return ': "reasoning_content" must be a string'
     for place, part in enumerate(content if isinstance(content, list) else ()):
@@ -244,7 +245,7 @@ def _turn_mistake(turn: Any) -> str:
 
 def _part_mistake(part: Any) -> str:
     if not isinstance(part, dict):
-        return f"expected an object, got {type(part).__name__}"
+        return f"expected an object, got {json_kind(part)}"
     kind = part_kind(part)
     if not kind:
         return 'no string "type"'

@@ -84,7 +84,7 @@ def read_draft_config(
             f"DFlash draft ({ARCHITECTURE})"
         )
     if publisher is DFLOW:
-        return _of_dflow(config, target)
+        return _of_dflow(config, target, partial_rotary_factor)
     reading = _Reading(publisher, config)
     mistakes = [*_algorithm_mistakes(publisher, config), *reading.mistakes]
     if mistakes:
@@ -110,10 +110,14 @@ def read_draft_config(
     )
 
 
-def _of_dflow(config: Mapping[str, Any], target: Mapping[str, Any] | None) -> ReadDraft:
+def _of_dflow(config: Mapping[str, Any], target: Mapping[str, Any] | None, partial: float | None) -> ReadDraft:
     """An export of dflow, which leaves nothing open. `serving_contract` checks its keys."""
     draft = from_serving(config)
     mistakes = _target_mistakes(draft, target)
+    if partial not in (None, draft.partial_rotary_factor):
+        mistakes.append(
+            f"partial_rotary_factor: {draft.partial_rotary_factor:g}, as it was trained; leave out that of load_draft"
+        )
     if mistakes:
         raise _refusal(DFLOW, mistakes)
     order = tuple(range(len(draft.target_layer_ids)))

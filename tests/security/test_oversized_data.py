@@ -74,7 +74,7 @@ def test_a_row_of_a_received_artifact_is_refused_by_file_and_line(tmp_path):
     rows = tmp_path / "samples.jsonl"
     for row, why in (
         (DEEP, "nested too deeply"),
-        ("[]", "not a JSON object but list"),
+        ("[]", "not a JSON object but a list"),
         ("{", "broken JSON at column 2"),
     ):
         rows.write_text(f'{{"split": "train"}}\n{row}\n')

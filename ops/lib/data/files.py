@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
-from ops.lib.data.json_lines import bounded_lines, parse_line
+from ops.lib.data.json_lines import bounded_lines, json_kind, parse_line, what_is_broken
 
 OF_CHECKPOINTS = (
     *("*config.json", "tokenizer*.json", "vocab.json", "special_tokens*.json", "added_tokens*.json"),
@@ -58,13 +58,13 @@ def read_object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
+        raise DataError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {what_is_broken(error)}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not valid UTF-8: {error.reason} at byte {error.start}") from None
     except (OSError, ValueError) as error:  # also an integer of thousands of digits
         raise DataError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
-        raise DataError(f"{path}: not a JSON object but {type(value).__name__}")
+        raise DataError(f"{path}: not a JSON object but {json_kind(value)}")
     return value
 
 
@@ -98,7 +98,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in bounded_lines(path, LONGEST_ROW):
         row, mistake = parse_line(line.removesuffix(b"\n")) if len(line) <= LONGEST_ROW else (None, TOO_LONG)
         if not isinstance(row, dict):
-            mistake = mistake or f"not a JSON object but {type(row).__name__}"
+            mistake = mistake or f"not a JSON object but {json_kind(row)}"
             raise DataError(f"{path}:{number}: {mistake}; verify the store")
         yield row
 

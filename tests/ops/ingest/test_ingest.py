@@ -116,16 +116,21 @@ def test_an_image_that_cannot_be_read_is_dropped(tmp_path, monkeypatch):
     ("line", "message"),
     [
         ('{"conversations": [', "broken JSON at column 20: Expecting value"),
-        ("[1]", "expected an object, got list"),
+        ("[1]", "expected an object, got a list"),
+        ("null", "expected an object, got null"),
+        ("true", "expected an object, got a boolean"),
         ('{"text": "hm"}', 'no list "messages"'),
-        ('{"conversations": ["hm"]}', "conversations[0]: expected an object, got str"),
+        ('{"conversations": ["hm"]}', "conversations[0]: expected an object, got a string"),
         ('{"conversations": [{"text": "hm"}]}', 'conversations[0]: no string "role" (or "from")'),
         (
             '{"conversations": [{"role": "user", "text": 1}]}',
-            "conversations[0]: expected a text or a list of parts, got int",
+            "conversations[0]: expected a text or a list of parts, got a number",
         ),
         ('{"conversations": [{"role": "user"}]}', 'conversations[0]: no "content" (or "text", "value")'),
-        ('{"messages": [{"role": "user", "content": [3]}]}', "messages[0].content[0]: expected an object, got int"),
+        (
+            '{"messages": [{"role": "user", "content": [3]}]}',
+            "messages[0].content[0]: expected an object, got a number",
+        ),
         ('{"messages": [{"role": "user", "content": [{"x": 1}]}]}', 'messages[0].content[0]: no string "type"'),
         (
             '{"messages": [{"role": "user", "content": [{"type": "text"}]}]}',
@@ -157,6 +162,19 @@ def test_a_malformed_line_is_named_with_file_and_line(tmp_path, line, message):
     with pytest.raises(DataError) as error:
         run_ingest(tmp_path, [GOOD, "", line])
     assert str(error.value).startswith(f"{tmp_path}/data.jsonl:3: {message}")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"conversations": "hm', "column 19: Unterminated string"),
+        ('{"conversations": "\t"}', "column 20: Invalid control character"),
+    ],
+)
+def test_a_message_of_the_json_reader_is_a_whole_sentence(tmp_path, line, message):
+    with pytest.raises(DataError) as error:
+        run_ingest(tmp_path, [line])
+    assert str(error.value) == f"{tmp_path}/data.jsonl:1: broken JSON at {message}"
 
 
 def test_other_columns_of_a_data_set_are_no_mistakes(tmp_path):
@@ -212,7 +230,7 @@ def test_all_mistakes_of_a_file_are_reported_together_up_to_20(tmp_path):
         run_ingest(tmp_path, ["{", GOOD, "[]", {**GOOD, "id": "a"}, {**GOOD, "id": "a"}])
     assert str(error.value).split("\n") == [
         f"{tmp_path}/data.jsonl:1: broken JSON at column 2: Expecting property name enclosed in double quotes",
-        f"{tmp_path}/data.jsonl:3: expected an object, got list",
+        f"{tmp_path}/data.jsonl:3: expected an object, got a list",
         f'{tmp_path}/data.jsonl:5: id "a" is already that of {tmp_path}/data.jsonl:4; ids must differ, or set '
         'duplicate_ids = "number"',
     ]

@@ -32,7 +32,7 @@ def test_an_array_is_read_as_a_stream_with_the_line_of_every_mistake(tmp_path, m
         read(tmp_path / "data.json", tmp_path)
     assert str(error.value).split("\n") == [
         f'{tmp_path}/data.json:4: no list "messages" (or "conversations")',
-        f"{tmp_path}/data.json:6: expected an object, got list",
+        f"{tmp_path}/data.json:6: expected an object, got a list",
         f"{tmp_path}/data.json:7: broken JSON in the element that begins here: Expecting value",
     ]
 
@@ -58,7 +58,7 @@ def test_a_mistake_in_an_array_of_one_line_is_named_with_its_element(tmp_path):
         read(tmp_path / "data.json", tmp_path)
     file = tmp_path / "data.json"
     assert str(error.value).split("\n") == [
-        f"{file}: element 3: expected an object, got int",
+        f"{file}: element 3: expected an object, got a number",
         f'{file}: element 4: id "1" is already that of {file}: element 1; ids must differ, or set duplicate_ids = '
         '"number"',
         f"{file}: element 5: broken JSON in the element that begins here: Expecting property name enclosed in double "

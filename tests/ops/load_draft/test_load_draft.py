@@ -20,7 +20,7 @@ from dsl.op import Ref
 from ops.artifacts import Draft, TargetModel
 from ops.check_export.run import rotary_warnings
 from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.config import DraftConfig, to_serving
 from ops.lib.drafts.dflash.load import load_draft as load_serving
 from ops.lib.drafts.dflash.load import load_weights
 from ops.lib.drafts.dflash.model import DraftModel
@@ -236,6 +236,13 @@ def test_a_decision_on_partial_rotary_must_be_one_of_the_two(target):
         read_draft_config(zlab(partial_rotary_factor=0.5), None, 0.75)
     with pytest.raises(ConfigError, match=r"1.0 in the file, so it can be that or 1.0, not 0.5"):
         read_draft_config(zlab(), None, 0.5)
+
+
+def test_the_rotary_share_of_a_draft_of_dflow_is_not_open_to_decision():
+    exported = to_serving(DraftConfig(**PLAIN_SHAPE, partial_rotary_factor=0.5))
+    assert 0.5 == read_draft_config(exported).config.partial_rotary_factor
+    with pytest.raises(ConfigError, match=r"partial_rotary_factor: 0.5, as it was trained"):
+        read_draft_config(exported, None, 1.0)
 
 
 def test_a_mask_token_that_ends_answers_is_refused(target, tmp_path):

@@ -64,7 +64,7 @@ def test_an_evaluation_refuses_a_draft_of_another_target(loaded, target, tokens,
         ("model.safetensors", 200, "model.safetensors is damaged: "),
         ("config.json", None, "config.json is missing"),
         ("config.json", b"{", r"config.json:1:2: not valid JSON: "),
-        ("config.json", b"[]", "config.json: not a JSON object but list"),
+        ("config.json", b"[]", "config.json: not a JSON object but a list"),
         ("config.json", b'{"a": "\xff"}', "config.json: not valid UTF-8: "),
     ],
 )
