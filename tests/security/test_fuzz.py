@@ -97,7 +97,7 @@ def arguments(home: Home, command: str) -> list[str]:
     return given if "--store" in given else [*given, "--store", str(home.toy.store)]
 
 
-def try_commands(home: Home, capsys, made: list[Change], commands: list[str]) -> list[object]:
+def try_commands(home: Home, capsysbinary, made: list[Change], commands: list[str]) -> list[object]:
     """Try them one after the other on a changed copy. Returns their exit codes."""
     restore(home)
     codes: list[object] = []
@@ -105,18 +105,18 @@ def try_commands(home: Home, capsys, made: list[Change], commands: list[str]) ->
     for change in made:
         change.apply((home.toy.store, home.remote), home.canary)
     for command in commands:
-        capsys.readouterr()
+        capsysbinary.readouterr()
         sys.modules.pop(THEIRS, None)  # importing it once more would show no more
         with within(LONGEST_S):
             try:
                 code = main(arguments(home, command))
             except SystemExit as end:
                 code = end.code
-        said = capsys.readouterr()
+        said = capsysbinary.readouterr()
         codes.append(code)
         assert code in (0, 1, 2), command
         assert code == 0 or said.out or said.err, f"{command} does not say why it failed"
-        shown = f"{said.out}{said.err}".encode(errors="backslashreplace")
+        shown = said.out + said.err  # bytes: `logs` shows a log as it is
         assert not [hidden for hidden in (*HIDDEN, TRACEBACK) if hidden in shown], f"{command}: {said}"
     assert look(home.canary) == before, commands
     contents = [path.read_bytes() for place in (home.page, home.remote, home.other) for path in written(place)]
@@ -131,12 +131,12 @@ def written(place: Path) -> list[Path]:
     return [path for path in files if not path.is_symlink() and path.is_file()]
 
 
-def search(capsys, one: Callable[..., None], *strategies: SearchStrategy) -> None:
+def search(capsysbinary, one: Callable[..., None], *strategies: SearchStrategy) -> None:
     """Try a function on examples: once on few that are always the same, or for as long as is asked for."""
     number, end = SEED, time.monotonic() + SECONDS
     while True:
         if SECONDS:
-            with capsys.disabled():
+            with capsysbinary.disabled():
                 print(f"DFLOW_FUZZ_SEED={number} {time.strftime('%H:%M:%S')}", flush=True)
         how = settings(
             max_examples=AT_ONCE,
@@ -150,20 +150,20 @@ def search(capsys, one: Callable[..., None], *strategies: SearchStrategy) -> Non
             return
 
 
-def test_no_command_is_harmed_by_a_store_or_a_remote(home, capsys):
+def test_no_command_is_harmed_by_a_store_or_a_remote(home, capsysbinary):
     def one(made, commands):
-        try_commands(home, capsys, made, commands)
+        try_commands(home, capsysbinary, made, commands)
 
     commands = [*COMMANDS, *SLOW] if SECONDS else COMMANDS
-    search(capsys, one, changes(), st.lists(st.sampled_from(commands), min_size=1, max_size=3))
+    search(capsysbinary, one, changes(), st.lists(st.sampled_from(commands), min_size=1, max_size=3))
 
 
-def test_an_untouched_store_is_used_and_what_a_stranger_left_in_it_is_refused(home, capsys):
+def test_an_untouched_store_is_used_and_what_a_stranger_left_in_it_is_refused(home, capsysbinary):
     """Without changes the commands get as far as they should, or the search would try little."""
-    assert try_commands(home, capsys, [], [*EXIT_CODES]) == [*EXIT_CODES.values()]
+    assert try_commands(home, capsysbinary, [], [*EXIT_CODES]) == [*EXIT_CODES.values()]
 
 
-def test_a_commit_that_somebody_else_noted_harms_nothing(home, capsys):
+def test_a_commit_that_somebody_else_noted_harms_nothing(home, capsysbinary):
     """A run, or a pull, that finds a work folder completes what was about to be committed there."""
 
     def one(made, is_sealed):
@@ -178,4 +178,4 @@ def test_a_commit_that_somebody_else_noted_harms_nothing(home, capsys):
         assert look(home.canary) == before
         assert not [path for path in written(store.path / "objects") if SECRET.encode() in path.read_bytes()]
 
-    search(capsys, one, changes(NOTES), st.booleans())
+    search(capsysbinary, one, changes(NOTES), st.booleans())
