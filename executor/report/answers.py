@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 from markupsafe import Markup
 
 from dsl.errors import DflowError, shortened
@@ -20,7 +20,7 @@ from dsl.op_table import load_op, op_names
 from executor.model_tools.diagnose import kept
 from executor.report.artifacts import ShownByOps
 from executor.report.op_sections import Shown
-from executor.report.run_data import NodeFacts, RunFacts
+from executor.report.run_data import MOST_NAMED, NodeFacts, RunFacts
 from executor.report.templates import render
 from executor.results.run_table import first_line, with_run
 from ops.lib.report_sections import Verdict
@@ -64,7 +64,9 @@ def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
     for name, node in column.nodes.items():
         of_node = shown.get((column.run, node.id), Shown())
         given = [
-            Line(name, section.title, section.body) for section in of_node.sections if isinstance(section.body, Verdict)
+            Line(name, section.title, _with_company(section.body, node))
+            for section in of_node.sections
+            if isinstance(section.body, Verdict)
         ]
         lines += given
         known = {line.verdict.question for line in given}
@@ -76,6 +78,14 @@ def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
             texts = [_without_middle(with_run(text, column.run)) for text in node.recorded.warnings]
             lines += [Line(name, "warning", Verdict(question, text, "warn")) for text in texts]
     return [*lines, *_unasked(column), *_diagnosed(column)] if lines else []
+
+
+def _with_company(verdict: Verdict, node: NodeFacts) -> Verdict:
+    """A verdict on a measured time with the nodes that may have slowed it down."""
+    if not verdict.is_timed or not node.beside:
+        return verdict
+    more = f" and {len(node.beside) - MOST_NAMED} more" if len(node.beside) > MOST_NAMED else ""
+    return evolve(verdict, text=f"{verdict.text}; measured beside {', '.join(node.beside[:MOST_NAMED])}{more}")
 
 
 def _without_middle(text: str) -> str:

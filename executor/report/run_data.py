@@ -38,6 +38,7 @@ class NodeFacts:
     in bytes; None where the store does not hold it. own: its files outside the digest, by name, as the run that made it
     wrote them. manifest: of that run too. config, launch: as recorded, secrets by their names.
     template: the node that a sweep copied, empty for one that is no copy.
+    beside: the nodes of the run that made the artifact that ran at the same time.
     """
 
     id: str
@@ -57,6 +58,7 @@ class NodeFacts:
     events: NodeEvents
     figures: Mapping[str, Path]
     template: str = ""
+    beside: tuple[str, ...] = ()
 
     @property
     def is_gone(self) -> bool:
@@ -205,6 +207,11 @@ class _Reader:
                 if is_plain(file, self._store.path)
             },
             template=recorded.copy.template if recorded.copy else "",
+            beside=tuple(
+                other_id
+                for other_id, other in self._nodes_of(source).items()
+                if other_id != source_id and _ran_together(made, other)
+            ),
         )
 
     def _made_in(self, record: Record, node_id: str, state: NodeState) -> tuple[str, str]:
@@ -231,6 +238,13 @@ class _Reader:
                 nodes.setdefault(event.node, NodeEvents()).add(event)
             self._events[run] = nodes
         return self._events[run]
+
+
+def _ran_together(one: NodeState, other: NodeState) -> bool:
+    """Whether both were computed, in the last attempts of a run, for some time at once."""
+    if one.started is None or one.ended is None or other.started is None or "hit" in (one.cache, other.cache):
+        return False
+    return other.started < one.ended and (other.ended is None or one.started < other.ended)
 
 
 def _combinations(record: Record, recorded: Mapping[str, RecordedNode], damage: list[str]) -> tuple[Sequence[Row], str]:

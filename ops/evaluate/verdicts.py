@@ -36,7 +36,7 @@ def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> I
     else:
         text = f"no tau: the target's answer to each of the {tau['prompts']} prompts is one token"
         yield Section("tau", Verdict("good", text, "bad", "evaluate prompts with longer answers"))
-    yield Section("speed-up", _against_plain(measured))
+    yield Section("speed-up", evolve(_against_plain(measured), is_timed=measured is not None))
     yield Section("losslessness", _lossless(report))
     if tau["steps"]:
         yield from _limits(report)

@@ -136,13 +136,15 @@ class Verdict:
     to serve; "limit", what limits it. The section's title is what was judged.
 
     judgement: how it is marked. advice: what to do about it, listed under "what to do next"; RUN in it becomes the
-    run's id, as in warnings of the op's node, which stand beside its verdicts.
+    run's id, as in warnings of the op's node, which stand beside its verdicts. is_timed: its figure is a measured time,
+    so the report adds which nodes of the run ran meanwhile.
     """
 
     question: Question
     text: str
     judgement: Judgement = "info"
     advice: str = ""
+    is_timed: bool = False
 
 
 Body = Table | Chart | Html | Picture | Account | Verdict

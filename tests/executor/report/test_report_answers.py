@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_page import Page
@@ -13,8 +14,9 @@ from toy_ops import Toy
 from executor.model_tools.diagnose import RESULT, kept
 from executor.records.run_record import find_record
 from executor.report.answers import Line, lines_of, next_steps
+from executor.report.op_sections import Shown
 from executor.report.run_data import read_runs
-from ops.lib.report_sections import Verdict
+from ops.lib.report_sections import Section, Verdict
 from ops.tools.diagnose.finding import Finding
 
 OPS = """
@@ -157,6 +159,26 @@ def test_a_draft_about_which_nothing_is_open_is_to_be_served(tmp_path: Path) -> 
         Line("", "x", Verdict("limit", "", "bad", "more")),
     ]
     assert [f"serve it: dflow serve {run}", "more"] == next_steps(facts, good)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"cache": "miss", "started": 5.0, "ended": 15.0}, "; measured beside check"),
+        ({"cache": "miss", "started": 12.0, "ended": None, "state": "running"}, "; measured beside check"),
+        ({"cache": "miss", "started": 20.0, "ended": 30.0}, ""),
+        ({"cache": "hit", "started": 5.0, "ended": 15.0}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_measured_time_names_the_nodes_that_ran_beside_it(tmp_path: Path, other: dict[str, Any], says: str) -> None:
+    states = {"eval": {"cache": "miss", "started": 10.0, "ended": 20.0}, "check": other}
+    store, run = record_run(tmp_path, {}, states=states)
+    (facts,) = read_runs(store, [find_record(store.records, run)])
+    timed = Section("speed-up", Verdict("good", "2 times as fast", "good", is_timed=True))
+    shown = {(run, "eval"): Shown([timed, Section("tau", Verdict("good", "3", "good"))])}
+    lines = {line.title: line.verdict.text for line in lines_of(facts, shown) if line.node == "eval"}
+    assert (f"2 times as fast{says}", "3") == (lines["speed-up"], lines["tau"])
 
 
 def test_that_a_draft_should_not_be_served_comes_before_what_limits_it(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_tau_is_compared_with_plain_decoding_and_with_chance(chance: Any, judgem
 )
 def test_the_speed_up_counts_only_where_its_interval_leaves_1(times: Any, judgement: str, says: str) -> None:
     found = verdict(of_evaluation(report(), times), "speed-up")
+    assert found.is_timed == (times is not None)
     assert ("good", judgement) == (found.question, found.judgement)
     assert says in found.text
 
