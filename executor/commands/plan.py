@@ -21,7 +21,7 @@ from executor.launchers.cluster_address import use_cluster
 from executor.planning.estimates import cached_artifacts, estimate_row, graph_estimates, too_large
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
-from executor.planning.preflight import unmet
+from executor.planning.preflight import nodes_of, unmet
 from executor.planning.selection import require_others, selected
 from executor.planning.session import make_planner
 from executor.system.disk_space import free_bytes
@@ -46,11 +46,12 @@ def main(options: argparse.Namespace) -> int:
     store = open_store(options)
     decisions = make_planner(store, graph, absent=absent).plan()
     absent_inputs = [mistake for mistakes in absent.values() for mistake in mistakes]
-    missing = list(dict.fromkeys(str(each) for each in [*absent_inputs, *unmet(graph, decisions)]))
+    lacking = unmet(graph, decisions)
+    missing = list(dict.fromkeys(str(each) for each in [*absent_inputs, *lacking]))
     require_others(decisions, only)
     decisions = {node_id: each for node_id, each in decisions.items() if not only or node_id in only}
     free_disk = free_bytes(store.path)
-    estimates = graph_estimates(graph, cached_artifacts(store, decisions), free_disk)
+    estimates = graph_estimates(graph, cached_artifacts(store, decisions), free_disk, refused=nodes_of(graph, lacking))
     needs = {node_id: need for node_id, need in estimates.items() if node_id not in absent}
     does_not_fit = too_large(graph, needs, gpu_memory, graph.machine.memory_bytes or machine_memory())
     cluster = _cluster_lines(graph)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
+import attrs
 from attrs import frozen
 
 from executor.keys.node_key import KeyParts
@@ -24,7 +25,7 @@ class Difference:
     kind: "op", "config", "content", "code" and "library" enter the key. A "setting" does not, or names the nodes on an
     edge. "value": the key parts are gone, so it may be either.
     name: a field; of code "module:symbol", whose values are hashes; of a library its distribution.
-    path: the file or folder whose content differs, where it is known.
+    path: the file or folder whose content differs, where it is known; "OLD, now NEW" where it is another one.
     """
 
     kind: Kind
@@ -59,10 +60,34 @@ class Difference:
 def differences(old: KeyParts, new: KeyParts) -> list[Difference]:
     """All that differs between two nodes' key parts."""
     found = value_differences("op", {"op": old.op, "version": old.version}, {"op": new.op, "version": new.version})
-    found += value_differences("config", old.config, new.config)
+    found += [each for each in value_differences("config", old.config, new.config) if not _is_of_paths(each)]
     found += value_differences("content", old.external, new.external)
     found += value_differences("code", old.code, new.code)
     return found + value_differences("library", old.libraries, new.libraries)
+
+
+def with_path(difference: Difference, old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference:
+    """The difference in content with what both configs name there; a config may lack the field."""
+    if difference.kind != "content":
+        return difference
+    named = (_path(config, difference.name) for config in (old, new))
+    return attrs.evolve(difference, path=", now ".join(dict.fromkeys(path for path in named if path)))
+
+
+def _path(config: Mapping[str, Any], name: str) -> str:
+    """The path in a field, or in a member of it such as `source[2]`; empty where there is none."""
+    field, _, place = name.removesuffix("]").partition("[")
+    value = config.get(field)
+    if place:
+        value = value[int(place)] if isinstance(value, (list, tuple)) and int(place) < len(value) else None
+    return value if isinstance(value, str) else ""
+
+
+def _is_of_paths(difference: Difference) -> bool:
+    """Whether both sides are lists of paths, of which keys have only the number: the contents say the same."""
+    sides = [value for value in (difference.old, difference.new) if value is not ABSENT]
+    are_lists = all(isinstance(value, (list, tuple)) for value in sides)
+    return are_lists and any(sides) and all(member is None for value in sides for member in value)
 
 
 def value_differences(kind: Kind, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,17 @@ PROCESS_BYTES = 530_000_000  # resident in a process with torch and transformers
 
 
 def graph_estimates(
-    graph: Graph, made: Mapping[str, Path], free_disk: int, trials: Mapping[str, Trial] = NO_TRIALS
+    graph: Graph,
+    made: Mapping[str, Path],
+    free_disk: int,
+    trials: Mapping[str, Trial] = NO_TRIALS,
+    refused: Container[str] = (),
 ) -> dict[str, Estimate]:
     """The estimate of every node whose op gives one. made: where the store holds artifacts, by node id.
 
-    A node whose artifact exists needs nothing, but its readers use its estimate. An op's error becomes a note. To the
-    memory of a rank that computes on the CPU that of the process itself is added. Hooks see device = "cpu" there.
+    A node whose artifact exists needs nothing, but its readers use its estimate. An op's error becomes a note, except
+    of a node in `refused`, whose own mistakes are reported already. To the memory of a rank that computes on the CPU
+    that of the process itself is added. Hooks see device = "cpu" there.
     """
     found: dict[str, Estimate] = {}
     foreseen: dict[str, Any] = dict.fromkeys(graph.nodes)
@@ -47,6 +52,8 @@ def graph_estimates(
         try:
             needed = estimate(node.config, outlook)
         except DflowError as error:
+            if node_id in refused:
+                continue
             needed = Estimate(notes=(f"what it needs cannot be estimated: {error}",))
         if needed is not None:
             if needed.memory and not on_gpu and "torch" in node.op.key_libraries:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dsl.errors import Mistake
@@ -29,6 +29,12 @@ def unmet(graph: Graph, decisions: Mapping[str, Decision]) -> list[Mistake]:
     from executor.launchers.backends import Backends
 
     return lacking + Backends(graph.machine).check(asking)
+
+
+def nodes_of(graph: Graph, mistakes: Iterable[Mistake]) -> set[str]:
+    """The nodes that have a mistake in one of their fields."""
+    owners = {mistake.path.rpartition(".")[0] for mistake in mistakes}
+    return {node_id for node_id in graph.nodes if f"node.{node_id}" in owners}
 
 
 def _of_tracking(graph: Graph) -> list[Mistake]:

@@ -120,12 +120,15 @@ def _values(runs: Sequence[RunFacts], pairs: Sequence[_Pair]) -> Markup:
                 cells.append("not known")
             else:
                 cells.append(render("comparison.html", "other", new) if new not in (None, old) else new)
-        rows.append([node, _named(name, [change.kind for change in changes.values()]), *cells])
+        rows.append([node, _named(name, list(changes.values())), *cells])
     return table(["node", "value", *map(run_name, runs)], rows)
 
 
-def _named(name: str, kinds: Sequence[str]) -> str:
-    return name if "config" in kinds else f"{name} ({kinds[0]})"
+def _named(name: str, changes: Sequence[Difference]) -> str:
+    if any(change.kind == "config" for change in changes):
+        return name
+    paths = ", ".join(dict.fromkeys(change.path for change in changes if change.path))
+    return f"{name} ({changes[0].kind}{f' of {paths}' if paths else ''})"
 
 
 def line_of(diff: NodeDiff, first: str, second: str) -> str:

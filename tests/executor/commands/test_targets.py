@@ -226,8 +226,10 @@ def test_a_checkpoint_that_cannot_be_a_target_is_refused_at_init_plan_and_run(
     said = capsys.readouterr().err.splitlines()
     assert starts_of_lines([f"dflow: {expected[0]}", *expected[1:]], said), said
     assert 2 == main(["plan", "one.toml", "--json"])
-    planned = json.loads(capsys.readouterr().out)["unmet"]
+    plan = json.loads(capsys.readouterr().out)
+    planned = plan["unmet"]
     assert starts_of_lines(expected, planned, "node.target.checkpoint: "), planned
+    assert "cannot be estimated" not in json.dumps(plan["resources"])
     assert 2 == main(["run", "one.toml"])
     assert planned == capsys.readouterr().err.splitlines()
 
@@ -242,7 +244,9 @@ def test_a_file_in_place_of_a_checkpoint_is_refused(target: Path, capsys: pytest
         assert 1 == main(["init", "chat.jsonl", "--target", str(given)])
         assert sentence in capsys.readouterr().err
         assert 2 == main(["plan", "one.toml", "--json", "-s", f"target.checkpoint={given}"])
-        assert sentence in json.loads(capsys.readouterr().out)["unmet"][0]
+        plan = json.loads(capsys.readouterr().out)
+        assert sentence in plan["unmet"][0]
+        assert {} == plan["resources"]
 
 
 @pytest.mark.parametrize("changed", [lambda folder: None, sharded], ids=["one file", "shards"])

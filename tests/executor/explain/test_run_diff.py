@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from report_page import Page
 from toy_ops import Toy
 
 from executor.cli import main
@@ -205,3 +206,58 @@ def test_the_table_says_in_which_run_a_node_is_not_finished(
     node = evolve(compare_runs(store, first, second).nodes[0], digests=digests, where="both")
     lines = runs_text(first, second, RunsDiff([node])).splitlines()
     assert told in [line.strip().rpartition("  ")[2] for line in lines]
+
+
+OF_FILES = '''
+from pathlib import Path
+from attrs import frozen
+from dsl.op import Artifact, field, op
+
+
+@frozen
+class Text(Artifact):
+    """text.txt"""
+
+
+@op(version=1, run="files:joined")
+@frozen(kw_only=True)
+class Joined:
+    """Joins files."""
+    files: str | tuple[str, ...] = field(external=True, help="files")
+    output = Text
+
+
+def joined(config, stage):
+    files = [config.files] if isinstance(config.files, str) else config.files
+    (stage.out_dir / "text.txt").write_text("".join(Path(file).read_text() for file in files))
+'''
+
+
+def test_the_files_of_a_list_are_named_and_not_their_places_in_the_key(tmp_path: Path) -> None:
+    toy = Toy(tmp_path)
+    (tmp_path / "files.py").write_text(OF_FILES)
+    names = [tmp_path / f"{letter}.txt" for letter in "abc"]
+    for name in names:
+        name.write_text(name.stem)
+    runs = []
+    for files in ('"a.txt"', '["b.txt", "a.txt"]', '["c.txt", "a.txt"]'):
+        head = '[pipeline]\nname = "files"\nops = ["files.py"]\n\n[node.a]\nop = "joined"\n'
+        toy.file.write_text(f"{head}files = {files}\n")
+        if runs:
+            plan = toy.dflow("explain", str(toy.file), "a").stdout
+            assert "null" not in plan
+            assert f"content changed: a.files[0] ({names[len(runs)]}) " in plan
+        result = toy.dflow("run", str(toy.file))
+        assert 0 == result.returncode, result.stderr
+        runs.append(toy.state()["run"])
+    a, b, c = names
+    changes = diff(toy, *runs[:2])["a"]["changes"]
+    assert [("files", str(a)), ("files[0]", str(b)), ("files[1]", str(a))] == [
+        (change["name"], change["path"]) for change in changes
+    ]
+    assert [("files[0]", f"{b}, now {c}")] == [
+        (change["name"], change["path"]) for change in diff(toy, *runs[1:])["a"]["changes"]
+    ]
+    result = toy.dflow("report", *runs[1:])
+    [rows] = Page.read(Path(result.stdout.strip())).tables["differences"]
+    assert ["a", f"files[0] (content of {b}, now {c})"] == rows[1][:2]
