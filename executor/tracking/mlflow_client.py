@@ -96,7 +96,9 @@ class Tracker:
             known = self.client.get_experiment_by_name(name)
             if known is None:
                 place = self._artifact_location()
-                return str(self.client.create_experiment(name, artifact_location=place, tags={VIEW_TAG: _view(columns)}))
+                return str(
+                    self.client.create_experiment(name, artifact_location=place, tags={VIEW_TAG: _view(columns)})
+                )
             shown = _columns_of(known.tags.get(VIEW_TAG, ""))
             missing = [column for column in columns if column not in shown]
             if known.lifecycle_stage == "active" and missing:

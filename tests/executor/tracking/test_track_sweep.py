@@ -119,12 +119,13 @@ def test_each_combination_is_a_run_below_the_sweep_with_params_and_metrics(swept
         for times, length in (("1", 11.0), ("2", 16.0))
         for weight in (1.0, 3.0)
     } == {name: (run.data.params, run.data.metrics) for name, run in found.items()}
-    assert {name: f"{name} (swept {record.name})" for name in found} == {
+    assert {name: f"{name} ({record.name})" for name in found} == {
         name: run.info.run_name for name, run in found.items()
     }
     assert {"FINISHED"} == {run.info.status for run in found.values()}
     assert {parent.info.run_id} == {run.data.tags["mlflow.parentRunId"] for run in found.values()}
     assert parent.data.tags["dflow.kind"] == "sweep"
+    assert {"weight": 3.0} == {name: parent.data.metrics[name] for name in parent.data.metrics if "weight" in name}
 
 
 def test_nodes_of_one_combination_hang_below_it_and_shared_ones_below_the_sweep(swept):
