@@ -1,4 +1,4 @@
-"""Which split a node of a smoke run left empty, though the data has samples of it: few samples may be the only cause."""
+"""Which split a node of a smoke run left empty, though the data has samples of it: few samples may be the cause."""
 
 from __future__ import annotations
 
