@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Literal
 
+import attrs
 from attrs import frozen
 
+from dsl.convert import unstructure
 from executor.keys.node_key import KeyParts
 from executor.system.output import shown_digest
 
@@ -18,6 +21,17 @@ REASONS_SHOWN = 3
 
 
 @frozen
+class FileContent:
+    """What a field has for a value where it names a file or folder, whose content counts. path: empty where unknown."""
+
+    digest: str
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"file {Path(self.path).name or shown_digest(self.digest)}"
+
+
+@frozen
 class Difference:
     """One named value that is not the same in two nodes; ABSENT where one of them lacks it.
 
@@ -25,6 +39,7 @@ class Difference:
     edge. "value": the key parts are gone, so it may be either.
     name: a field; of code "module:symbol", whose values are hashes; of a library its distribution.
     path: the file or folder whose content differs, where it is known.
+    old, new: of "config" a FileContent where the field named a file in only one of the nodes.
     """
 
     kind: Kind
@@ -43,6 +58,8 @@ class Difference:
 
     def shown(self, value: Any) -> str:
         """One of both values: a digest by its beginning, all else as JSON."""
+        if isinstance(value, FileContent):
+            return str(value)
         is_digest = self.kind in ("content", "code")
         return shown_digest(str(value)) if is_digest else json.dumps(value, ensure_ascii=False, default=str)
 
@@ -51,7 +68,8 @@ class Difference:
         return self.name if self.kind in ("library", "op") else f"{node}.{self.name}"
 
     def to_json(self) -> dict[str, Any]:
-        values = {"old": self.old, "new": self.new}
+        named = {"old": self.old, "new": self.new}
+        values = {name: unstructure(each) if isinstance(each, FileContent) else each for name, each in named.items()}
         head = {"kind": self.kind, "name": self.name} | ({"path": self.path} if self.path else {})
         return head | {name: value for name, value in values.items() if value is not ABSENT}
 
@@ -59,10 +77,37 @@ class Difference:
 def differences(old: KeyParts, new: KeyParts) -> list[Difference]:
     """All that differs between two nodes' key parts."""
     found = value_differences("op", {"op": old.op, "version": old.version}, {"op": new.op, "version": new.version})
-    found += value_differences("config", old.config, new.config)
-    found += value_differences("content", old.external, new.external)
+    old_files, new_files = _files_for_values(old, new), _files_for_values(new, old)
+    found += value_differences("config", {**old.config, **old_files}, {**new.config, **new_files})
+    replaced = {*old_files, *new_files}
+    content = ({name: each.external[name] for name in each.external if name not in replaced} for each in (old, new))
+    found += value_differences("content", *content)
     found += value_differences("code", old.code, new.code)
     return found + value_differences("library", old.libraries, new.libraries)
+
+
+def _files_for_values(parts: KeyParts, other: KeyParts) -> dict[str, FileContent]:
+    """The fields that name a file in `parts`, and have a value that is part of the config in the other ones."""
+    names = [name for name in parts.external if name in other.config and name not in parts.config]
+    return {name: FileContent(parts.external[name]) for name in names}
+
+
+def with_paths(
+    found: Iterable[Difference], new: Mapping[str, Any], old: Mapping[str, Any] | None = None
+) -> list[Difference]:
+    """The same, with the paths that the configs name. old: None where it is not known."""
+    return [_with_paths(each, new, old or {}) for each in found]
+
+
+def _with_paths(difference: Difference, new: Mapping[str, Any], old: Mapping[str, Any]) -> Difference:
+    name = difference.name
+    if difference.kind == "content":
+        return attrs.evolve(difference, path=str(new[name])) if name in new else difference
+    if name in new and isinstance(difference.new, FileContent):
+        return attrs.evolve(difference, new=attrs.evolve(difference.new, path=str(new[name])))
+    if name in old and isinstance(difference.old, FileContent):
+        return attrs.evolve(difference, old=attrs.evolve(difference.old, path=str(old[name])))
+    return difference
 
 
 def value_differences(kind: Kind, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
