@@ -169,7 +169,9 @@ def did_you_mean(word: str, candidates: Sequence[str]) -> str:
     return f'did you mean "{near[0]}"?' if near else ""
 
 
-def known_nodes(word: str, node_ids: Iterable[str]) -> str:
-    """The nearest one, or the first of all that there are."""
+def known_nodes(word: str, node_ids: Iterable[str], tables: Sequence[str] = ()) -> str:
+    """The nearest one, or the first of all that there are. tables: what may stand in the place of a node."""
     known = list(node_ids)
-    return did_you_mean(word, known) or (f"nodes: {listed(known, MOST_SHOWN)}" if known else "")
+    nodes = [f"nodes: {listed(known, MOST_SHOWN)}"] if known else []
+    named = [f"tables: {', '.join(tables)}"] if tables else []
+    return did_you_mean(word, [*known, *tables]) or "; ".join([*nodes, *named])

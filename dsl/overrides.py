@@ -76,7 +76,7 @@ def put_into(owners: Mapping[str, WrittenNode], overrides: Sequence[Override]) -
 def unknown_owners(overrides: Sequence[Override], owners: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
     for override in overrides:
         copies = [owner for owner in owners if owner.startswith(f"{override.owner}-")]
-        hint = f"its copies: {', '.join(copies)}" if copies else known_nodes(override.owner, [*owners, *TABLE_NAMES])
+        hint = f"its copies: {', '.join(copies)}" if copies else known_nodes(override.owner, owners, TABLE_NAMES)
         yield Mistake(f'there is no node "{shortened(override.owner)}"', position=override.position, hint=hint)
 
 

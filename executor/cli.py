@@ -126,7 +126,7 @@ def _options(given: list[str]) -> argparse.Namespace:
     main: Callable[[argparse.Namespace], int] = named_function(f"{module}:main")
     add_arguments(parser)
     parser.set_defaults(main=main)
-    return parser.parse_args(given[1:])
+    return parser.parse_intermixed_args(given[1:])  # a RUN may follow options
 
 
 def _show_commands(given: list[str]) -> NoReturn:

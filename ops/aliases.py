@@ -248,7 +248,12 @@ MODELS = (
     ),
     Alias(
         ("chat_template", "custom_chat_template"),
-        none="the chat template is that of the tokenizer or processor, which serving uses too",
+        {
+            "load_target.chat_template": "a file, in place of the checkpoint's own template, in all later nodes and in "
+            "serving",
+            "tokenize_chat.chat_template": "a file, without a target: that brings its own",
+            "regenerate_answers.chat_template": "the file of the server, with a processor",
+        },
     ),
     Alias(
         ("chat_template_kwargs", "apply_chat_template_kwargs"),

@@ -9,9 +9,10 @@ from functools import partial
 from executor.commands.arguments import add_json, add_run, add_store, add_trust, check_trust, count, open_store
 from executor.model_tools.computation import Result
 from executor.model_tools.diagnose import diagnose, keep
-from executor.records.run_record import find_record
+from executor.model_tools.draft_run import DEFAULT_RUN, find_draft_run
 from executor.system.output import FAILED, OK, print_lines
 from executor.system.progress import Activity
+from ops.artifacts import Draft
 from ops.tools.diagnose.chain import SPLITS
 from ops.tools.diagnose.text import diagnosis_text
 
@@ -20,7 +21,7 @@ LEAST_PROMPTS = 4  # fewer prove nothing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
+    add_run(parser, DEFAULT_RUN)
     parser.add_argument("--node", metavar="NODE", help="the node that trains the draft; default: all of them")
     parser.add_argument(
         "--prompts",
@@ -42,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Exit code 1 where a cause was found. Results of drafts before one that cannot be measured are kept and shown."""
     store = open_store(options)
-    record = find_record(store.records, options.run)
+    record, note = find_draft_run(store.records, options.run, options.node, (Draft,))
+    if note:
+        print_lines(note, error=True)
     check_trust(options, record, to_run=True)
     results: list[Result] = []
     try:

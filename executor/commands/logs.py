@@ -12,7 +12,7 @@ from pathlib import Path
 from dsl.errors import DflowError, did_you_mean
 from executor.commands.arguments import add_run, add_store, count, open_store
 from executor.records.run_list import running_runs
-from executor.records.run_record import Record, find_record, is_begun
+from executor.records.run_record import Record, find_record, is_begun, newest_that_ran
 from executor.store.artifact_store import Store
 from executor.system.output import OK, print_lines, write_on
 from executor.system.symlinks import is_plain, open_plain
@@ -36,7 +36,8 @@ def main(options: argparse.Namespace) -> int:
     record = find_record(store.records, options.run)
     if options.node not in record.state.nodes:
         nodes = ", ".join(record.state.nodes)
-        hint = did_you_mean(options.node, list(record.state.nodes))
+        newest = _newest_log(store, options.node)
+        hint = newest or did_you_mean(options.node, list(record.state.nodes))
         raise DflowError(f'run {record.run} has no node "{options.node}"{hint and f"; {hint}"}; its nodes: {nodes}')
     log = _Log(record.log_path(options.node))
     waits = options.follow and record.state.nodes[options.node].state not in OVER
@@ -68,9 +69,11 @@ def _print_source(store: Store, record: Record, node_id: str, lines: int | None)
     node = record.state.nodes[node_id]
     if node.source_run is None:
         running = [each.run for each in running_runs(store.records) if _runs(each, node_id)]
-        elsewhere = f"; it runs in run {running[0]}: dflow logs {running[0]} {node_id}" if running else ""
+        hint = f"it runs in run {running[0]}: dflow logs {running[0]} {node_id}" if running else ""
+        hint = hint or _newest_log(store, node_id)
         raise DflowError(
-            f"{node_id} printed nothing in run {record.run}: it did not run there, its state is {node.state}{elsewhere}"
+            f"{node_id} printed nothing in run {record.run}: it did not run there, its state is {node.state}"
+            f"{hint and f'; {hint}'}"
         )
     folder = store.records / node.source_run
     if not is_begun(folder):
@@ -86,6 +89,14 @@ def _print_source(store: Store, record: Record, node_id: str, lines: int | None)
         raise DflowError(f"{node_id} was computed by run {source.run}, whose log of it is gone")
     print_lines(f"{node_id} was computed by run {source.run}; this is its log:", error=True)
     log.print_last(lines)
+
+
+def _newest_log(store: Store, node_id: str) -> str:
+    """The command for the newest run in which a node of this name printed something; empty for none."""
+    for record in newest_that_ran(store.records):
+        if node_id in record.state.nodes and _Log(record.log_path(node_id)).exists:
+            return f"its newest log is of run {record.run}: dflow logs {record.run} {node_id}"
+    return ""
 
 
 def _runs(record: Record, node_id: str) -> bool:

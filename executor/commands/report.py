@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from executor.commands.arguments import LATEST, add_store, add_trust, open_store
-from executor.records.run_record import Record
+from executor.records.run_record import Record, newest_that_ran
 from executor.report.page import write_report
 from executor.report.run_data import find_records
+from executor.store.artifact_store import Store
 from executor.system.output import OK, print_lines
 
 REPORT = "report.html"
@@ -38,9 +39,27 @@ def main(options: argparse.Namespace) -> int:
     path = (options.output or default_path(records)).absolute()
     write_report(store.path, [record.run for record in records], path)
     print_lines(str(path))
+    if not options.runs and (line := _with_results(store, records[0])):
+        print_lines(line, error=True)
     if options.open:
         webbrowser.open(path.as_uri())
     return OK
+
+
+def _with_results(store: Store, latest: Record) -> str:
+    """A line on the newest run that has the results which the latest one lacks; empty where it lacks none."""
+    wanted = latest.state.result_nodes
+
+    def is_done(record: Record) -> bool:
+        nodes = record.state.nodes
+        return all(node in nodes and nodes[node].state == "done" for node in wanted)
+
+    if is_done(latest) or latest.is_alive():
+        return ""
+    older = next(filter(is_done, newest_that_ran(store.records)), None)
+    if older is None:
+        return ""
+    return f"run {latest.run} is {latest.status()}; the newest run with results: dflow report {older.run}"
 
 
 def default_path(records: Sequence[Record]) -> Path:

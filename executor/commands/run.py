@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 import attrs
 
@@ -27,7 +28,7 @@ from executor.launchers.cluster_address import use_cluster, with_cluster
 from executor.planning.selection import selected
 from executor.planning.session import new_run
 from executor.scheduler.run_and_report import run_and_report
-from executor.store.artifact_store import Store
+from executor.store.artifact_store import Store, store_path
 from executor.system.output import print_lines
 
 
@@ -62,6 +63,10 @@ def main(options: argparse.Namespace) -> int:
             print_lines(f"warning: {warning}", error=True)
     path = store_of(options)
     check_store(options, path)
+    if path != store_path(options.store, None):
+        print_lines(
+            f"the store is {path}: give other commands --store {shlex.quote(str(path))}, or use them in its folder"
+        )
     if options.smoke is not None:
         from executor.smoke.trial_run import smoke_run
 

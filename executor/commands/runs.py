@@ -8,6 +8,7 @@ import attrs
 
 from executor.commands.arguments import add_json, add_store, count, open_store
 from executor.records.run_list import newer_smoke_run, run_rows, runs_text
+from executor.records.run_record import no_run_text
 from executor.system.output import OK, counted, print_json, print_lines
 
 SHOWN = 20
@@ -28,7 +29,7 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"runs": list(map(attrs.asdict, rows))})
     else:
-        print_lines(runs_text(rows) if rows else f"{store.path}: the store holds no run yet")
+        print_lines(runs_text(rows) if rows else no_run_text(store.path))
         if rows and rows[0].status == "killed":
             print_lines(f"the newest was killed; resume it with: dflow resume {rows[0].run}")
         if left_out:

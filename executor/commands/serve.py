@@ -6,13 +6,14 @@ import argparse
 import signal
 
 from executor.commands.arguments import add_address, add_run, add_store, add_trust, check_trust, open_store, store_of
+from executor.model_tools.draft_run import DEFAULT_RUN, find_draft_run
 from executor.model_tools.serve import ServeOptions, serve_run
-from executor.records.run_record import find_record
 from executor.system.output import FAILED, OK, print_lines
+from ops.artifacts import CheckedDraft, Draft
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
+    add_run(parser, DEFAULT_RUN)
     parser.usage = "dflow serve [RUN] [--check] [--node NODE] [--host HOST] [--port PORT] [-- ARGUMENTS OF SGLANG]"
     parser.add_argument(
         "--check", action="store_true", help="stop after the prompt; exit code 1 where it was not answered"
@@ -25,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 0 where the prompt was answered with the draft's help, 1 otherwise."""
-    record = find_record(open_store(options).records, options.run)
+    record, note = find_draft_run(open_store(options).records, options.run, options.node, (Draft, CheckedDraft))
+    if note:
+        print_lines(note, error=True)
     check_trust(options, record, to_run=True)
     request = ServeOptions(
         store=store_of(options),

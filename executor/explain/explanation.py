@@ -13,7 +13,7 @@ from attrs import frozen
 from dsl.graph import Graph, GraphNode
 from executor.keys.code_archive import kept_text, texts_now
 from executor.keys.code_diff import CodeChange, code_changes, code_text
-from executor.keys.differences import Difference, difference_text, differences, with_path
+from executor.keys.differences import Difference, difference_text, differences, with_paths
 from executor.planning.planner import WORDS, Cache, Decision, Planner, Previous
 from executor.records.run_record import Record, load_begun
 from executor.records.sent_run import sent_of
@@ -137,12 +137,12 @@ def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mappi
         missing = [parent for parent in node.parents if decisions[parent].cache != "hit"]
         return attrs.evolve(whole, inputs=tuple(_awaited(parent, decisions[parent], None) for parent in missing))
     found = differences(previous.parts, planner.parts[node.id])
-    config = {name: getattr(node.config, name) for name in node.op.fields}
+    config = attrs.asdict(node.config, recurse=False)
     is_code_changed = any(each.kind == "code" for each in found)
     return attrs.evolve(
         whole,
         against=previous.run if previous != planner.previous.get(node.id) else "",
-        changes=tuple(with_path(each, {}, config) for each in found if each.kind != "code"),
+        changes=tuple(each for each in with_paths(found, config) if each.kind != "code"),
         code=changed_code(store, planner.graph, node.id, previous.parts.code) if is_code_changed else (),
         inputs=tuple(_inputs(store, node, decisions, previous)),
     )

@@ -11,7 +11,7 @@ from attrs import field, frozen
 from dsl.pipeline import Copy
 from executor.keys.code_archive import kept_text
 from executor.keys.code_diff import CodeChange, code_changes
-from executor.keys.differences import ABSENT, Difference, Kind, differences, value_differences, with_path
+from executor.keys.differences import ABSENT, Difference, Kind, differences, value_differences, with_paths
 from executor.planning.history import Earlier, previous_in
 from executor.planning.planner import Previous
 from executor.records.graph_file import RecordedNode, recorded_nodes
@@ -250,8 +250,8 @@ def _node(store: Store, node_id: str, first: _Side, second: _Side) -> NodeDiff:
         unknown = tuple(which for which, previous in sides if previous is None)
         return attrs.evolve(diff, inputs=inputs, values=_settings("value", node_id, first, second, ()), unknown=unknown)
     keyed = {name for each in (before.parts, after.parts) for name in (*each.config, *each.external)}
-    configs = first.config(node_id), second.config(node_id)
-    values = [with_path(each, *configs) for each in differences(before.parts, after.parts) if each.kind != "code"]
+    found = with_paths(differences(before.parts, after.parts), second.config(node_id), first.config(node_id))
+    values = [each for each in found if each.kind != "code"]
     code = code_changes(before.parts.code, after.parts.code, lambda place, hash: kept_text(store.path, hash))
     values += _settings("setting", node_id, first, second, keyed)
     return attrs.evolve(diff, inputs=inputs, values=tuple(values), code=tuple(code))

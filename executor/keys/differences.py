@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import attrs
 from attrs import frozen
 
+from dsl.convert import unstructure
 from executor.keys.node_key import KeyParts
 from executor.system.output import shown_digest
 
@@ -19,6 +21,17 @@ REASONS_SHOWN = 3
 
 
 @frozen
+class FileContent:
+    """What a field has for a value where it names a file or folder, whose content counts. path: empty where unknown."""
+
+    digest: str
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"file {Path(self.path).name or shown_digest(self.digest)}"
+
+
+@frozen
 class Difference:
     """One named value that is not the same in two nodes; ABSENT where one of them lacks it.
 
@@ -26,6 +39,7 @@ class Difference:
     edge. "value": the key parts are gone, so it may be either.
     name: a field; of code "module:symbol", whose values are hashes; of a library its distribution.
     path: the file or folder whose content differs, where it is known; "OLD, now NEW" where it is another one.
+    old, new: of "config" a FileContent where the field named a file in only one of the nodes.
     """
 
     kind: Kind
@@ -44,6 +58,8 @@ class Difference:
 
     def shown(self, value: Any) -> str:
         """One of both values: a digest by its beginning, all else as JSON."""
+        if isinstance(value, FileContent):
+            return str(value)
         is_digest = self.kind in ("content", "code")
         return shown_digest(str(value)) if is_digest else json.dumps(value, ensure_ascii=False, default=str)
 
@@ -52,7 +68,8 @@ class Difference:
         return self.name if self.kind in ("library", "op") else f"{node}.{self.name}"
 
     def to_json(self) -> dict[str, Any]:
-        values = {"old": self.old, "new": self.new}
+        named = {"old": self.old, "new": self.new}
+        values = {name: unstructure(each) if isinstance(each, FileContent) else each for name, each in named.items()}
         head = {"kind": self.kind, "name": self.name} | ({"path": self.path} if self.path else {})
         return head | {name: value for name, value in values.items() if value is not ABSENT}
 
@@ -60,18 +77,40 @@ class Difference:
 def differences(old: KeyParts, new: KeyParts) -> list[Difference]:
     """All that differs between two nodes' key parts."""
     found = value_differences("op", {"op": old.op, "version": old.version}, {"op": new.op, "version": new.version})
-    found += [each for each in value_differences("config", old.config, new.config) if not _is_of_paths(each)]
-    found += value_differences("content", old.external, new.external)
+    old_files, new_files = _files_for_values(old, new), _files_for_values(new, old)
+    values = value_differences("config", {**old.config, **old_files}, {**new.config, **new_files})
+    found += [each for each in values if not _is_of_paths(each)]
+    replaced = {*old_files, *new_files}
+    content = ({name: each.external[name] for name in each.external if name not in replaced} for each in (old, new))
+    found += value_differences("content", *content)
     found += value_differences("code", old.code, new.code)
     return found + value_differences("library", old.libraries, new.libraries)
 
 
-def with_path(difference: Difference, old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference:
-    """The difference in content with what both configs name there; a config may lack the field."""
-    if difference.kind != "content":
-        return difference
-    named = (_path(config, difference.name) for config in (old, new))
-    return attrs.evolve(difference, path=", now ".join(dict.fromkeys(path for path in named if path)))
+def _files_for_values(parts: KeyParts, other: KeyParts) -> dict[str, FileContent]:
+    """The fields that name a file in `parts`, and have a value that is part of the config in the other ones."""
+    given = {name for name, value in other.config.items() if not _are_paths(value)}
+    names = [name for name in parts.external if name in given and name not in parts.config]
+    return {name: FileContent(parts.external[name]) for name in names}
+
+
+def with_paths(
+    found: Iterable[Difference], new: Mapping[str, Any], old: Mapping[str, Any] | None = None
+) -> list[Difference]:
+    """The same, with the paths that the configs name. old: None where it is not known."""
+    return [_with_paths(each, new, old or {}) for each in found]
+
+
+def _with_paths(difference: Difference, new: Mapping[str, Any], old: Mapping[str, Any]) -> Difference:
+    name = difference.name
+    if difference.kind == "content":
+        named = (_path(config, name) for config in (old, new))
+        return attrs.evolve(difference, path=", now ".join(dict.fromkeys(path for path in named if path)))
+    if name in new and isinstance(difference.new, FileContent):
+        return attrs.evolve(difference, new=attrs.evolve(difference.new, path=str(new[name])))
+    if name in old and isinstance(difference.old, FileContent):
+        return attrs.evolve(difference, old=attrs.evolve(difference.old, path=str(old[name])))
+    return difference
 
 
 def _path(config: Mapping[str, Any], name: str) -> str:
@@ -86,8 +125,12 @@ def _path(config: Mapping[str, Any], name: str) -> str:
 def _is_of_paths(difference: Difference) -> bool:
     """Whether both sides are lists of paths, of which keys have only the number: the contents say the same."""
     sides = [value for value in (difference.old, difference.new) if value is not ABSENT]
-    are_lists = all(isinstance(value, (list, tuple)) for value in sides)
-    return are_lists and any(sides) and all(member is None for value in sides for member in value)
+    return any(sides) and all(map(_are_paths, sides))
+
+
+def _are_paths(value: Any) -> bool:
+    """Whether a key's value is a list of paths, whose members are null."""
+    return isinstance(value, (list, tuple)) and all(member is None for member in value)
 
 
 def value_differences(kind: Kind, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
-from executor.keys.differences import differences, distance, reasons
+from executor.keys.differences import differences, distance, reasons, with_paths
 from executor.keys.node_key import KeyParts, node_inputs
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes, untrusted_code
 from executor.store.index_line import IndexLine
@@ -175,7 +175,8 @@ class Planner:
         previous = self.compared_with(node, digests)
         if previous is None:
             return "new"
-        lines = reasons(node.id, differences(previous.parts, self.parts[node.id]))
+        found = differences(previous.parts, self.parts[node.id])
+        lines = reasons(node.id, with_paths(found, attrs.asdict(node.config, recurse=False)))
         if unknown:
             return "; ".join(lines) or f"input changes: {', '.join(unknown)}"
         if changed := _changed_inputs(node, digests, previous):

@@ -488,7 +488,14 @@ def find_record(records: Path, run: str | None) -> Record:
         return Record.load(find_folder(records, run))
     for record in (*islice(newest_that_ran(records), 1), *islice(newest_records(records), 1)):
         return record
-    raise StoreError(f"{records.parent}: the store holds no run yet; start one with `dflow run FILE`")
+    raise StoreError(no_run_text(records.parent))
+
+
+def no_run_text(store: Path) -> str:
+    return (
+        f"{store}: the store holds no run yet; start one with `dflow run FILE`. Runs of a file elsewhere are in `runs` "
+        "of that file's project: name it with --store"
+    )
 
 
 def find_folder(records: Path, run: str) -> Path:

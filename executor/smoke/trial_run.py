@@ -25,6 +25,7 @@ from executor.records.run_record import NodeState, Record
 from executor.results.run_table import print_results
 from executor.scheduler.plain_display import make_display
 from executor.scheduler.run_loop import run_session
+from executor.smoke.emptied_splits import emptied_splits
 from executor.smoke.estimate import NodeEstimate, Report, full_time, reports, series_of
 from executor.smoke.smoke_table import print_estimates
 from executor.store.artifact_store import SMOKE, Store
@@ -66,14 +67,29 @@ def smoke_run(path: Path, graph: Graph, samples: int) -> int:
     if code == OK:
         print_estimates(estimates(store, graph, session), samples, free_bytes(path), path)
     elif code == FAILED:
-        print_lines(
-            f"the smoke run on {samples} samples failed, as the full run would have; fix the cause and repeat the "
-            f"command. A node without samples may need more of them: --smoke {4 * samples}",
-            error=True,
-        )
+        print_lines(_failure_text(session, samples), error=True)
     else:
         print_lines("the smoke run was stopped; repeat the command to continue", error=True)
     return code
+
+
+def _failure_text(session: Session, samples: int) -> str:
+    """Whether few samples may be why a node failed, and what to do."""
+    nodes = session.record.state.nodes
+    artifacts = {
+        node_id: session.store.object_path(state.digest) for node_id, state in nodes.items() if state.digest is not None
+    }
+    failed = next(node_id for node_id, state in nodes.items() if state.state == "failed")
+    emptied = emptied_splits(session.graph, artifacts, failed)
+    if emptied:
+        return (
+            f"the smoke run on {samples} samples failed, perhaps only because they are few: "
+            f"{'; '.join(map(str, emptied))}; repeat it with more samples: --smoke {4 * samples}"
+        )
+    return (
+        f"the smoke run on {samples} samples failed; fix the cause and repeat the command. A node without samples may "
+        f"need more of them: --smoke {4 * samples}"
+    )
 
 
 def _without_smoke(session: Session) -> list[str]:

@@ -57,12 +57,17 @@ def store_path(given: str | None, pipeline_file: Path | None) -> Path:
     """
     named = given or os.environ.get("DFLOW_STORE")
     if named:
-        return Path(named).absolute()
-    start = pipeline_file.absolute().parent if pipeline_file is not None else Path.cwd()
+        return _without_dots(Path(named).absolute())
+    start = _without_dots(pipeline_file.absolute().parent) if pipeline_file is not None else Path.cwd()
     for folder in (start, *start.parents):
         if any((folder / mark).exists() for mark in PROJECT_MARKS):
             return folder / "runs"
     return start / "runs"
+
+
+def _without_dots(path: Path) -> Path:
+    """The same folder without "..", which after a link does not lead to the folder above."""
+    return path.resolve() if ".." in path.parts else path
 
 
 class Store:

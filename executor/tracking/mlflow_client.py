@@ -88,16 +88,21 @@ class Tracker:
     def experiment(self, name: str, metrics: Iterable[str]) -> str:
         """The id of the experiment, created where it does not exist. Raises StoreError where it was deleted.
 
-        metrics: the columns of its table of runs in the view that `dflow ui` links to.
+        metrics: the columns of its table of runs in the view that `dflow ui` links to, beside those that earlier runs
+        put there.
         """
-        view = json.dumps({"selectedColumns": [*VIEW_COLUMNS, *(f"metrics.`{metric}`" for metric in metrics)]})
+        columns = [*VIEW_COLUMNS, *(f"metrics.`{metric}`" for metric in metrics)]
         with _locked(self._store, self._uri):
             known = self.client.get_experiment_by_name(name)
             if known is None:
                 place = self._artifact_location()
-                return str(self.client.create_experiment(name, artifact_location=place, tags={VIEW_TAG: view}))
-            if known.lifecycle_stage == "active" and known.tags.get(VIEW_TAG) != view:
-                self.client.set_experiment_tag(known.experiment_id, VIEW_TAG, view)
+                return str(
+                    self.client.create_experiment(name, artifact_location=place, tags={VIEW_TAG: _view(columns)})
+                )
+            shown = _columns_of(known.tags.get(VIEW_TAG, ""))
+            missing = [column for column in columns if column not in shown]
+            if known.lifecycle_stage == "active" and missing:
+                self.client.set_experiment_tag(known.experiment_id, VIEW_TAG, _view([*shown, *missing]))
         if known.lifecycle_stage != "active":
             raise StoreError(
                 f'the experiment "{name}" was deleted in MLflow; restore it: MLFLOW_TRACKING_URI={self._uri} '
@@ -272,6 +277,19 @@ def _linked(files: Mapping[str, Path]) -> Iterator[Path]:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.absolute())
         yield Path(folder)
+
+
+def _view(columns: Sequence[str]) -> str:
+    return json.dumps({"selectedColumns": columns})
+
+
+def _columns_of(view: str) -> list[str]:
+    """The columns of a view; none of one that is not of this form."""
+    with suppress(ValueError):
+        match json.loads(view):
+            case {"selectedColumns": [*columns]}:
+                return [column for column in columns if isinstance(column, str)]
+    return []
 
 
 def _place(tags: Mapping[str, str]) -> Place:

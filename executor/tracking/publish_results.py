@@ -17,7 +17,7 @@ from dsl.hooks import hook
 from executor.records.run_record import Record
 from executor.records.sent_run import FAILED, SentCombination, SentRun
 from executor.results.metric_order import is_judged
-from executor.results.sweep import Combination, differing_params, final_metrics
+from executor.results.sweep import Combination, differing_params, final_metrics, sorted_rows
 from executor.tracking.logged_model_process import described
 from executor.tracking.mlflow_client import Place, Tracker
 from executor.tracking.node_files import ModelFiles, artifact_files
@@ -70,6 +70,23 @@ def send_metrics(
             tracker.tag_model(model_id, _judgement(graph, judged))
             tracker.log_output(run_id, model_id)
     tracker.log_results(run_id, results.values())
+
+
+def send_best(tracker: Tracker, run_id: str, record: Record, graph: Graph, found: Sequence[Combination]) -> None:
+    """Send what judges the first combination of a sweep's table to the run of the sweep, by its short name: `tau`.
+
+    Not where a node that was not swept has one, which `send_metrics` sends.
+    """
+    states = record.state.nodes
+    unswept = (graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None)
+    shared = _short(final_metrics(unswept, states), graph)
+    rows, sort_by = sorted_rows(graph, states, found)
+    if sort_by in rows[0].metrics:
+        best = _short(final_metrics(rows[0].combination.result_nodes(graph), states), graph)
+        times = {node_id: states[node_id].ended or record.state.started for node_id, _ in best.values()}
+        tracker.log_results(
+            run_id, [(times[node_id], {name: value}) for name, (node_id, value) in best.items() if name not in shared]
+        )
 
 
 def short_name(judged: str) -> str:

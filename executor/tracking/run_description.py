@@ -25,8 +25,11 @@ SPECIAL = re.compile(r"[\\|`]|!(?=\[)|\](?=[(\[])")  # an interval, [1, 2], stay
 
 
 def run_name(state: RunState) -> str:
-    """The name of the whole run in MLflow, which those below it have behind their own."""
-    return f"{state.pipeline} {state.run}"
+    """The name of the whole run in MLflow, which those below it have behind their own.
+
+    MLflow's list cuts names, so what tells runs apart comes first; the experiment usually has the pipeline's name.
+    """
+    return state.run if state.experiment == state.pipeline else f"{state.run} {state.pipeline}"
 
 
 def maker_tags(state: RunState, name: str) -> dict[str, str]:

@@ -46,6 +46,7 @@ from executor.tracking.mlflow_client import (
 from executor.tracking.node_files import artifacts_read, files_read, node_files, whole_artifact
 from executor.tracking.publish_results import (
     CombinationPublisher,
+    send_best,
     send_metrics,
     send_model,
     send_note,
@@ -244,6 +245,8 @@ class RunPublisher:
         record, graph, sent = self._record, self._graph, self._sent
         unswept = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
         send_metrics(self._tracker, sent.parent, sent, record, graph, unswept)
+        if self._combinations:
+            send_best(self._tracker, sent.parent, record, graph, self._combinations)
         self._warning = send_report(self._tracker, self._report, record, sent) or self._warning
         note = run_note(record, graph, sent.experiment, sent.parent)
         send_note(self._tracker, sent.parent, sent, note, self._save)

@@ -79,6 +79,12 @@ class Ingest:
         validator=validators.optional(validators.ge(1)),
         help="use only this many samples of each category, spread over the splits",
     )
+    min_per_split: int = field(
+        default=1,
+        validator=validators.ge(1),
+        help="with max_samples: at least this many samples of each category in every split that has as many, if "
+        "max_samples allows it",
+    )
     max_dropped: int | None = field(
         default=None, validator=validators.optional(validators.ge(0)), help="fail when more samples are dropped"
     )

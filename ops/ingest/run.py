@@ -18,7 +18,7 @@ from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
 from ops.ingest.read import Read, read_samples
 from ops.ingest.sample import DroppedSample, RawSample
-from ops.ingest.splits import hash_of, quotas, split_of
+from ops.ingest.splits import hash_of, kept_of, split_of
 from ops.lib.data.files import json_line, write_json
 from ops.lib.data.image_packs import PACK_BYTES, PackWriter
 from ops.lib.data.sample_account import NOT_TAKEN, SPLITS, Tally, Unusable
@@ -124,7 +124,7 @@ def last_hashes(config: Ingest, max_samples: int) -> tuple[dict[str, dict[str, i
     }
     last: dict[Group, int] = {}
     for name, of_category in in_source.items():
-        for split, quota in quotas(of_category, max_samples).items():
+        for split, quota in kept_of(config, of_category).items():
             last[name, split] = sorted(-negative for negative in smallest[name, split])[quota - 1] if quota else -1
     return in_source, last
 

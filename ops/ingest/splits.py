@@ -25,8 +25,15 @@ def hash_of(seed: int, sample_id: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}\0{sample_id}".encode()).digest()[:8], "big")
 
 
-def quotas(counts: Mapping[str, int], limit: int | None) -> dict[str, int]:
-    """Distributes `limit` over groups by their sizes, by largest remainder; each gets at least one if possible."""
+def kept_of(config: Ingest, counts: Mapping[str, int]) -> dict[str, int]:
+    """The samples to keep of a category, by split."""
+    return quotas(counts, config.max_samples, config.min_per_split)
+
+
+def quotas(counts: Mapping[str, int], limit: int | None, least: int = 1) -> dict[str, int]:
+    """Distributes `limit` over groups by their sizes, by largest remainder; each gets `least`, or all that it has, if
+    the limit allows as many for each.
+    """
     total = sum(counts.values())
     if limit is None or limit >= total:
         return dict(counts)
@@ -34,7 +41,9 @@ def quotas(counts: Mapping[str, int], limit: int | None) -> dict[str, int]:
     by_remainder = sorted(counts, key=lambda split: -(limit * counts[split] % total))
     for split in by_remainder[: limit - sum(shares.values())]:
         shares[split] += 1
-    for split in [split for split, share in shares.items() if not share and limit >= len(counts)]:
-        shares[split] = 1
-        shares[max(shares, key=shares.__getitem__)] -= 1
+    least = min(least, limit // len(counts))
+    for split, count in counts.items():
+        while shares[split] < min(least, count):
+            shares[max(shares, key=shares.__getitem__)] -= 1
+            shares[split] += 1
     return shares

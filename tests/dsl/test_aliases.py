@@ -280,6 +280,18 @@ def test_a_list_that_is_too_long_ends_after_a_name_with_the_number_of_the_others
     assert "xx ... xx" == listed(["x" * 50], 9)
 
 
+def test_no_name_without_a_setting_is_that_of_a_field() -> None:
+    fields = {name for op in all_ops().values() for name in op.fields} | {*LAUNCH_FIELDS}
+    assert [] == [name for alias in ALIASES if not alias.places for name in alias.names if name in fields]
+
+
+def test_a_chat_template_goes_where_the_target_or_the_tokens_come_from() -> None:
+    target = key_hint("chat_template", "train_dflash", ["lr"], {"m": "load_target", "t": "tokenize_chat"}).text
+    assert target.startswith('it is "chat_template" of load_target: node.m.chat_template; a file')
+    tokens = key_hint("custom_chat_template", "train_dflash", ["lr"], {"t": "tokenize_chat"}).text
+    assert tokens.startswith('it is "chat_template" of tokenize_chat: node.t.chat_template; a file')
+
+
 def test_the_page_for_those_who_come_from_elsewhere_says_what_the_table_says() -> None:
     page = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text()
     _, *sections = page.partition("## transformers")[1:]

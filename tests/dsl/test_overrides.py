@@ -318,6 +318,7 @@ def test_every_mistake_is_shown_at_its_argument(tmp_path: Path) -> None:
         "mlflow.tags.dflow.x=1": "mlflow.tags: dflow.x: expected str, got 1 (int)",
         "machine.cpus=0": "must be >= 1, got 0",
         "machin.cpus=1": 'there is no node "machin" (did you mean "machine"?)',
+        "zzz.lr=1": 'there is no node "zzz" (nodes: n; tables: pipeline, mlflow, machine)',
         "n.=1": "expected node.field=value",
         "=1": "expected node.field=value",
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.read_toml import read_graph
+from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from tests.support.manifests import made, new_record
 
@@ -106,6 +107,16 @@ def record_run(
     record.state.status = "done"
     record.save_all()
     return store, record.run
+
+
+def later_partial_run(store: Store, run: str, to: str) -> Record:
+    """A newer run of the same pipeline, up to a node."""
+    record = new_record(store.records, Record.load(store.records / run).graph().up_to([to]))
+    for state in record.state.nodes.values():
+        state.state = "done"
+    record.state.status = "done"
+    record.save_all()
+    return record
 
 
 def commit(store: Store, key: str, run: str, folder: Path) -> str:

@@ -6,10 +6,11 @@ import csv
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from dsl.errors import DataError, on_one_line, shortened
 from dsl.stage import Stage
-from ops.lib.data.files import write_json
+from ops.lib.data.files import read_object, write_json
 
 SPLITS = ("train", "val", "test")
 NOT_TAKEN = "over max_samples"  # left out because of the user's limit, not because of the sample
@@ -38,6 +39,24 @@ def of_sample(sample_id: str) -> Iterator[None]:
 
 def shown_id(sample_id: str) -> str:
     return shortened(on_one_line(sample_id), ID_SHOWN)
+
+
+def summary_splits(artifact: Path) -> dict[str, int] | None:
+    """Samples by split, as a Tally counted them; None for an artifact without such a summary."""
+    file = artifact / "summary.json"
+    splits = read_object(file).get("splits") if file.is_file() else None
+    return splits if isinstance(splits, dict) else None
+
+
+def source_splits(artifact: Path) -> dict[str, int] | None:
+    """Samples of the whole source by split, as `ingest` counts them with max_samples; None for any other artifact."""
+    file = artifact / "source.json"
+    if not file.is_file():
+        return None
+    total: Counter[str] = Counter()
+    for by_split in read_object(file).values():
+        total.update(by_split)
+    return dict(total)
 
 
 class Tally:

@@ -188,6 +188,29 @@ def test_the_help_of_a_server_tells_where_it_listens(capsys, command, port):
     assert f"--port N default: {port}" in shown
 
 
+def test_a_run_of_a_file_elsewhere_says_once_where_its_store_is(tmp_path):
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    Toy(there, '[pipeline]\nname = "toy"\nops = ["toy.py"]\n[mlflow]\ntracking = false\n[node.a]\nop = "make"\n')
+    kept = {name: os.environ[name] for name in os.environ if name != "DFLOW_STORE"}
+
+    def dflow(folder, *arguments):
+        command = [sys.executable, "-m", "executor.cli", *arguments]
+        environment = {**kept, "PYTHONPATH": str(PROJECT), "PYTHONSAFEPATH": "1"}
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+    first = dflow(here, "run", "../there/pipeline.toml")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.splitlines()[0] == (
+        f"the store is {there / 'runs'}: give other commands --store {there / 'runs'}, or use them in its folder"
+    )
+    assert first.stdout.count("the store is") == 1
+    assert dflow(there, "run", "pipeline.toml").stdout.splitlines()[0] == "nothing to do: the only node is cached"
+    empty = dflow(here, "status")
+    assert empty.stderr.startswith(f"dflow: {here / 'runs'}: the store holds no run yet")
+
+
 def test_from_an_unknown_node_is_a_mistake(toy):
     result = toy.dflow("resume", "--from", "x")
     assert result.returncode == 2

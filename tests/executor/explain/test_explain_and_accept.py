@@ -106,6 +106,16 @@ def test_external_content_that_changed_is_named(toy: Toy) -> None:
     assert f"content changed: a.source ({toy.folder / 'data.txt'}) from " in text
 
 
+def test_a_field_that_names_a_file_instead_of_something_built_in_is_told_as_such_everywhere(toy: Toy) -> None:
+    (toy.folder / "data.txt").write_text("one")
+    edit(toy, 'text = "hello"', 'text = "hello"\nsource = "data.txt"', "pipeline.toml")
+    change = 'config changed: a.source from "builtin" to file data.txt'
+    assert f"  {change}\n" in told(toy, "a")
+    assert change in toy.dflow("plan", str(toy.file)).stdout
+    assert change in toy.dflow("run", str(toy.file)).stdout
+    assert change in toy.dflow("diff").stdout
+
+
 def test_a_renamed_and_a_moved_function_are_told_as_such(toy: Toy) -> None:
     edit(toy, "glue(", "glued(")
     text = told(toy, "c")

@@ -68,7 +68,11 @@ def test_an_unknown_node_is_told_with_those_that_there_are(tmp_path):
     result = toy.dflow("logs", "bb")
     assert result.returncode == 1
     assert 'has no node "bb"; did you mean "b"?; its nodes: a, b, c, d' in result.stderr
+    last = toy.state()["run"]
     assert toy.dflow("logs", "d").stdout == "about to fail\nDataError: line 3 of the data is broken\n"
+    assert toy.dflow("run", str(toy.file), "--to", "a", "-s", "a.text=other").returncode == 0
+    result = toy.dflow("logs", "d")
+    assert f'has no node "d"; its newest log is of run {last}: dflow logs {last} d; its nodes: a\n' in result.stderr
 
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 from manifests import new_record
-from serve_cases import CHECK, SECOND, record_run
+from serve_cases import CHECK, SECOND, later_partial_run, record_run
 
 from executor.cli import main
 from executor.model_tools import computation
@@ -125,6 +125,22 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(tmp_path, 
     with pytest.raises(SystemExit):
         dflow(store, "--prompts", "3")
     assert [] == process
+
+
+def test_without_a_run_the_newest_with_a_finished_draft_is_measured_and_named(tmp_path, export, process, capsys):
+    store, run = record_run(tmp_path / "p", dict.fromkeys(("export", "second", "target", "tokenize"), export))
+    later = later_partial_run(store, run, "tokenize")
+    assert OK == dflow(store)
+    assert (store.records / run / "diagnosis.json").exists()
+    assert (
+        f"the latest run, {later.run} of served, has no finished draft; run {run} of served is used\n"
+        "export: 1 of 2, decoding\n" == capsys.readouterr().err
+    )
+    assert OK == dflow(store, "--node", "export")
+    assert f'has no finished draft of "export"; run {run} of served is used' in capsys.readouterr().err
+    assert USAGE == dflow(store, "--node", "trian")
+    assert USAGE == dflow(store, later.run)
+    assert f"run {later.run} of served makes no draft" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [None, "{} and more"])

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
-from serve_cases import CHECK, SECOND, install_server, make_artifacts, record_run
+from serve_cases import CHECK, SECOND, install_server, later_partial_run, make_artifacts, record_run
 
 from dsl.errors import DataError, StoreError
 from executor.model_tools.served import find_served
@@ -224,6 +224,14 @@ def test_check_shows_the_command_the_answer_and_the_accepted_length_and_stops_th
     assert [{"role": "user", "content": [{"type": "text", "text": "What is it?"}]}] == asked["messages"]
     assert (0, True) == (asked["temperature"], asked["return_meta_info"])
     assert [False, False] == [is_running(pid) for pid in case.processes()]
+
+
+def test_without_a_run_the_newest_with_a_finished_draft_is_served_and_named(tmp_path):
+    case = Served(tmp_path)
+    later = later_partial_run(case.store, case.run, "train")
+    result = case.dflow("--check")
+    note = f"the latest run, {later.run} of served, has no finished draft; run {case.run} of served is used\n"
+    assert (0, note) == (result.returncode, result.stderr)
 
 
 def test_a_server_that_does_not_use_the_draft_fails_the_check(tmp_path):

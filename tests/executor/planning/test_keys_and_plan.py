@@ -1,6 +1,7 @@
 """What a key is made of, and which nodes run and why. No store on disk, no processes."""
 
 import importlib.metadata
+import json
 from pathlib import Path
 
 import attrs
@@ -14,7 +15,7 @@ from dsl.graph import compile_pipeline
 from dsl.op import Artifact, Ref, field, op
 from dsl.op_class import HOOK_FILES, METHODS
 from dsl.pipeline import Pipeline
-from executor.keys.differences import differences, reasons
+from executor.keys.differences import differences, reasons, with_paths
 from executor.keys.node_key import KeyParts, Sources, graph_parts, node_inputs
 from executor.planning.planner import Decision, Planner, Previous
 from executor.store.index_line import IndexLine
@@ -217,6 +218,22 @@ def test_changes_name_what_differs():
         'library changed: torch from "2" to "3"',
     ]
     assert differences(old, KeyParts(**old.to_json())) == []
+
+
+def test_a_field_that_names_a_file_instead_of_a_value_is_told_with_both():
+    value = KeyParts("m", 1, {}, {"template": None, "lr": 1}, {}, {})
+    file = KeyParts("m", 1, {}, {"lr": 1}, {"template": "ab" * 32}, {})
+    named = with_paths(differences(value, file), {"template": "/data/my.jinja", "lr": 1})
+    assert reasons("a", named) == ["config changed: a.template from null to file my.jinja"]
+    back = with_paths(differences(file, value), {"template": None}, {"template": "/data/my.jinja"})
+    assert reasons("a", back) == ["config changed: a.template from file my.jinja to null"]
+    assert reasons("a", differences(file, value)) == ["config changed: a.template from file abababababab to null"]
+    assert json.loads(json.dumps([each.to_json() for each in named])) == [
+        {"kind": "config", "name": "template", "old": None, "new": {"digest": "ab" * 32, "path": "/data/my.jinja"}}
+    ]
+    assert reasons("a", differences(file, KeyParts("m", 1, {}, {"lr": 1}, {"template": "cd" * 32}, {}))) == [
+        "content changed: a.template"
+    ]
 
 
 def test_in_an_empty_store_everything_is_new_and_has_no_key_yet_below_the_first():

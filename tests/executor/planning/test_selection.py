@@ -98,6 +98,8 @@ def test_a_node_with_copies_selects_all_of_them(toy: Toy) -> None:
     assert result.returncode == 0, result.stderr
     assert toy.calls() == ["join", "join"]
     shared = toy.folder / "shared"
+    run = toy.state()["run"]
+    assert toy.dflow("push", str(shared), "--node", "c", run).stdout.startswith("c-")
     assert toy.dflow("push", str(shared), "--node", "c").stdout.splitlines()[-1].endswith("which now holds all of them")
     assert len(list((shared / "objects").iterdir())) == 2
 

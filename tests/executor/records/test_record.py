@@ -190,6 +190,8 @@ def test_of_a_state_that_was_half_written_the_rest_is_pending(tmp_path):
 def test_an_empty_store_has_no_run(tmp_path):
     with pytest.raises(StoreError, match="the store holds no run yet; start one with `dflow run FILE`"):
         find_record(tmp_path / "records", None)
+    with pytest.raises(StoreError, match="Runs of a file elsewhere are in `runs` of that file's project: name it with"):
+        find_record(tmp_path / "records", None)
 
 
 def test_two_processes_never_work_on_one_run(tmp_path):

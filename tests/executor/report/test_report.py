@@ -53,6 +53,19 @@ def test_the_page_of_one_run_lies_beside_its_record_and_that_of_several_too_unle
     assert ["mine.html"] == [file.name for file in toy.folder.glob("*.html")]
 
 
+def test_the_report_of_a_latest_run_that_failed_names_the_newest_with_results(tmp_path: Path) -> None:
+    toy = Toy(tmp_path)
+    run(toy)
+    done = toy.state()["run"]
+    assert "" == toy.dflow("report").stderr
+    assert 1 == toy.dflow("run", str(toy.file), "-s", "d.steps=7", "-s", "d.fail_at=1").returncode
+    failed = toy.state()["run"]
+    result = toy.dflow("report")
+    assert failed in result.stdout
+    assert f"run {failed} is failed; the newest run with results: dflow report {done}\n" == result.stderr
+    assert "" == toy.dflow("report", failed).stderr
+
+
 def test_two_runs_stand_side_by_side_and_what_differs_comes_first(toy: Toy) -> None:
     first, second = runs_of(toy)
     page = report(toy, first, second)

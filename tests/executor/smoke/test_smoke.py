@@ -221,6 +221,87 @@ def test_a_node_that_fails_is_shown_and_nothing_is_foretold(toy: Toy) -> None:
     assert ["take", "copy"] == toy.calls()
 
 
+SPLIT_OPS = """
+import json
+from attrs import frozen
+from dsl.errors import DataError
+from dsl.op import field, op
+from ops.artifacts import ImageSamples, Report, Samples
+
+
+def write(stage, **splits):
+    (stage.out_dir / "samples.jsonl").write_text("")
+    (stage.out_dir / "summary.json").write_text(json.dumps({"splits": splits}))
+
+
+@op(version=1, run="splits:read")
+@frozen(kw_only=True)
+class Read:
+    \"\"\"Reads samples.\"\"\"
+    output = Samples
+
+
+def read(config, stage):
+    write(stage, train=9, val=0, test=4)
+    (stage.out_dir / "source.json").write_text(json.dumps({"image": {"train": 80, "test": 20}, "text": {"test": 3}}))
+
+
+@op(version=1, run="splits:drop")
+@frozen(kw_only=True)
+class Drop:
+    \"\"\"Drops those of test.\"\"\"
+    samples: Samples
+    kept: int = field(default=0, help="of test")
+    output = ImageSamples
+
+
+def drop(config, stage):
+    write(stage, train=9, val=0, test=config.kept)
+
+
+@op(version=1, run="splits:judge")
+@frozen(kw_only=True)
+class Judge:
+    \"\"\"Needs samples.\"\"\"
+    samples: ImageSamples
+    output = Report
+
+
+def judge(config, stage):
+    raise DataError("no prompts")
+"""
+
+SPLIT_PIPELINE = """
+[pipeline]
+name = "splits"
+ops = ["splits.py"]
+
+[node.read]
+op = "read"
+
+[node.drop]
+op = "drop"
+samples = "@read"
+
+[node.judge]
+op = "judge"
+samples = "@drop"
+"""
+
+
+def test_a_split_that_few_samples_left_empty_is_named_as_a_possible_cause(tmp_path: Path) -> None:
+    (tmp_path / "splits.py").write_text(SPLIT_OPS)
+    toy = Toy(tmp_path, SPLIT_PIPELINE)
+    printed = smoke(toy, "--smoke", "16", code=1)
+    assert (
+        'the smoke run on 16 samples failed, perhaps only because they are few: drop left the split "test" empty '
+        "(4 reached it, of 23 in the full data); repeat it with more samples: --smoke 64"
+    ) in printed
+    printed = smoke(toy, "--smoke", "16", "-s", "drop.kept=1", code=1)
+    assert "the smoke run on 16 samples failed; fix the cause" in printed
+    assert "few:" not in printed
+
+
 def test_too_few_samples_are_refused_before_anything_runs(toy: Toy) -> None:
     assert "--smoke 2: too few samples (take 3 at least" in smoke(toy, "--smoke", "2", code=2)
     assert not toy.store.exists()

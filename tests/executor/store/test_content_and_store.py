@@ -247,3 +247,9 @@ def test_the_store_lies_in_the_project_of_the_pipeline_file(tmp_path, monkeypatc
     monkeypatch.setenv("DFLOW_STORE", str(tmp_path / "named"))
     assert store_path(None, file) == tmp_path / "named"
     assert store_path(str(tmp_path / "given"), file) == tmp_path / "given"
+    assert store_path(str(tmp_path / "a" / ".." / "given"), file) == tmp_path / "given"
+    monkeypatch.delenv("DFLOW_STORE")
+    dotted = tmp_path / "elsewhere" / ".." / file.relative_to(tmp_path)
+    assert store_path(None, dotted) == store_path(None, file)
+    (tmp_path / "link").symlink_to(file.parent)
+    assert store_path(None, tmp_path / "link" / ".." / "p.toml") == tmp_path / "project" / "runs"

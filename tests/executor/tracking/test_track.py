@@ -9,9 +9,10 @@ import pytest
 from report_page import Page
 from tracked_toy import artifacts, child, client_of, history, ids, newest_record, send, tracked_toy
 
-from executor.records.run_record import Record
+from executor.records.run_record import Record, RunState
 from executor.system.user_name import user_name
 from executor.tracking.node_files import FILE_LIMIT
+from executor.tracking.run_description import run_name
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -47,13 +48,19 @@ def tracked(tmp_path_factory):
 def test_a_run_is_a_parent_with_a_child_for_every_node(tracked):
     parent, children = ids(tracked.first)
     run = tracked.client.get_run(parent)
-    assert (run.info.status, run.info.run_name) == ("FINISHED", f"toy {tracked.first.name}")
+    assert (run.info.status, run.info.run_name) == ("FINISHED", tracked.first.name)
     assert tracked.client.get_experiment(run.info.experiment_id).name == "toy"
     found = tracked.client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent}'")
     assert {child.info.run_id: (child.info.run_name, child.info.status) for child in found} == {
-        run_id: (f"{name} (toy {tracked.first.name})", "FINISHED") for name, run_id in children.items()
+        run_id: (f"{name} ({tracked.first.name})", "FINISHED") for name, run_id in children.items()
     }
     assert list(children) == ["a", "b", "c", "d"]
+
+
+def test_the_name_of_a_run_begins_with_what_no_other_has():
+    state = RunState(run="20261125-225957-67b9", pipeline="toy", experiment="toy")
+    assert run_name(state) == "20261125-225957-67b9"
+    assert run_name(attrs.evolve(state, experiment="all of them")) == "20261125-225957-67b9 toy"
 
 
 def test_every_run_has_its_source_and_its_user(tracked):

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections import Counter
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -12,9 +13,10 @@ from tracked_toy import artifacts, client_of, ids, newest_record, send, tracked_
 
 from executor.commands.ui import links
 from executor.system.jsonlines import read_json
-from executor.tracking.mlflow_client import Tracker
+from executor.tracking.mlflow_client import Tracker, tracking_uri
 
 NOTE = "mlflow.note.content"
+VIEW = "mlflow.sharedViewState.dflow"
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -117,12 +119,13 @@ def test_each_combination_is_a_run_below_the_sweep_with_params_and_metrics(swept
         for times, length in (("1", 11.0), ("2", 16.0))
         for weight in (1.0, 3.0)
     } == {name: (run.data.params, run.data.metrics) for name, run in found.items()}
-    assert {name: f"{name} (swept {record.name})" for name in found} == {
+    assert {name: f"{name} ({record.name})" for name in found} == {
         name: run.info.run_name for name, run in found.items()
     }
     assert {"FINISHED"} == {run.info.status for run in found.values()}
     assert {parent.info.run_id} == {run.data.tags["mlflow.parentRunId"] for run in found.values()}
     assert parent.data.tags["dflow.kind"] == "sweep"
+    assert {"weight": 3.0} == {name: parent.data.metrics[name] for name in parent.data.metrics if "weight" in name}
 
 
 def test_nodes_of_one_combination_hang_below_it_and_shared_ones_below_the_sweep(swept):
@@ -194,7 +197,7 @@ def test_the_page_of_mlflow_is_told_with_links_to_the_runs_and_to_the_sweep_comp
     runs, compared = links(toy.store / "records", "http://there:5000")
     address = f"http://there:5000/#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey=dflow"
     assert runs == f"runs: {address}"
-    view = json.loads(client_of(toy).get_experiment(experiment).tags["mlflow.sharedViewState.dflow"])
+    view = json.loads(client_of(toy).get_experiment(experiment).tags[VIEW])
     assert "metrics.`weight`" in view["selectedColumns"], "what the result is judged by, join/weight"
     head, _, query = compared.partition("#/compare-runs?")
     assert head == "the last sweep, compared: http://there:5000/"
@@ -202,6 +205,23 @@ def test_the_page_of_mlflow_is_told_with_links_to_the_runs_and_to_the_sweep_comp
     ids_found = {run.info.run_id for run in found.values()}
     assert (set(asked["runs"]), asked["experiments"]) == (ids_found, [experiment])
     assert list(links(toy.folder / "nothing", "http://there:5000")) == []
+
+
+def test_the_view_of_an_experiment_keeps_the_columns_that_other_runs_put_there(tmp_path):
+    toy = tracked_toy(tmp_path)
+    client = client_of(toy)
+    tracker = Tracker(toy.store, tracking_uri(toy.store, None, toy.folder), Counter())
+    columns = []
+    for metrics in (["tau"], [], ["accuracy"]):
+        experiment = tracker.experiment("shapes", metrics)
+        columns.append(json.loads(client.get_experiment(experiment).tags[VIEW])["selectedColumns"])
+    own = ["attributes.`Created`", "attributes.`Duration`", "attributes.`User`"]
+    both = [*own, "metrics.`tau`", "metrics.`accuracy`"]
+    assert [both[:-1], both[:-1], both] == columns
+    for damaged in ("no view", "[1]", '{"selectedColumns": 1}'):
+        client.set_experiment_tag(experiment, VIEW, damaged)
+        tracker.experiment("shapes", ["tau"])
+        assert both[:-1] == json.loads(client.get_experiment(experiment).tags[VIEW])["selectedColumns"]
 
 
 def test_sending_all_of_it_again_changes_nothing(swept):

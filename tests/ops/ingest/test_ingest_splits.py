@@ -3,14 +3,16 @@
 import json
 from collections import Counter
 
+import attrs
 from fake_stage import FakeStage
 from hypothesis import given
 from hypothesis import strategies as st
 from own_samples import GOOD, run_ingest
 
+from ops.ingest.estimate import smoke
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
-from ops.ingest.splits import quotas
+from ops.ingest.splits import kept_of, quotas
 
 
 @given(
@@ -26,6 +28,25 @@ def test_quotas_use_up_the_limit_in_proportion_and_forget_no_split(counts, limit
         assert 0 <= share <= counts[split]
         assert abs(share - limit * counts[split] / total) <= 3
         assert share >= (limit >= len(counts))
+
+
+@given(
+    counts=st.dictionaries(st.sampled_from(["train", "val", "test"]), st.integers(1, 400), min_size=1),
+    limit=st.integers(1, 500),
+    least=st.integers(1, 40),
+)
+def test_quotas_give_every_split_the_least_number_that_the_limit_allows(counts, limit, least):
+    shares = quotas(counts, limit, least)
+    assert sum(shares.values()) == min(limit, sum(counts.values()))
+    for split, share in shares.items():
+        assert min(least, limit // len(counts), counts[split]) <= share <= counts[split]
+
+
+def test_a_smoke_run_takes_several_samples_of_a_split_that_the_data_has_few_of():
+    config = Ingest(source="builtin:digits", val_fraction=0.02, test_fraction=0.02, seed=0)
+    small = attrs.evolve(config, **smoke(config, 16))
+    assert kept_of(small, {"train": 960, "val": 20, "test": 20}) == {"train": 8, "val": 4, "test": 4}
+    assert kept_of(small, {"train": 960, "val": 2}) == {"train": 14, "val": 2}
 
 
 def test_splits_depend_on_seed_and_id_alone(tmp_path):
