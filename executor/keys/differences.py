@@ -40,6 +40,7 @@ class Difference:
     name: a field; of code "module:symbol", whose values are hashes; of a library its distribution.
     path: the file or folder whose content differs, where it is known; "OLD, now NEW" where it is another one.
     old, new: of "config" a FileContent where the field named a file in only one of the nodes.
+    given: what the user gave, where a trial run takes `new` in its place.
     """
 
     kind: Kind
@@ -47,9 +48,14 @@ class Difference:
     old: Any
     new: Any
     path: str = ""
+    given: Any = ABSENT
 
     def __str__(self) -> str:
-        """`from 1 to 2`, `set to 2`, `no longer there, was 1`."""
+        """`from 1 to 2`, `set to 2`, `no longer there, was 1`, `from 1 to 4 (given: 2)`."""
+        given = "" if self.given is ABSENT else f" (given: {self.shown(self.given)})"
+        return f"{self._change()}{given}"
+
+    def _change(self) -> str:
         if self.old is ABSENT:
             return f"set to {self.shown(self.new)}"
         if self.new is ABSENT:
@@ -85,6 +91,15 @@ def differences(old: KeyParts, new: KeyParts) -> list[Difference]:
     found += value_differences("content", *content)
     found += value_differences("code", old.code, new.code)
     return found + value_differences("library", old.libraries, new.libraries)
+
+
+def with_given(found: Iterable[Difference], taken: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
+    """The same, with what the user gave where a trial run takes another value. taken, given: configs."""
+    changed = {name: value for name, value in given.items() if value is not None and value != taken[name]}
+    return [
+        attrs.evolve(each, given=changed[each.name]) if each.kind == "config" and each.name in changed else each
+        for each in found
+    ]
 
 
 def _files_for_values(parts: KeyParts, other: KeyParts) -> dict[str, FileContent]:

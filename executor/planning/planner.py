@@ -7,14 +7,14 @@ inputs' previous digests would make it a hit, it is "maybe", since the node abov
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import attrs
 from attrs import frozen
 
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
-from executor.keys.differences import differences, distance, reasons, with_paths
+from executor.keys.differences import differences, distance, reasons, with_given, with_paths
 from executor.keys.node_key import KeyParts, node_inputs
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes, untrusted_code
 from executor.store.index_line import IndexLine
@@ -74,6 +74,7 @@ class Planner:
     source: the run that made the pinned artifacts.
     run: the planned run; empty before it has a record.
     trusting: nodes whose config lets a checkpoint's code run.
+    given: of a trial run, the configs as the user gave them.
     """
 
     graph: Graph
@@ -85,6 +86,7 @@ class Planner:
     absent: frozenset[str] = frozenset()
     source: str = "RUN"
     run: str = ""
+    given: Mapping[str, Any] = {}
     trusting: frozenset[str] = attrs.Factory(lambda self: trusting_nodes(self.graph), takes_self=True)
 
     def with_parts(self, node_id: str, parts: KeyParts) -> Planner:
@@ -176,7 +178,11 @@ class Planner:
         if previous is None:
             return "new"
         found = differences(previous.parts, self.parts[node.id])
-        lines = reasons(node.id, with_paths(found, attrs.asdict(node.config, recurse=False)))
+        config = attrs.asdict(node.config, recurse=False)
+        found = with_paths(found, config)
+        if node.id in self.given:
+            found = with_given(found, config, attrs.asdict(self.given[node.id], recurse=False))
+        lines = reasons(node.id, found)
         if unknown:
             return "; ".join(lines) or f"input changes: {', '.join(unknown)}"
         if changed := _changed_inputs(node, digests, previous):

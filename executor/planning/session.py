@@ -69,13 +69,15 @@ def make_planner(
     )
 
 
-def new_run(store: Store, graph: Graph, only: Collection[str] = ()) -> Session:
-    """A new record for a graph. only: the nodes that may run (default: all).
+def new_run(store: Store, graph: Graph, only: Collection[str] = (), given: Graph | None = None) -> Session:
+    """A new record for a graph. only: the nodes that may run (default: all). given: of a trial run, the full graph.
 
     Raises PipelineError if another node would have to run, or this machine lacks something that a node needs.
     """
     with shared_gc_lock(store.path):
         planner = make_planner(store, graph)
+        if given is not None:
+            planner = attrs.evolve(planner, given={node_id: node.config for node_id, node in given.nodes.items()})
         if only:
             require_others(planner.plan(), only)
         return _new(store, planner, {})

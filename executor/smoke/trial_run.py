@@ -55,7 +55,7 @@ def smoke_run(path: Path, graph: Graph, samples: int) -> int:
         hint = f"take {FEWEST} at least, one for each of train, val and test; 16 is a good number"
         raise PipelineError([Mistake(f"--smoke {samples}: too few samples", hint=hint)])
     store = Store.open(path, write=True)
-    session = new_run(Store.open(path / SMOKE, write=True), small_graph(graph, samples))
+    session = new_run(Store.open(path / SMOKE, write=True), small_graph(graph, samples), given=graph)
     unreduced = _without_smoke(session)
     if unreduced:
         print_lines(

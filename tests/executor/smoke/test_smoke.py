@@ -182,6 +182,14 @@ def test_own_ops_that_run_as_they_are_are_named_before_they_run(toy: Toy) -> Non
     assert "no smoke()" not in toy.dflow("run", str(toy.file), "--smoke", "4").stdout
 
 
+def test_a_reason_names_the_value_that_was_given_where_the_trial_takes_another(toy: Toy) -> None:
+    smoke(toy, "--smoke", "10")
+    printed = smoke(toy, "--smoke", "20", "-s", "take.count=900")
+    assert "take: started: config changed: take.count from 10 to 20 (given: 900)\n" in printed
+    printed = smoke(toy, "--smoke", "20", "-s", "take.count=15")
+    assert "take: started: config changed: take.count from 20 to 15\n" in printed
+
+
 def test_a_second_smoke_run_runs_nothing_and_tells_the_same(toy: Toy) -> None:
     first = table(smoke(toy, "--smoke", "10"))
     toy.calls()
