@@ -1,4 +1,4 @@
-"""The first screen: is the draft good, is it safe to serve, what limits it, and what to do next.
+"""The first screen: is the trained target better, is the draft good and safe to serve, what limits it, what to do next.
 
 Ops answer by the verdicts in their sections. What no node answered, though the pipeline makes a draft, is reported as
 not measured, with the op that measures it.
@@ -27,6 +27,7 @@ from executor.results.run_table import first_line
 from ops.lib.report_sections import Verdict
 
 QUESTIONS: Mapping[Question, str] = {
+    "target": "Is the trained target better?",
     "good": "Is the draft good?",
     "safe": "Is it safe to serve?",
     "limit": "What limits it?",
@@ -75,7 +76,12 @@ def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
         for question in [line.verdict.question for line in given[:1]] or asked[:1]:
             texts = [_without_middle(text) for text in node.recorded.warnings]
             lines += [Line(name, "warning", Verdict(question, text, "warn")) for text in texts]
-    return [*lines, *_unasked(column), *_diagnosed(column)] if lines else []
+    return [*lines, *_unasked(column), *_diagnosed(column)] if _of_draft(lines) else lines
+
+
+def _of_draft(lines: Sequence[Line]) -> bool:
+    """Whether a draft is judged: a pipeline may only train a target."""
+    return any(line.verdict.question != "target" for line in lines)
 
 
 def _without_middle(text: str) -> str:
@@ -154,5 +160,11 @@ def next_steps(column: RunFacts, lines: Sequence[Line]) -> list[str]:
     """The advice, each once, that of the worst verdicts first; to serve a draft about which nothing is open."""
     advice = [line.verdict.advice for line in sorted(lines, key=_badness) if line.verdict.advice]
     steps = list(dict.fromkeys(re.sub(r"\bRUN\b", column.run, text) for text in advice))
-    open_ = [line for line in lines if line.verdict.question != "limit" and line.verdict.judgement in ("bad", "warn")]
+    if not _of_draft(lines):
+        return steps
+    open_ = [
+        line
+        for line in lines
+        if line.verdict.question in ("good", "safe") and line.verdict.judgement in ("bad", "warn")
+    ]
     return steps if open_ else [f"serve it: dflow serve {column.run}", *steps]

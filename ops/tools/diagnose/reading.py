@@ -1,4 +1,4 @@
-"""Whether the draft reads the target's hidden states at all: if it does, tau falls with those of other layers or places."""
+"""Whether the draft reads the target's hidden states: if it does, other layers or positions change tau."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def reading_finding(bench: Bench, current: Setting, prompts: Sequence[TokenSampl
     return Finding(
         name=NAME,
         measured=text,
-        normal=f"at least one differs by more than {NO_CHANGE:.0%}: a draft predicts from the target's hidden states at "
-        "these layers and positions",
+        normal=f"at least one differs by more than {NO_CHANGE:.0%}: a draft predicts from the target's hidden states "
+        "at these layers and positions",
         advice="the draft ignores the hidden states and predicts from the last token alone: lower lr of train_dflash, "
         "train longer (more epochs of shard_sequence, or more samples), and check that the curve of train/loss falls",
         is_cause=all(abs(other - tau) <= NO_CHANGE * tau for other in taus.values()),
