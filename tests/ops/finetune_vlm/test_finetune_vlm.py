@@ -19,7 +19,8 @@ from finetune_cases import config, poisoned, relabelled, train, write_inputs
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-from dsl.errors import ConfigError, DataError, StopRequested
+from dsl.errors import ConfigError, DataError, PipelineError, StopRequested
+from dsl.read_toml import read_graph
 from ops.artifacts import TargetModel
 from ops.finetune_vlm.batches import Order, micro_batches
 from ops.finetune_vlm.measuring import greedy_answers
@@ -390,3 +391,29 @@ def test_freezing_everything_is_refused(tokens, tmp_path):
 def test_an_empty_train_split_is_refused(tokens, tmp_path):
     with pytest.raises(DataError, match="the train split has no samples"):
         train(tmp_path, poisoned(tokens, tmp_path / "none", keep=lambda record: record["split"] != "train"))
+
+
+@pytest.mark.parametrize(
+    ("processor", "init", "is_refused"),
+    [
+        ("builtin", "checkpoint", True),
+        ("builtin", "builtin:tiny-qwen3-vl", False),
+        ("checkpoint", "checkpoint", False),
+    ],
+)
+def test_a_checkpoint_is_not_trained_on_tokens_of_the_built_in_tokenizer(tmp_path, processor, init, is_refused):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "chat.jsonl").write_text("{}")
+    file = tmp_path / "one.toml"
+    file.write_text(
+        '[pipeline]\nname = "one"\n[node.ingest]\nop = "ingest"\nsource = "chat.jsonl"\n[node.inject]\n'
+        'op = "inject_images"\nsamples = "@ingest"\n[node.tokenize]\nop = "tokenize_chat"\nsamples = "@inject"\n'
+        f'processor = "{processor}"\n[node.target]\nop = "finetune_vlm"\ntokens = "@tokenize"\ninit = "{init}"\n'
+    )
+    if not is_refused:
+        assert "target" in read_graph(file, [], []).nodes
+        return
+    with pytest.raises(PipelineError) as caught:
+        read_graph(file, [], [])
+    (mistake,) = map(str, caught.value.mistakes)
+    assert 'node.target.init: the tokens are those of processor = "builtin", which no checkpoint knows' in mistake
