@@ -15,7 +15,7 @@ from dsl.errors import ConfigError, Mistake, StructureError
 if TYPE_CHECKING:
     from dsl.estimate import Estimate, Outlook
 
-Question = Literal["good", "safe", "limit"]  # of the report's first screen, see ops/lib/report_sections.py
+Question = Literal["target", "good", "safe", "limit"]  # of the report's first screen, see ops/lib/report_sections.py
 Folders = Mapping[str, Path | tuple[Path, ...] | None]  # of the artifacts that a node reads, by edge
 REQUIRED_FILES = "required_files"  # of an artifact type
 NEAR = 0.85  # from which likeness on a name is taken for a misspelled one

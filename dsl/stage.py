@@ -27,6 +27,7 @@ class Stage(Protocol):
     workers     their number (launch.shard_workers); 1: this process makes all shards, or shares them by rank
     shared_dir  folder of this attempt that all its workers see; empty at its start, removed at its end
     device      "cpu" or "cuda"
+    started_before  an earlier attempt of the same key began, in this run or another, and left no artifact
     """
 
     @property
@@ -49,6 +50,8 @@ class Stage(Protocol):
     def shared_dir(self) -> Path: ...
     @property
     def device(self) -> str: ...
+    @property
+    def started_before(self) -> bool: ...
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics named with their group (`train/loss`).

@@ -43,6 +43,7 @@ class StageSpec:
     node_json: the node as `dsl.graph_json` writes it. search_path: the folders searched for modules.
     sources: a file with the source code that is part of the key, and its digest. artifacts: by node id.
     attempt: number of the node's attempt in this run, from 1; token and lease_id: of the stage's lease.
+    started_before: as in Stage.
     """
 
     node: str
@@ -60,6 +61,7 @@ class StageSpec:
     events: Path
     figures: Path
     attempt: int
+    started_before: bool
     device: str
     sp_degree: int
 

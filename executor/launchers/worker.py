@@ -83,6 +83,7 @@ class WorkerStage:
     worker: int
     workers: int
     device: str
+    started_before: bool
     _spec: StageSpec
     _stop: threading.Event
     _secrets: tuple[str, ...] = ()
@@ -213,6 +214,7 @@ def _run(spec: StageSpec, rank: int, stop: threading.Event, result: Path) -> tup
         worker=int(os.environ.get(WORKER, "0")),
         workers=int(os.environ.get(WORKERS, "1")),
         device=device,
+        started_before=spec.started_before,
         spec=spec,
         stop=stop,
         secrets=secret_values(node.config),

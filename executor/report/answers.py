@@ -1,4 +1,4 @@
-"""The first screen: is the draft good, is it safe to serve, what limits it, and what to do next.
+"""The first screen: is the trained target better, is the draft good and safe to serve, what limits it, what to do next.
 
 Ops answer by the verdicts in their sections. What no node answered, though the pipeline makes a draft, is reported as
 not measured, with the op that measures it.
@@ -26,6 +26,7 @@ from executor.results.run_table import first_line, with_run
 from ops.lib.report_sections import Verdict
 
 QUESTIONS: Mapping[Question, str] = {
+    "target": "Is the trained target better?",
     "good": "Is the draft good?",
     "safe": "Is it safe to serve?",
     "limit": "What limits it?",
@@ -77,7 +78,12 @@ def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
         for question in [line.verdict.question for line in given[:1]] or asked[:1]:
             texts = [_without_middle(with_run(text, column.run)) for text in node.recorded.warnings]
             lines += [Line(name, "warning", Verdict(question, text, "warn")) for text in texts]
-    return [*lines, *_unasked(column), *_diagnosed(column)] if lines else []
+    return [*lines, *_unasked(column), *_diagnosed(column)] if _of_draft(lines) else lines
+
+
+def _of_draft(lines: Sequence[Line]) -> bool:
+    """Whether a draft is judged: a pipeline may only train a target."""
+    return any(line.verdict.question != "target" for line in lines)
 
 
 def _with_company(verdict: Verdict, node: NodeFacts) -> Verdict:
@@ -167,5 +173,11 @@ def next_steps(column: RunFacts, lines: Sequence[Line]) -> list[str]:
     by_question = sorted(lines, key=lambda line: list(QUESTIONS).index(line.verdict.question))
     advice = [line.verdict.advice for line in sorted(by_question, key=_badness) if line.verdict.advice]
     steps = list(dict.fromkeys(with_run(text, column.run) for text in advice))
-    open_ = [line for line in lines if line.verdict.question != "limit" and line.verdict.judgement in ("bad", "warn")]
+    if not _of_draft(lines):
+        return steps
+    open_ = [
+        line
+        for line in lines
+        if line.verdict.question in ("good", "safe") and line.verdict.judgement in ("bad", "warn")
+    ]
     return steps if open_ else [f"serve it: dflow serve {column.run}", *steps]

@@ -201,6 +201,7 @@ class Task:
             events=self.record.events_path,
             figures=self.record.figures_path(self.node.id),
             attempt=number,
+            started_before=number > 1 or lease.last_run is not None,
             device=launch.device,
             sp_degree=launch.sp_degree,
         )

@@ -32,6 +32,7 @@ from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, check_images_fit, check_patches_fit
+from ops.lib.target.sizes import context_length, positions
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
 from ops.tokenize_chat.encode import ChatEncoder
@@ -188,10 +189,8 @@ def check_lengths(
     max_new_tokens.
     """
     limits = {
-        "target": _positions(
-            text.get("max_position_embeddings"), text.get("rope_parameters") or text.get("rope_scaling")
-        ),
-        "draft": _positions(draft.max_position_embeddings, draft.rope_scaling),
+        "target": context_length(text),
+        "draft": positions(draft.max_position_embeddings, draft.rope_scaling),
     }
     whose, limit = min(
         ((name, limit) for name, limit in limits.items() if limit is not None), key=lambda named: named[1]
@@ -224,12 +223,3 @@ def _remedy(too_long: Sequence[Prompt], limit: int, field: str) -> str:
     if longest + 2 > limit:
         return f"{leave_out}; no {field} is small enough for all of them"
     return f"set {field} = {limit - longest - 1} or less, or {leave_out}"
-
-
-def _positions(trained: int | None, rope: Mapping[str, Any] | None) -> int | None:
-    """The number of positions of a model: by its config, or by its RoPE scaling if that is larger."""
-    if trained is None:
-        return None
-    scaling = rope or {}
-    stretched = (scaling.get("factor") or 1.0) * (scaling.get("original_max_position_embeddings") or trained)
-    return max(trained, int(stretched))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -49,6 +51,10 @@ class Metric:
         words, wanted = (" ".join(text.casefold().split()) for text in (answer, label))
         return _contains_words(wanted, words)
 
+    def least(self, label: str) -> str:
+        """The text that every right answer to a sample with this label contains, up to case."""
+        return (self._named(label) or "") if self.kind == "pattern" else label.strip()
+
     def _named(self, text: str) -> str | None:
         """The pattern's group at its first match, None without one. Raises DataError if the search takes too long."""
         try:
@@ -73,7 +79,9 @@ class HeldOut:
 
     @classmethod
     def read(cls, config: FinetuneVlm, stage: Stage) -> HeldOut:
-        """Raises DataError for a pattern that no label matches; reports a split without a sample to compare."""
+        """Raises DataError for a pattern that no label matches, and if no answer can be as long as its label; reports
+        a split without a sample to compare, and labels that are too long.
+        """
         metric = Metric(config.metric, config.pattern)
         readers = {split: TokenReader(stage.inputs["tokens"], split) for split in HELD_OUT}
         compared = {split: measurable(reader, metric, config.eval_samples) for split, reader in readers.items()}
@@ -86,7 +94,22 @@ class HeldOut:
         for split in HELD_OUT if metric.kind != "none" else ():
             if not compared[split]:
                 stage.info(f"no accuracy on {split}: no label there to compare an answer with")
+        _check_lengths(config, stage, metric, readers, compared)
         return cls(config, stage, metric, readers, compared)
+
+    def facts(self, split: str) -> dict[str, Any]:
+        """The number of compared samples, and the share of the most frequent label where one occurs twice; empty
+        without any.
+        """
+        records = [self.readers[split].records[index] for index in self.compared[split]]
+        if not records:
+            return {}
+        labels = Counter(self.metric.least(record["label"]).casefold() for record in records)
+        most = labels.most_common(1)[0][1]
+        return {
+            f"{split}_samples": len(records),
+            "majority_share": most / len(records) if most > 1 else None,
+        }
 
     @torch.no_grad()
     def loss(self, split: str, parallel: ParallelTarget) -> float | None:
@@ -135,6 +158,43 @@ class HeldOut:
                     done += len(batch)
                     stage.progress(done, own)
         return int(ranks.summed(torch.tensor(right, device=parallel.device))) / len(indices)
+
+
+def _check_lengths(
+    config: FinetuneVlm,
+    stage: Stage,
+    metric: Metric,
+    readers: Mapping[str, TokenReader],
+    compared: Mapping[str, Sequence[int]],
+) -> None:
+    """Warns of labels with more tokens than max_new_tokens, whose samples always count as wrong.
+
+    Raises DataError if all are.
+    """
+    records = [readers[split].records[index] for split in HELD_OUT for index in compared[split]]
+    if not records:
+        return
+    folder = stage.inputs["tokens"].path / "processor"
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    texts = []
+    for record in records:
+        with of_sample(record["id"]):
+            texts.append(metric.least(record["label"]))
+    lengths = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    too_long = sum(length > config.max_new_tokens for length in lengths)
+    if not too_long:
+        return
+    longest = max(range(len(records)), key=lambda place: lengths[place])
+    splits = " and ".join(HELD_OUT)
+    text = (
+        f"accuracy: {too_long:,} of {len(records):,} labels of {splits} need more than max_new_tokens = "
+        f"{config.max_new_tokens}, so their answers never count as right; the longest needs {lengths[longest]} tokens "
+        f"(sample {on_one_line(records[longest]['id'])}): raise max_new_tokens"
+    )
+    if too_long == len(records):
+        raise DataError(text)
+    if stage.rank == 0:
+        stage.warn(text)
 
 
 def measurable(reader: TokenReader, metric: Metric, limit: int | None) -> list[int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from attrs import frozen, validators
 
 from dsl.field_rules import Given, Needs, Only
-from dsl.op import field, op, seed_field
+from dsl.op import field, is_builtin, op, seed_field
 from ops.artifacts import TargetModel, TokenShards
 
 AT_LEAST_1 = validators.optional(validators.ge(1))
@@ -144,3 +145,15 @@ class FinetuneVlm:
     )
     seed: int | None = seed_field()
     output = TargetModel
+
+    @staticmethod
+    def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
+        """Checks that a checkpoint is not trained on the tokens of the built-in tokenizer."""
+        init, tokenize = values.get("init"), above("tokens")
+        is_foreign = tokenize.get("processor") == "builtin" and tokenize.get("target") is None
+        if init is None or is_builtin(init) or not is_foreign:
+            return {}
+        return {
+            "init": 'the tokens are those of processor = "builtin", which no checkpoint knows: give tokenize_chat '
+            f'processor = "{init}"'
+        }

@@ -93,7 +93,8 @@ class _Training:
         parallel = _parallel(config, stage, target)
         model = target.model.train()
         state = TrainState(model, make_optimizer(config, model, parts), [])
-        checkpoints.load(state)
+        every = config.checkpoint_every
+        checkpoints.resume(state, config.steps, every, started_before=stage.started_before)
         lengths = [record["tokens"] for record in reader.records]
         order = Order(lengths, config.seed or 0, config.batch_size, config.batch_tokens)
         nonfinite = NonFinite(config.max_nonfinite, stage.work_dir, state.counters)
@@ -216,6 +217,8 @@ class _Training:
             self.stage.log(measured_on_test, step=self.state.step)
         if self.stage.rank:
             return
+        if accuracy is not None:
+            self.stage.info(f"accuracy on test: {self._of_samples(accuracy)}")
         copy_files(self.stage.inputs["tokens"].path / "processor", directory, PROCESSOR)
         info = describe_target(
             directory,
@@ -229,6 +232,7 @@ class _Training:
         measured = {
             "seconds": time.perf_counter() - self.started,
             "steps_in_this_attempt": self.state.step - self.first_step,
+            **self.held_out.facts("test"),
         }
         write_json(self.stage.out_dir / "measurements.json", measured)
         history = torch.stack(self.state.history)
@@ -247,7 +251,10 @@ class _Training:
             accuracy = self.held_out.accuracy("test", self.parallel, saved, self._stop_if_asked)
         if self.stage.rank == 0:
             write_json(self.stage.work_dir / BEFORE, {"target/accuracy_before": accuracy})
-            self.stage.info(f"accuracy on test before fine-tuning: {accuracy:.3f}")
+            self.stage.info(f"accuracy on test before fine-tuning: {self._of_samples(accuracy)}")
+
+    def _of_samples(self, accuracy: float | None) -> str:
+        return f"{accuracy:.3f} of {len(self.held_out.compared['test']):,} samples"
 
     def _before(self) -> dict[str, float]:
         file = self.stage.work_dir / BEFORE
@@ -264,7 +271,8 @@ class _Training:
             return
         rows = self.state.history[(step - 1) // every * every :]
         sums = torch.stack(rows).sum(0)
-        values = {
+        values = {"target/loss": float(sums[LOSS] / sums[ANSWERS])} if sums[ANSWERS] else {}
+        values |= {
             "target/lr": float(rows[-1][RATE]),
             "target/grad_norm": float(rows[-1][NORM]),
             "target/nonfinite_steps": float(self.state.counters.get(SKIPPED, 0)),
@@ -273,8 +281,6 @@ class _Training:
             now = time.perf_counter()
             values["target/tokens_per_second"] = float(torch.stack(recent)[:, TOKENS].sum()) / (now - self.logged_at)
             self.logged_at, self.logged_step = now, step
-        if sums[ANSWERS]:
-            values["target/loss"] = float(sums[LOSS] / sums[ANSWERS])
         self.stage.log(values, self.state.step)
 
     def _measuring_is_due(self) -> bool:

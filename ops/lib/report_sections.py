@@ -132,7 +132,8 @@ class Account:
 
 @frozen
 class Verdict:
-    """A sentence on the first screen of the report, under its question: "good", is the draft good; "safe", is it safe
+    """A sentence on the first screen of the report, under its question: "target", is the trained target
+    better; "good", is the draft good; "safe", is it safe
     to serve; "limit", what limits it. The section's title is what was judged.
 
     judgement: how it is marked. advice: what to do about it, listed under "what to do next"; RUN in it becomes the

@@ -12,6 +12,7 @@ from dsl.sizes import shown_bytes
 from ops.lib.estimates import TargetForeseen, read_config
 from ops.lib.target.checkpoint_files import WEIGHTS
 from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.target.token_ids import mask_warning
 from ops.load_target.op import LoadTarget
 
 TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
@@ -25,10 +26,17 @@ def estimate(config: LoadTarget, outlook: Outlook) -> Estimate:
     directory = Path(config.checkpoint)
     if directory.is_dir():
         size = sum(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern))
-        return Estimate(disk={"checkpoint": size}, foreseen=target)
+        return Estimate(disk={"checkpoint": size}, foreseen=target, notes=_mask_notes(config))
     size = (target.sizes.parameters + target.sizes.mtp) * ITEM_SIZES[dtype_of(target.config)]
     note = f"the download needs another {shown_bytes(size)} in Hugging Face's cache ({hub_cache()})"
     return Estimate(disk={"checkpoint": size}, notes=(note,), foreseen=target)
+
+
+def _mask_notes(config: LoadTarget) -> tuple[str, ...]:
+    warning = None
+    if config.mask_token_id is not None:
+        warning = mask_warning(Path(config.checkpoint), config.mask_token_id)
+    return () if warning is None else (warning,)
 
 
 def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, Any]:

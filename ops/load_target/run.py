@@ -10,6 +10,7 @@ from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
 from ops.lib.target.model import describe_target, write_target_json
 from ops.lib.target.served_config import complete_config
+from ops.lib.target.token_ids import check_ends, mask_warning
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
@@ -19,6 +20,7 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     """Write the TargetModel artifact of a local directory or of a model id."""
     trust = config.trust_remote_code
     directory = find_checkpoint(config.checkpoint, config.revision, trust)
+    check_ends(directory)
     chat_template = read_chat_template(config.chat_template)
     processor = load_processor(str(directory), trust_remote_code=trust, chat_template=chat_template)
     mask_token_id = processor.mask_token_id if config.mask_token_id is None else config.mask_token_id
@@ -30,6 +32,8 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
             f"{directory}: a vision-language model without an image processor (preprocessor_config.json); copy "
             "that file from the checkpoint's source"
         )
+    if warning := mask_warning(directory, info["mask_token_id"]):
+        stage.warn(warning)
     if not Path(config.checkpoint).is_dir():  # a path is content, not a name
         info |= {"model_id": config.checkpoint, "revision": config.revision}
     copy_files(directory, stage.out_dir / "model", patterns(trust))

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from ops.lib.target.checkpoint_check import loading_mistakes
+from pathlib import Path
+
+from ops.lib.target.checkpoint_check import chat_template_mistakes, loading_mistakes
+from ops.lib.target.token_ids import mask_mistakes
 from ops.load_target.op import LoadTarget
 
 
 def unmet(config: LoadTarget) -> dict[str, str]:
-    """Why the checkpoint directory cannot be a target. A model id is not looked up."""
+    """Why the checkpoint directory cannot be a target, or the template not its own. A model id is not looked up."""
+    missing = chat_template_mistakes(config.chat_template)
     mistakes = loading_mistakes(config.checkpoint, config.trust_remote_code)
-    return {"checkpoint": "\n".join(mistakes)} if mistakes else {}
+    if mistakes:
+        missing["checkpoint"] = "\n".join(mistakes)
+    elif wrong := mask_mistakes(Path(config.checkpoint), config.mask_token_id):
+        missing["mask_token_id"] = "\n".join(wrong)
+    return missing

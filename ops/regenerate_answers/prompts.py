@@ -16,6 +16,7 @@ from ops.lib.target.fetch import find_processor
 from ops.lib.target.model import target_info
 from ops.lib.vision.chat_template import read_chat_template
 from ops.lib.vision.processor import load_processor
+from ops.regenerate_answers.context import check_context
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.encode import ChatEncoder, num_images
 from ops.tokenize_chat.samples import load_images, prompt_sample
@@ -33,12 +34,14 @@ class Prompts:
     def load(cls, config: RegenerateAnswers, target: TargetModel | None, folder: Path) -> Prompts:
         """With the target's processor, or that of the config without a target.
 
-        Raises ConfigError for an enable_thinking that the target's template does not read.
+        Raises ConfigError for an enable_thinking that the target's template does not read, and DataError for limits
+        beyond its context.
         """
         trusted = config.trust_remote_code
         source = (
             str(target.path / "model") if target else find_processor(str(config.processor), config.revision, trusted)
         )
+        check_context(config, Path(source))
         processor = load_processor(
             source,
             config.min_pixels,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+from dsl.errors import DataError
 from ops.lib.missing_libraries import missing_torchvision
-from ops.lib.target.checkpoint_check import processor_folder_mistakes
+from ops.lib.target.checkpoint_check import chat_template_mistakes, processor_folder_mistakes
+from ops.regenerate_answers.context import check_context
 from ops.regenerate_answers.op import RegenerateAnswers
 
 
 def unmet(config: RegenerateAnswers) -> dict[str, str]:
-    """torchvision, if it resizes images, the server's API key, and what the directory of a processor lacks; nothing if
-    the answers of the data stay.
+    """torchvision, if it resizes images, the server's API key, what the directory of a processor lacks, and limits
+    beyond its model's context; nothing if the answers of the data stay.
     """
     if config.answers == "data":
         return {}
@@ -20,6 +23,12 @@ def unmet(config: RegenerateAnswers) -> dict[str, str]:
         missing["api_key_env"] = (
             f"this environment variable is not set: export {config.api_key_env}=... with the server's API key"
         )
+    missing |= chat_template_mistakes(config.chat_template)
     if mistakes := processor_folder_mistakes(config.processor):
         missing["processor"] = "\n".join(mistakes)
+    elif config.processor is not None:
+        try:
+            check_context(config, Path(config.processor))
+        except DataError as error:
+            missing["max_prompt_tokens"] = str(error)
     return missing

@@ -86,6 +86,10 @@ class TrainingStage:
     def device(self) -> str:
         return self.whole.device
 
+    @property
+    def started_before(self) -> bool:
+        return self.whole.started_before
+
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.whole.log(metrics, step)
 

@@ -133,7 +133,8 @@ class _Training:
         optimizer = make_optimizer(model, config.weight_decay, kind=config.optimizer)
         ema = Ema(model, config.ema_decay) if config.ema_decay is not None else None
         state = TrainState(model, optimizer, [], ema)
-        checkpoints.load(state)
+        total, every = len(inputs.steps), config.checkpoint_every
+        checkpoints.resume(state, total, every, started_before=stage.started_before)
         measuring = Measuring.open(config, stage, inputs, setup, state, lend)
         nonfinite = NonFinite(config.max_nonfinite, stage.work_dir, state.counters)
         step = state.step

@@ -33,6 +33,7 @@ class FakeStage:
         stop_after: int | None = None,
         worker: int = 0,
         workers: int = 1,
+        started_before: bool = False,
     ) -> None:
         self.inputs: Mapping[str, Any] = dict(inputs or {})
         self.out_dir = folder / "out"
@@ -45,6 +46,7 @@ class FakeStage:
         self.sp_degree = sp_degree
         self.worker = worker
         self.workers = workers
+        self.started_before = started_before
         self.shared_dir = folder / "shared"
         self.shared_dir.mkdir(exist_ok=True)
         self.stop_after = stop_after

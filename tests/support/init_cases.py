@@ -32,7 +32,7 @@ def checkpoint(folder: Path, sees: bool) -> str:
     folder.mkdir()
     config = {"model_type": "qwen3_vl", "text_config": TEXT, "vision_config": VISION} if sees else TEXT
     (folder / "config.json").write_text(json.dumps(config))
-    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "<|mask|>": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text("{{ messages }}")

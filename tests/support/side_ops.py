@@ -96,6 +96,7 @@ def flaky(config, stage):
     if tries < config.times:
         raise {"transient": TransientError, "declared": VeryBusy, "data": DataError}[config.error]("the server is busy")
     (stage.out_dir / "text.txt").write_text(str(tries))
+    (stage.out_dir / "started_before.txt").write_text(str(stage.started_before))
 
 
 @op(version=1, run="toy:look")

@@ -15,6 +15,7 @@ from dsl.errors import DataError
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
 from ops.lib.data.files import check_json_files, parse_json, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights
+from ops.lib.target.token_ids import check_ends
 from ops.lib.vision.model_types import check_model_type
 from ops.lib.vision.processor_files import processor_mistakes
 
@@ -71,6 +72,16 @@ def processor_folder_mistakes(processor: str | None) -> list[str]:
     return _json_mistakes(directory) or processor_mistakes(directory)
 
 
+def chat_template_mistakes(file: str | None) -> dict[str, str]:
+    """Why the file of the field chat_template is no template; nothing without one."""
+    if file is None:
+        return {}
+    from ops.lib.vision.chat_template import read_chat_template  # loads jinja2
+
+    mistakes = _raised(read_chat_template, file)
+    return {"chat_template": mistakes[0]} if mistakes else {}
+
+
 def _something_else(path: Path, kind: str) -> list[str]:
     """What the path is instead of a checkpoint, which explains everything else that is missing. kind: what for."""
     weights = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
@@ -100,9 +111,13 @@ def _json_mistakes(directory: Path) -> list[str]:
 
 
 def _config_mistakes(directory: Path) -> list[str]:
-    """Of the readable JSON files: an unknown family, a missing tokenizer or chat template."""
+    """Of the readable JSON files: an unknown family, ids beyond the vocabulary, and what the processor lacks."""
     unknown = _raised(check_model_type, read_object(directory / "config.json"))
-    return [*(f"{directory}: {mistake}" for mistake in unknown), *processor_mistakes(directory)]
+    return [
+        *(f"{directory}: {mistake}" for mistake in unknown),
+        *_raised(check_ends, directory),
+        *processor_mistakes(directory),
+    ]
 
 
 def _pointers(directory: Path) -> list[Path]:

@@ -122,6 +122,21 @@ class TargetSizes:
         return rows * (patch * (4 + item_size) + inside * item_size)
 
 
+def context_length(text: Config) -> int | None:
+    """The positions of a target by the text part of its config; None if it names no number of them."""
+    trained = text.get("max_position_embeddings")
+    if not isinstance(trained, int):
+        return None
+    return positions(trained, text.get("rope_parameters") or text.get("rope_scaling"))
+
+
+def positions(trained: int, rope: Config | None) -> int:
+    """The number of positions of a model: by its config, or by its RoPE scaling if that is larger."""
+    scaling = rope or {}
+    stretched = (scaling.get("factor") or 1.0) * (scaling.get("original_max_position_embeddings") or trained)
+    return max(trained, int(stretched))
+
+
 def layer_types(text: Config) -> list[str]:
     """The kind of every decoder layer; Qwen3.5's default is one of full attention after three of linear attention."""
     count = text["num_hidden_layers"]

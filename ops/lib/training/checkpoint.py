@@ -106,6 +106,13 @@ class Checkpoints:
             self._saved = state.step
         return found
 
+    def resume(self, state: TrainState, total: int, every: int, *, started_before: bool) -> None:
+        """`load`, and a line about where an attempt that is not the first starts. total: steps of the training."""
+        if self.load(state):
+            self._info(f"goes on from the checkpoint at step {state.step} of {total}")
+        elif started_before:
+            self._info(f"no checkpoint yet (checkpoint_every = {every}): starts at step 0")
+
     def save(self, state: TrainState, metric: float | None = None) -> None:
         """Copies the state once the previous write is done, and starts writing it.
 

@@ -31,13 +31,18 @@ def read_chat_template(file: str | None) -> str | None:
         raise DataError(f"{file}: larger than {LONGEST >> 20} MiB; chat_template must name a file with a chat template")
     if not text.strip():
         raise DataError(f"{file}: is empty; chat_template must name a file with a chat template")
+    check_template(text, file)
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # as transformers reads it again
+
+
+def check_template(text: str, place: str) -> None:
+    """Raises DataError, with place and line, for a text that is no template. It is parsed, never rendered."""
     try:
         Environment(extensions=("jinja2.ext.loopcontrols", _Generation)).parse(text)
     except TemplateSyntaxError as error:
-        raise DataError(f"{file}:{error.lineno}: not a chat template: {error.message}") from error
+        raise DataError(f"{place}:{error.lineno}: not a chat template: {error.message}") from error
     except RecursionError as error:
-        raise DataError(f"{file}: not a chat template: nested too deeply") from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")  # as transformers reads it again
+        raise DataError(f"{place}: not a chat template: nested too deeply") from error
 
 
 def replace_chat_template(directory: Path, template: str) -> None:

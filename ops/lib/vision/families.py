@@ -19,7 +19,15 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from dsl.errors import DataError
 from ops.lib.vision.batch import ModelInputs
-from ops.lib.vision.model_types import QWEN3, QWEN3_VL, QWEN25_VL, QWEN35, check_model_type
+from ops.lib.vision.model_types import (
+    QWEN3,
+    QWEN3_MASK_ID,
+    QWEN3_VL,
+    QWEN25_VL,
+    QWEN35,
+    QWEN35_MASK_ID,
+    check_model_type,
+)
 
 Part = Literal["vision", "projector", "text"]
 
@@ -189,7 +197,7 @@ class Qwen3(Family):
     """Qwen3, text-only: dense, or with a mixture of experts in its layers."""
 
     model_types = QWEN3
-    mask_token_id = 151669
+    mask_token_id = QWEN3_MASK_ID
 
     def check_serving(self) -> None:
         if self.config.get("model_type") == "qwen3_moe" and self.tied:
@@ -204,7 +212,7 @@ class Qwen25Vl(VisionFamily):
     """Qwen2.5-VL: windowed attention in the vision tower; older checkpoints hold the text config flat at the top."""
 
     model_types = QWEN25_VL
-    mask_token_id = 151669  # beyond its tokenizer of 151665, as it is beyond Qwen3's
+    mask_token_id = QWEN3_MASK_ID
 
 
 @frozen
@@ -216,7 +224,7 @@ class Qwen3Vl(VisionFamily):
     """
 
     model_types = QWEN3_VL
-    mask_token_id = 151669
+    mask_token_id = QWEN3_MASK_ID
 
     def check(self) -> None:
         """An index at or past the depth of the vision tower would silently have no effect."""
@@ -285,7 +293,7 @@ class Qwen35(VisionFamily):
     """
 
     model_types = QWEN35
-    mask_token_id = 248070
+    mask_token_id = QWEN35_MASK_ID
     other_parts = (*VisionFamily.other_parts, "mtp.")  # layers for predicting several tokens
 
     @property

@@ -13,6 +13,9 @@ QWEN25_VL = ("qwen2_5_vl",)
 QWEN3_VL = ("qwen3_vl", "qwen3_vl_moe")
 QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 SUPPORTED = (*QWEN3, *QWEN25_VL, *QWEN3_VL, *QWEN35)
+MASK_TOKENS = ("<|mask|>", "<|MASK|>")  # of tokenizers that have one
+# Ids that no text of a family gives: 151669 lies beyond the tokenizers of Qwen3 and Qwen2.5-VL.
+QWEN3_MASK_ID, QWEN35_MASK_ID = 151669, 248070
 
 
 def check_model_type(config: Mapping[str, Any]) -> None:
@@ -20,3 +23,8 @@ def check_model_type(config: Mapping[str, Any]) -> None:
     if config.get("model_type") not in SUPPORTED:
         kind = shown_json(config.get("model_type"))
         raise DataError(f"model_type {kind} is not supported; supported: {', '.join(SUPPORTED)}")
+
+
+def family_mask_id(model_type: str) -> int:
+    """The mask token of a supported family."""
+    return QWEN35_MASK_ID if model_type in QWEN35 else QWEN3_MASK_ID

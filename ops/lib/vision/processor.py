@@ -20,11 +20,11 @@ from dsl.errors import ConfigError, DataError
 from ops.lib.data.checkpoint_code import check_places, check_reads, read_settings
 from ops.lib.data.files import check_json_files
 from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
+from ops.lib.vision.model_types import MASK_TOKENS
 from ops.lib.vision.processor_files import NO_TEMPLATE, NO_TOKENIZER, has_tokenizer
 
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 IMAGE_TOKEN = "<|image_pad|>"
-MASK_TOKENS = ("<|mask|>", "<|MASK|>")
 
 ImageBackend = Literal["pillow", "torchvision"]
 

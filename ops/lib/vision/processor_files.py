@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from dsl.errors import DataError
 from ops.lib.data.checkpoint_code import read_settings
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
@@ -20,12 +22,32 @@ def has_tokenizer(directory: Path) -> bool:
 def processor_mistakes(directory: Path) -> list[str]:
     """What a processor in the directory lacks, a sentence each. Raises DataError for a JSON file that is none."""
     mistakes = [] if has_tokenizer(directory) else [NO_TOKENIZER]
-    if not _has_template(directory):
+    templates = list(_templates(directory))
+    if not templates:
         mistakes.append(NO_TEMPLATE)
-    return [f"processor {directory}: {mistake}" for mistake in mistakes]
+    return [*(f"processor {directory}: {mistake}" for mistake in mistakes), *_template_mistakes(templates)]
 
 
-def _has_template(directory: Path) -> bool:
-    return any(file.stat().st_size for pattern in TEMPLATE_FILES for file in directory.glob(pattern)) or any(
-        read_settings(directory / name).get("chat_template") for name in TEMPLATE_SETTINGS
-    )
+def _template_mistakes(templates: Sequence[tuple[str, str]]) -> list[str]:
+    from ops.lib.vision.chat_template import check_template  # loads jinja2
+
+    mistakes = []
+    for place, text in templates:
+        try:
+            check_template(text, place)
+        except DataError as error:
+            mistakes.append(str(error))
+    return mistakes
+
+
+def _templates(directory: Path) -> Iterator[tuple[str, str]]:
+    """The chat templates: where each is, and its text. A JSON file has one, or a list of named ones."""
+    for file in (file for pattern in TEMPLATE_FILES for file in sorted(directory.glob(pattern))):
+        if file.stat().st_size:
+            yield str(file), file.read_text("utf-8", "replace")
+    for name in TEMPLATE_SETTINGS:
+        found = read_settings(directory / name).get("chat_template")
+        for each in found if isinstance(found, list) else [found]:
+            text = each.get("template") if isinstance(each, Mapping) else each
+            if text:
+                yield f"{directory / name}, chat_template", str(text)

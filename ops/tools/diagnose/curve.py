@@ -1,18 +1,20 @@
-"""Whether the training ended too early, judged by its loss curve."""
+"""Whether the training learnt, and whether it ended too early, judged by its loss curve."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
-from statistics import fmean, variance
+from math import log, sqrt
+from statistics import fmean, stdev, variance
 from typing import Any
 
 from ops.tools.diagnose.finding import Finding, unmeasured
 from ops.train_dflash.verdicts import LONGER, MOST_FALL, PARTS, is_before_last_part, is_short
 
-NAME = "length of training"
+NAME, FLAT = "length of training", "loss curve"
+GONE = "the run that trained the draft is gone, with its loss"
 LEAST_POINTS = 4  # in each of the parts
 ERRORS = 2.0  # standard errors of the difference
+HIGH = log(2)  # a loss above it: the right token has a probability below 1/2
 
 
 def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any]) -> Finding:
@@ -21,12 +23,9 @@ def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any])
     If that is before the last fifth, longer training does not help, however far the loss still falls.
     """
     if not curve:
-        return unmeasured(NAME, "the run that trained the draft is gone, with its loss")
+        return unmeasured(NAME, GONE)
     end = curve[-1][0]
-    parts = [
-        [loss for step, loss in curve if end * part / PARTS < step <= end * (part + 1) / PARTS]
-        for part in (PARTS - 2, PARTS - 1)
-    ]
+    parts = [_part(curve, PARTS - 2), _part(curve, PARTS - 1)]
     if min(map(len, parts)) < LEAST_POINTS and is_short(end):
         return unmeasured(NAME, f"{end:g} steps are too few to see where train/loss is heading; {LONGER}")
     if min(map(len, parts)) < LEAST_POINTS:
@@ -47,3 +46,32 @@ def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any])
         advice=LONGER,
         is_cause=not is_earlier and fall > MOST_FALL and fall > ERRORS * error,
     )
+
+
+def flat_finding(curve: Sequence[Sequence[float]]) -> Finding:
+    """Whether the loss stayed high and did not fall from the second fifth of the training to the last."""
+    if not curve:
+        return unmeasured(FLAT, GONE)
+    second, last = _part(curve, 1), _part(curve, PARTS - 1)
+    if min(len(second), len(last)) < LEAST_POINTS:
+        return unmeasured(FLAT, f"{len(curve)} points of train/loss are too few; lower log_every")
+    end, final = curve[-1][0], fmean(last)
+    fall = fmean(second) - final
+    is_flat = final > HIGH and fall <= MOST_FALL
+    near = final + max(MOST_FALL, stdev(last))
+    since = next(step for step, loss in curve if loss <= near)
+    text = f"train/loss was {fmean(second):.2f} in the second fifth of {end:g} steps, and {final:.2f} in the last"
+    return Finding(
+        name=FLAT,
+        measured=f"{text}: flat since step {since:g}" if is_flat else text,
+        normal=f"it falls by more than {MOST_FALL:g} between them, or to below {HIGH:.2f}, where the right token has a "
+        "probability of 1/2",
+        advice="the draft stopped learning early: lower lr of train_dflash or raise its warmup_ratio, and train longer",
+        is_cause=is_flat,
+    )
+
+
+def _part(curve: Sequence[Sequence[float]], part: int) -> list[float]:
+    """The losses of one fifth of the steps; part: from 0."""
+    end = curve[-1][0]
+    return [loss for step, loss in curve if end * part / PARTS < step <= end * (part + 1) / PARTS]

@@ -107,27 +107,33 @@ def candidates(kind: str, current: Setting, trained: Trained) -> dict[str, Setti
     if kind == LAYERS:
         if known is not None and known.target_layer_ids != config.target_layer_ids:
             return {AS_TRAINED: current.evolved(target_layer_ids=known.target_layer_ids)}
-        return _distinct(current, _shifted(current))
+        return shifted_layers(current)
     if kind == MASK:
         label, mask = (TARGETS, trained.mask_token_id) if known is None else (AS_TRAINED, known.mask_token_id)
         return _distinct(current, {label: current.evolved(mask_token_id=mask)})
     if kind == POSITIONS:
-        return {
-            "one later": evolve(current, block_offset=current.block_offset + 1),
-            "one earlier": evolve(current, block_offset=current.block_offset - 1),
-        }
+        return shifted_positions(current)
     if kind == CONFIG:
         return {AS_TRAINED: current.evolved(**differing(config, known))} if differing(config, known) else {}
     return _distinct(current, {TRAINED: evolve(current, weights=TRAINED)} if trained.differing_tensors else {})
 
 
-def _shifted(current: Setting) -> dict[str, Setting]:
+def shifted_layers(current: Setting) -> dict[str, Setting]:
+    """All layers one lower and one higher, where the target has these."""
     ids, layers = current.config.target_layer_ids, current.config.num_target_layers
     moved = {"one lower": tuple(k - 1 for k in ids), "one higher": tuple(k + 1 for k in ids)}
     return {
         label: current.evolved(target_layer_ids=shifted)
         for label, shifted in moved.items()
         if shifted[0] >= 0 and shifted[-1] < layers - 1
+    }
+
+
+def shifted_positions(current: Setting) -> dict[str, Setting]:
+    """The slots of a block one later and one earlier relative to the context."""
+    return {
+        "one later": evolve(current, block_offset=current.block_offset + 1),
+        "one earlier": evolve(current, block_offset=current.block_offset - 1),
     }
 
 

@@ -101,12 +101,15 @@ def amount_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], trainin
     if not stepped(seen):
         return unmeasured(name, NO_STEP)
     text = f"{samples:,} of {training['samples']:,} samples of the training were in a step"
+    is_little = samples < LEAST_SAMPLES
+    is_cause = is_little and tau_of(seen) >= (1 + LEAST_GAIN) * tau_of(held_out)
     finding = Finding(
         name=name,
         measured=f"{text}; tau is {tau_of(seen):.2f} on some of them, {tau_of(held_out):.2f} on held-out ones",
-        normal=f"{LEAST_SAMPLES:,} or more, many thousands for a draft worth serving; or no higher tau on them",
+        normal=f"{LEAST_SAMPLES:,} or more, many thousands for a draft worth serving",
         advice="add samples like those to be served to the data of ingest (source; max_samples may limit it)",
-        is_cause=samples < LEAST_SAMPLES and tau_of(seen) >= (1 + LEAST_GAIN) * tau_of(held_out),
+        is_cause=is_cause,
+        is_note=is_little and not is_cause,
     )
     few = min(len(stepped(seen)), len(stepped(held_out))) < LEAST_PROMPTS
     return unless_chance(finding) if few else finding

@@ -32,7 +32,7 @@ from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
 from ops.tools.diagnose.answers import own_finding
 from ops.tools.diagnose.bench import Bench, spread_samples, tau_of
 from ops.tools.diagnose.chain import Chain
-from ops.tools.diagnose.curve import curve_finding
+from ops.tools.diagnose.curve import curve_finding, flat_finding
 from ops.tools.diagnose.features import features_finding
 from ops.tools.diagnose.feeding import Correction, correct, unless_open
 from ops.tools.diagnose.finding import Finding, sorted_findings, unjudged, unmeasured, with_next_step
@@ -46,6 +46,7 @@ from ops.tools.diagnose.outcomes import (
     random_finding,
     repetition_finding,
 )
+from ops.tools.diagnose.reading import reading_finding
 from ops.tools.diagnose.trained import explained, target_finding, trained_of
 
 NOW = "dflow: now: "
@@ -133,10 +134,12 @@ def diagnose(
     known = trained.config or correction.setting.config  # an export may have values that no training used
     others = [
         unless_open(random_finding(answers, by_chance), correction.findings),
+        unless_open(reading_finding(bench, correction.setting, held_out), correction.findings),
         category_finding(held_out, answers),
         repetition_finding(answers),
         *_against_training(chain, bench, correction, answers, split, prompts),
         *mask_findings(chain.learnt, chain.target, known.mask_token_id, known.block_size),
+        flat_finding(curve),
         curve_finding(curve, _recorded(chain)),
     ]
     if tau_of(answers) >= CEILING * correction.setting.config.block_size:

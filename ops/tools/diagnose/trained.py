@@ -19,7 +19,13 @@ from ops.tools.diagnose.bench import EXPORTED, TRAINED
 from ops.tools.diagnose.feeding import Trained
 from ops.tools.diagnose.finding import Finding, unmeasured
 
-EXPLAINED = ("features", "own answers", "training against decoding", "anything learnt")  # by a wrong target
+EXPLAINED = (
+    "features",
+    "own answers",
+    "training against decoding",
+    "anything learnt",
+    "hidden states",
+)  # by a wrong target
 
 
 def trained_of(

@@ -45,7 +45,7 @@ class Advice:
     """The choices. tokens: of the whole set with the target's answers. fractions: of val and test.
 
     max_pixels: None if images need no limit, or there are none; rules: with it. steps: of the training, about.
-    measure_every: steps, None for only the end. features: bytes, if stored.
+    checkpoint_every: steps; measure_every: steps, None for only the end. features: bytes, if stored.
     """
 
     tokens: int
@@ -61,6 +61,7 @@ class Advice:
     tokens_per_step: Choice
     epochs: Choice
     steps: int
+    checkpoint_every: Choice
     measure_every: Choice | None
     online: bool
     capture_why: str
@@ -82,6 +83,10 @@ def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
         min(max(longest, SHORTEST_LIMIT), LONGEST_PROMPT),
         f"the longest of {len(prompts):,} prompts examined has {about}{max(prompts):,} tokens",
     )
+    context = None if target is None else target.context
+    is_limited = context is not None and max_prompt.value + max_new.value >= context
+    if context is not None and is_limited:
+        max_prompt, max_new = _within(context, max_new)
     max_length = max_prompt.value + max_new.value
     wholes = [prompt + (each.last or UNKNOWN_ANSWER // 2) for prompt, each in zip(prompts, found.lengths, strict=True)]
     tokens = round(found.samples * sum(wholes) / len(wholes))
@@ -92,6 +97,7 @@ def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
     steps = max(1, training * epochs.value // per_step.value)
     features, online, why = _capture(tokens, target, free_disk)
     block_size = _block_size(answers)
+    limits = [_context_note(context, max_length, wholes)] if context is not None and is_limited else []
     return Advice(
         tokens=tokens,
         fractions=fractions,
@@ -106,11 +112,12 @@ def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
         tokens_per_step=per_step,
         epochs=epochs,
         steps=steps,
+        checkpoint_every=_checkpoint_every(steps),
         measure_every=_measure_every(steps),
         online=online,
         capture_why=why,
         features=features,
-        notes=tuple(_notes(found, fractions)),
+        notes=(*limits, *_notes(found, fractions)),
     )
 
 
@@ -151,6 +158,22 @@ def _max_new_tokens(answers: list[int]) -> Choice:
     return Choice(value, f"95 % of the data's answers have at most {usual:,} tokens; the target's own may be longer")
 
 
+def _within(context: int, max_new: Choice) -> tuple[Choice, Choice]:
+    """max_prompt_tokens and max_new_tokens that fit the target's context, with the token that decoding is ahead."""
+    if max_new.value > context // 2:
+        max_new = Choice(max(context // 2, 1), f"half of the target's {context:,} positions")
+    left = max(context - 1 - max_new.value, 1)
+    return Choice(left, f"what max_new_tokens leaves of the target's {context:,} positions"), max_new
+
+
+def _context_note(context: int, max_length: int, wholes: list[int]) -> str:
+    longer = sum(whole > max_length for whole in wholes)
+    return (
+        f"the target's context, {context:,} positions (max_position_embeddings of its config.json), limits "
+        f"max_prompt_tokens and max_new_tokens; {longer:,} of {len(wholes):,} samples examined are longer, and dropped"
+    )
+
+
 def _block_size(answers: list[int]) -> Choice:
     usual = percentile(answers, 0.5)
     if answers and usual < 32:
@@ -184,6 +207,12 @@ def _tokens_per_step(training: int, epochs: int, max_length: int) -> Choice:
     shorter = f"{steps:,} step{'s' * (steps > 1)} in total, about"
     why = f"{shorter}; a rule of thumb: {WANTED_STEPS:,} or more, and no less than max_length"
     return Choice(chosen, why)
+
+
+def _checkpoint_every(steps: int) -> Choice:
+    value = min(max(steps // 10, 1), MOST_BETWEEN)
+    share = "about a tenth of the training" if value < MOST_BETWEEN else f"{MOST_BETWEEN} steps"
+    return Choice(value, f"steps; an attempt that is killed loses at most {share}")
 
 
 def _measure_every(steps: int) -> Choice | None:

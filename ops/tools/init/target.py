@@ -12,7 +12,8 @@ from dsl.errors import ConfigError, DataError
 from ops.capture_targets.layers import spread_layers
 from ops.lib.estimates import read_config
 from ops.lib.target.checkpoint_check import checkpoint_mistakes
-from ops.lib.target.sizes import TargetSizes
+from ops.lib.target.sizes import TargetSizes, context_length
+from ops.lib.target.token_ids import Vocabulary, mask_mistakes
 from ops.lib.vision.pixel_limits import PREPROCESSOR, pixel_limits
 from ops.lib.vision.processor_files import has_tokenizer
 from ops.load_target.estimate import TARGETS, dtype_of, find_config
@@ -27,11 +28,13 @@ THINKING = ("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B")  # of the models whose config.js
 class Target:
     """A target to serve. checkpoint: a directory, or a model id with its revision.
 
-    tokenizer: its tokenizer.json, None if absent. thinks: its chat template has `enable_thinking`.
+    mask: the mask token to set, and why it can be one; None if it is known without. tokenizer: its tokenizer.json,
+    None if absent. thinks: its chat template has `enable_thinking`.
     """
 
     checkpoint: str
     revision: str | None
+    mask: tuple[int, str] | None
     config: Mapping[str, Any]
     tokenizer: Path | None
     pixel_limits: Mapping[str, int]
@@ -42,6 +45,11 @@ class Target:
     def pixel_factor(self) -> int:
         seeing = self.sizes.seeing or {}
         return int(seeing.get("patch_size", 16)) * int(seeing.get("spatial_merge_size", 2))
+
+    @property
+    def context(self) -> int | None:
+        """Its positions; None if its config names none."""
+        return context_length(self.sizes.text)
 
     @property
     def sees(self) -> bool:
@@ -74,11 +82,16 @@ def read_target(checkpoint: str) -> Target:
         mistakes = checkpoint_mistakes(directory)
         if has_tokenizer(directory) and not tokenizer.is_file():
             mistakes.append(f"{checkpoint}: {TOKENIZER} is missing; save it by `save_pretrained` of the fast tokenizer")
+        mask = None
+        if not mistakes:
+            mask = _mask(directory)
+            mistakes = [] if mask is not None else mask_mistakes(directory, None)
         if mistakes:
             raise DataError("\n".join(mistakes))
         return Target(
             checkpoint=str(directory.resolve()),
             revision=None,
+            mask=mask,
             config=read_config(directory / "config.json"),
             tokenizer=tokenizer,
             pixel_limits=pixel_limits(directory / PREPROCESSOR),
@@ -94,11 +107,20 @@ def read_target(checkpoint: str) -> Target:
     return Target(
         checkpoint=checkpoint,
         revision=known[checkpoint],
+        mask=None,
         config=find_config(checkpoint, known[checkpoint], Path()),
         tokenizer=None,
         pixel_limits={},
         thinks=checkpoint in THINKING,
     )
+
+
+def _mask(directory: Path) -> tuple[int, str] | None:
+    """A mask token to set, and why it can be one, where none is known and there is such an id."""
+    vocabulary = Vocabulary.of(directory)
+    if vocabulary is None or vocabulary.known_mask_id is not None:
+        return None
+    return next(vocabulary.possible_mask_ids(), None)
 
 
 def _thinks(directory: Path) -> bool:

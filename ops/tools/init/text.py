@@ -145,7 +145,12 @@ def _target(target: Target | None) -> list[str]:
     if target is None:
         return [*lines, f'checkpoint = "{PLACEHOLDER}"    # then run `dflow plan` again']
     lines.append(f"checkpoint = {_quoted(target.checkpoint)}")
-    return lines if target.revision is None else [*lines, f"revision = {_quoted(target.revision)}"]
+    if target.revision is not None:
+        lines.append(f"revision = {_quoted(target.revision)}")
+    if target.mask is not None:
+        number, why = target.mask
+        lines.append(_line("mask_token_id", Choice(number, f"none is known for this model: {why}")))
+    return lines
 
 
 def _regenerate(found: Survey, target: Target | None, advice: Advice, dtype: str, sees: bool) -> list[str]:
@@ -227,10 +232,11 @@ def _train(target: Target | None, dtype: str, advice: Advice) -> list[str]:
 
 
 def _measuring(advice: Advice) -> list[str]:
+    saving = _line("checkpoint_every", advice.checkpoint_every)
     if advice.measure_every is None:
         lengths = f"omitted: of about {advice.steps:,} steps only the last is worth measuring"
-        return [f"{f'# eval_every = {LEAST_BETWEEN}':33} # {lengths}"]
-    return [f"checkpoint_every = {advice.measure_every.value}", _line("eval_every", advice.measure_every)]
+        return [saving, f"{f'# eval_every = {LEAST_BETWEEN}':33} # {lengths}"]
+    return [saving, _line("eval_every", advice.measure_every)]
 
 
 def _ends(advice: Advice, dtype: str) -> list[str]:

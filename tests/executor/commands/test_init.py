@@ -95,6 +95,60 @@ def test_without_a_target_lengths_are_estimated_and_only_the_checkpoint_is_left_
     assert "node.target.checkpoint: there is no file or folder" in mistake and PLACEHOLDER in mistake
 
 
+def test_the_target_s_context_limits_prompts_and_answers(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = Path(checkpoint(project / "target", sees=False))
+    config = json.loads((target / "config.json").read_text())
+
+    def lengths(positions: int) -> tuple[int, ...]:
+        (target / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
+        assert 0 == main(["init", "chat.jsonl", "--target", str(target), "--force"])
+        made = nodes(project / "pipeline.toml")
+        given = made["regenerate"] | made["tokenize"]
+        return tuple(given[each] for each in ("max_prompt_tokens", "max_new_tokens", "max_length"))
+
+    chat(project / "chat.jsonl", 20, answer=" ".join(["word"] * 295))
+    assert (256, 640, 896) == lengths(897)
+    assert "positions" not in capsys.readouterr().out
+    assert (447, 448, 895) == lengths(896)
+    capsys.readouterr()
+    assert (99, 100, 199) == lengths(200)
+    said = " ".join(capsys.readouterr().out.split())
+    told = "note: the target's context, 200 positions (max_position_embeddings of its config.json), limits"
+    assert f"{told} max_prompt_tokens and max_new_tokens; 20 of 20 samples examined are longer, and dropped" in said
+
+
+def test_a_mask_token_is_written_where_none_is_known_and_an_id_can_serve(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = Path(checkpoint(project / "target", sees=False))
+    chat(project / "chat.jsonl", 20)
+
+    def tokens(count: int, special: str) -> None:
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        names = [{"id": 0, "content": special, "special": True, **flags}]
+        model = {"type": "WordLevel", "unk_token": "w1", "vocab": {f"w{number}": number for number in range(1, count)}}
+        made = json.loads((target / "tokenizer.json").read_text()) | {"model": model, "added_tokens": names}
+        (target / "tokenizer.json").write_text(json.dumps(made))
+
+    def written() -> tuple[int, str]:
+        assert 0 == main(["init", "chat.jsonl", "--target", str(target), "--force"])
+        (line,) = [row for row in (project / "pipeline.toml").read_text().splitlines() if "mask_token_id" in row]
+        return nodes(project / "pipeline.toml")["target"]["mask_token_id"], line
+
+    tokens(300, "<|endoftext|>")
+    number, line = written()
+    assert 300 == number
+    assert line.endswith("# none is known for this model: an embedding without a token of the tokenizer")
+    tokens(400, "<|reserved_special_token_0|>")
+    number, line = written()
+    assert 0 == number
+    assert line.endswith("# none is known for this model: the unused special token <|reserved_special_token_0|>")
+    tokens(400, "<|endoftext|>")
+    capsys.readouterr()
+    assert 1 == main(["init", "chat.jsonl", "--target", str(target), "--force"])
+    assert f"{target}: no mask token is known for this model; set mask_token_id to an id" in capsys.readouterr().err
+
+
 def test_a_thinking_target_is_asked_not_to_in_both_nodes(project: Path) -> None:
     target = checkpoint(project / "target", sees=False)
     (project / "target" / "chat_template.jinja").write_text("{% if enable_thinking %}<think>{% endif %}")
@@ -290,23 +344,26 @@ def test_the_pipeline_is_called_as_the_data_unless_the_file_has_a_name_of_its_ow
 
 
 @pytest.mark.parametrize(
-    ("samples", "most", "expected", "told"),
+    ("samples", "most", "expected", "saved", "told"),
     [
-        (10, 500, None, "omitted: of about 23 steps only the last is worth measuring"),
-        (120, 500, 50, "a tenth of the steps, but 50 to 500: a rule of thumb"),
-        (3000, 500, 174, "a tenth of the steps: a rule of thumb"),
-        (3000, 70, 70, "a tenth of the steps, but 50 to 70: a rule of thumb"),
+        (10, 500, None, 2, "omitted: of about 23 steps only the last is worth measuring"),
+        (120, 500, 50, 32, "a tenth of the steps, but 50 to 500: a rule of thumb"),
+        (3000, 500, 174, 174, "a tenth of the steps: a rule of thumb"),
+        (3000, 70, 70, 70, "a tenth of the steps, but 50 to 70: a rule of thumb"),
     ],
 )
 def test_val_is_measured_at_a_tenth_of_the_steps_and_of_few_only_at_the_end(
-    project: Path, monkeypatch: pytest.MonkeyPatch, samples: int, most: int, expected: int | None, told: str
+    project: Path, monkeypatch: pytest.MonkeyPatch, samples: int, most: int, expected: int | None, saved: int, told: str
 ) -> None:
     monkeypatch.setattr(advice, "MOST_BETWEEN", most)
     chat(project / "chat.jsonl", samples, answer=" ".join(["word"] * 200))
     assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
     train = nodes(project / "pipeline.toml")["train"]
-    assert (expected, expected) == (train.get("eval_every"), train.get("checkpoint_every"))
-    assert told in (project / "pipeline.toml").read_text()
+    assert (expected, saved) == (train.get("eval_every"), train.get("checkpoint_every"))
+    text = (project / "pipeline.toml").read_text()
+    assert told in text
+    lost = "about a tenth of the training" if most == 500 else "70 steps"
+    assert f"steps; an attempt that is killed loses at most {lost}" in text
 
 
 @pytest.mark.parametrize(

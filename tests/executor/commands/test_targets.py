@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from init_cases import chat, checkpoint
@@ -286,6 +288,81 @@ def test_every_field_that_names_a_checkpoint_or_a_processor_is_checked(target: P
     (target / "tokenizer.json").write_text(POINTER)
     pointed = tokenize_chat_unmet(TokenizeChat(samples=Ref("s"), processor=str(target)))["processor"]
     assert pointed.startswith(f"{target}: pointers of git-lfs in place of tokenizer.json; run `git lfs pull`")
+
+
+def test_a_mask_token_that_is_unknown_or_outside_the_vocabulary_is_refused_with_ids_that_can_serve(
+    target: Path,
+) -> None:
+    can_serve = "set mask_token_id to an id that no text gives, such as {} (an embedding without a token of the"
+
+    def told(**fields: Any) -> str:
+        return load_target_unmet(LoadTarget(checkpoint=str(target), **fields)).get("mask_token_id", "")
+
+    assert f"mask_token_id 400 is outside the vocabulary of 400 in {target}; {can_serve.format(2)}" in told(
+        mask_token_id=400
+    )
+    assert "outside the vocabulary" in told(mask_token_id=-1)
+    assert "" == told(mask_token_id=399)
+    tokenizer = json.loads((target / "tokenizer.json").read_text())
+    change(target / "tokenizer.json", model=tokenizer["model"] | {"vocab": {"[UNK]": 0}})
+    assert f"{target}: no mask token is known for this model; {can_serve.format(1)}" in told()
+    change(target / "config.json", vocab_size=200_000)
+    assert "" == told()  # the family's
+    change(target / "tokenizer.json", model={"type": "Unigram", "vocab": [["a", 0.0], ["<|mask|>", 0.0]]})
+    change(target / "config.json", vocab_size=10)
+    assert "" == told()
+
+
+def test_a_mask_token_that_texts_give_is_told_at_plan(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == main(["plan", "one.toml", "-s", "target.mask_token_id=0"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "mask_token_id 0 is the id that the tokenizer gives to the text '[UNK]'" in said
+    assert 0 == main(["plan", "one.toml", "-s", "target.mask_token_id=7"])
+    assert "mask_token_id" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_ids_beyond_the_vocabulary_at_which_texts_end_are_refused(target: Path, file: str) -> None:
+    (target / "generation_config.json").write_text("{}")
+    change(target / file, eos_token_id=[399, 151_645], bos_token_id=400)
+    told = load_target_unmet(LoadTarget(checkpoint=str(target)))["checkpoint"]
+    wrong = f"bos_token_id 400 of {file}, eos_token_id 151645 of {file}"
+    assert told.startswith(f"{target}: outside the model's vocabulary of 400: {wrong}; correct the ids")
+    change(target / file, eos_token_id=[399, 398], bos_token_id=None)
+    assert {} == load_target_unmet(LoadTarget(checkpoint=str(target)))
+
+
+def test_a_chat_template_with_a_mistake_is_refused_before_anything_is_loaded(target: Path) -> None:
+    wrong = target.parent / "wrong.jinja"
+    wrong.write_text("{{ messages }}\n{% if %}")
+    sentence = f"{wrong}:2: not a chat template: "
+    assert load_target_unmet(LoadTarget(checkpoint=str(target), chat_template=str(wrong)))["chat_template"].startswith(
+        sentence
+    )
+    given: dict[str, Any] = {"samples": Ref("s"), "processor": str(target), "chat_template": str(wrong)}
+    answers = {"backend": "endpoint", "endpoint": "http://host:1/v1", "model": "m"}
+    assert tokenize_chat_unmet(TokenizeChat(**given))["chat_template"].startswith(sentence)
+    assert regenerate_answers_unmet(RegenerateAnswers(**given, **answers))["chat_template"].startswith(sentence)
+    without_template(target)
+    shutil.copy(wrong, target / "chat_template.jinja")
+    told = load_target_unmet(LoadTarget(checkpoint=str(target)))["checkpoint"]
+    assert told.startswith(f"{target / 'chat_template.jinja'}:2: not a chat template: ")
+    without_template(target)
+    settings = {"chat_template": [{"name": "default", "template": "{% if %}"}]}
+    (target / "tokenizer_config.json").write_text(json.dumps(settings))
+    told = load_target_unmet(LoadTarget(checkpoint=str(target)))["checkpoint"]
+    assert told.startswith(f"{target / 'tokenizer_config.json'}, chat_template:1: not a chat template: ")
+
+
+def test_answers_longer_than_the_context_of_a_processor_s_model_are_refused(target: Path) -> None:
+    change(target / "config.json", max_position_embeddings=4096)
+    given: dict[str, Any] = {"samples": Ref("s"), "processor": str(target), "backend": "endpoint", "model": "m"}
+    given |= {"endpoint": "http://host:1/v1", "max_new_tokens": 1024}
+    assert {} == regenerate_answers_unmet(RegenerateAnswers(**given, max_prompt_tokens=3072))
+    found = regenerate_answers_unmet(RegenerateAnswers(**given, max_prompt_tokens=3073))
+    assert {"max_prompt_tokens"} == set(found)
+    assert "3073 + 1024 = 4097 tokens, and the target has 4096 positions" in found["max_prompt_tokens"]
+    assert "set max_prompt_tokens = 3072 or less" in found["max_prompt_tokens"]
 
 
 def test_a_link_to_a_file_elsewhere_is_refused_unread(target: Path, capsys: pytest.CaptureFixture[str]) -> None:

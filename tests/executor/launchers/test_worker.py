@@ -21,7 +21,7 @@ from executor.system.resource_pool import threads_of
 def make_stage(tmp_path):
     def make(rank=0, attempt=1):
         spec = stage_spec(tmp_path, events=tmp_path / "events.jsonl", figures=tmp_path / "figures", attempt=attempt)
-        return WorkerStage({}, tmp_path, tmp_path, rank, 2, 2, 0, 1, "cpu", spec, threading.Event())
+        return WorkerStage({}, tmp_path, tmp_path, rank, 2, 2, 0, 1, "cpu", False, spec, threading.Event())
 
     return make
 

@@ -217,3 +217,19 @@ def test_what_diagnose_found_is_shown_for_the_draft_that_it_judged_alone(toy: To
         assert {} == kept(record), content
     assert f"dflow diagnose {record.run}" in page(toy, record.run).text("answers")
     file.unlink()
+
+
+def test_a_pipeline_that_only_trains_a_target_is_asked_nothing_about_a_draft(tmp_path: Path) -> None:
+    toy = judged(tmp_path)
+    ops = (
+        OPS.replace('answers = ("good", "limit")', "")
+        .replace('"limit"', '"target"')
+        .replace('"good", f"', '"target", f"')
+    )
+    (tmp_path / "judges.py").write_text(ops)
+    toy.file.write_text(PIPELINE.partition("[node.gate]")[0])
+    assert 0 == toy.dflow("run", str(toy.file)).returncode
+    text = page(toy).text("answers")
+    assert "Is the trained target better? tau tau is 2.5 (eval)" in text
+    assert "more samples" in text.partition("What to do next")[2]
+    assert not any(each in text for each in ("not measured", "the draft", "serve it", "diagnose"))

@@ -51,6 +51,14 @@ def test_an_error_that_does_not_pass_fails_the_node_after_its_retries(tmp_path):
     assert toy.dflow("resume", "-s", "a.launch.retries=9").returncode == 0
 
 
+def test_a_stage_knows_whether_an_earlier_attempt_began(tmp_path):
+    toy = side(tmp_path, flaky("a", 1, "data") + flaky("b", 0) + flaky("c", 1))
+    assert toy.dflow("run", str(toy.file), "--keep-going").returncode == 1
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    objects = [toy.store / "objects" / toy.state()["nodes"][node]["digest"] for node in "abc"]
+    assert ["True", "False", "True"] == [(folder / "started_before.txt").read_text() for folder in objects]
+
+
 def test_other_errors_are_not_tried_again(tmp_path):
     toy = side(tmp_path, flaky("a", 1, "data"))
     result = toy.dflow("run", str(toy.file))

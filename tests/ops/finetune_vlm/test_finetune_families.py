@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from family_checkpoints import FAMILIES, make_checkpoint
-from finetune_cases import poisoned, train
+from finetune_cases import poisoned, relabelled, train
 from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError
@@ -44,7 +44,8 @@ def family(request, tokens, texts, tmp_path_factory):
 def test_a_checkpoint_is_fine_tuned_by_steps_whose_cut_does_not_matter(family, tmp_path):
     name, checkpoint, tokens = family
     few = {"init": str(checkpoint), "steps": 2, "batch_size": 4, "lr": 1e-3, "log_every": 1}
-    whole = train(tmp_path / "whole", tokens, **few, metric="label_in_answer", max_new_tokens=3)
+    short = relabelled(tokens, tmp_path / "short", "test", lambda _number: "no such answer")
+    whole = train(tmp_path / "whole", short, **few, metric="label_in_answer", max_new_tokens=30)
     cut = train(tmp_path / "cut", tokens, **few, micro_batch_tokens=200)
     for metric in ("target/loss", "target/grad_norm"):
         assert pytest.approx(whole.metric(metric), rel=1e-3) == cut.metric(metric)

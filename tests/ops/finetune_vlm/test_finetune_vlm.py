@@ -15,11 +15,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fake_stage import FakeStage, folder_digest
-from finetune_cases import config, poisoned, train, write_inputs
+from finetune_cases import config, poisoned, relabelled, train, write_inputs
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-from dsl.errors import ConfigError, DataError, StopRequested
+from dsl.errors import ConfigError, DataError, PipelineError, StopRequested
+from dsl.read_toml import read_graph
 from ops.artifacts import TargetModel
 from ops.finetune_vlm.batches import Order, micro_batches
 from ops.finetune_vlm.measuring import greedy_answers
@@ -41,11 +42,12 @@ def weights_of(stage):
     return load_file(stage.out_dir / "model" / "model.safetensors")
 
 
-def test_a_stopped_training_ends_with_the_same_bytes_as_an_uninterrupted_one(tokens, target, tmp_path):
+def test_a_stopped_training_ends_with_the_same_bytes_as_an_uninterrupted_one(tokens, target, tmp_path, capsys):
     with pytest.raises(StopRequested, match="after step 1 of 2"):
         train(tmp_path, tokens, stop_after=1)
     again = train(tmp_path, tokens)
     assert again.logged[0][1] == 2
+    assert "info: goes on from the checkpoint at step 1 of 2\n" in capsys.readouterr().out
     assert folder_digest(target.path) == folder_digest(again.out_dir)
 
 
@@ -64,6 +66,7 @@ def test_a_training_killed_by_kill_9_ends_with_the_same_bytes(tokens, target, tm
 def test_logging_measuring_and_checkpoints_change_nothing(tokens, target, tmp_path):
     stage = train(tmp_path, tokens, log_every=1, checkpoint_every=1, eval_every=1)
     assert [step for metrics, step in stage.logged if "target/loss" in metrics] == [1, 2]
+    assert "target/loss" == next(iter(stage.logged[0][0]))  # the screen shows the first few
     assert [step for metrics, step in stage.logged if "target/val_loss" in metrics] == [1, 2]
     assert folder_digest(target.path) == folder_digest(stage.out_dir)
 
@@ -292,12 +295,13 @@ def test_norms_are_not_decayed(tokens, target, tmp_path):
 def test_bfloat16_trains_float32_weights_and_writes_bfloat16(tokens, target, tmp_path):
     init = str(target.path / "model")
     exact = train(tmp_path / "float32", tokens, init=init, batch_size=2, log_every=1)
+    short = relabelled(tokens, tmp_path / "short", "test", lambda _number: "no")
     half = {"batch_size": 2, "init": init, "dtype": "bfloat16", "log_every": 1, "metric": "exact_match"}
     with pytest.raises(StopRequested):
-        train(tmp_path / "bfloat16", tokens, stop_after=2, **half)  # asked in the measurement before, too
+        train(tmp_path / "bfloat16", short, stop_after=2, **half)  # asked in the measurement before, too
     kept = load_file(tmp_path / "bfloat16" / "work" / "checkpoint-00000001" / "state.safetensors")
     assert torch.float32 == kept[f"model.{TEXT}"].dtype
-    stage = train(tmp_path / "bfloat16", tokens, **half)
+    stage = train(tmp_path / "bfloat16", short, **half)
     assert pytest.approx(exact.metric("target/loss")[1:], rel=0.02) == stage.metric("target/loss")
     weights = weights_of(stage)
     assert {torch.bfloat16} == {tensor.dtype for tensor in weights.values()}
@@ -387,3 +391,29 @@ def test_freezing_everything_is_refused(tokens, tmp_path):
 def test_an_empty_train_split_is_refused(tokens, tmp_path):
     with pytest.raises(DataError, match="the train split has no samples"):
         train(tmp_path, poisoned(tokens, tmp_path / "none", keep=lambda record: record["split"] != "train"))
+
+
+@pytest.mark.parametrize(
+    ("processor", "init", "is_refused"),
+    [
+        ("builtin", "checkpoint", True),
+        ("builtin", "builtin:tiny-qwen3-vl", False),
+        ("checkpoint", "checkpoint", False),
+    ],
+)
+def test_a_checkpoint_is_not_trained_on_tokens_of_the_built_in_tokenizer(tmp_path, processor, init, is_refused):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "chat.jsonl").write_text("{}")
+    file = tmp_path / "one.toml"
+    file.write_text(
+        '[pipeline]\nname = "one"\n[node.ingest]\nop = "ingest"\nsource = "chat.jsonl"\n[node.inject]\n'
+        'op = "inject_images"\nsamples = "@ingest"\n[node.tokenize]\nop = "tokenize_chat"\nsamples = "@inject"\n'
+        f'processor = "{processor}"\n[node.target]\nop = "finetune_vlm"\ntokens = "@tokenize"\ninit = "{init}"\n'
+    )
+    if not is_refused:
+        assert "target" in read_graph(file, [], []).nodes
+        return
+    with pytest.raises(PipelineError) as caught:
+        read_graph(file, [], [])
+    (mistake,) = map(str, caught.value.mistakes)
+    assert 'node.target.init: the tokens are those of processor = "builtin", which no checkpoint knows' in mistake

@@ -10,6 +10,8 @@ import pytest
 from ops.check_export.report import report as check_export_sections
 from ops.evaluate.verdicts import SLOWER
 from ops.evaluate.verdicts import verdicts as of_evaluation
+from ops.finetune_vlm.verdicts import verdicts as of_target
+from ops.finetune_vlm.verdicts import wilson
 from ops.lib.data.files import write_json
 from ops.lib.report_sections import Section, Verdict
 from ops.train_dflash.verdicts import LONGER, MORE_SAMPLES
@@ -222,3 +224,40 @@ def test_the_gate_says_whether_sglang_served_it(tmp_path: Path) -> None:
     assert (
         "SGLang 0.5.21 served 8 prompts: tau 3.40, by evaluate 3.50; 1 answers or steps differ at a tie" == passed.text
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "samples", "judgement", "told"),
+    [
+        (0.3, 0.9, 100, "good", "before the training 30.0% of 100 samples (95 %: 21.9% to 39.6%). It rose"),
+        (0.3, 0.4, 20, "warn", "the intervals overlap: that may be chance"),
+        (0.4, 0.4, 100, "bad", "It did not rise"),
+        (None, 0.9, 100, "info", "random weights"),
+        (0.3, 0.9, None, "warn", "of how many samples is not recorded"),
+    ],
+)
+def test_whether_fine_tuning_raised_the_accuracy_is_judged_by_its_intervals(before, after, samples, judgement, told):
+    metrics = {"accuracy": after} | ({} if before is None else {"accuracy_before": before})
+    measured = {} if samples is None else {"test_samples": samples, "majority_share": None}
+    (section,) = of_target(metrics, measured)
+    assert ("target", judgement) == (section.body.question, section.body.judgement)
+    assert told in section.body.text
+
+
+@pytest.mark.parametrize(("share", "judgement"), [(0.5, "good"), (0.87, "warn"), (0.9, "bad")])
+def test_an_accuracy_no_higher_than_the_share_of_the_most_frequent_label_is_named(share, judgement):
+    _, section = of_target({"accuracy": 0.9}, {"test_samples": 100, "majority_share": share})
+    assert ("majority class", judgement) == (section.title, section.body.judgement)
+    assert f"the most frequent label is that of {share:.1%} of the 100 samples" in section.body.text
+
+
+def test_without_a_metric_the_target_is_not_judged():
+    (section,) = of_target({"val_loss": 1.0}, {})
+    assert section.body.text.startswith("not measured")
+
+
+def test_wilson_s_interval_is_where_the_score_test_is_at_5_percent():
+    for share, samples in ((0.0, 10), (0.3, 100), (1.0, 7)):
+        for bound in wilson(share, samples):
+            if 0 < bound < 1:
+                assert abs(share - bound) == pytest.approx(1.959964 * (bound * (1 - bound) / samples) ** 0.5)

@@ -325,6 +325,22 @@ def test_a_mask_token_outside_the_vocabulary_is_refused(target):
         describe_target(target.path / "model", VOCABULARY, [2])
 
 
+def test_a_mask_token_that_texts_give_is_warned_of(checkpoint, tmp_path, capsys):
+    vocabulary = load_processor(str(checkpoint)).tokenizer.get_vocab()
+    load(checkpoint, tmp_path / "first", mask_token_id=vocabulary["a"])
+    assert f"warning: mask_token_id {vocabulary['a']} is the id that the tokenizer gives to the text 'a'" in (
+        capsys.readouterr().out
+    )
+    load(checkpoint, tmp_path / "second")
+    assert "" == capsys.readouterr().out
+
+
+def test_ids_beyond_the_vocabulary_are_refused(checkpoint, tmp_path):
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": VOCABULARY}))
+    with pytest.raises(DataError, match=f"outside the model's vocabulary of {VOCABULARY}: eos_token_id {VOCABULARY}"):
+        load(checkpoint, tmp_path)
+
+
 def test_a_name_that_is_neither_a_directory_nor_a_model_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match="neither a local directory nor a model"):

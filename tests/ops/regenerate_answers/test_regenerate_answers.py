@@ -32,7 +32,7 @@ from ops.capture_targets.run import capture_targets
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.sampling import uniform_draws
-from ops.lib.target.model import Target
+from ops.lib.target.model import Target, read_config
 from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.run import regenerate_answers
@@ -328,3 +328,10 @@ def test_regenerated_samples_go_on_through_tokenize_and_capture(samples, target,
     assert sum(record["tokens"] for record in records if record["split"] != "test") == sum(
         shard["tokens"] for shard in features["shards"]
     )
+
+
+def test_a_prompt_and_answer_beyond_the_target_s_context_are_refused_before_it_is_loaded(samples, target, tmp_path):
+    limit = read_config(target.path / "model")["text_config"]["max_position_embeddings"]
+    with pytest.raises(DataError, match=rf"{limit} \+ 1 = {limit + 1} tokens, and the target has {limit} positions"):
+        run(tmp_path, samples, target, max_prompt_tokens=limit, max_new_tokens=1)
+    assert [] == list((tmp_path / "work").iterdir())

@@ -128,7 +128,7 @@ def train_until_killed(folder, inputs, threads):
 
 
 def test_a_training_killed_by_kill_9_resumes_from_its_last_checkpoint_to_the_same_bytes(
-    tmp_path, inputs, uninterrupted
+    tmp_path, inputs, uninterrupted, capsys
 ):
     # The server imports torch once; it never computes, so forking it is safe.
     multiprocessing.set_forkserver_preload(["ops.train_dflash.run"])
@@ -143,6 +143,8 @@ def test_a_training_killed_by_kill_9_resumes_from_its_last_checkpoint_to_the_sam
     (unfinished / "state.json").write_text("{")
     stage = train(tmp_path, inputs, weight_decay=0.1, checkpoint_every=3)
     assert stage.progressed[0][0] in (3, 6)
+    step, total = stage.progressed[0]
+    assert f"info: goes on from the checkpoint at step {step} of {total}\n" in capsys.readouterr().out
     assert folder_digest(stage.out_dir) == uninterrupted
 
 

@@ -44,6 +44,21 @@ def test_a_resumed_training_ends_with_the_same_bytes(tmp_path, kind):
     assert_same(everything(whole), everything(resumed))
 
 
+def test_an_attempt_that_is_not_the_first_says_where_it_starts(tmp_path):
+    said, state = [], new_state("adamw")
+
+    def resume(started_before):
+        with Checkpoints(tmp_path, IDENTITY, rank=0, info=said.append) as saving:
+            saving.resume(new_state("adamw"), 70, 50, started_before=started_before)
+        return said[-1:]
+
+    assert [] == resume(False)
+    assert ["no checkpoint yet (checkpoint_every = 50): starts at step 0"] == resume(True)
+    train(state, 3)
+    save(tmp_path, state)
+    assert ["goes on from the checkpoint at step 3 of 70"] == resume(True)
+
+
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_a_checkpoint_is_read_one_tensor_at_a_time_and_nothing_of_the_file_is_kept(tmp_path, monkeypatch, kind):
     state = new_state(kind)

@@ -197,6 +197,22 @@ def test_blocks_off_by_one_against_the_context_are_named_and_nothing_else(displa
     assert "one later" in finding(result, "positions")["measured"]
 
 
+def test_a_draft_that_ignores_the_target_s_hidden_states_is_named(target, tokens, tmp_path, monkeypatch):
+    context_kv = DraftModel.context_kv
+
+    def blind(model, features_TF, positions_T):
+        return context_kv(model, torch.zeros_like(features_TF), positions_T)
+
+    monkeypatch.setattr(DraftModel, "context_kv", blind)
+    result = diagnosed(make_chain(tmp_path / "blind", target, tokens))
+    assert "hidden states" in causes(result)
+    assert not {"layer ids", "positions", "anything learnt"} & set(causes(result))
+    tau = f"{result['tau']['exported']:.2f}"
+    measured = finding(result, "hidden states")["measured"]
+    assert measured.startswith(f"tau {tau}; {tau} with layers one lower, ")
+    assert measured.endswith(f"{tau} with positions one later, {tau} with positions one earlier")
+
+
 @pytest.mark.parametrize("prompts", [2, 3])
 def test_of_so_few_prompts_that_positions_cannot_be_judged_nothing_else_is_named_in_their_place(displaced, prompts):
     result = diagnosed(displaced, prompts=prompts)

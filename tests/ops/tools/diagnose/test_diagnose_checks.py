@@ -21,7 +21,7 @@ from ops.lib.target.model import Target
 from ops.tools.diagnose import masks
 from ops.tools.diagnose.answers import LEAST_OWN, count_own, own_finding
 from ops.tools.diagnose.bench import paired_gain, spread_samples, tau_of, unpaired_gain
-from ops.tools.diagnose.curve import curve_finding
+from ops.tools.diagnose.curve import curve_finding, flat_finding
 from ops.tools.diagnose.features import features_finding
 from ops.tools.diagnose.feeding import unless_open
 from ops.tools.diagnose.finding import TOO_FEW, Finding, sorted_findings, unjudged, unmeasured, with_next_step
@@ -193,6 +193,7 @@ def test_a_draft_that_knows_the_training_by_heart_alone_is_named(held_out, is_ca
 def test_too_little_data_is_named_where_tau_is_lower_on_what_the_training_never_saw(samples, held_out, is_cause):
     found = amount_finding(answers(6), answers(held_out), {"samples": 1200, "samples_seen": samples})
     assert (is_cause, True) == (found.is_cause, found.is_measured)
+    assert (samples < 1000 and not is_cause) == found.is_note
     assert f"{samples:,} of 1,200 samples of the training were in a step; tau is 6.00 on some" in found.measured
     assert "add samples like those to be served to the data of ingest" in found.advice
 
@@ -392,6 +393,22 @@ def test_a_fall_within_the_noise_of_the_loss_is_no_cause():
         short.measured,
     )
     assert not curve_finding([], {}).is_measured
+
+
+@pytest.mark.parametrize(
+    ("floor", "fall", "noise", "told"),
+    [(3.0, 0.0, 0.05, "flat since step 10"), (3.0, 1.0, 0.05, ""), (0.3, 0.0, 0.05, ""), (3.0, 0.0, 0.4, "flat since")],
+)
+def test_a_high_loss_that_does_not_fall_over_most_of_the_training_is_named(floor, fall, noise, told):
+    curve = [
+        (step, floor + max(0.0, 10 - step) + fall * (1 - step / 230) + noise * (-1) ** (step // 5))
+        for step in range(5, 231, 5)
+    ]
+    found = flat_finding(curve)
+    assert (bool(told), True) == (found.is_cause, found.is_measured)
+    assert told in found.measured
+    assert "lower lr" in found.advice
+    assert [False, False] == [flat_finding(short).is_measured for short in ([], curve[:10])]
 
 
 def test_a_gain_that_hangs_on_one_prompt_is_not_certain():
