@@ -10,6 +10,7 @@ from dsl.errors import DataError
 from dsl.estimate import Estimate, Outlook
 from dsl.sizes import shown_bytes
 from ops.lib.estimates import TargetForeseen, read_config
+from ops.lib.target.checkpoint_check import loading_mistakes
 from ops.lib.target.checkpoint_files import WEIGHTS
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.target.token_ids import mask_warning
@@ -33,9 +34,9 @@ def estimate(config: LoadTarget, outlook: Outlook) -> Estimate:
 
 
 def _mask_notes(config: LoadTarget) -> tuple[str, ...]:
-    warning = None
-    if config.mask_token_id is not None:
-        warning = mask_warning(Path(config.checkpoint), config.mask_token_id)
+    if config.mask_token_id is None or loading_mistakes(config.checkpoint, config.trust_remote_code):
+        return ()
+    warning = mask_warning(Path(config.checkpoint), config.mask_token_id)
     return () if warning is None else (warning,)
 
 

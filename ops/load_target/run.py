@@ -10,7 +10,7 @@ from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
 from ops.lib.target.model import describe_target, write_target_json
 from ops.lib.target.served_config import complete_config
-from ops.lib.target.token_ids import check_ends, mask_warning
+from ops.lib.target.token_ids import mask_warning
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
@@ -20,7 +20,6 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     """Write the TargetModel artifact of a local directory or of a model id."""
     trust = config.trust_remote_code
     directory = find_checkpoint(config.checkpoint, config.revision, trust)
-    check_ends(directory)
     chat_template = read_chat_template(config.chat_template)
     processor = load_processor(str(directory), trust_remote_code=trust, chat_template=chat_template)
     mask_token_id = processor.mask_token_id if config.mask_token_id is None else config.mask_token_id

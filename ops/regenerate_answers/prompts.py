@@ -41,7 +41,6 @@ class Prompts:
         source = (
             str(target.path / "model") if target else find_processor(str(config.processor), config.revision, trusted)
         )
-        check_context(config, Path(source))
         processor = load_processor(
             source,
             config.min_pixels,
@@ -50,6 +49,7 @@ class Prompts:
             image_backend=config.image_backend,
             chat_template=read_chat_template(config.chat_template),
         )
+        check_context(config, Path(source))  # after the checks of what the directory links to
         return cls(ChatEncoder(processor, config.enable_thinking), folder)
 
     def check_sees_images(self, sample_id: str) -> None:

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from init_cases import chat, checkpoint
 
+from dsl.estimate import Outlook
+from dsl.launch import Launch
 from dsl.op import Ref
 from executor.cli import main
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.unmet import unmet as finetune_vlm_unmet
+from ops.load_target.estimate import estimate as load_target_estimate
 from ops.load_target.op import LoadTarget
 from ops.load_target.unmet import unmet as load_target_unmet
 from ops.regenerate_answers.op import RegenerateAnswers
@@ -370,6 +373,8 @@ def test_a_link_to_a_file_elsewhere_is_refused_unread(target: Path, capsys: pyte
     sentence = f"{target / 'tokenizer_config.json'}: a link out of the checkpoint, to /dev/zero; replace it by the file"
     assert 1 == main(["init", "chat.jsonl", "--target", str(target)])
     assert sentence in capsys.readouterr().err
+    outlook = Outlook(launch=Launch(), inputs={}, artifact=None, root=target.parent, free_disk=0)
+    assert () == load_target_estimate(LoadTarget(checkpoint=str(target), mask_token_id=0), outlook).notes
     assert [True] == [sentence in line for line in load_target_unmet(LoadTarget(checkpoint=str(target))).values()]
 
 
