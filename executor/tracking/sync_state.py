@@ -15,9 +15,9 @@ from dsl.errors import StoreError
 from executor.records.run_record import Record
 from executor.records.sent_run import FILE, SentRun
 from executor.system.symlinks import open_own
-from executor.tracking.report_writer import ReportWriter
 
 if TYPE_CHECKING:
+    from executor.tracking.report_writer import ReportWriter
     from executor.tracking.run_publisher import RunPublisher
 
 # MLflow's names for the states of runs and nodes; one recorded as running that no longer runs was killed.
@@ -44,7 +44,7 @@ def send_rest(
     and files sent.
     """
     with sync_lock(folder):
-        publisher = new_run_publisher(store, folder, ReportWriter(store, folder), is_live=False, say=say)
+        publisher = new_run_publisher(store, folder, None, is_live=False, say=say)
         return publisher.send(), publisher.counts
 
 
@@ -60,9 +60,12 @@ def sync_lock(folder: Path) -> Iterator[None]:
 
 
 def new_run_publisher(
-    store: Path, folder: Path, report: ReportWriter, *, is_live: bool, say: Callable[[str], object]
+    store: Path, folder: Path, report: ReportWriter | None, *, is_live: bool, say: Callable[[str], object]
 ) -> RunPublisher:
-    """The caller is the only publisher of this run. Raises StoreError without MLflow."""
+    """The caller is the only publisher of this run. report: writes its report, where that may begin before.
+
+    Raises StoreError without MLflow.
+    """
     if importlib.util.find_spec("mlflow") is None:
         raise StoreError("mlflow is not installed here, so nothing can be sent to it: install it (pip install mlflow)")
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
