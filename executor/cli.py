@@ -126,7 +126,9 @@ def _options(given: list[str]) -> argparse.Namespace:
     main: Callable[[argparse.Namespace], int] = named_function(f"{module}:main")
     add_arguments(parser)
     parser.set_defaults(main=main)
-    return parser.parse_intermixed_args(given[1:])  # a RUN may follow options
+    # A RUN may follow options, but what follows `--` is no option: parse_intermixed_args does not know it.
+    parse = parser.parse_args if "--" in given else parser.parse_intermixed_args
+    return parse(given[1:])
 
 
 def _show_commands(given: list[str]) -> NoReturn:

@@ -11,6 +11,7 @@ class FolderStage:
     """A dsl.stage.Stage on the CPU that reports nothing; its folders are made in `folder`."""
 
     device = "cpu"
+    started_before = False
 
     def __init__(self, folder: Path, inputs: Mapping[str, Any], rank: int = 0, world_size: int = 1) -> None:
         self.inputs, self.rank, self.world_size, self.sp_degree = inputs, rank, world_size, world_size
