@@ -8,7 +8,7 @@ run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
 
 test: .venv/installed
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # The most informative tests, within a minute; FILE="PATH ..." selects those that import these files.
 quick: .venv/installed
@@ -20,7 +20,7 @@ faults: .venv/installed
 
 # SGLang's real code on a CPU, in an environment of its own.
 test-sglang: .venv-sglang/installed
-	.venv-sglang/bin/python -m pytest tests/sglang -m "not slow" --numprocesses auto --dist loadfile
+	.venv-sglang/bin/python -m pytest tests/sglang -m "not slow" --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # What computes on a GPU, by an interpreter as it is (docs/gpu.md), within LIMIT seconds: nothing is installed. DEVICE=cpu
 # tries the same on a CPU.
@@ -35,7 +35,7 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 check-slow: .venv/installed
 	$(BIN)/python -m pytest

@@ -24,6 +24,7 @@ os.environ.update(compile_cache())  # what earlier tests compiled is used again,
 for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
     os.environ[name] = tempfile.mkdtemp(prefix="dflow-tests-")
     atexit.register(shutil.rmtree, os.environ[name], ignore_errors=True)
+LONGEST_FIRST = ("process", "chain", "unit")
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
@@ -50,6 +51,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Kinds whose files take long come first, so that no worker has the last of them alone."""
+    items.sort(key=lambda item: LONGEST_FIRST.index(kind_of(item.path)))
     for item in items:
         item.add_marker(kind_of(item.path))
         if {"device", "cuda"} & set(getattr(item, "fixturenames", ())):

@@ -12,6 +12,8 @@ sglang_on_cpu.install(os.environ)
 import torch  # noqa: E402 (after the patches)
 from dflash_cases import make_case  # noqa: E402
 
+LONGEST = "test_sglang_pipeline.py"
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
@@ -19,6 +21,7 @@ def _one_thread():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name != LONGEST)  # first, so that no worker has it alone at the end
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
