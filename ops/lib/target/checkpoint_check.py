@@ -38,27 +38,24 @@ def loading_mistakes(checkpoint: str, trust_remote_code: bool) -> list[str]:
 
 def draft_folder_mistakes(path: Path) -> list[str]:
     """Why a directory's files cannot be those of a draft, whose code is never run and which has no processor."""
-    other = _something_else(path, "draft")
-    if other:
-        return other
-    pointers = _pointers(path)
-    mistakes = _pointer_mistakes(path, pointers)
-    if not any(file.suffix == ".json" for file in pointers):
-        mistakes += _json_mistakes(path)
-    return mistakes + _weights_mistakes(path, pointers, "draft")
+    return _files_mistakes(path, "draft", _json_mistakes)
 
 
 def checkpoint_mistakes(path: Path) -> list[str]:
     """The same, without what it takes to trust the checkpoint's code."""
-    other = _something_else(path, "target")
+    return _files_mistakes(path, "target", lambda path: _json_mistakes(path) or _config_mistakes(path))
+
+
+def _files_mistakes(path: Path, kind: str, check_json: Callable[[Path], list[str]]) -> list[str]:
+    """kind: what the files are for. check_json: not called where a JSON file is only a pointer."""
+    other = _something_else(path, kind)
     if other:
         return other
     pointers = _pointers(path)
     mistakes = _pointer_mistakes(path, pointers)
     if not any(file.suffix == ".json" for file in pointers):
-        mistakes += _json_mistakes(path) or _config_mistakes(path)
-    mistakes += _weights_mistakes(path, pointers, "target")
-    return mistakes
+        mistakes += check_json(path)
+    return mistakes + _weights_mistakes(path, pointers, kind)
 
 
 def processor_folder_mistakes(processor: str | None) -> list[str]:
