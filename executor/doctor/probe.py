@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from attrs import frozen
 
 from dsl.convert import unstructure
+from executor.system.garbage import no_collection
 from executor.system.supervisor import end_with_parent
 
 
@@ -107,4 +108,6 @@ PROBES: Mapping[str, Callable[[], LibraryFacts]] = {
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[2]))
-    print(json.dumps(unstructure(PROBES[sys.argv[1]]())))
+    with no_collection():
+        facts = PROBES[sys.argv[1]]()
+    print(json.dumps(unstructure(facts)))

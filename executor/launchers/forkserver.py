@@ -47,6 +47,7 @@ from dsl.convert import structure, unstructure
 from dsl.named_function import named_function
 from executor.launchers import worker
 from executor.launchers.stage_contract import LIFE_LINE
+from executor.system.garbage import no_collection
 from executor.system.jsonlines import compact
 from executor.system.stage_mark import STAGE, show_mark
 from executor.system.supervisor import end_with_parent
@@ -314,9 +315,10 @@ def _spare(request: Prepare, order: socket.socket) -> Start:
     """In the child: becomes ready and waits. Exits where the server wants no stage of it."""
     os.environ.clear()
     os.environ.update(request.environment)
-    for name in request.libraries:
-        with suppress(ImportError):  # which the stage itself raises, in its log
-            importlib.import_module(name)
+    with no_collection():
+        for name in request.libraries:
+            with suppress(ImportError):  # which the stage itself raises, in its log
+                importlib.import_module(name)
     with order, order.makefile("rb") as lines:
         line = lines.readline()
     if not line:

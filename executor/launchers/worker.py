@@ -53,6 +53,7 @@ from executor.launchers.stage_contract import (
 from executor.records.events import Body, Cut, Event, Figure, Info, Metric, Progress, Warned
 from executor.store.lease import share_ranks
 from executor.system.crash_points import fail_point
+from executor.system.garbage import no_collection
 from executor.system.jsonlines import append_line
 from executor.system.os_errors import NO_SPACE, full_at, is_full
 from executor.system.output import indented
@@ -202,7 +203,8 @@ def _run(spec: StageSpec, rank: int, stop: threading.Event, result: Path) -> tup
     take_search_path(spec.search_path)  # the op files may have changed it, as they did when the key was computed
     declared = frozenset(sys.modules)
     sys.excepthook = partial(_report_error, result, secret_values(node.config))
-    run: Callable[[Any, Stage], None] = named_function(node.op.run)
+    with no_collection():
+        run: Callable[[Any, Stage], None] = named_function(node.op.run)
     device = _device(spec.device)
     stage = WorkerStage(
         inputs=_inputs(node, spec.artifacts),

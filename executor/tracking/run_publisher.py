@@ -30,6 +30,7 @@ from executor.records.run_record import NodeState, Record, load_begun
 from executor.records.sent_run import FAILED, SentNode, SentRun, Upload
 from executor.results.node_params import params
 from executor.results.sweep import Combination, combinations
+from executor.system.garbage import no_collection
 from executor.system.output import counted, shown_digest
 from executor.system.symlinks import is_plain
 from executor.tracking.mlflow_client import (
@@ -150,7 +151,8 @@ class RunPublisher:
         require_own_store(self._store)
         check_trusted(self._record.state.tracking_uri or "")
         uri = tracking_uri(self._store, self._record.state.tracking_uri, self._graph.root)
-        tracker = Tracker(self._store, uri, self.counts)
+        with no_collection():  # MLflow imports the rest of itself
+            tracker = Tracker(self._store, uri, self.counts)
         parent = self._sent.parent
         stage = tracker.stage_of(parent) if parent else None
         if stage == "deleted":

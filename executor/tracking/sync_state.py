@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dsl.errors import StoreError
 from executor.records.run_record import Record
 from executor.records.sent_run import FILE, SentRun
+from executor.system.garbage import no_collection
 from executor.system.symlinks import open_own
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def new_run_publisher(
     if importlib.util.find_spec("mlflow") is None:
         raise StoreError("mlflow is not installed here, so nothing can be sent to it: install it (pip install mlflow)")
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
-    from executor.tracking.run_publisher import RunPublisher  # loads mlflow
+    with no_collection():
+        from executor.tracking.run_publisher import RunPublisher  # loads mlflow
 
     return RunPublisher(store, folder, is_live=is_live, report=report, say=say)
 
