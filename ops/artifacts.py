@@ -144,9 +144,11 @@ class Draft(Artifact):
 
     config.json         the contract's fields; under "dflow" what the draft was trained with, which the gate compares,
                         and of an imported draft "imported": {"publisher", "assumed": {field: value}, "notes": [...]},
-                        with "source" and "revision" where it came by a model id
+                        with "source" and "revision" where it came by a model id; "formats" where there are several
     model.safetensors   the contract's tensors
     README.md           the model card
+    speculators/        where export_draft was asked for it, the same draft in that format: config.json and
+                        model.safetensors, as speculators and vLLM read them
     """
 
     required_files = ("config.json", "model.safetensors")

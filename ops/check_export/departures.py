@@ -10,7 +10,7 @@ from ops.check_export.live_result import Prompt
 from ops.evaluate.lossless import common_length
 from ops.evaluate.statistics import Tau, acceptance_length
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.drafts.dflash.serving_contract import Mistake
+from ops.lib.drafts.dflash.mistakes import Mistake
 
 SHOWN = 5
 RESAMPLINGS = 2000
@@ -63,14 +63,14 @@ def departure_mistakes(found: Sequence[Departure], prompts: int, cause: str, rem
     if answers:
         yield Mistake(
             what=f"{len(answers)} of {prompts} answers are not the target's own:\n{_listed(answers)}",
-            sglang=f"verifies every token, so its target or its prompt differs from that of evaluate; {cause}",
+            effect=f"verifies every token, so its target or its prompt differs from that of evaluate; {cause}",
             remedy=remedy,
         )
     lengths = [departure for departure in found if departure.position is None]
     if lengths:
         yield Mistake(
             what=f"{len(lengths)} of {prompts} prompts are accepted differently than in evaluate:\n{_listed(lengths)}",
-            sglang=f"verifies every token, so the answers are still right; {cause}",
+            effect=f"verifies every token, so the answers are still right; {cause}",
             remedy=remedy,
         )
 
@@ -94,7 +94,7 @@ def tau_mistake(served: float | None, measured: Tau, cause: str, remedy: str) ->
     return Mistake(
         what=f"tau is {served:.2f} in SGLang, and {measured.tau:.2f} in evaluate on the same {measured.prompts} "
         f"prompts, with a 95 % interval of {measured.low:.2f} to {measured.high:.2f}",
-        sglang=f"verifies every token, so the answers are still right; {cause}",
+        effect=f"verifies every token, so the answers are still right; {cause}",
         remedy=remedy,
     )
 

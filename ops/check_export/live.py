@@ -43,8 +43,8 @@ from ops.lib.data.files import read_json
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.load import load_draft
+from ops.lib.drafts.dflash.mistakes import REWRITE, Mistake
 from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.drafts.dflash.serving_contract import REWRITE, Mistake
 from ops.lib.sglang.version import SGLANG_VERSION
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, target_info
@@ -175,7 +175,7 @@ def own_draft(draft_dir: Path) -> tuple[DraftModel | None, list[Mistake]]:
     except DataError as error:
         mistake = Mistake(
             what=str(error),
-            sglang="does not report a missing tensor, uses uninitialised memory in its place, and accepts almost "
+            effect="does not report a missing tensor, uses uninitialised memory in its place, and accepts almost "
             "nothing of what the draft proposes",
             remedy=REWRITE,
         )
@@ -211,7 +211,7 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> DflashEngine | 
     except dflash_worker.DraftRefused as error:
         return Mistake(
             what=f"{setting.draft_dir}: SGLang rejects it",
-            sglang=f"refuses to start: {error.__cause__}",
+            effect=f"refuses to start: {error.__cause__}",
             remedy=REWRITE,
         )
     except dflash_worker.DflashRefused as error:
@@ -225,7 +225,7 @@ def setting_mistakes(engine: DflashEngine, config: DraftConfig) -> list[Mistake]
     return [
         Mistake(
             what=f"config.json: {name} is {expected}",
-            sglang=f"reads {actual}",
+            effect=f"reads {actual}",
             remedy=f"{REWRITE}; if config.json is right, serve with SGLang {SGLANG_VERSION}",
         )
         for name, expected, actual in (
@@ -253,7 +253,7 @@ def compare_forward(
         Mistake(
             what=f"the draft's forward pass in {setting.dtype} ({one.name}) differs by {one.difference:.2g} from "
             f"dflow's; rounding explains {setting.forward_tolerance + ROUNDINGS * one.rounding:.2g}",
-            sglang="computes config.json or the weights differently than the training did: RoPE, windows and "
+            effect="computes config.json or the weights differently than the training did: RoPE, windows and "
             "norms are the usual causes",
             remedy="compare config.json with the training's; a kind of layer or RoPE that SGLang computes differently "
             "cannot be served, so train without it",

@@ -19,8 +19,8 @@ from torch import Tensor
 from ops.check_export.departures import Departure
 from ops.check_export.live_result import Prompt, largest, nan_last
 from ops.lib.drafts.decoding.decode import Decoded, DraftContext, decode_speculative, matching_prefix, propose
+from ops.lib.drafts.dflash.mistakes import REWRITE, Mistake
 from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.drafts.dflash.serving_contract import REWRITE, Mistake
 from ops.lib.sglang.version import SGLANG_VERSION
 from ops.lib.target.model import Target
 from ops.lib.vision.families import VisionFamily
@@ -123,7 +123,7 @@ def seen_mistake(cause: Cause) -> Mistake:
     """The mistake for wrong inputs without wrong accepted lengths."""
     return Mistake(
         what=cause.text,
-        sglang="verifies every token, so the answers are still right, but it accepts less of what the draft "
+        effect="verifies every token, so the answers are still right, but it accepts less of what the draft "
         "proposes the more it learned from the target's states",
         remedy=cause.remedy,
     )

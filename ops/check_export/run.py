@@ -18,7 +18,8 @@ from ops.check_export.outcome import Outcome, card_text
 from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.dflash.serving_contract import CARD, CONFIG, WEIGHTS, check_serving, refuse
+from ops.lib.drafts.dflash.mistakes import refuse
+from ops.lib.drafts.dflash.serving_contract import CARD, CONFIG, SPECULATORS, WEIGHTS, check_serving, formats_of
 from ops.lib.sglang.serve_command import number_formats
 from ops.lib.sglang.version import require_sglang
 
@@ -152,9 +153,11 @@ def rotary_warnings(config: Mapping[str, Any]) -> list[str]:
 def write(stage: Stage, outcome: Outcome) -> None:
     """Writes the serving directory as shipped, with tau in its card, and check.json."""
     source, shipped = stage.inputs["draft"].path, stage.out_dir / "draft"
-    shipped.mkdir(exist_ok=True)
-    for name in (CONFIG, WEIGHTS):
-        link_or_copy(source / name, shipped / name)
+    folders = ("", SPECULATORS) if SPECULATORS in formats_of(read_json(source / CONFIG)) else ("",)
+    for folder in folders:
+        (shipped / folder).mkdir(exist_ok=True)
+        for name in (CONFIG, WEIGHTS):
+            link_or_copy(source / folder / name, shipped / folder / name)
     card = with_measured((source / CARD).read_text("utf-8"), card_text(outcome))
     replace_file(shipped / CARD, card.encode())
     write_json(stage.out_dir / "check.json", outcome.to_json())

@@ -12,8 +12,12 @@ from typing import Any
 from attrs import frozen
 
 from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.serving_contract import SGLANG, SPECULATORS
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
 from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.vllm.serve_command import launch_command as vllm_command
+from ops.lib.vllm.serve_command import warnings_for_vllm
+from ops.lib.vllm.version import VLLM_VERSION
 
 BEGIN, END = "<!-- accepted length -->", "<!-- end of accepted length -->"
 TARGET_PLACE = "$TARGET"
@@ -24,8 +28,8 @@ NOT_SHOWN = frozenset({"seed", "warm_start"})  # of the training's fields; both 
 class CardFacts:
     """The facts of a card. target is target.json, training is training.json; both digests are those of the store.
 
-    dtype: of the draft's weights. served: as `dflow serve` starts the target. training and its digest are None for a
-    draft that was trained elsewhere, with `imported` of its config.json in their place.
+    dtype: of the draft's weights. served: as `dflow serve` starts the target. formats: those of the export. training
+    and its digest are None for a draft that was trained elsewhere, with `imported` of its config.json in their place.
     """
 
     draft: DraftConfig
@@ -34,6 +38,7 @@ class CardFacts:
     target: Mapping[str, Any]
     target_digest: str
     served: Served
+    formats: tuple[str, ...] = (SGLANG,)
     training: Mapping[str, Any] | None = None
     training_digest: str | None = None
     imported: Mapping[str, Any] | None = None
@@ -87,6 +92,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def _front_matter(facts: CardFacts) -> str:
     tags = ["dflash", "speculative-decoding", "block-diffusion", "draft-model", "sglang"]
+    if SPECULATORS in facts.formats:
+        tags += ["vllm", "speculators"]
     lines = ["library_name: transformers"]
     lines.append(f"pipeline_tag: {'image-text-to-text' if facts.target['vision'] else 'text-generation'}")
     if facts.target.get("model_id"):
@@ -108,16 +115,24 @@ def _target(facts: CardFacts) -> str:
 
 
 def _serving(facts: CardFacts) -> str:
-    """The command for this directory; the target's place is a shell variable if it has no model id."""
+    """The commands for this directory; the target's place is a shell variable if it has no model id."""
     served = facts.served
     model_id, revision = facts.target.get("model_id"), facts.target.get("revision")
-    draft = DraftOption(path=".", block_size=facts.draft.block_size)
+    target = model_id or TARGET_PLACE
     extra = ("--revision", revision) if model_id and revision else ()
-    command = launch_command(model_id or TARGET_PLACE, served, draft, extra=extra)
-    lines = [shell_line(command, served.environment).replace(f"'{TARGET_PLACE}'", f'"{TARGET_PLACE}"')]
-    if not model_id:
-        lines.insert(0, "TARGET=/path/to/target")
-    text = [f"## Serving\n\nWith SGLang {SGLANG_VERSION}, in this directory:", "```sh\n" + "\n".join(lines) + "\n```"]
+    command = launch_command(target, served, _draft_option(facts, "."), extra=extra)
+    text = [
+        f"## Serving\n\nWith SGLang {SGLANG_VERSION}, in this directory:",
+        _shell(shell_line(command, served.environment), model_id),
+    ]
+    if SPECULATORS in facts.formats:
+        command = vllm_command(target, served, _draft_option(facts, f"./{SPECULATORS}"), extra=extra)
+        text.append(
+            f"With vLLM {VLLM_VERSION}, in this directory (`{SPECULATORS}/` holds the same draft in the format of "
+            "speculators, and can be used without the rest):"
+        )
+        text.append(_shell(shell_line(command, {}), model_id))
+        text += [f"{warning[0].upper()}{warning[1:]}." for warning in warnings_for_vllm(served)]
     if not model_id:
         text.append(
             f"TARGET is a copy of the target's checkpoint: `objects/{facts.target_digest}/model` in the store of the "
@@ -134,8 +149,9 @@ def _serving(facts: CardFacts) -> str:
             f"`{shell_line(served.captured_flags, {})}`; without that the target computes something else."
         )
     if facts.target["vision"]:
+        engines = "Both engines use" if SPECULATORS in facts.formats else "SGLang uses"
         text.append(
-            f"The images of the training were prepared with {served.image_backend}. SGLang uses torchvision by "
+            f"The images of the training were prepared with {served.image_backend}. {engines} torchvision by "
             "default, and the two differ when an image is resized, so the command names that of the training."
         )
     if served.pixels:
@@ -144,6 +160,18 @@ def _serving(facts: CardFacts) -> str:
             "an image has another number of tokens than in the training."
         )
     return "\n\n".join(text)
+
+
+def _draft_option(facts: CardFacts, path: str) -> DraftOption:
+    return DraftOption(path=path, block_size=facts.draft.block_size)
+
+
+def _shell(line: str, model_id: str | None) -> str:
+    """A block of shell lines; the place of a target without a model id is a variable."""
+    lines = [line.replace(f"'{TARGET_PLACE}'", f'"{TARGET_PLACE}"')]
+    if not model_id:
+        lines.insert(0, "TARGET=/path/to/target")
+    return "```sh\n" + "\n".join(lines) + "\n```"
 
 
 def _draft(facts: CardFacts) -> str:

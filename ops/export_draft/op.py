@@ -10,6 +10,14 @@ from dsl.op import field, op
 from ops.artifacts import Draft, DraftCheckpoint, TargetModel
 
 
+def _formats(_instance: object, _attribute: object, formats: tuple[str, ...]) -> None:
+    """The format that the gate, the evaluation and SGLang read is always written."""
+    if "sglang" not in formats:
+        raise ValueError("'formats' must contain \"sglang\", which evaluate and check_export read")
+    if len(set(formats)) < len(formats):
+        raise ValueError(f"'formats' names one twice: {', '.join(formats)}")
+
+
 @op(
     version=1,
     run="ops.export_draft.run:export_draft",
@@ -23,4 +31,10 @@ class ExportDraft:
     draft: DraftCheckpoint
     target: TargetModel
     dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", help="of the exported weights")
+    formats: tuple[Literal["sglang", "speculators"], ...] = field(
+        default=("sglang",),
+        validator=_formats,
+        help='"speculators": also write the draft as speculators and vLLM read it, in a folder of that name beside the '
+        "serving directory's own files",
+    )
     output = Draft

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,27 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
-from ops.lib.data.files import read_json, replace_file, write_json
+from ops.lib.data.files import link_or_copy, read_json, replace_file, write_json
 from ops.lib.drafts.dflash.config import DraftConfig, from_serving, to_serving
-from ops.lib.drafts.dflash.serving_contract import CARD, CONFIG, WEIGHTS, check_serving, tensors_digest, training_record
+from ops.lib.drafts.dflash.serving_contract import (
+    CARD,
+    CONFIG,
+    SPECULATORS,
+    WEIGHTS,
+    check_serving,
+    training_record,
+)
+from ops.lib.drafts.dflash.speculators_format import Verifier, to_speculators, unwritable
+from ops.lib.drafts.dflash.stored_tensors import tensors_digest
 from ops.lib.sglang.serve_command import Served
 from ops.lib.target.model import read_config, target_info
 
 
 def export_draft(config: ExportDraft, stage: Stage) -> None:
-    """Write config.json, model.safetensors and README.md, and nothing else.
+    """Write config.json, model.safetensors and README.md, and the same draft in the other formats.
 
-    Raises DataError if the draft was trained for another target, if its files contradict each other, or if the written
-    files break the contract.
+    Raises DataError if the draft was trained for another target, if its files contradict each other, if a format cannot
+    express it, or if the written files break the contract.
     """
     draft, target = stage.inputs["draft"], stage.inputs["target"]
     training = read_json(draft.path / "training.json")
@@ -36,22 +45,26 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
         )
     shape = from_serving(read_json(draft.path / "config.json"))
     check_training(draft.path, shape, training["captured"])
+    check_formats(draft.path, shape, config.formats)
     dtype = getattr(torch, config.dtype)
     weights = {name: tensor.to(dtype) for name, tensor in load_file(draft.path / "model.safetensors").items()}
     save_file(weights, stage.out_dir / WEIGHTS, metadata={"format": "pt"})
     serving, digest = to_serving(shape, config.dtype), tensors_digest(stage.out_dir / WEIGHTS)
-    serving["dflow"] |= training_record(shape, target.digest, digest, training["captured"].get("server_args"))
+    server_args = training["captured"].get("server_args")
+    serving["dflow"] |= training_record(shape, target.digest, digest, server_args, config.formats)
     write_json(stage.out_dir / CONFIG, serving)
+    info, target_config = target_info(target), read_config(target.path / "model")
+    if SPECULATORS in config.formats:
+        write_speculators(stage.out_dir, shape, config.dtype, Verifier.of(info, target_config))
     parameters = sum(tensor.numel() for tensor in weights.values())
     facts = CardFacts(
         draft=shape,
         dtype=config.dtype,
         parameters=parameters,
-        target=target_info(target),
+        target=info,
         target_digest=target.digest,
-        served=Served.as_trained(
-            target_info(target), read_config(target.path / "model"), training["captured"], target.path / "model"
-        ),
+        served=Served.as_trained(info, target_config, training["captured"], target.path / "model"),
+        formats=config.formats,
         training=training,
         training_digest=draft.digest,
     )
@@ -59,6 +72,24 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
     check_serving(stage.out_dir, target)
     stage.log({"export/parameters": float(parameters)}, step=0)
     stage.progress(1, 1)
+
+
+def write_speculators(folder: Path, shape: DraftConfig, dtype: str, verifier: Verifier) -> None:
+    """The draft of a serving directory once more, in speculators' format. Both share the file of the weights."""
+    (folder / SPECULATORS).mkdir(exist_ok=True)
+    write_json(folder / SPECULATORS / CONFIG, to_speculators(shape, dtype, verifier))
+    link_or_copy(folder / WEIGHTS, folder / SPECULATORS / WEIGHTS)
+
+
+def check_formats(path: Path, shape: DraftConfig, formats: Sequence[str]) -> None:
+    """Raises DataError if a draft cannot be written in one of the formats."""
+    unfit = list(unwritable(shape)) if SPECULATORS in formats else []
+    if unfit:
+        listed = "\n".join(f"  {why}" for why in unfit)
+        raise DataError(
+            f"{path}: speculators' format cannot express this draft; leave it out of formats, vLLM reads the serving "
+            f"directory itself too:\n{listed}"
+        )
 
 
 def check_training(path: Path, shape: DraftConfig, captured: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from ops.lib.drafts.dflash.config import ARCHITECTURE
+from ops.lib.drafts.dflash.speculators_format import LAYER_CONFIG, LAYER_OFFSET
 
 QWEN3 = {  # transformers' Qwen3Config
     "hidden_size": 4096,
@@ -32,7 +33,6 @@ QWEN3 = {  # transformers' Qwen3Config
 WINDOW = 4096  # of Qwen3Config, where use_sliding_window is true and no window is given
 
 NEST = "dflash_config"  # where most publishers keep the fields of the algorithm
-LAYER_CONFIG = "transformer_layer_config"  # where speculators keeps those of the transformer
 OF_DFLOW = "dflow"
 
 
@@ -54,7 +54,7 @@ SPECFORGE = Publisher(name="SpecForge", defaults=QWEN3, fills_layers=True)
 MODELOPT = Publisher(name="ModelOpt", defaults=QWEN3)
 DEEPSPEC = Publisher(name="DeepSpec", defaults=QWEN3)
 SPECULATORS = Publisher(
-    name="speculators", defaults=QWEN3 | {"block_size": 8, "draft_vocab_size": 32000}, layers_from=-1
+    name="speculators", defaults=QWEN3 | {"block_size": 8, "draft_vocab_size": 32000}, layers_from=-LAYER_OFFSET
 )
 
 OF_SPECULATORS = ("speculators_model_type", "speculators_config", "speculators_version", LAYER_CONFIG)

@@ -21,11 +21,11 @@ from ops.lib.drafts.dflash.config import (
     from_serving,
     unfit_fields,
 )
+from ops.lib.drafts.dflash.speculators_format import AUX_LAYER_IDS, LAYER_CONFIG, NON_CAUSAL
 from ops.load_draft.known_keys import ALGORITHMS, ANCHOR_FIRST, HARMLESS, NEUTRAL
 from ops.load_draft.publishers import (
     DEEPSPEC,
     DFLOW,
-    LAYER_CONFIG,
     NEST,
     SPECULATORS,
     WINDOW,
@@ -44,15 +44,15 @@ NUMBERS = (
 )
 FLAGS = (
     *("attention_bias", "use_sliding_window", "is_causal", "causal", "use_swa"),
-    "sliding_window_non_causal",
+    NON_CAUSAL,
 )
-LAYERS, SPECULATORS_LAYERS = "target_layer_ids", "aux_hidden_state_layer_ids"
+LAYERS = "target_layer_ids"
 OF_ENGINES = "eagle_aux_hidden_state_layer_ids"  # the same layers for vLLM, counted from 1
 READ = frozenset(
-    {*NUMBERS, *FLAGS, *ROPE_KEYS, LAYERS, SPECULATORS_LAYERS, OF_ENGINES, "rms_norm_eps", "layer_types", "model_type"}
+    {*NUMBERS, *FLAGS, *ROPE_KEYS, LAYERS, AUX_LAYER_IDS, OF_ENGINES, "rms_norm_eps", "layer_types", "model_type"}
 )
 MODEL_TYPES = (None, "qwen3", "speculator_model")
-OF_SPECULATORS = {SPECULATORS_LAYERS, "sliding_window_non_causal"}
+OF_SPECULATORS = {AUX_LAYER_IDS, NON_CAUSAL}
 NOT_OF_SPECULATORS = {LAYERS, "causal", "use_swa", "swa_window_size"}
 
 
@@ -227,7 +227,7 @@ class _Reading:
     @property
     def layer_ids(self) -> list[int]:
         """The target layers in the order of the file, whose id 0 is the first layer's output, as in `DraftConfig`."""
-        name = SPECULATORS_LAYERS if self.publisher is SPECULATORS else LAYERS
+        name = AUX_LAYER_IDS if self.publisher is SPECULATORS else LAYERS
         written = self.values.get(name)
         ids = self.assumed.get(LAYERS) if written is None else written
         return [layer + self.publisher.layers_from for layer in ids or ()]
@@ -301,10 +301,10 @@ def _causal_mistakes(reading: _Reading, types: list[str]) -> None:
     """What keys on causality ask for that dflow's layers do not do."""
     asked = [(name, reading.values.get(name)) for name in ("is_causal", "causal")]
     if reading.publisher is SPECULATORS and SLIDING_ATTENTION in types:
-        non_causal = reading.values.get("sliding_window_non_causal")
+        non_causal = reading.values.get(NON_CAUSAL)
         if non_causal is None:
-            reading.assumed["sliding_window_non_causal"] = False
-        asked.append(("sliding_window_non_causal", False if non_causal else None))
+            reading.assumed[NON_CAUSAL] = False
+        asked.append((NON_CAUSAL, False if non_causal else None))
         reading.notes.append(
             "sliding_window: counted from each slot, as vLLM serves it; speculators' training counts the context from "
             "the anchor, so its last slots were trained with up to block_size tokens more"
@@ -334,7 +334,7 @@ def _vocabulary_mistakes(reading: _Reading, shape: Mapping[str, Any]) -> None:
 
 def _layers(reading: _Reading, layers: int, target: Mapping[str, Any] | None) -> dict[str, Any]:
     """target_layer_ids, ascending, and num_target_layers."""
-    name = SPECULATORS_LAYERS if reading.publisher is SPECULATORS else LAYERS
+    name = AUX_LAYER_IDS if reading.publisher is SPECULATORS else LAYERS
     written = reading.values.get(name)
     count = reading.values.get("num_target_layers")
     if count is None and target is not None:

@@ -21,9 +21,9 @@ from ops.lib.drafts.dflash.serving_contract import (
     ServedTarget,
     check_serving,
     config_mistakes,
-    tensors_digest,
     training_record,
 )
+from ops.lib.drafts.dflash.stored_tensors import tensors_digest
 from ops.lib.sglang.serve_command import Served
 from ops.lib.target.checkpoint_check import draft_folder_mistakes
 from ops.lib.target.checkpoint_files import CONFIGS

@@ -291,6 +291,7 @@ BETWEEN_VALUES = {
     "capture_targets": ["server_args: sglang_args", "target_layer_ids: ascending_layers"],
     "check_export": ["server_args: sglang_args"],
     "evaluate": ["temperature: _temperature"],
+    "export_draft": ["formats: _formats"],
     "finetune_vlm": ["freeze: _frozen", "pattern: _pattern"],
     "ingest": ["__attrs_post_init__"],
     "regenerate_answers": ["__attrs_post_init__"],

@@ -240,7 +240,7 @@ def test_in_bfloat16_too_a_server_that_gives_the_draft_something_else_is_caught(
     result = live_in_bfloat16(case, case.drafts[quality])
     (mistake,) = result.mistakes
     assert re.search(expected, str(mistake))
-    assert "so the answers are still right" in mistake.sglang
+    assert "so the answers are still right" in mistake.effect
 
 
 @pytest.mark.parametrize("error", [another_mask_token, another_theta], ids=lambda error: error.__name__)

@@ -26,7 +26,7 @@ from ops.check_export.op import CheckExport
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl, write_json
-from ops.lib.drafts.dflash.serving_contract import Mistake
+from ops.lib.drafts.dflash.mistakes import Mistake
 from ops.lib.sglang.serve_command import launch_command
 from ops.lib.vision.pixel_limits import pixel_limits
 

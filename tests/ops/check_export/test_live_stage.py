@@ -92,7 +92,7 @@ def test_a_departure_names_the_sample_the_place_and_both_sides():
     answers, lengths = departure_mistakes(found, 9, "it is so", "do this")
     assert answers.what.startswith("2 of 9 answers are not the target's own:\n    sample a: token 2")
     assert lengths.what.startswith("1 of 9 prompts are accepted differently than in evaluate:\n    sample a: step 1")
-    assert ("do this", True) == (lengths.remedy, lengths.sglang.endswith("; it is so"))
+    assert ("do this", True) == (lengths.remedy, lengths.effect.endswith("; it is so"))
 
 
 def test_many_departures_are_counted_and_some_are_shown(prompts):
@@ -269,7 +269,7 @@ def test_ties_are_counted_and_are_no_mistakes(case, draft, prompts):
     assert (2, ()) == (tied.ties, tied.mistakes)
     judged = judge(setting(case), draft, prompts, served, left, seen)
     assert (0, 1) == (judged.ties, len(judged.mistakes))
-    assert "2 of 5 prompts" in judged.mistakes[0].what and UNKNOWN.text in judged.mistakes[0].sglang
+    assert "2 of 5 prompts" in judged.mistakes[0].what and UNKNOWN.text in judged.mistakes[0].effect
 
 
 def test_below_float32_tau_decides(case, draft, prompts):
@@ -281,7 +281,7 @@ def test_below_float32_tau_decides(case, draft, prompts):
     (mistake,) = judge(half, draft, prompts, worse, left, seen).mistakes
     tau = sum(len(prompt.tokens) - 1 for prompt in prompts) / sum(len(prompt.accepted) for prompt in prompts)
     assert mistake.what.startswith(f"tau is 1.00 in SGLang, and {tau:.2f} in evaluate on the same 5 prompts")
-    assert "SGLang serves in bfloat16 and evaluate decoded in float32" in mistake.sglang
+    assert "SGLang serves in bfloat16 and evaluate decoded in float32" in mistake.effect
 
 
 def test_tau_is_below_the_interval_only_beyond_the_slack(prompts):

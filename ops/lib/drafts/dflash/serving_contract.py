@@ -6,7 +6,8 @@ fields that it does not name are refused, because SGLang reads many fields that 
 config.json is complete, has the right types, and fits this target and the training: export_draft writes under
 `dflow` what the draft was trained with (`training_record`), and every field that an engine reads is compared with it,
 so that a value changed later, or by a faulty export, is found without the training. model.safetensors holds
-every tensor of the contract, of the right shape, and nothing else.
+every tensor of the contract, of the right shape, and nothing else. Where `dflow.formats` names speculators' format too,
+a folder of it holds the same draft (`speculators_contract`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import torch
 from attrs import field, frozen
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import TargetModel, TokenShards
@@ -39,9 +39,14 @@ from ops.lib.drafts.dflash.config import (
     to_serving,
     wrong_types,
 )
-from ops.lib.target.model import target_info, text_config
+from ops.lib.drafts.dflash.mistakes import REWRITE, Mistake, refuse
+from ops.lib.drafts.dflash.speculators_contract import speculators_mistakes
+from ops.lib.drafts.dflash.speculators_format import FOLDER, Verifier
+from ops.lib.drafts.dflash.stored_tensors import DTYPES, Stored, stored_tensors, tensors_digest
+from ops.lib.target.model import read_config, target_info, text_config
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+SGLANG, SPECULATORS = "sglang", FOLDER  # formats of an export
 NEEDED = {
     CONFIG: "cannot determine the kind of model and refuses to start",
     WEIGHTS: "finds no weights and refuses to start",
@@ -59,13 +64,20 @@ class ServedTarget:
     info: Mapping[str, Any]
     digest: str
     pad_token_ids: frozenset[int]
+    verifier: Verifier
 
     @classmethod
     def of(cls, target: TargetModel, tokens: TokenShards | None = None) -> ServedTarget:
         pads = {text_config(target).get("pad_token_id")}
         if tokens is not None:
             pads.add(read_json(tokens.path / "tokens.json")["pad_token_id"])
-        return cls(target_info(target), target.digest, frozenset(pad for pad in pads if pad is not None))
+        info = target_info(target)
+        return cls(
+            info=info,
+            digest=target.digest,
+            pad_token_ids=frozenset(pad for pad in pads if pad is not None),
+            verifier=Verifier.of(info, read_config(target.path / "model")),
+        )
 
 
 def check_serving(directory: Path, target: TargetModel, tokens: TokenShards | None = None) -> None:
@@ -78,22 +90,44 @@ def check_serving(directory: Path, target: TargetModel, tokens: TokenShards | No
 
 
 def serving_mistakes(directory: Path, target: ServedTarget) -> list[Mistake]:
-    """What is wrong with a serving directory: its files, then config.json, then the tensors."""
-    names = {path.name for path in directory.iterdir()} - {OF_THE_STORE}
-    present = names & NEEDED.keys()
-    mistakes = [Mistake(f"{name}: is missing", NEEDED[name], REWRITE) for name in sorted(NEEDED.keys() - names)]
-    mistakes += [_stray(name) for name in sorted(names - NEEDED.keys())]
-    names = {name for name in names & NEEDED.keys() if _is_plain(directory / name)}
+    """What is wrong with a serving directory: its files, config.json, the tensors, and then the folder of speculators'
+    format.
+    """
+    entries = {path.name for path in directory.iterdir()} - {OF_THE_STORE}
+    present = entries & NEEDED.keys()
+    mistakes = [Mistake(f"{name}: is missing", NEEDED[name], REWRITE) for name in sorted(NEEDED.keys() - entries)]
+    mistakes += [_stray(name) for name in sorted(entries - NEEDED.keys() - {SPECULATORS})]
+    names = {name for name in present if _is_plain(directory / name)}
     mistakes += [_not_plain(name, directory) for name in sorted(present - names)]
     config: dict[str, Any] = {}
+    wrong_config: list[Mistake] = []
+    wrong_weights: list[Mistake] = []
     if CARD in names:
         mistakes += _card_mistakes(directory / CARD)
     if CONFIG in names:
-        config, unreadable = _read_config(directory / CONFIG)
-        mistakes += unreadable or config_mistakes(config, target.info, target.digest, target.pad_token_ids)
+        config, wrong_config = _read_config(directory / CONFIG)
+        wrong_config = wrong_config or config_mistakes(config, target.info, target.digest, target.pad_token_ids)
     if WEIGHTS in names:
-        mistakes += _weight_mistakes(directory / WEIGHTS, config)
-    return mistakes
+        wrong_weights = _weight_mistakes(directory / WEIGHTS, config)
+    mistakes += [*wrong_config, *wrong_weights]
+    if SPECULATORS not in formats_of(config):
+        return mistakes + ([_stray(SPECULATORS)] if SPECULATORS in entries and config else [])
+    folder = directory / SPECULATORS
+    if folder.is_symlink() or not folder.is_dir():
+        return [*mistakes, Mistake(f"{SPECULATORS}: is missing", "finds no draft in this format", REWRITE, "vLLM")]
+    return mistakes + speculators_mistakes(
+        folder,
+        None if wrong_config else from_serving(config),
+        str(config.get("dtype")),
+        target.verifier,
+        directory / WEIGHTS if WEIGHTS in names and not wrong_weights else None,
+    )
+
+
+def formats_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The formats of an export, by its config.json: the contract's own, and others as folders beside it."""
+    named = _nest(config, "dflow").get("formats")
+    return tuple(map(str, named)) if isinstance(named, list) else (SGLANG,)
 
 
 def _is_plain(path: Path) -> bool:
@@ -147,42 +181,22 @@ def _stray(name: str) -> Mistake:
     return Mistake(what, "may read it: files beside config.json decide how a model is loaded", remedy)
 
 
-REWRITE = "write the export again: dflow resume RUN --from export"
-
-
-@frozen
-class Mistake:
-    """what: the file and field, and what is wrong with it; sglang: what a server would do; remedy: what to do now."""
-
-    what: str
-    sglang: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"  {self.what}\n    SGLang: {self.sglang}\n    remedy: {self.remedy}"
-
-
-def refuse(directory: Path, mistakes: Sequence[Mistake], more: str = "") -> None:
-    """Raises DataError that lists all mistakes, with `more` behind them; does nothing where there are none."""
-    if mistakes:
-        listed = "\n".join(str(mistake) for mistake in mistakes)
-        raise DataError(
-            f"{directory}: the draft breaks the serving contract:\n{listed}" + (f"\n  {more}" if more else "")
-        )
-
-
-DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 NESTS = ("dflash_config", "dflow")
 RETRAIN = "train the draft again with the desired value, or write the export of this training again"
 UNREAD = frozenset({"tie_word_embeddings"})  # a draft has neither part; training again would change nothing
-RECORD = ("target", "trained", "digest", "server_args", "imported")  # under dflow, by export_draft and load_draft
+RECORD = ("target", "trained", "digest", "server_args", "formats", "imported")  # by export_draft and load_draft
 
 
 def training_record(
-    config: DraftConfig, target_digest: str, tensors_digest: str, server_args: Mapping[str, Any] | None = None
+    config: DraftConfig,
+    target_digest: str,
+    tensors_digest: str,
+    server_args: Mapping[str, Any] | None = None,
+    formats: Sequence[str] = (SGLANG,),
 ) -> dict[str, Any]:
     """What goes under `dflow` beside format and positions: the target's digest, every field as it was trained, digests
-    of these fields and of the exported tensors, and SGLang's arguments for the capture, if any.
+    of these fields and of the exported tensors, SGLang's arguments for the capture, if any, and the formats, if there
+    are several.
     """
     serving = to_serving(config)
     trained = {attribute.name: _lookup(serving, _full(attribute.name))[1] for attribute in attrs.fields(DraftConfig)}
@@ -191,6 +205,7 @@ def training_record(
         "trained": trained,
         "digest": {"trained": fields_digest(trained), "tensors": tensors_digest},
         **({"server_args": dict(server_args)} if server_args else {}),
+        **({"formats": list(formats)} if tuple(formats) != (SGLANG,) else {}),
     }
 
 
@@ -232,8 +247,8 @@ class _Found:
                 self.by_field.setdefault(name, []).append(mistake)
 
 
-def _config_mistake(name: str, wrong: str, sglang: str, remedy: str = REWRITE) -> Mistake:
-    return Mistake(f"config.json: {name} {wrong}", sglang, remedy)
+def _config_mistake(name: str, wrong: str, effect: str, remedy: str = REWRITE) -> Mistake:
+    return Mistake(f"config.json: {name} {wrong}", effect, remedy)
 
 
 def _type_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
@@ -393,8 +408,6 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-Stored = Mapping[str, tuple[tuple[int, ...], str]]  # name -> shape, safetensors dtype
-
 PREFIX = "model."
 RANDOM = "silently leaves a missing tensor with arbitrary values, and accepts about 1 token a step"
 IGNORED = "silently ignores an unknown tensor"
@@ -407,16 +420,6 @@ REPLACED = (
     "silently loads what fits by name and shape: swapped or different weights propose other tokens, and about 1 token "
     "a step is accepted"
 )
-
-
-def stored_tensors(path: Path) -> Stored:
-    """Shape and dtype of every tensor, from the file's header. Raises DataError for a truncated or damaged file."""
-    try:
-        with safe_open(path, framework="pt") as tensors:
-            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (no mapping)
-            return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"cannot be read ({error})") from error
 
 
 def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Mistake]:
@@ -463,17 +466,6 @@ def value_mistakes(path: Path) -> list[Mistake]:
     return mistakes
 
 
-def tensors_digest(path: Path) -> str:
-    """sha256 over name, dtype, shape and bytes of every tensor, in the order of the names."""
-    digest = hashlib.sha256()
-    with safe_open(path, framework="pt") as tensors:
-        for name in sorted(tensors.keys()):
-            tensor = tensors.get_tensor(name)
-            digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
 def _tensors_digest_mistakes(config: Mapping[str, Any], path: Path) -> list[Mistake]:
     """Whether the tensors are those that were exported; not checked if the config has no digest of them."""
     digests = _nest(config, "dflow").get("digest")
@@ -510,5 +502,5 @@ def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _tensor_mistake(name: str, wrong: str, sglang: str, remedy: str = REWRITE) -> Mistake:
-    return Mistake(f"model.safetensors: {name} {wrong}", sglang, remedy)
+def _tensor_mistake(name: str, wrong: str, effect: str, remedy: str = REWRITE) -> Mistake:
+    return Mistake(f"model.safetensors: {name} {wrong}", effect, remedy)

@@ -1,0 +1,99 @@
+"""The draft's config.json in the format of speculators, as speculators 0.9.0 and vLLM 0.33 read it.
+
+The tensors are those of the serving contract, under the same names: the embedding and the head are the target's. What
+others read in silence as another draft is written in the one way that all of them read alike:
+
+- Ids of layers are one more than in the contract: feature k is the input of the target's layer k. vLLM subtracts it.
+- `sliding_window_non_causal`: vLLM makes *all* layers causal where it is false, full ones too, and speculators reads it
+  for sliding layers only. So it is true without windows, and false where all layers slide; both kinds together cannot
+  be written.
+- `sample_from_anchor` has other defaults elsewhere, so it is always written.
+- `speculative_tokens` are the proposals of a block, one fewer than its slots.
+- There is no `model_type` at the top: vLLM would look for a model of that name.
+- Everything of the transformer is written, since vLLM applies no defaults of Qwen3 to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from ops.lib.drafts.dflash.config import FULL_ATTENTION, DraftConfig
+
+SPECULATORS_VERSION = "0.9.0"
+FOLDER = "speculators"  # of a draft's artifact
+LAYER_CONFIG = "transformer_layer_config"
+AUX_LAYER_IDS = "aux_hidden_state_layer_ids"
+LAYER_OFFSET = 1  # an id of this format less that of the contract, of the same layer
+NON_CAUSAL = "sliding_window_non_causal"
+
+
+@frozen
+class Verifier:
+    """The target, as the format names it: None without a model id, since a path is of one machine."""
+
+    name_or_path: str | None
+    architectures: tuple[str, ...]
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any], config: Mapping[str, Any]) -> Verifier:
+        """From the target's target.json and config.json."""
+        return cls(info.get("model_id"), tuple(config.get("architectures") or ()))
+
+
+def to_speculators(config: DraftConfig, dtype: str, verifier: Verifier) -> dict[str, Any]:
+    """The config.json; `unwritable` says which drafts have none."""
+    scaling = dict(config.rope_scaling or {})
+    return {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": "dflash",
+        "speculators_version": SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": "dflash",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.block_size - 1}],
+            "verifier": {"name_or_path": verifier.name_or_path, "architectures": list(verifier.architectures)},
+        },
+        "dtype": dtype,
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "draft_vocab_size": config.vocab_size,
+        AUX_LAYER_IDS: [layer + LAYER_OFFSET for layer in config.target_layer_ids],
+        "sample_from_anchor": False,
+        NON_CAUSAL: not config.slides,
+        LAYER_CONFIG: {
+            "model_type": "qwen3",
+            "hidden_act": "silu",
+            "hidden_size": config.hidden_size,
+            "num_hidden_layers": config.num_hidden_layers,
+            "num_attention_heads": config.num_attention_heads,
+            "num_key_value_heads": config.num_key_value_heads,
+            "head_dim": config.head_dim,
+            "intermediate_size": config.intermediate_size,
+            "vocab_size": config.vocab_size,
+            "max_position_embeddings": config.max_position_embeddings,
+            "rms_norm_eps": config.rms_norm_eps,
+            "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta, **scaling},
+            "layer_types": list(config.layer_types),
+            "use_sliding_window": config.slides,
+            "sliding_window": config.sliding_window if config.slides else None,
+            "attention_bias": config.attention_bias,
+            "tie_word_embeddings": False,
+        },
+    }
+
+
+def unwritable(config: DraftConfig) -> Iterator[str]:
+    """Why the format cannot express a draft; nothing where it can."""
+    if config.slides and FULL_ATTENTION in config.layer_types:
+        yield (
+            f"layer_types: full and sliding layers, and vLLM reads {NON_CAUSAL} as that of all layers: either the full "
+            "ones would be causal or the sliding ones not"
+        )
+    if config.partial_rotary_factor != 1:
+        yield (
+            f"partial_rotary_factor: {config.partial_rotary_factor:g}, and speculators' class rotates whole heads "
+            "whatever it is"
+        )

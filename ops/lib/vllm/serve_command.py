@@ -1,0 +1,75 @@
+"""The command that serves a target with a draft in vLLM. Loads neither torch nor vllm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ops.lib.drafts.dflash.speculators_format import FOLDER
+from ops.lib.sglang.serve_command import Address, DraftOption, Served
+
+PROGRAM = "vllm"
+METHOD = "dflash"
+LOCAL = Address(port=8000)  # vLLM's own default
+
+
+def launch_command(
+    target: str,
+    served: Served,
+    draft: DraftOption | None,
+    *,
+    address: Address = LOCAL,
+    extra: Sequence[str] = (),
+) -> list[str]:
+    """The command, as a list of arguments that begins with "vllm"; without a draft only the target is served.
+
+    target: the checkpoint directory (model/ of a TargetModel) or a model id. draft: its path is that of a directory in
+    either format. extra: further arguments for vLLM, which override those before them.
+    """
+    command = [PROGRAM, "serve", target, "--dtype", served.dtype]
+    if draft is not None:
+        command += ["--speculative-config", json.dumps(speculative_config(draft))]
+        command += ["--per-request-spec-decode-metrics", "summary"]
+    images = image_arguments(served)
+    if images:
+        command += ["--mm-processor-kwargs", json.dumps(images)]
+    if served.trust_remote_code:
+        command.append("--trust-remote-code")
+    return [*command, "--host", address.host, "--port", str(address.port), *extra]
+
+
+def speculative_config(draft: DraftOption) -> dict[str, Any]:
+    """vLLM counts the proposals of a step, which are one fewer than the slots of a block."""
+    return {"method": METHOD, "model": draft.path, "num_speculative_tokens": draft.block_size - 1}
+
+
+def image_arguments(served: Served) -> dict[str, Any]:
+    """How the images of the training were prepared, for the processor that vLLM loads: by which library they are
+    resized, and to which sizes if those of the target differ.
+    """
+    if not served.vision or served.image_backend is None:
+        return {}
+    return {"backend": BACKENDS[served.image_backend], **served.pixels}
+
+
+BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens.json -> transformers' name
+
+
+def draft_for_vllm(directory: Path) -> Path:
+    """The directory of a draft that vLLM is given: that of speculators' format, if the export has one. It also reads
+    the serving directory itself.
+    """
+    own = directory / FOLDER
+    return own if own.is_dir() else directory
+
+
+def warnings_for_vllm(served: Served) -> list[str]:
+    """What vLLM cannot be told."""
+    if not served.captured_flags:
+        return []
+    return [
+        f"the features of the training were captured by SGLang with {' '.join(served.captured_flags)}, and vLLM's own "
+        "formats of these numbers differ: its target computes something else than the draft was trained on"
+    ]
