@@ -27,7 +27,8 @@ from attrs import frozen
 
 from benchmarks.harness import in_rounds, parser, save_figures, table
 from dsl.errors import DflowError, StoreError
-from executor.model_tools.serve import SGLangServer
+from executor.model_tools.engines import ENGINES
+from executor.model_tools.serve import EngineServer
 from executor.model_tools.served import ServedRun, find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
@@ -133,7 +134,9 @@ def run_side(
     found = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        SGLangServer([sys.executable, *command[1:]], run.served.environment, Path(folder) / "server.log") as server,
+        EngineServer(
+            ENGINES["sglang"], [sys.executable, *command[1:]], run.served.environment, Path(folder) / "server.log"
+        ) as server,
     ):
         wait_until_ready(server, address.url)
         for concurrency in options.concurrency:

@@ -43,7 +43,7 @@ COMMANDS = {
     "pull": "fetch pushed artifacts",
     "sync": "send to MLflow what it is missing, of one run or of all",
     "ui": "serve the MLflow UI on the store",
-    "serve": "serve a run's target with its draft in SGLang, and send it one prompt",
+    "serve": "serve a run's target with its draft in SGLang or vLLM, and send it one prompt",
     "compare-backends": "capture a few samples with transformers and with SGLang, and compare",
 }
 

@@ -1,4 +1,4 @@
-"""`dflow serve`: serve a run's target with its draft in SGLang, and send it one prompt."""
+"""`dflow serve`: serve a run's target with its draft in SGLang or vLLM, and send it one prompt."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 
 from executor.commands.arguments import add_address, add_run, add_store, add_trust, check_trust, open_store, store_of
 from executor.model_tools.draft_run import DEFAULT_RUN, find_draft_run
+from executor.model_tools.engines import ENGINES
 from executor.model_tools.serve import ServeOptions, serve_run
 from executor.system.output import FAILED, OK, print_lines
 from ops.artifacts import CheckedDraft, Draft
@@ -14,7 +15,11 @@ from ops.artifacts import CheckedDraft, Draft
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, DEFAULT_RUN)
-    parser.usage = "dflow serve [RUN] [--check] [--node NODE] [--host HOST] [--port PORT] [-- ARGUMENTS OF SGLANG]"
+    parser.usage = (
+        "dflow serve [RUN] [--engine {sglang,vllm}] [--check] [--node NODE] [--host HOST] [--port PORT] "
+        "[-- ARGUMENTS OF THE ENGINE]"
+    )
+    parser.add_argument("--engine", choices=tuple(ENGINES), default="sglang", help="the server; default: sglang")
     parser.add_argument(
         "--check", action="store_true", help="stop after the prompt; exit code 1 where it was not answered"
     )
@@ -34,6 +39,7 @@ def main(options: argparse.Namespace) -> int:
         store=store_of(options),
         run=record.run,
         node=options.node,
+        engine=options.engine,
         host=options.host,
         port=options.port,
         check=options.check,

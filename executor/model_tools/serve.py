@@ -1,9 +1,8 @@
-"""Serve a run's target with its draft: start SGLang's server, wait until it is ready, and send it a prompt."""
+"""Serve a run's target with its draft: start an engine's server, wait until it is ready, and send it a prompt."""
 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from attrs import frozen
 
 from dsl.errors import ServerError
 from executor.launchers.redaction import RedactedLog
+from executor.model_tools.engines import ENGINES, Engine
 from executor.model_tools.served import ServedRun, find_served
 from executor.records.run_record import Record, find_record
 from executor.records.serving_lock import serving
@@ -21,81 +21,85 @@ from executor.system.output import indented, print_lines
 from executor.system.server import Server, is_reachable_by_others, require_free_port, wait_until_ready
 from executor.system.symlinks import new_file
 from executor.system.user_cache import compile_cache
-from ops.lib.sglang.serve_command import Address, launch_command, shell_line
-from ops.lib.sglang.version import SGLANG_VERSION, require_sglang
+from ops.lib.sglang.serve_command import Address, shell_line
 from ops.tools.serve.chat import accepted_lengths, ask
 from ops.tools.serve.prompts import HELLO, prompt_text
-from ops.tools.serve.sglang_arguments import API_KEY, key_config, refusal, refuse_own
 
 MAX_TOKENS = 128
 
 
 @frozen(kw_only=True)
 class ServeOptions:
-    """run, node: None for the latest run and its only draft. extra: SGLang's arguments."""
+    """run, node: None for the latest run and its only draft. engine: a name of `ENGINES`. extra: its arguments."""
 
     store: Path
     run: str | None
     node: str | None
+    engine: str
     host: str
     port: int
     check: bool
     extra: Sequence[str]
 
 
-class SGLangServer(Server):
-    """A server of SGLang's, whose refusals are reported as such."""
+class EngineServer(Server):
+    """A server of an engine, whose refusals are reported as such."""
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path, pipe: Path | None = None
+        self,
+        engine: Engine,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        pipe: Path | None = None,
     ) -> None:
+        self.engine = engine
         super().__init__(command, {**compile_cache(), **environment}, log, pipe)
 
     def died(self) -> ServerError:
-        refused = refusal(self.log.read_text("utf-8", errors="replace"))
+        refused = self.engine.refusal(self.log.read_text("utf-8", errors="replace"))
         if refused is None:
             return super().died()
         return ServerError(
-            f"SGLang refuses DFLASH on this machine; run the command on one with a GPU\n    {refused}\nlog: {self.log}"
+            f"{self.engine.name} refuses DFLASH on this machine; run the command on one with a GPU\n    {refused}\n"
+            f"log: {self.log}"
         )
 
 
 def serve_run(options: ServeOptions) -> None:
     """Start the server, send it one prompt, and serve until interrupted, or with `check` until it has answered.
 
-    Raises ConfigError for an argument of SGLang's that dflow gives, StoreError where the run has nothing to serve,
-    DataError where the pinned SGLang is not installed, and ServerError where the server does not start or does not use
-    the draft.
+    Raises ConfigError for an argument of the engine's that dflow gives, StoreError where the run has nothing to serve,
+    DataError where the supported version of the engine is not installed, and ServerError where the server does not
+    start or does not use the draft.
     """
-    refuse_own(options.extra)
+    engine = ENGINES[options.engine]
+    engine.refuse_own(options.extra)
     store = Store.open(options.store, write=True)
     record = find_record(store.records, options.run)
     with serving(store.path, record.folder):
-        _serve(find_served(store, record, options.node), record, options)
+        _serve(engine, find_served(store, record, options.node), record, options)
 
 
-def _serve(run: ServedRun, record: Record, options: ServeOptions) -> None:
+def _serve(engine: Engine, run: ServedRun, record: Record, options: ServeOptions) -> None:
     address = Address(host=options.host, port=options.port)
-    for warning in run.warnings:
+    for warning in (*run.warnings, *engine.warnings(run)):
         print_lines(f"warning: {warning}", error=True)
-    command = launch_command(str(run.target), run.served, run.draft, address=address, extra=options.extra)
-    command[0] = sys.executable
-    print_lines(shell_line(command, run.served.environment))
-    if run.served.needs_patch:
-        print_lines(
-            f"SGLang {SGLANG_VERSION} lacks a method that DFLASH needs for {run.served.model_type} targets; "
-            "this launcher adds it and then runs SGLang's own"
-        )
-    require_sglang("the command above, which runs wherever that version is installed,")
+    command = engine.command(run, address, options.extra)
+    print_lines(shell_line(command, engine.environment(run)))
+    if notice := engine.notice(run):
+        print_lines(notice)
+    command = [*engine.program(), *command[1:]]
     require_free_port(options.host, options.port)
-    key = os.environ.get(API_KEY, "")
+    key = os.environ.get(engine.key_variable, "")
     if is_reachable_by_others(options.host) and not key:
-        print_lines(f"warning: {options.host}: whoever reaches it can use it; {API_KEY} sets a key", error=True)
+        variable = engine.key_variable
+        print_lines(f"warning: {options.host}: whoever reaches it can use it; {variable} sets a key", error=True)
     log = record.folder / f"serve-{address.port}.log"
-    with _started(command, run, log, key, options.extra) as server:
+    with _started(engine, command, run, log, key, options.extra) as server:
         wait_until_ready(server, address.url)
         print_lines(f"ready: {address.url}/v1 (log: {log})")
-        try_prompt(address.url, run, key)
+        try_prompt(engine, address.url, run, key)
         if not options.check:
             try:
                 print_lines("Ctrl-C stops it")
@@ -105,28 +109,30 @@ def _serve(run: ServedRun, record: Record, options: ServeOptions) -> None:
 
 
 @contextmanager
-def _started(command: Sequence[str], run: ServedRun, log: Path, key: str, extra: Sequence[str]) -> Iterator[Server]:
-    """The server. Its key is in no argument, and not in its log, where SGLang writes all its settings."""
-    environment = run.served.environment
+def _started(
+    engine: Engine, command: Sequence[str], run: ServedRun, log: Path, key: str, extra: Sequence[str]
+) -> Iterator[Server]:
+    """The server. Its key is in no argument, and not in its log, where engines write all their settings."""
+    environment = engine.environment(run)
     if not key:
-        with SGLangServer(command, environment, log) as server:
+        with EngineServer(engine, command, environment, log) as server:
             yield server
         return
     with tempfile.TemporaryDirectory(prefix="dflow-serve-") as private:
         new_file(log).close()
         redacted = RedactedLog(Path(private, "output"), log, [key])
         try:
-            command = [*command, *key_config(key, extra, Path(private))]
-            with SGLangServer(command, environment, log, redacted.pipe) as server:
+            command = [*command, *engine.key_arguments(key, extra, Path(private))]
+            with EngineServer(engine, command, environment, log, redacted.pipe) as server:
                 yield server
         finally:
             redacted.close()
 
 
-def try_prompt(url: str, run: ServedRun, key: str = "") -> None:
+def try_prompt(engine: Engine, url: str, run: ServedRun, key: str = "") -> None:
     """Send one prompt and show the answer and its accepted length. Raises ServerError where the draft was not used."""
     prompt = run.prompts[0] if run.prompts else HELLO
-    answer = ask(url, prompt.messages, MAX_TOKENS, key)
+    answer = ask(url, prompt.messages, MAX_TOKENS, key, engine.dialect)
     print_lines(f"prompt: {indented(prompt_text(prompt))}\nanswer: {indented(answer.text)}")
     if answer.tau is None:
         if answer.tokens > 1:
@@ -135,7 +141,7 @@ def try_prompt(url: str, run: ServedRun, key: str = "") -> None:
             )
         print_lines("the answer is one token long, which needs no verification step")
         return
-    print_lines(accepted_lengths(answer))
+    print_lines(accepted_lengths(answer, engine.dialect))
     if run.tau is not None:
         print_lines(f"tau of the evaluation, over all its prompts: {run.tau:.3g}")
     if answer.tau == 1.0:

@@ -17,6 +17,7 @@ from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Re
 from ops.lib.data.checkpoint_code import check_code
 from ops.lib.data.files import read_json
 from ops.lib.sglang.serve_command import DraftOption, Served
+from ops.lib.vllm.serve_command import draft_for_vllm
 from ops.tools.serve.prompts import ChatPrompt, held_out_prompts
 
 LONGEST_ERROR = 500
@@ -50,7 +51,8 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
     info = _read(target / "target.json")
     config = _read(draft / "config.json")
     model = target / "model"
-    check_code(draft, trust_remote_code=False)
+    for directory in {draft, draft_for_vllm(draft)}:
+        check_code(directory, trust_remote_code=False)
     return ServedRun(
         target=model,
         served=Served.as_trained(info, _read(model / "config.json"), made.captured(export), model),

@@ -12,7 +12,8 @@ from side_ops import side
 
 from dsl.errors import ServerError
 from executor.launchers.stage_environment import stage_environment
-from executor.model_tools.serve import SGLangServer
+from executor.model_tools.engines import ENGINES
+from executor.model_tools.serve import EngineServer
 from executor.system import user_cache
 from executor.system.user_cache import COMPILED
 
@@ -60,6 +61,7 @@ def test_a_stage_and_a_server_find_it(tmp_path):
     assert 0 == result.returncode, result.stderr
     expected = str(tmp_path / "home" / ".cache" / "dflow" / "compiled")
     assert expected == json.loads(toy.text("a"))["compiled"]
-    with SGLangServer(["printenv", COMPILED], {}, tmp_path / "log") as server, pytest.raises(ServerError):
+    server = EngineServer(ENGINES["sglang"], ["printenv", COMPILED], {}, tmp_path / "log")
+    with server, pytest.raises(ServerError):
         server.wait()
     assert [expected] == (tmp_path / "log").read_text().split()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,7 @@ def write_folder(folder: Path, contents: Mapping[str, Any]) -> Path:
     return folder
 
 
-# A package of this name and version: a real HTTP server that is no SGLang, for tests of processes. Its model path says
+# A real HTTP server that is neither SGLang nor vLLM but answers as both do, for tests of processes. Its arguments say
 # how it behaves. Like SGLang it has a child of its own.
 SERVER = """
 import argparse, json, os, subprocess, sys, time
@@ -207,10 +208,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.startswith("/flush_cache"):
             return self.do_GET()
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        drafted = "--no-draft" not in others and "--speculative-algorithm" in others
+        drafted = "--no-draft" not in others and {"--speculative-algorithm", "--speculative-config"} & {*others}
         meta = {"spec_verify_ct": 2, "spec_accept_length": 4.5} if drafted else {}
+        metrics = {"speculative_decoding": {"num_spec_steps": 2, "mean_acceptance_length": 4.25} if drafted else None}
         answer = {"message": {"content": "It is blue."}, "meta_info": meta, "finish_reason": "stop"}
-        body = json.dumps({"choices": [answer], "usage": {"completion_tokens": 9}}).encode()
+        body = {"choices": [answer], "usage": {"completion_tokens": 9}, "metrics": metrics}
+        body = json.dumps(body).encode()
         print("asked", json.dumps(asked), flush=True)
         self.send_response(200)
         self.end_headers()
@@ -219,6 +222,17 @@ class Handler(BaseHTTPRequestHandler):
 
 HTTPServer((options.host, options.port), Handler).serve_forever()
 """
+
+
+def install_vllm(folder: Path, version: str) -> Path:
+    """A folder for PATH and PYTHONPATH in which `vllm` of this version is the server above."""
+    about = folder / f"vllm-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    program = folder / "vllm"
+    program.write_text(f"#!{sys.executable}\n{SERVER}")
+    program.chmod(0o755)
+    return folder
 
 
 def install_server(folder: Path, version: str) -> Path:

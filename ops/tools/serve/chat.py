@@ -1,4 +1,4 @@
-"""One chat request to SGLang's server, and how many tokens of the answer each verification step yielded."""
+"""One chat request to a server, and how many tokens of the answer each verification step yielded."""
 
 from __future__ import annotations
 
@@ -19,16 +19,61 @@ ANSWER_WITHIN_S = 600.0
 
 
 @frozen
+class Dialect:
+    """What an engine adds to OpenAI's form of a chat.
+
+    request: what is sent beside it. place: the keys that lead to the table of what was measured, from the first choice
+    on, or from the response. steps, figure: its keys of the number of verification steps and of the engine's own
+    accepted length. counts: how that differs from tau.
+    """
+
+    engine: str
+    request: Mapping[str, Any]
+    of_choice: bool
+    place: tuple[str, ...]
+    steps: str
+    figure: str
+    counts: str
+
+    def measured(self, response: Mapping[str, Any], choice: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The table of the response that holds both; empty without a draft."""
+        table: Mapping[str, Any] = choice if self.of_choice else response
+        for key in self.place:
+            table = table.get(key) or {}
+        return table
+
+
+SGLANG = Dialect(
+    engine="SGLang",
+    request={"model": "default", "return_meta_info": True},
+    of_choice=True,
+    place=("meta_info",),
+    steps="spec_verify_ct",
+    figure="spec_accept_length",
+    counts="which also counts the first token",
+)
+VLLM = Dialect(  # with --per-request-spec-decode-metrics; it serves one model, which need not be named
+    engine="vLLM",
+    request={},
+    of_choice=False,
+    place=("metrics", "speculative_decoding"),
+    steps="num_spec_steps",
+    figure="mean_acceptance_length",
+    counts="which also counts what follows the end of the answer",
+)
+
+
+@frozen
 class Answer:
     """tokens: of the answer, the first one and EOS included. steps: verification steps, 0 without a draft.
 
-    spec_accept_length: SGLang's own figure, None without a verification step.
+    accept_length: the engine's own figure, None without a verification step.
     """
 
     text: str
     tokens: int
     steps: int
-    spec_accept_length: float | None
+    accept_length: float | None
 
     @property
     def tau(self) -> float | None:
@@ -36,34 +81,32 @@ class Answer:
         return (self.tokens - 1) / self.steps if self.steps else None
 
 
-def ask(url: str, messages: Sequence[Mapping[str, Any]], max_tokens: int, key: str = "") -> Answer:
+def ask(
+    url: str, messages: Sequence[Mapping[str, Any]], max_tokens: int, key: str = "", dialect: Dialect = SGLANG
+) -> Answer:
     """The greedy answer to a conversation. key: the server's API key. Raises ServerError if the server rejects it or
     gives none.
     """
-    body = {
-        "model": "default",
-        "messages": messages,
-        "temperature": 0,
-        "max_tokens": max_tokens,
-        "return_meta_info": True,
-    }
-    return read_answer(post(f"{url}/v1/chat/completions", body, key))
+    body = {"messages": messages, "temperature": 0, "max_tokens": max_tokens, **dialect.request}
+    return read_answer(post(f"{url}/v1/chat/completions", body, key), dialect)
 
 
-def read_answer(response: Mapping[str, Any]) -> Answer:
+def read_answer(response: Mapping[str, Any], dialect: Dialect = SGLANG) -> Answer:
     """Raises ServerError for a response that is no chat completion."""
     try:
         choice = response["choices"][0]
-        message, meta = choice["message"], choice.get("meta_info") or {}
+        message, measured = choice["message"], dialect.measured(response, choice)
         return Answer(
             text=message.get("content") or message.get("reasoning_content") or "",
             tokens=int(response["usage"]["completion_tokens"]),
-            steps=int(meta.get("spec_verify_ct") or 0),
-            spec_accept_length=meta.get("spec_accept_length"),
+            steps=int(measured.get(dialect.steps) or 0),
+            accept_length=measured.get(dialect.figure),
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         shown = json.dumps(response)[:500]
-        raise ServerError(f"the server's response is no chat completion of SGLang ({error!r}): {shown}") from error
+        raise ServerError(
+            f"the server's response is no chat completion of {dialect.engine} ({error!r}): {shown}"
+        ) from error
 
 
 def post(url: str, body: Mapping[str, Any], key: str = "") -> dict[str, Any]:
@@ -91,9 +134,9 @@ def flush_cache(url: str) -> None:
         raise ServerError(f"{url}/flush_cache: {error}") from error
 
 
-def accepted_lengths(answer: Answer) -> str:
-    """tau as dflow counts it, beside SGLang's figure."""
+def accepted_lengths(answer: Answer, dialect: Dialect = SGLANG) -> str:
+    """tau as dflow counts it, beside the engine's figure."""
     own = f"tau: {answer.tau:.3g} ({answer.tokens - 1} tokens after the first in {answer.steps} verification steps)"
-    if answer.spec_accept_length is None:
-        return f"{own}; the server reports no spec_accept_length"
-    return f"{own}; SGLang's spec_accept_length, which also counts the first token: {answer.spec_accept_length:.3g}"
+    if answer.accept_length is None:
+        return f"{own}; the server reports no {dialect.figure}"
+    return f"{own}; {dialect.engine}'s {dialect.figure}, {dialect.counts}: {answer.accept_length:.3g}"

@@ -7,18 +7,17 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsl.errors import ConfigError
+from ops.tools.serve.own_arguments import IN_ARGUMENTS, OF_THE_RUN, refuse
 
-OF_THE_RUN = "the run decides it; for another draft name its run, or choose with --node"
 API_KEY = "SGLANG_API_KEY"
-IN_A_FILE = "every user of this machine sees arguments; put it into a YAML file and give --config FILE"
+IN_A_FILE = f"{IN_ARGUMENTS}; put it into a YAML file and give --config FILE"
 OWN = {
     "--port": "give --port before the --",
     "--host": "give --host before the --",
     "--model-path": OF_THE_RUN,  # or --model
     "--speculative-algorithm": OF_THE_RUN,
     "--speculative-draft-model-path": OF_THE_RUN,  # or --speculative-draft-model
-    "--api-key": f"every user of this machine sees arguments; set the variable {API_KEY}",
+    "--api-key": f"{IN_ARGUMENTS}; set the variable {API_KEY}",
     "--admin-api-key": IN_A_FILE,
     "--ssl-keyfile-password": IN_A_FILE,
 }
@@ -31,14 +30,7 @@ def refuse_own(extra: Sequence[str]) -> None:
     """Raises ConfigError for arguments that dflow serve sets itself and for secrets, in every form that SGLang accepts:
     with "=", with underscores, and abbreviated.
     """
-    wrong = []
-    for argument in extra:
-        name = argument.partition("=")[0].replace("_", "-")
-        own = next((each for each in OWN if name.startswith("--") and len(name) > 2 and each.startswith(name)), None)
-        if own is not None:
-            wrong.append(f"  {argument.partition('=')[0] if own in SECRET else argument}: {OWN[own]}")
-    if wrong:
-        raise ConfigError("arguments after -- that dflow serve sets itself:\n" + "\n".join(wrong))
+    refuse(extra, OWN, SECRET)
 
 
 def key_config(key: str, extra: Sequence[str], folder: Path) -> list[str]:

@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,13 +19,14 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
-from serve_cases import CHECK, SECOND, install_server, later_partial_run, make_artifacts, record_run
+from serve_cases import CHECK, SECOND, install_server, install_vllm, later_partial_run, make_artifacts, record_run
 
 from dsl.errors import DataError, StoreError
 from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
 from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.vllm.version import VLLM_VERSION
 from ops.tools.serve.prompts import ChatPrompt
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -289,6 +291,65 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):
     assert f"127.0.0.1:{case.port}: Address already in use; choose another --port" in result.stderr
 
 
+class ServedByVLLM(Served):
+    """The command on a run, where `vllm` is the small server; none for no version."""
+
+    def __init__(self, folder: Path, version: str | None = VLLM_VERSION) -> None:
+        super().__init__(folder, version=None)
+        self.programs = install_vllm(folder / "vllm", version) if version else folder / "none"
+
+    def arguments(self, *arguments: str, extra: tuple[str, ...] = ()) -> list[str]:
+        return super().arguments("--engine", "vllm", *arguments, extra=extra)
+
+    @property
+    def options(self):
+        plain = super().options
+        env = plain["env"] | {"PATH": f"{self.programs}:/usr/bin:/bin", "PYTHONPATH": f"{self.programs}:{PROJECT}"}
+        return plain | {"env": env}
+
+
+def test_vllm_serves_the_draft_and_its_figures_are_shown(tmp_path):
+    case = ServedByVLLM(tmp_path)
+    result = case.dflow("--check", extra=("--gpu-memory-utilization", "0.5"))
+
+    assert (0, "") == (result.returncode, result.stderr)
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"vllm serve {case.store.path}")
+    assert '"num_speculative_tokens": 3}' in lines[0]
+    assert lines[0].endswith(f"--host 127.0.0.1 --port {case.port} --gpu-memory-utilization 0.5")
+    assert (
+        "tau: 4 (8 tokens after the first in 2 verification steps); vLLM's mean_acceptance_length, which also counts "
+        "what follows the end of the answer: 4.25"
+    ) == lines[-1]
+    asked = json.loads(re.search(r"^asked (.*)$", case.log, re.MULTILINE).group(1))
+    assert {"messages", "temperature", "max_tokens"} == asked.keys()
+    assert [False, False] == [is_running(pid) for pid in case.processes()]
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [("0.32.0", "is of 0.32.0: pip install vllm==0.33.0"), (None, "neither beside this Python nor on PATH")],
+)
+def test_without_the_supported_vllm_the_command_is_shown_and_nothing_starts(tmp_path, version, problem):
+    result = ServedByVLLM(tmp_path, version).dflow("--check")
+
+    assert 1 == result.returncode
+    assert problem in result.stderr
+    (command,) = result.stdout.splitlines()
+    assert command.startswith("vllm serve ")
+
+
+def test_the_key_of_vllm_is_neither_in_its_arguments_nor_in_its_log(tmp_path, monkeypatch):
+    case = ServedByVLLM(tmp_path)
+    options = case.options
+    options["env"] |= {"VLLM_API_KEY": "top-secret"}
+    command = case.arguments("--check", extra=("--name", "top-secret"))
+    result = subprocess.run(command, **options, capture_output=True, timeout=60)
+
+    assert 0 == result.returncode
+    assert 'arguments ["serve"' in case.log and "top-secret" not in case.log
+
+
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
 def test_the_server_and_its_children_end_with_dflow(tmp_path, ending, code):
     """A child that ignores SIGTERM is killed."""
@@ -336,11 +397,19 @@ def test_the_benchmark_asks_both_sides_the_same_at_every_concurrency_and_starts_
 
 
 @pytest.mark.parametrize("place", ["own_code.Own", "stranger/repo--own_code.Own"])
-@pytest.mark.parametrize("name", ["export", "check", "target"])
+@pytest.mark.parametrize("name", ["export", "check", "speculators", "target"])
 def test_a_draft_or_a_target_that_names_code_is_not_served(tmp_path, name, place):
     """SGLang would run it also without --trust-remote-code, where it does not know the architecture."""
     made = make_artifacts(tmp_path / "made")
-    folder = {"export": made["export"], "check": made["check"] / "draft", "target": made["target"] / "model"}[name]
+    checked = made["check"] / "draft"
+    shutil.copytree(checked, checked / "speculators")
+    folders = {
+        "export": made["export"],
+        "check": checked,
+        "speculators": checked / "speculators",
+        "target": made["target"] / "model",
+    }
+    folder = folders[name]
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": place}}))
     store, run = record_run(tmp_path, made, more="" if name == "export" else CHECK)

@@ -45,6 +45,8 @@ def test_the_command_serves_under_that_lock(toy, monkeypatch):
     seen = []
     monkeypatch.setattr("executor.model_tools.serve.find_served", lambda *_: None)
     monkeypatch.setattr("executor.model_tools.serve._serve", lambda *_: seen.append(is_served(record.folder)))
-    serve_run(ServeOptions(store=toy.store, run=None, node=None, host="h", port=1, check=True, extra=[]))
+    serve_run(
+        ServeOptions(store=toy.store, run=None, node=None, engine="sglang", host="h", port=1, check=True, extra=[])
+    )
     assert [True] == seen
     assert [] == list(record.folder.glob("serving-*"))

@@ -1,4 +1,4 @@
-"""What is read from an answer of SGLang's server, and how its accepted length is shown."""
+"""What is read from an answer of an engine's server, and how its accepted length is shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dsl.errors import ServerError
-from ops.tools.serve.chat import Answer, accepted_lengths, read_answer
+from ops.tools.serve.chat import VLLM, Answer, accepted_lengths, read_answer
 
 
 def test_tau_leaves_the_first_token_out_and_sglangs_figure_does_not():
@@ -23,6 +23,22 @@ def test_tau_leaves_the_first_token_out_and_sglangs_figure_does_not():
         "tau: 3.67 (11 tokens after the first in 3 verification steps); "
         "SGLang's spec_accept_length, which also counts the first token: 4"
     ) == accepted_lengths(answer)
+
+
+def test_vllm_has_its_figures_beside_the_choices():
+    response = {
+        "choices": [{"message": {"content": "It is."}}],
+        "usage": {"completion_tokens": 12},
+        "metrics": {"speculative_decoding": {"num_spec_steps": 3, "mean_acceptance_length": 4.0}},
+    }
+    answer = read_answer(response, VLLM)
+
+    assert Answer("It is.", 12, 3, 4.0) == answer
+    assert accepted_lengths(answer, VLLM).endswith(
+        "vLLM's mean_acceptance_length, which also counts what follows the end of the answer: 4"
+    )
+    for without in (None, {"speculative_decoding": None}):
+        assert 0 == read_answer(response | {"metrics": without}, VLLM).steps
 
 
 def test_a_server_that_reports_no_figure_of_its_own_is_no_error():

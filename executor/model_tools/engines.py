@@ -1,0 +1,126 @@
+"""The engines that `dflow serve` starts: the command of each, what it refuses, and how it answers."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from attrs import evolve
+
+from executor.model_tools.served import ServedRun
+from ops.lib.sglang import serve_command as sglang_command
+from ops.lib.sglang.serve_command import Address
+from ops.lib.sglang.version import SGLANG_VERSION, require_sglang
+from ops.lib.vllm import serve_command as vllm_command
+from ops.lib.vllm.serve_command import draft_for_vllm, warnings_for_vllm
+from ops.lib.vllm.version import require_vllm
+from ops.tools.serve import sglang_arguments, vllm_arguments
+from ops.tools.serve.chat import SGLANG, VLLM, Dialect
+
+WHAT = "the command above, which runs wherever that version is installed,"
+
+
+class Engine(ABC):
+    """key_variable: the environment variable that holds the API key."""
+
+    dialect: ClassVar[Dialect]
+    key_variable: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """As users know it."""
+        return self.dialect.engine
+
+    @abstractmethod
+    def refuse_own(self, extra: Sequence[str]) -> None:
+        """Raises ConfigError for arguments that dflow sets itself."""
+
+    @abstractmethod
+    def command(self, run: ServedRun, address: Address, extra: Sequence[str]) -> list[str]:
+        """The command, with the program as users call it."""
+
+    @abstractmethod
+    def program(self) -> list[str]:
+        """The program as it lies on this machine. Raises DataError where the version that dflow supports is missing."""
+
+    def environment(self, run: ServedRun) -> Mapping[str, str]:
+        """Environment variables that the server needs for this target."""
+        return {}
+
+    def warnings(self, run: ServedRun) -> Sequence[str]:
+        """What the command cannot tell the engine."""
+        return ()
+
+    def notice(self, run: ServedRun) -> str | None:
+        """What to know of the command."""
+        return None
+
+    def key_arguments(self, key: str, extra: Sequence[str], folder: Path) -> list[str]:
+        """Arguments by which the server reads its API key from a file in a private folder."""
+        return []
+
+    @abstractmethod
+    def refusal(self, log: str) -> str | None:
+        """The line of a server's log by which the engine refuses this machine."""
+
+
+class SGLangEngine(Engine):
+    dialect = SGLANG
+    key_variable = sglang_arguments.API_KEY
+
+    def refuse_own(self, extra: Sequence[str]) -> None:
+        sglang_arguments.refuse_own(extra)
+
+    def command(self, run: ServedRun, address: Address, extra: Sequence[str]) -> list[str]:
+        command = sglang_command.launch_command(str(run.target), run.served, run.draft, address=address, extra=extra)
+        return [sys.executable, *command[1:]]
+
+    def program(self) -> list[str]:
+        require_sglang(WHAT)
+        return [sys.executable]
+
+    def environment(self, run: ServedRun) -> Mapping[str, str]:
+        return run.served.environment
+
+    def notice(self, run: ServedRun) -> str | None:
+        if not run.served.needs_patch:
+            return None
+        return (
+            f"SGLang {SGLANG_VERSION} lacks a method that DFLASH needs for {run.served.model_type} targets; "
+            "this launcher adds it and then runs SGLang's own"
+        )
+
+    def key_arguments(self, key: str, extra: Sequence[str], folder: Path) -> list[str]:
+        return sglang_arguments.key_config(key, extra, folder)
+
+    def refusal(self, log: str) -> str | None:
+        return sglang_arguments.refusal(log)
+
+
+class VLLMEngine(Engine):
+    """vLLM reads its API key from the same variable itself."""
+
+    dialect = VLLM
+    key_variable = vllm_arguments.API_KEY
+
+    def refuse_own(self, extra: Sequence[str]) -> None:
+        vllm_arguments.refuse_own(extra)
+
+    def command(self, run: ServedRun, address: Address, extra: Sequence[str]) -> list[str]:
+        draft = evolve(run.draft, path=str(draft_for_vllm(Path(run.draft.path))))
+        return vllm_command.launch_command(str(run.target), run.served, draft, address=address, extra=extra)
+
+    def program(self) -> list[str]:
+        return [str(require_vllm(WHAT))]
+
+    def warnings(self, run: ServedRun) -> Sequence[str]:
+        return warnings_for_vllm(run.served)
+
+    def refusal(self, log: str) -> str | None:
+        return vllm_arguments.refusal(log)
+
+
+ENGINES: Mapping[str, Engine] = {"sglang": SGLangEngine(), "vllm": VLLMEngine()}
