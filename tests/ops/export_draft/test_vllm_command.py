@@ -36,12 +36,12 @@ def test_without_a_draft_the_target_is_served_alone():
     assert ["vllm", "serve", "target", "--dtype", "bfloat16", *AT] == launch_command("target", served("qwen3"), None)
 
 
-@pytest.mark.parametrize(("backend", "named"), [("pillow", "pil"), ("torchvision", "torchvision")])
-def test_images_are_prepared_as_for_the_training(backend: str, named: str):
+@pytest.mark.parametrize(("backend", "is_fast"), [("pillow", False), ("torchvision", True)])
+def test_images_are_prepared_as_for_the_training(backend: str, is_fast: bool):
     pixels = {"min_pixels": 64, "max_pixels": 1024}
     for limits in ({}, pixels):
         command = launch_command("target", served("qwen3_vl", vision=True, image_backend=backend, pixels=limits), DRAFT)
-        assert {"backend": named, **limits} == json.loads(command[command.index("--mm-processor-kwargs") + 1])
+        assert {"use_fast": is_fast, **limits} == json.loads(command[command.index("--mm-processor-kwargs") + 1])
 
 
 def test_code_of_the_target_is_run_only_where_it_was_trusted():
