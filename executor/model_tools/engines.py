@@ -116,6 +116,9 @@ class VLLMEngine(Engine):
     def program(self) -> list[str]:
         return [str(require_vllm(WHAT))]
 
+    def environment(self, run: ServedRun) -> Mapping[str, str]:
+        return vllm_command.environment(run.served)
+
     def warnings(self, run: ServedRun) -> Sequence[str]:
         return warnings_for_vllm(run.served)
 

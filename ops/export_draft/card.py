@@ -15,6 +15,7 @@ from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.serving_contract import SGLANG, SPECULATORS
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
 from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.vllm.serve_command import environment as vllm_environment
 from ops.lib.vllm.serve_command import launch_command as vllm_command
 from ops.lib.vllm.serve_command import warnings_for_vllm
 from ops.lib.vllm.version import VLLM_VERSION
@@ -131,7 +132,7 @@ def _serving(facts: CardFacts) -> str:
             f"With vLLM {VLLM_VERSION}, in this directory (`{SPECULATORS}/` holds the same draft in the format of "
             "speculators, and can be used without the rest):"
         )
-        text.append(_shell(shell_line(command, {}), model_id))
+        text.append(_shell(shell_line(command, vllm_environment(served)), model_id))
         text += [f"{warning[0].upper()}{warning[1:]}." for warning in warnings_for_vllm(served)]
     if not model_id:
         text.append(

@@ -56,6 +56,15 @@ def image_arguments(served: Served) -> dict[str, Any]:
     return {"use_fast": served.image_backend == "torchvision", **served.pixels}
 
 
+def environment(served: Served) -> dict[str, str]:
+    """Environment variables that the server needs.
+
+    vLLM's older model runner gives the draft a row of the 3-D positions of a target with images, silently, and fewer
+    tokens are accepted; the newer one counts 1-D positions. vLLM refuses to start where that cannot be used.
+    """
+    return {"VLLM_USE_V2_MODEL_RUNNER": "1"} if served.vision else {}
+
+
 def draft_for_vllm(directory: Path) -> Path:
     """The directory of a draft that vLLM is given: that of speculators' format, if the export has one. It also reads
     the serving directory itself.

@@ -294,8 +294,8 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):
 class ServedByVLLM(Served):
     """The command on a run, where `vllm` is the small server; none for no version."""
 
-    def __init__(self, folder: Path, version: str | None = VLLM_VERSION) -> None:
-        super().__init__(folder, version=None)
+    def __init__(self, folder: Path, version: str | None = VLLM_VERSION, model_type: str = "qwen3") -> None:
+        super().__init__(folder, model_type, version=None)
         self.programs = install_vllm(folder / "vllm", version) if version else folder / "none"
 
     def arguments(self, *arguments: str, extra: tuple[str, ...] = ()) -> list[str]:
@@ -337,6 +337,12 @@ def test_without_the_supported_vllm_the_command_is_shown_and_nothing_starts(tmp_
     assert problem in result.stderr
     (command,) = result.stdout.splitlines()
     assert command.startswith("vllm serve ")
+
+
+def test_a_target_with_images_is_served_by_vllms_newer_model_runner(tmp_path):
+    result = ServedByVLLM(tmp_path, None, "qwen3_vl").dflow("--check")
+
+    assert result.stdout.startswith("VLLM_USE_V2_MODEL_RUNNER=1 vllm serve ")
 
 
 def test_the_key_of_vllm_is_neither_in_its_arguments_nor_in_its_log(tmp_path, monkeypatch):

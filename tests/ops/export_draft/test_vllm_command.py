@@ -11,7 +11,7 @@ import pytest
 from dsl.errors import DataError
 from ops.lib.sglang.serve_command import Address, DraftOption, Served
 from ops.lib.vllm import version
-from ops.lib.vllm.serve_command import draft_for_vllm, launch_command, warnings_for_vllm
+from ops.lib.vllm.serve_command import draft_for_vllm, environment, launch_command, warnings_for_vllm
 from ops.lib.vllm.version import VLLM_VERSION, require_vllm
 
 PYTHON = sys.executable
@@ -42,6 +42,11 @@ def test_images_are_prepared_as_for_the_training(backend: str, is_fast: bool):
     for limits in ({}, pixels):
         command = launch_command("target", served("qwen3_vl", vision=True, image_backend=backend, pixels=limits), DRAFT)
         assert {"use_fast": is_fast, **limits} == json.loads(command[command.index("--mm-processor-kwargs") + 1])
+
+
+def test_a_target_with_images_gets_the_model_runner_that_counts_the_drafts_positions_as_the_training_did():
+    assert {"VLLM_USE_V2_MODEL_RUNNER": "1"} == environment(served("qwen3_vl", vision=True))
+    assert {} == environment(served("qwen3"))
 
 
 def test_code_of_the_target_is_run_only_where_it_was_trusted():
