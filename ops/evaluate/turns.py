@@ -31,7 +31,7 @@ from ops.lib.drafts.decoding.decode_batch import (
     decode_speculative_batch,
 )
 from ops.lib.drafts.decoding.decode_options import DraftUse
-from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.target.model import Target
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
 from ops.lib.sglang.version import SGLANG_VERSION
 

@@ -13,7 +13,7 @@ from attrs import define, field, fields, frozen
 
 from dsl.errors import ConfigError
 from ops.capture_targets.layers import spread_layers
-from ops.lib.drafts.dflash.config import (
+from ops.lib.drafts.backbone.config import (
     ARCHITECTURE,
     FULL_ATTENTION,
     SLIDING_ATTENTION,

@@ -12,9 +12,9 @@ from dsl.errors import ConfigError, DataError
 from dsl.stage import Stage
 from ops.export_draft.card import CardFacts, model_card
 from ops.lib.data.files import replace_file, write_json
-from ops.lib.drafts.dflash.config import to_serving
-from ops.lib.drafts.dflash.load import read_config as read_draft_json
-from ops.lib.drafts.dflash.serving_contract import (
+from ops.lib.drafts.backbone.config import to_serving
+from ops.lib.drafts.backbone.load import read_config as read_draft_json
+from ops.lib.drafts.backbone.serving_contract import (
     CARD,
     CONFIG,
     WEIGHTS,

@@ -13,7 +13,7 @@ from draft_forms import FORMS, write_form
 from safetensors.torch import load_file
 from test_load_draft import IDS, MASK, load, target  # noqa: F401 (a fixture)
 
-from ops.lib.drafts.dflash.load import load_draft as load_serving
+from ops.lib.drafts.backbone.load import load_draft as load_serving
 
 CONTEXT, WITHIN = 19, 2e-6
 # Read otherwise than by the class, on purpose: a share of the heads that engines honour; a window by ModelOpt's own

@@ -20,7 +20,7 @@ from ops.lib.drafts.decoding.decode_batch import (
 )
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.draft_rows import DraftRows
-from ops.lib.drafts.dflash.config import SLIDING_ATTENTION
+from ops.lib.drafts.backbone.config import SLIDING_ATTENTION
 
 NEW = 12
 SLIDING = {"use_sliding_window": True, "max_window_layers": 3, "sliding_window": 8}

@@ -25,8 +25,8 @@ from safetensors import SafetensorError, safe_open
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.files import read_json
-from ops.lib.drafts.dflash import contract_effects
-from ops.lib.drafts.dflash.config import (
+from ops.lib.drafts.backbone import contract_effects
+from ops.lib.drafts.backbone.config import (
     ARCHITECTURE,
     EXAMPLE,
     FORMAT,
