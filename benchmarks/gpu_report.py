@@ -56,7 +56,7 @@ def _steps(found: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
     title = (
         f"Forward, loss and backward of a draft of hidden size {sizes['hidden']}, {sizes['layers']} layers, vocabulary "
         f"{sizes['vocabulary']:,}: {sizes['anchors']} anchors x {sizes['block']} of one sequence; no optimizer. "
-        "MFU: the step's needed FLOPs (ops/lib/drafts/dflash/flops.py), the same for both sides, over seconds and "
+        "MFU: the step's needed FLOPs (ops/lib/drafts/backbone/flops.py), the same for both sides, over seconds and "
         "peak. ratio: dense over ours."
     )
     return f"{title}\n\n{_table(rows)}"

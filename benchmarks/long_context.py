@@ -31,9 +31,9 @@ from benchmarks import gpu_sizes
 from benchmarks.harness import table
 from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Sizes
-from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.dflash.flops import step_flops
-from ops.lib.drafts.dflash.footprint import MASTER, Pass, block_bytes, draft_parameters, head_bytes
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.flops import step_flops
+from ops.lib.drafts.backbone.footprint import MASTER, Pass, block_bytes, draft_parameters, head_bytes
 from ops.lib.sequence_parallel.exchange import elements_sent
 
 PARTS = ("weights", "features", "projections", "attended", "blocks", "head")

@@ -20,8 +20,8 @@ from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes
 from executor.planning.estimates import estimate_row, graph_estimates
-from ops.lib.drafts.dflash.footprint import draft_parameters
-from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.backbone.footprint import draft_parameters
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.target.sizes import TargetSizes
 from ops.train_dflash.shape import foreseen_shape
 

@@ -13,7 +13,7 @@ from benchmarks.harness import installed_version
 from benchmarks.sides.floor import anchors_only
 from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Sizes, slot_targets
-from ops.lib.drafts.dflash.flops import step_flops
+from ops.lib.drafts.backbone.flops import step_flops
 from ops.train_dflash.hardware import matmul_peak
 
 PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "sglang")

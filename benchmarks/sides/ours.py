@@ -1,4 +1,4 @@
-"""Our step: `ops.lib.drafts.dflash.step.Engine` on one process, as `train_dflash` builds it.
+"""Our step: `ops.lib.drafts.backbone.step.Engine` on one process, as `train_dflash` builds it.
 
 On a GPU layers are compiled, as there. Weights are float32 masters at least, cast once a step. What `train_dflash`
 prepares in a thread is prepared before the step: the micro-batch on the device, and its blocks' context ranges on the
@@ -18,9 +18,9 @@ from torch import Tensor
 from benchmarks.sides import measured
 from benchmarks.sides.problem import Problem, Sizes, slot_targets
 from ops.lib.drafts.attention.blocks import ContextRange, choose_attention
-from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.drafts.dflash.step import Engine, MicroBatch
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.backbone.step import Engine, MicroBatch
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.sequence_parallel.exchange import Alone
 from ops.train_dflash.engine import weights_to_compute_with

@@ -7,7 +7,7 @@ from typing import Any
 from dsl.estimate import Estimate, Growth, Outlook
 from ops.check_export.op import CheckExport
 from ops.evaluate.estimate import LONGEST
-from ops.lib.drafts.dflash.footprint import draft_parameters
+from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.threads import threads_of_decoding

@@ -20,7 +20,7 @@ from attrs import Factory, frozen
 
 from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.drafts.dflash.mistakes import Mistake
+from ops.lib.drafts.backbone.mistakes import Mistake
 
 
 class LiveUnavailable(DataError):

@@ -18,8 +18,8 @@ from ops.check_export.outcome import Outcome, card_text
 from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.dflash.mistakes import refuse
-from ops.lib.drafts.dflash.serving_contract import CARD, CONFIG, SPECULATORS, WEIGHTS, check_serving, formats_of
+from ops.lib.drafts.backbone.mistakes import refuse
+from ops.lib.drafts.backbone.serving_contract import CARD, CONFIG, SPECULATORS, WEIGHTS, check_serving, formats_of
 from ops.lib.sglang.serve_command import number_formats
 from ops.lib.sglang.version import require_sglang
 

@@ -11,7 +11,7 @@ from dsl.errors import DataError
 from dsl.estimate import Amount, Estimate, Growth, Outlook
 from ops.evaluate.op import Evaluate
 from ops.ingest.records import json_records
-from ops.lib.drafts.dflash.footprint import draft_parameters
+from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.estimates import DraftForeseen, Kind, ReportForeseen, TargetForeseen, first_counted
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.threads import threads_of_decoding

@@ -29,7 +29,7 @@ from ops.inject_images.messages import messages as joined_messages
 from ops.inject_images.op import InjectImages
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, check_images_fit, check_patches_fit
 from ops.lib.target.sizes import context_length, positions

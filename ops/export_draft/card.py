@@ -11,8 +11,8 @@ from typing import Any
 
 from attrs import frozen
 
-from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.dflash.serving_contract import SGLANG, SPECULATORS
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.serving_contract import SGLANG, SPECULATORS
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
 from ops.lib.sglang.version import SGLANG_VERSION
 from ops.lib.vllm.serve_command import environment as vllm_environment

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dsl.estimate import Estimate, Outlook
 from ops.export_draft.op import ExportDraft
-from ops.lib.drafts.dflash.footprint import draft_parameters
-from ops.lib.drafts.dflash.speculators_format import FOLDER, unwritable
+from ops.lib.drafts.backbone.footprint import draft_parameters
+from ops.lib.drafts.backbone.speculators_format import FOLDER, unwritable
 from ops.lib.estimates import DraftForeseen
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.threads import threads_of_decoding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ops.lib.data.files import read_json
-from ops.lib.drafts.dflash.config import from_serving
+from ops.lib.drafts.backbone.config import from_serving
 from ops.lib.logged_model import LoggedModel, Tensor
 
 KIND = "dflash-draft"

@@ -15,8 +15,8 @@ from dsl.stage import Stage
 from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
 from ops.lib.data.files import link_or_copy, read_json, replace_file, write_json
-from ops.lib.drafts.dflash.config import DraftConfig, from_serving, to_serving
-from ops.lib.drafts.dflash.serving_contract import (
+from ops.lib.drafts.backbone.config import DraftConfig, from_serving, to_serving
+from ops.lib.drafts.backbone.serving_contract import (
     CARD,
     CONFIG,
     SPECULATORS,
@@ -24,8 +24,8 @@ from ops.lib.drafts.dflash.serving_contract import (
     check_serving,
     training_record,
 )
-from ops.lib.drafts.dflash.speculators_format import Verifier, to_speculators, unwritable
-from ops.lib.drafts.dflash.stored_tensors import tensors_digest
+from ops.lib.drafts.backbone.speculators_format import Verifier, to_speculators, unwritable
+from ops.lib.drafts.backbone.stored_tensors import tensors_digest
 from ops.lib.sglang.serve_command import Served
 from ops.lib.target.model import read_config, target_info
 

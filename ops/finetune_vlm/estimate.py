@@ -9,7 +9,7 @@ from dsl.estimate import Amount, Estimate, Growth, Outlook
 from dsl.op import is_builtin
 from dsl.sizes import shown_bytes
 from ops.finetune_vlm.op import FinetuneVlm
-from ops.lib.drafts.dflash.footprint import MASTER
+from ops.lib.drafts.backbone.footprint import MASTER
 from ops.lib.estimates import TargetForeseen, TokensCounted, TokensForeseen, first_counted, read_config
 from ops.lib.target.sizes import ITEM_SIZES, TargetSizes, head_dim
 from ops.lib.target.tiny_config import tiny_config

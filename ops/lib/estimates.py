@@ -17,7 +17,7 @@ from dsl.errors import DataError
 from dsl.estimate import Amount
 from ops.lib.data.files import read_jsonl, read_object
 from ops.lib.data.sample_account import SPLITS
-from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.target.sizes import TargetSizes
 
 MILLION = 1_000_000

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from dsl.errors import ConfigError, DataError
 from dsl.estimate import Estimate, Outlook
-from ops.lib.drafts.dflash.config import from_serving
-from ops.lib.drafts.dflash.footprint import draft_parameters
+from ops.lib.drafts.backbone.config import from_serving
+from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.estimates import DraftForeseen, read_config
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.load_draft.op import LoadDraft

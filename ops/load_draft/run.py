@@ -12,9 +12,9 @@ from dsl.errors import ConfigError, DataError
 from dsl.stage import Stage
 from ops.export_draft.card import CardFacts, model_card
 from ops.lib.data.files import replace_file, write_json
-from ops.lib.drafts.dflash.config import to_serving
-from ops.lib.drafts.dflash.load import read_config as read_draft_json
-from ops.lib.drafts.dflash.serving_contract import (
+from ops.lib.drafts.backbone.config import to_serving
+from ops.lib.drafts.backbone.load import read_config as read_draft_json
+from ops.lib.drafts.backbone.serving_contract import (
     CARD,
     CONFIG,
     WEIGHTS,
@@ -23,7 +23,7 @@ from ops.lib.drafts.dflash.serving_contract import (
     config_mistakes,
     training_record,
 )
-from ops.lib.drafts.dflash.stored_tensors import tensors_digest
+from ops.lib.drafts.backbone.stored_tensors import tensors_digest
 from ops.lib.sglang.serve_command import Served
 from ops.lib.target.checkpoint_check import draft_folder_mistakes
 from ops.lib.target.checkpoint_files import CONFIGS

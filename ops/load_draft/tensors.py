@@ -16,10 +16,10 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.lib.data.files import read_object
-from ops.lib.drafts.dflash.config import DraftConfig, to_serving
-from ops.lib.drafts.dflash.rope import rope_frequencies
-from ops.lib.drafts.dflash.serving_contract import expected_shapes
-from ops.lib.drafts.dflash.stored_tensors import DTYPES
+from ops.lib.drafts.backbone.config import DraftConfig, to_serving
+from ops.lib.drafts.backbone.rope import rope_frequencies
+from ops.lib.drafts.backbone.serving_contract import expected_shapes
+from ops.lib.drafts.backbone.stored_tensors import DTYPES
 from ops.lib.target.checkpoint_files import INDEX, SINGLE
 from ops.lib.target.ends import tensor_files
 from ops.lib.target.model import target_info

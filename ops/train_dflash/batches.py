@@ -21,7 +21,7 @@ from dsl.errors import DataError
 from ops.artifacts import BatchPlan
 from ops.lib.data.batching import padded_length
 from ops.lib.data.files import read_json, read_jsonl
-from ops.lib.drafts.dflash.step import MicroBatch
+from ops.lib.drafts.backbone.step import MicroBatch
 from ops.lib.drafts.losses.slots import Weighted, block_labels, draw_anchors, slot_weights
 from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.sequence_parallel.exchange import deal_blocks

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dsl.stage import Stage
 from ops.lib.drafts.attention.blocks import choose_attention
-from ops.lib.drafts.dflash.load import load_weights
-from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.drafts.dflash.step import Engine
+from ops.lib.drafts.backbone.load import load_weights
+from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.backbone.step import Engine
 from ops.lib.drafts.losses.head import choose_head
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.losses.slots import block_weights

@@ -10,8 +10,8 @@ from dsl.estimate import Amount, Estimate, Growth, Outlook
 from dsl.sizes import shown_bytes
 from ops.capture_targets.estimate import capture_memory, feature_bytes
 from ops.lib.data.files import read_jsonl
-from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.dflash.footprint import (
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.footprint import (
     MASTER,
     Pass,
     block_bytes,

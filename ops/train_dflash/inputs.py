@@ -13,8 +13,8 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.dflash.config import POSITIONS, DraftConfig, from_serving
-from ops.lib.drafts.dflash.load import CONFIG, read_config
+from ops.lib.drafts.backbone.config import POSITIONS, DraftConfig, from_serving
+from ops.lib.drafts.backbone.load import CONFIG, read_config
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import target_info, text_config

@@ -14,7 +14,7 @@ from torch import Tensor
 from dsl.op import op_of
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
-from ops.lib.drafts.dflash.config import to_serving
+from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.training.checkpoint import TrainState
 from ops.lib.training.nonfinite import SKIPPED
 from ops.train_dflash.inputs import Inputs

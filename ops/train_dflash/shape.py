@@ -9,7 +9,7 @@ from attrs import evolve
 
 from dsl.errors import ConfigError
 from ops.capture_targets.layers import spread_layers
-from ops.lib.drafts.dflash.config import FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
+from ops.lib.drafts.backbone.config import FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
 from ops.train_dflash.op import TrainDflash
 
 OF_PARENT = (  # of a warm start's draft

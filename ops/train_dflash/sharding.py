@@ -28,7 +28,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from ops.lib.drafts.dflash.model import ContextKV, DraftModel, Layer
+from ops.lib.drafts.backbone.model import ContextKV, DraftModel, Layer
 
 # What a pass over blocks calls of a layer first, and so differentiates last.
 PROJECTIONS = tuple(name for name in vars(Layer) if name.startswith("project"))

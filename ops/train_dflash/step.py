@@ -17,9 +17,9 @@ from attrs import frozen
 from torch import Tensor
 
 from ops.lib.data.batching import padded_length
-from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.dflash.flops import step_flops
-from ops.lib.drafts.dflash.step import Engine, MicroBatch, Slots
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.flops import step_flops
+from ops.lib.drafts.backbone.step import Engine, MicroBatch, Slots
 from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.training import ranks
 from ops.lib.training.dtensors import reshard

@@ -24,8 +24,8 @@ from ops.finetune_vlm.start import start_target
 from ops.lib.data.checkpoint_code import check_code
 from ops.lib.data.files import read_json, write_json
 from ops.lib.data.sample_account import Unusable
-from ops.lib.drafts.dflash.config import to_serving
-from ops.lib.drafts.dflash.load import load_draft, random_draft
+from ops.lib.drafts.backbone.config import to_serving
+from ops.lib.drafts.backbone.load import load_draft, random_draft
 from ops.lib.sglang.serve_command import Served
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, read_config, target_info

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from dsl.errors import DataError
 from ops.evaluate.statistics import acceptance_length
 from ops.lib.data.files import write_json
-from ops.lib.drafts.dflash.config import DraftConfig, to_serving
-from ops.lib.drafts.dflash.load import load_draft
+from ops.lib.drafts.backbone.config import DraftConfig, to_serving
+from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.sglang.dflash_worker import DflashEngine, DflashRefused, DraftRefused, NoRoom, tokens_of
 from ops.lib.sglang.draft_forward import compare_forward, context_lengths
 from ops.lib.sglang.runtime import SglangRuntime

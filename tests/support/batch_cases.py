@@ -12,9 +12,9 @@ from family_checkpoints import FAMILIES, HIDDEN, LAYERS, VOCABULARY, make_checkp
 
 from ops.artifacts import TargetModel
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.dflash.load import random_draft
-from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.load import random_draft
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget

@@ -9,8 +9,8 @@ from draft_cases import Case
 from torch import Tensor
 
 from ops.lib.drafts.attention.blocks import ContextRange, choose_attention
-from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.drafts.dflash.step import Engine, Slots
+from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.backbone.step import Engine, Slots
 from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.drafts.losses.slots import block_labels, block_weights, slot_weights
 from ops.lib.sequence_parallel.exchange import Alone, Exchange

@@ -1,6 +1,6 @@
 """Random training steps from a seed: a draft's config and weights, the target's ends, and samples with anchors.
 
-A fast step is compared with `ops.lib.drafts.dflash.reference` on them. Everything is small, float64 and on the CPU.
+A fast step is compared with `ops.lib.drafts.backbone.reference` on them. Everything is small, float64 and on the CPU.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ops.lib.drafts.dflash.config import FULL_ATTENTION, SLIDING_ATTENTION, DraftConfig, to_serving
-from ops.lib.drafts.dflash.reference import Sample, Step, reference_step
-from ops.lib.drafts.dflash.serving_contract import expected_shapes
+from ops.lib.drafts.backbone.config import FULL_ATTENTION, SLIDING_ATTENTION, DraftConfig, to_serving
+from ops.lib.drafts.backbone.reference import Sample, Step, reference_step
+from ops.lib.drafts.backbone.serving_contract import expected_shapes
 from ops.lib.drafts.losses.slots import draw_anchors
 
 HIDDEN, VOCAB, MASK, FEATURE_LAYERS = 8, 13, 12, 2

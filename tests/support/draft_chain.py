@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from dsl.op import Ref
 from ops.artifacts import BatchPlan, TargetFeatures, TargetModel
 from ops.lib.data.files import write_json
-from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.target.feature_shards import write_feature_shard
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ops.lib.data.files import write_json
-from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.model import DraftModel
 
 Tensors = dict[str, Tensor]
 LEFT_OUT = "left out"

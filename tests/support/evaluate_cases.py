@@ -13,8 +13,8 @@ from dsl.op import Ref
 from ops.artifacts import Draft, TargetModel, TokenShards
 from ops.evaluate.op import Evaluate
 from ops.evaluate.run import evaluate
-from ops.lib.drafts.dflash.config import DraftConfig, to_serving
-from ops.lib.drafts.dflash.load import random_draft
+from ops.lib.drafts.backbone.config import DraftConfig, to_serving
+from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.target.model import Target
 
 BLOCK = 6

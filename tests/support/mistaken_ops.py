@@ -11,7 +11,7 @@ from dsl.op import field, op
 from dsl.stage import Stage
 from ops.artifacts import Draft
 from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
 

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ops.lib.drafts.dflash import step as engine_step
-from ops.lib.drafts.dflash.step import Engine, MicroBatch, Slots
+from ops.lib.drafts.backbone import step as engine_step
+from ops.lib.drafts.backbone.step import Engine, MicroBatch, Slots
 from ops.lib.drafts.losses.loss import denominator
 from ops.lib.drafts.losses.slots import draw_anchors
 from ops.train_dflash import batches

@@ -40,7 +40,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dsl.errors import ConfigError, StopRequested
-from ops.lib.drafts.dflash.reference import Sample, reference_step
+from ops.lib.drafts.backbone.reference import Sample, reference_step
 from ops.lib.training import ranks
 from ops.lib.training.dtensors import local, reshard
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate

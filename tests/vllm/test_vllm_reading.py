@@ -8,9 +8,9 @@ from draft_chain import MASK, VOCAB
 from draft_forms import IDS, SIZES
 from speculators_cases import SHAPES, written
 
-from ops.lib.drafts.dflash.config import SLIDING_ATTENTION
-from ops.lib.drafts.dflash.rope import rope_frequencies, rotation
-from ops.lib.drafts.dflash.speculators_format import unwritable
+from ops.lib.drafts.backbone.config import SLIDING_ATTENTION
+from ops.lib.drafts.backbone.rope import rope_frequencies, rotation
+from ops.lib.drafts.backbone.speculators_format import unwritable
 
 NATIVE_ONLY = {
     "some layers with windows": {"layer_types": (SLIDING_ATTENTION, "full_attention"), "sliding_window": 6},

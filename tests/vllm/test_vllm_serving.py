@@ -16,8 +16,8 @@ from ops.artifacts import Draft
 from ops.evaluate.statistics import acceptance_length
 from ops.export_draft.run import write_speculators
 from ops.lib.data.files import read_json
-from ops.lib.drafts.dflash.config import from_serving
-from ops.lib.drafts.dflash.speculators_format import Verifier
+from ops.lib.drafts.backbone.config import from_serving
+from ops.lib.drafts.backbone.speculators_format import Verifier
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

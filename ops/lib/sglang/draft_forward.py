@@ -17,8 +17,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from ops.lib.data.batching import padded_length
-from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.sglang.dflash_worker import DflashEngine
 from ops.lib.sglang.runtime import clear_pools
 

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import asdict, evolve, frozen
 
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.backbone.config import DraftConfig
 from ops.tools.diagnose.bench import EXPORTED, LEAST_PROMPTS, TRAINED, Bench, Setting, paired_gain, stepped, tau_of
 from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, too_few
 

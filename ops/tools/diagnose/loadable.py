@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import Draft
-from ops.lib.drafts.dflash.config import (
+from ops.lib.drafts.backbone.config import (
     LAYER_IDS,
     DraftConfig,
     check_draft_fits,
@@ -19,7 +19,7 @@ from ops.lib.drafts.dflash.config import (
     unfit_fields,
     unfit_text,
 )
-from ops.lib.drafts.dflash.load import read_config, read_weights
+from ops.lib.drafts.backbone.load import read_config, read_weights
 from ops.tools.diagnose.bench import EXPORTED, TRAINED, Setting, misfits
 from ops.tools.diagnose.feeding import CONFIG, LAYERS, NORMAL, Trained
 from ops.tools.diagnose.finding import Finding

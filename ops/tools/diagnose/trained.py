@@ -12,8 +12,8 @@ from torch import Tensor
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import Draft, DraftCheckpoint, TargetModel
 from ops.lib.data.files import read_json
-from ops.lib.drafts.dflash.config import DraftConfig, from_serving
-from ops.lib.drafts.dflash.load import read_config, read_weights
+from ops.lib.drafts.backbone.config import DraftConfig, from_serving
+from ops.lib.drafts.backbone.load import read_config, read_weights
 from ops.lib.target.model import target_info
 from ops.tools.diagnose.bench import EXPORTED, TRAINED
 from ops.tools.diagnose.feeding import Trained

@@ -20,8 +20,8 @@ from executor.report.in_short import in_short
 from executor.store.artifact_store import Store
 from ops.ingest.run import ingest
 from ops.lib.data.files import read_json, write_json, write_jsonl
-from ops.lib.drafts.dflash.config import to_serving
-from ops.lib.drafts.dflash.load import random_draft
+from ops.lib.drafts.backbone.config import to_serving
+from ops.lib.drafts.backbone.load import random_draft
 from ops.tools.evaluate.pipeline import evaluation_pipeline, named
 from tests.support.manifests import new_record
 

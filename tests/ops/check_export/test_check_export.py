@@ -26,7 +26,7 @@ from ops.check_export.op import CheckExport
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl, write_json
-from ops.lib.drafts.dflash.mistakes import Mistake
+from ops.lib.drafts.backbone.mistakes import Mistake
 from ops.lib.sglang.serve_command import launch_command
 from ops.lib.vision.pixel_limits import pixel_limits
 
@@ -178,7 +178,7 @@ def test_the_code_that_asks_sglang_is_in_the_key_though_it_is_imported_by_name()
     reached = code_fingerprints(op_of(CheckExport).run, [ROOT])
     assert {
         "ops.check_export.live:check_live",
-        "ops.lib.drafts.dflash.serving_contract:check_serving",
+        "ops.lib.drafts.backbone.serving_contract:check_serving",
     } <= reached.keys()
     assert [] != [place for place in reached if place.startswith("ops.lib.sglang.dflash_worker:")]
 

@@ -12,7 +12,7 @@ from evaluate_cases import make_draft, run_evaluate, small_draft
 from dsl.errors import DataError
 from ops.evaluate.prompts import Prompt, check_lengths, first_of_each
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.dflash.load import load_draft
+from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.target.model import Target
 
 

@@ -30,8 +30,8 @@ from ops.finetune_vlm.batches import BATCH_SIZE
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.attention.blocks import choose_attention
-from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.dflash.footprint import (
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.footprint import (
     Pass,
     block_bytes,
     cast_bytes,
@@ -39,8 +39,8 @@ from ops.lib.drafts.dflash.footprint import (
     draft_parameters,
     head_bytes,
 )
-from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.drafts.dflash.step import Engine, MicroBatch
+from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.backbone.step import Engine, MicroBatch
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, read_config
 from ops.lib.sequence_parallel.context_range import ContextRange

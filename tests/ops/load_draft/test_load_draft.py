@@ -20,11 +20,11 @@ from dsl.op import Ref
 from ops.artifacts import Draft, TargetModel
 from ops.check_export.run import rotary_warnings
 from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.dflash.config import DraftConfig, to_serving
-from ops.lib.drafts.dflash.load import load_draft as load_serving
-from ops.lib.drafts.dflash.load import load_weights
-from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.drafts.dflash.serving_contract import check_serving
+from ops.lib.drafts.backbone.config import DraftConfig, to_serving
+from ops.lib.drafts.backbone.load import load_draft as load_serving
+from ops.lib.drafts.backbone.load import load_weights
+from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.backbone.serving_contract import check_serving
 from ops.load_draft.op import LoadDraft
 from ops.load_draft.read_config import read_draft_config
 from ops.load_draft.report import report

@@ -16,7 +16,7 @@ from speculators_cases import SHAPES, written
 from test_load_draft import IDS, MASK, load, target  # noqa: F401 (a fixture)
 
 from ops.lib.data.files import read_json
-from ops.lib.drafts.dflash.load import load_draft as load_serving
+from ops.lib.drafts.backbone.load import load_draft as load_serving
 
 CONTEXT, WITHIN = 19, 2e-6
 # Read otherwise than by the class, on purpose: a share of the heads that engines honour; a window by ModelOpt's own

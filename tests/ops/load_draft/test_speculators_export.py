@@ -10,7 +10,7 @@ from speculators_cases import SHAPES, written
 from test_load_draft import load, target  # noqa: F401 (a fixture)
 
 from ops.lib.data.files import read_json
-from ops.lib.drafts.dflash.load import load_draft as load_serving
+from ops.lib.drafts.backbone.load import load_draft as load_serving
 
 
 @pytest.mark.parametrize("name", SHAPES)

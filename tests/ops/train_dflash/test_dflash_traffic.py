@@ -11,7 +11,7 @@ from device_traffic import DEVICE, Traffic
 from draft_cases import random_case
 
 from ops.lib.drafts.attention import flex
-from ops.lib.drafts.dflash.config import FULL_ATTENTION, SLIDING_ATTENTION
+from ops.lib.drafts.backbone.config import FULL_ATTENTION, SLIDING_ATTENTION
 from ops.lib.drafts.losses import head as head_module
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.losses.tiled_softmax import fusible_sweep, sweep_values

@@ -6,7 +6,7 @@ from dsl.op import Ref
 from ops.artifacts import BatchPlan, DraftCheckpoint
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
-from ops.lib.drafts.dflash.load import load_draft
+from ops.lib.drafts.backbone.load import load_draft
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.train_dflash.op import TrainDflash

@@ -35,7 +35,7 @@ from parity_cases import (
 from rank_processes import run_ranks
 from safetensors.torch import load_file
 
-from ops.lib.drafts.dflash.step import MicroBatch
+from ops.lib.drafts.backbone.step import MicroBatch
 from ops.train_dflash.engine import set_up
 from ops.train_dflash.inputs import open_inputs
 from ops.train_dflash.run import train_dflash

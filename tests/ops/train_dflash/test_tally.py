@@ -5,7 +5,7 @@ import torch
 from draft_chain import make_inputs, train_config
 from fake_stage import FakeStage
 
-from ops.lib.drafts.dflash.step import Slots
+from ops.lib.drafts.backbone.step import Slots
 from ops.train_dflash.engine import set_up
 from ops.train_dflash.inputs import open_inputs
 from ops.train_dflash.step import measure, train_step

@@ -11,9 +11,9 @@ from torch import nn
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.dflash.config import to_serving
-from ops.lib.drafts.dflash.load import load_weights
-from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.backbone.config import to_serving
+from ops.lib.drafts.backbone.load import load_weights
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.training.ema import Ema
 from ops.lib.training.nonfinite import NonFinite
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory

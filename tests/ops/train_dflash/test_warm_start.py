@@ -12,9 +12,9 @@ from ops.artifacts import Draft, DraftCheckpoint
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl, write_json
-from ops.lib.drafts.dflash.config import from_serving, to_serving
-from ops.lib.drafts.dflash.load import random_draft
-from ops.lib.drafts.dflash.reference import Sample, reference_step
+from ops.lib.drafts.backbone.config import from_serving, to_serving
+from ops.lib.drafts.backbone.load import random_draft
+from ops.lib.drafts.backbone.reference import Sample, reference_step
 from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader

@@ -17,9 +17,9 @@ from transformers import DynamicCache
 
 from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.rollback import roll_back, save
-from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.answers import Answers
 from ops.lib.drafts.decoding.clock import DecodeClock, lap, start
 from ops.lib.drafts.decoding.decode import Decoded
@@ -26,7 +27,6 @@ from ops.lib.drafts.decoding.prefill import prefill
 from ops.lib.drafts.decoding.rows import Rows
 from ops.lib.drafts.decoding.sampling import GreedyChoice, SampledChoice, choose, draws
 from ops.lib.drafts.decoding.verify import BatchVerifier, SingleVerifier, keeps_all_columns
-from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
 from ops.lib.vision.batch import ModelInputs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from dsl.errors import ConfigError
-from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.backbone.config import DraftConfig
 
 
 @frozen(kw_only=True)

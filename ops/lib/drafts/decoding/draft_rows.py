@@ -11,9 +11,9 @@ from attrs import define, field
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ops.lib.drafts.backbone.model import AttendBlocks, DraftModel
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.rows import Rows, with_room, write
-from ops.lib.drafts.dflash.model import AttendBlocks, DraftModel
 from ops.lib.target.model import Target
 
 

@@ -23,7 +23,7 @@ from ops.lib.drafts.attention.blocks import (
     split_attention,
 )
 from ops.lib.drafts.attention.cpu_attention import compiled_attention
-from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.backbone.config import DraftConfig
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 needs_kernel = pytest.mark.skipif(compiled_attention(16)[1] is None, reason="no C compiler for this processor")

@@ -7,7 +7,7 @@ from draft_chain import tiny_config
 from transformers import Qwen3Config
 
 from dsl.errors import ConfigError
-from ops.lib.drafts.dflash.config import from_serving, to_serving
+from ops.lib.drafts.backbone.config import from_serving, to_serving
 
 MIXED = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 64}
 

@@ -10,9 +10,9 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
 from dsl.errors import ConfigError
-from ops.lib.drafts.dflash.config import from_serving, to_serving
-from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.drafts.dflash.rope import rope_frequencies, rotate, rotation
+from ops.lib.drafts.backbone.config import from_serving, to_serving
+from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.backbone.rope import rope_frequencies, rotate, rotation
 
 
 def random_model(config, seed=0):

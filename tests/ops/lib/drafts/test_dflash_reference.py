@@ -9,8 +9,8 @@ from draft_cases import MASK, random_case, reference_gradients
 from reference_draft import reference_block
 
 from dsl.errors import DataError
-from ops.lib.drafts.dflash.config import to_serving
-from ops.lib.drafts.dflash.reference import reference_hidden, reference_step, visible
+from ops.lib.drafts.backbone.config import to_serving
+from ops.lib.drafts.backbone.reference import reference_hidden, reference_step, visible
 from ops.lib.drafts.losses.slots import block_weights
 
 LAYERS = ("full_attention", "sliding_attention")

@@ -11,8 +11,8 @@ from evaluate_cases import make_draft, run_evaluate, small_draft
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.dflash.config import check_draft_fits, to_serving, unfit_fields
-from ops.lib.drafts.dflash.load import load_draft
+from ops.lib.drafts.backbone.config import check_draft_fits, to_serving, unfit_fields
+from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.target.model import Target
 
 OTHERS: list[tuple[dict[str, Any], dict[str, str]]] = [

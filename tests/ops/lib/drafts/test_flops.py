@@ -7,7 +7,7 @@ from draft_chain import tiny_config
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.long_context import QWEN3_8B
-from ops.lib.drafts.dflash.flops import step_flops
+from ops.lib.drafts.backbone.flops import step_flops
 
 
 def plain_products(config, tokens, prefixes, weighted):

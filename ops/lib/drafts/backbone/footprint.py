@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.backbone.config import DraftConfig
 
 MASTER = 4  # bytes of a float32 weight, gradient, moment or average
 HEAD_TILE = 8192  # rows and columns of logits at a time on a GPU (ops/lib/drafts/losses/head.py)

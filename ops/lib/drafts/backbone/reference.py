@@ -36,8 +36,8 @@ from attrs import frozen
 from torch import Tensor
 
 from dsl.errors import DataError
-from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.dflash.rope import rope_frequencies
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.rope import rope_frequencies
 from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weights, slot_weights
 
 LossKind = Literal["dflash", "focal", "kl", "dpace"]

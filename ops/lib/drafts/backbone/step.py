@@ -25,7 +25,7 @@ from attrs import Factory, field, frozen
 from torch import Tensor
 
 from ops.lib.drafts.attention.blocks import Attend
-from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.losses.head import head_cross_entropy, head_kl
 from ops.lib.drafts.losses.loss import Loss, combine
 from ops.lib.drafts.losses.slots import Weighted

@@ -20,7 +20,7 @@ in a sliding layer at most N times the window.
 
 from __future__ import annotations
 
-from ops.lib.drafts.dflash.config import SLIDING_ATTENTION, DraftConfig
+from ops.lib.drafts.backbone.config import SLIDING_ATTENTION, DraftConfig
 
 
 def step_flops(

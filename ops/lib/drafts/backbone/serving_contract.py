@@ -25,8 +25,8 @@ from safetensors import safe_open
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.files import read_json
-from ops.lib.drafts.dflash import contract_effects
-from ops.lib.drafts.dflash.config import (
+from ops.lib.drafts.backbone import contract_effects
+from ops.lib.drafts.backbone.config import (
     ARCHITECTURE,
     EXAMPLE,
     FORMAT,
@@ -39,10 +39,10 @@ from ops.lib.drafts.dflash.config import (
     to_serving,
     wrong_types,
 )
-from ops.lib.drafts.dflash.mistakes import REWRITE, Mistake, refuse
-from ops.lib.drafts.dflash.speculators_contract import speculators_mistakes
-from ops.lib.drafts.dflash.speculators_format import FOLDER, Verifier
-from ops.lib.drafts.dflash.stored_tensors import DTYPES, Stored, stored_tensors, tensors_digest
+from ops.lib.drafts.backbone.mistakes import REWRITE, Mistake, refuse
+from ops.lib.drafts.backbone.speculators_contract import speculators_mistakes
+from ops.lib.drafts.backbone.speculators_format import FOLDER, Verifier
+from ops.lib.drafts.backbone.stored_tensors import DTYPES, Stored, stored_tensors, tensors_digest
 from ops.lib.target.model import read_config, target_info, text_config
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"

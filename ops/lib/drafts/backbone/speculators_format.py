@@ -20,7 +20,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ops.lib.drafts.dflash.config import FULL_ATTENTION, DraftConfig
+from ops.lib.drafts.backbone.config import FULL_ATTENTION, DraftConfig
 
 SPECULATORS_VERSION = "0.9.0"
 FOLDER = "speculators"  # of a draft's artifact

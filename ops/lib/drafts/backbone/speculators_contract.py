@@ -13,9 +13,9 @@ from typing import Any
 
 from dsl.errors import DataError
 from ops.lib.data.files import read_json
-from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.dflash.mistakes import REWRITE, Mistake
-from ops.lib.drafts.dflash.speculators_format import (
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.mistakes import REWRITE, Mistake
+from ops.lib.drafts.backbone.speculators_format import (
     AUX_LAYER_IDS,
     FOLDER,
     LAYER_CONFIG,
@@ -24,7 +24,7 @@ from ops.lib.drafts.dflash.speculators_format import (
     to_speculators,
     unwritable,
 )
-from ops.lib.drafts.dflash.stored_tensors import Stored, stored_tensors, tensors_digest
+from ops.lib.drafts.backbone.stored_tensors import Stored, stored_tensors, tensors_digest
 
 NEEDED = ("config.json", "model.safetensors")
 REFUSES = "refuses to start"

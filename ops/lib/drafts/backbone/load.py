@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_object
-from ops.lib.drafts.dflash.config import DraftConfig, from_serving, to_serving
-from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.backbone.config import DraftConfig, from_serving, to_serving
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.training.checkpoint import differences
 from ops.lib.training.dtensors import load_whole
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.backbone.config import DraftConfig
 
 
 def rope_frequencies(config: DraftConfig) -> tuple[Tensor, float]:

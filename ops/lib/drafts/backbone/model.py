@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ops.lib.drafts.attention.blocks import dense_attention
-from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.dflash.rope import rope_frequencies, rotate, rotation
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.rope import rope_frequencies, rotate, rotation
 from ops.lib.kernels.compiled import compiled
 from ops.lib.kernels.host_to_device import to_device
 from ops.lib.sequence_parallel.context_range import ContextRange
