@@ -30,10 +30,10 @@ from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Sizes
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
-from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.lib.drafts.backbone.load import load_draft, random_draft
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.lib.target.model import Target
 
 GOAL = 0.5

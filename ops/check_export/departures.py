@@ -9,8 +9,8 @@ from attrs import frozen
 from ops.check_export.live_result import Prompt
 from ops.evaluate.lossless import common_length
 from ops.evaluate.statistics import Tau, acceptance_length
-from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.backbone.serving_contract import Mistake
+from ops.lib.drafts.decoding.decode import Decoded
 
 SHOWN = 5
 RESAMPLINGS = 2000

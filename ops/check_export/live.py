@@ -40,11 +40,11 @@ from ops.check_export.live_cause import (
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt, ServedPrompt
 from ops.check_export.op import CheckExport
 from ops.lib.data.files import read_json
-from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.serving_contract import REWRITE, Mistake
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.sglang.version import SGLANG_VERSION
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, target_info

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ops.check_export.departures import Departure
 from ops.check_export.live_result import Prompt, largest, nan_last
-from ops.lib.drafts.decoding.decode import Decoded, DraftContext, decode_speculative, matching_prefix, propose
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.serving_contract import REWRITE, Mistake
+from ops.lib.drafts.decoding.decode import Decoded, DraftContext, decode_speculative, matching_prefix, propose
 from ops.lib.sglang.version import SGLANG_VERSION
 from ops.lib.target.model import Target
 from ops.lib.vision.families import VisionFamily

@@ -24,10 +24,10 @@ from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import JOURNAL, Decoder, decode_in_turns
 from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.decoding.decode_batch import DecodeSettings
-from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.backbone.config import check_draft_fits
 from ops.lib.drafts.backbone.load import load_draft, random_draft
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings
+from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.report_sections import interval_text
 from ops.lib.target.model import Target, check_tokens_fit
 from ops.lib.vision.processor import Processor

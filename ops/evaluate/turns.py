@@ -23,6 +23,7 @@ from ops.evaluate.prompts import Prompt, by_length
 from ops.evaluate.statistics import BatchTime
 from ops.lib.data.files import json_line
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.clock import DecodeClock, Part, synchronise
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import (
@@ -31,7 +32,6 @@ from ops.lib.drafts.decoding.decode_batch import (
     decode_speculative_batch,
 )
 from ops.lib.drafts.decoding.decode_options import DraftUse
-from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.target.model import Target
 
 

@@ -16,7 +16,14 @@ from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
 from ops.lib.data.files import read_json, replace_file, write_json
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving, to_serving
-from ops.lib.drafts.backbone.serving_contract import CARD, CONFIG, WEIGHTS, check_serving, tensors_digest, training_record
+from ops.lib.drafts.backbone.serving_contract import (
+    CARD,
+    CONFIG,
+    WEIGHTS,
+    check_serving,
+    tensors_digest,
+    training_record,
+)
 from ops.lib.sglang.serve_command import Served
 from ops.lib.target.model import read_config, target_info
 

@@ -20,9 +20,9 @@ from dsl.stage import Stage
 from ops.evaluate.prompts import Prompt, check_lengths, first_of_each
 from ops.evaluate.statistics import acceptance_length
 from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
-from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, text_config
 from ops.lib.training import ranks
 from ops.lib.training.dtensors import gathered, reshard

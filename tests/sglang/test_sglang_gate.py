@@ -25,8 +25,8 @@ from ops.evaluate.op import Evaluate
 from ops.evaluate.run import evaluate
 from ops.evaluate.statistics import acceptance_length
 from ops.lib.data.files import read_json, read_jsonl, write_json
-from ops.lib.drafts.decoding.decode import decode_speculative
 from ops.lib.drafts.backbone.load import load_draft
+from ops.lib.drafts.decoding.decode import decode_speculative
 from ops.lib.target.model import Target
 
 WORKER = "sglang.srt.speculative.dflash_worker_v2"

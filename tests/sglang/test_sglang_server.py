@@ -38,8 +38,8 @@ from ops.artifacts import ImageSamples, TokenShards
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.lib.data.image_packs import PackWriter
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
 from ops.lib.drafts.backbone.load import load_draft
+from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
 from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.op import TokenizeChat

@@ -14,11 +14,11 @@ from torch import Tensor
 from ops.evaluate.verdicts import LEAST_GAIN
 from ops.lib.data.batching import spread
 from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.decoding.decode_options import DraftUse
-from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.target.model import Target
 from ops.tools.diagnose.certainty import is_certainly_above, most, passes
 

@@ -25,9 +25,9 @@ from ops.evaluate.statistics import acceptance_length
 from ops.evaluate.verdicts import CEILING
 from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
-from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
 from ops.tools.diagnose.answers import own_finding
 from ops.tools.diagnose.bench import Bench, spread_samples, tau_of

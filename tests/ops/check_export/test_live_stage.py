@@ -34,9 +34,9 @@ from ops.check_export.live_cause import (
 from ops.check_export.live_result import LiveUnavailable, Prompt
 from ops.check_export.op import CheckExport
 from ops.lib.data.files import write_json
+from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.decoding import decode
 from ops.lib.drafts.decoding.decode import Decoded, decode_speculative
-from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.sglang.version import installed_version
 
 

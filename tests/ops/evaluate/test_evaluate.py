@@ -16,11 +16,11 @@ from ops.artifacts import Draft, TargetModel
 from ops.evaluate.prompts import Prompt, first_of_each
 from ops.evaluate.statistics import acceptance_by_slot, acceptance_length
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.backbone.config import to_serving
+from ops.lib.drafts.backbone.load import load_draft, random_draft
 from ops.lib.drafts.decoding import decode
 from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative, matching_prefix, until_eos
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
-from ops.lib.drafts.backbone.config import to_serving
-from ops.lib.drafts.backbone.load import load_draft, random_draft
 from ops.lib.target.model import Target
 
 

@@ -19,8 +19,8 @@ from transformers import DynamicCache
 
 from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
 from ops.lib.drafts.backbone.load import load_draft, random_draft
+from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
 from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ops.artifacts import TargetModel
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.lib.drafts.decoding.decode import Decoded, DraftContext, decode_plain, decode_speculative
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.decoding.decode import Decoded, DraftContext, decode_plain, decode_speculative
 from ops.lib.target.model import Target
 
 BLOCK = 8

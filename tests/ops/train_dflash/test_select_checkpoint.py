@@ -18,9 +18,9 @@ from dsl.op import Ref
 from ops.artifacts import BatchPlan, TokenShards
 from ops.lib.data.files import read_json, read_jsonl, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.decoding.decode import decode_speculative
 from ops.lib.drafts.backbone.config import from_serving
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.decoding.decode import decode_speculative
 from ops.lib.target.model import Target, text_config
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence

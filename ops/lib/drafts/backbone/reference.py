@@ -27,8 +27,8 @@ L = T + Q keys, F target features, M hidden, H query heads, G key/value heads, D
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,9 +36,16 @@ from attrs import frozen
 from torch import Tensor
 
 from dsl.errors import DataError
+from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.rope import rope_frequencies
 from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weights, slot_weights
+
+# In the file reference.py of an algorithm's folder.
+Enter = Callable[[Mapping[str, Tensor], str, Tensor], tuple[Tensor, Any]]
+Leave = Callable[[Mapping[str, Tensor], str, Tensor, Any], Tensor]
+TokenLogits = Callable[[Mapping[str, Tensor], Tensor, Tensor, Tensor], Tensor]
+BlockLosses = Callable[[Mapping[str, Tensor], Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 LossKind = Literal["dflash", "focal", "kl", "dpace"]
 
@@ -88,14 +95,18 @@ def reference_step(
     """
     dtype = weights["fc.weight"].dtype
     K = config.block_size
-    hidden_NKM = reference_hidden(weights, config, embed_VM, samples)
+    hidden_NQM = reference_hidden(weights, config, embed_VM, samples)
     labels_NK = torch.cat([block_labels(sample.input_ids_S, sample.anchors_A, K) for sample in samples])
     weights_K = block_weights(K, gamma)
     weights_NK = torch.cat([slot_weights(sample.loss_mask_S, sample.anchors_A, weights_K) for sample in samples])
     valid_NK = weights_NK > 0
 
     precise = torch.promote_types(dtype, torch.float32)
-    logits_NKV = (hidden_NKM @ head_VM.to(dtype).T).to(precise)
+    # Token k of a block is predicted by slot k - shift; that for the anchor has no weight, whatever it is.
+    shift = config.layout().shift
+    hidden_NKM = hidden_NQM[:, (torch.arange(K) - shift).clamp(min=0)]
+    token_logits: TokenLogits = part_of(config.algorithm, "reference:token_logits")
+    logits_NKV = token_logits(weights, hidden_NKM, head_VM.to(dtype), labels_NK).to(precise)
     log_p_NKV = logits_NKV.log_softmax(-1)
     ce_NK = -log_p_NKV.gather(-1, labels_NK[..., None])[..., 0]
 
@@ -109,9 +120,12 @@ def reference_step(
     elif kind == "dpace":
         weights_NK = dpace_weights(ce_NK.detach(), valid_NK, dpace_alpha)
         denominator = float(valid_NK.any(1).sum())
+    extra: BlockLosses = part_of(config.algorithm, "reference:block_losses")
+    added_NK, right_NK = extra(weights, hidden_NKM, labels_NK, valid_NK, head_VM.to(dtype))
+    ce_NK = ce_NK + added_NK
     numerator = (weights_NK.to(precise) * ce_NK)[valid_NK].sum(dtype=torch.float64)
 
-    correct_NK = valid_NK & (logits_NKV.argmax(-1) == labels_NK)
+    correct_NK = valid_NK & right_NK
     loss = numerator / denominator if denominator else numerator
     return Step(loss, numerator, denominator, correct_NK.sum(0), valid_NK.sum(0))
 
@@ -129,9 +143,11 @@ def dpace_weights(ce_NK: Tensor, valid_NK: Tensor, alpha: float) -> Tensor:
 def reference_hidden(
     weights: Mapping[str, Tensor], config: DraftConfig, embed_VM: Tensor, samples: Sequence[Sample]
 ) -> Tensor:
-    """Hidden states after the final norm of all slots of all blocks, [N, K, M]."""
+    """Hidden states after the final norm of all slots of all blocks, [N, K, M]; K: slots of the layout."""
     dtype = weights["fc.weight"].dtype
-    K, eps = config.block_size, config.rms_norm_eps
+    K, eps = config.layout().queries, config.rms_norm_eps
+    enter: Enter = part_of(config.algorithm, "reference:enter")
+    leave: Leave = part_of(config.algorithm, "reference:leave")
     features_TF = torch.cat([sample.features_SF for sample in samples]).to(dtype)
     context_TM = _norm(features_TF @ weights["fc.weight"].T, weights["hidden_norm.weight"], eps)
     tokens = [block_tokens(sample.input_ids_S, sample.anchors_A, K, config.mask_token_id) for sample in samples]
@@ -141,10 +157,14 @@ def reference_hidden(
     rope = _rotation(config, torch.cat((context_T, slots_NK.flatten())), dtype)
     for layer in range(config.num_hidden_layers):
         own = {name.removeprefix(f"layers.{layer}."): tensor for name, tensor in weights.items()}
-        normed_QM = _norm(x_QM, own["input_layernorm.weight"], eps)
         mask_QL = visible(samples, K, config.window(layer))
-        x_QM = x_QM + _attention(config, own, normed_QM, context_TM, rope, mask_QL)
-        x_QM = x_QM + _mlp(own, _norm(x_QM, own["post_attention_layernorm.weight"], eps))
+        normed_QM = _norm(x_QM, own["input_layernorm.weight"], eps)
+        input_NKM, kept = enter(own, "attention", normed_QM.unflatten(0, (-1, K)))
+        output_QM = _attention(config, own, input_NKM.flatten(0, 1), context_TM, rope, mask_QL)
+        x_QM = x_QM + leave(own, "attention", output_QM.unflatten(0, (-1, K)), kept).flatten(0, 1)
+        normed_QM = _norm(x_QM, own["post_attention_layernorm.weight"], eps)
+        input_NKM, kept = enter(own, "mlp", normed_QM.unflatten(0, (-1, K)))
+        x_QM = x_QM + leave(own, "mlp", _mlp(own, input_NKM), kept).flatten(0, 1)
     return _norm(x_QM, weights["norm.weight"], eps).unflatten(0, (len(slots_NK), K))
 
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.algorithms import part_of
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.answers import Answers
 from ops.lib.drafts.decoding.clock import DecodeClock, lap, start
 from ops.lib.drafts.decoding.decode import Decoded
@@ -24,9 +26,8 @@ from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.draft_rows import DraftRows
 from ops.lib.drafts.decoding.prefill import prefill
 from ops.lib.drafts.decoding.rows import Rows
-from ops.lib.drafts.decoding.sampling import GreedyChoice, SampledChoice, choose, draws
+from ops.lib.drafts.decoding.sampling import Choice, GreedyChoice, SampledChoice, choose, draws
 from ops.lib.drafts.decoding.verify import BatchVerifier, SingleVerifier, keeps_all_columns
-from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.target.model import Target
 from ops.lib.vision.batch import ModelInputs
 
@@ -103,6 +104,7 @@ def _speculate(
     answers = Answers.of(names, most_tokens, target.eos_token_ids, settings.within)
     room = most_tokens + use.block_size
     choice = _choice(settings, samples, room, target.device)
+    propose = part_of(draft.config.algorithm, "propose:propose")
     with target.capture_inputs(use.target_layer_ids) as captured:
         start(clock)
         begun = prefill(target, target.prompts(samples))
@@ -126,9 +128,9 @@ def _speculate(
                     part.select(left)
             done_B = answers.lengths(target.device)
             lap(clock, "other")
-            draft_BDV = context.logits(target, anchors_B)
-            answers.check_draft(draft_BDV)
-            proposal_BD = choice.propose(draft_BDV, done_B)
+            choice.begin(done_B)
+            hidden_BDM = context.hidden(target, anchors_B)
+            proposal_BD = propose(draft, hidden_BDM, anchors_B, target.head_weight, choice, answers.check_draft)
             lap(clock, "draft")
             block_BK = torch.cat([anchors_B[:, None], proposal_BD], dim=1)
             logits_BKV = verifier.verify(block_BK)
@@ -136,7 +138,7 @@ def _speculate(
             context.append(captured.features())
             lap(clock, "draft")
             nearest = answers.nearest(logits_BKV)
-            count_B, anchors_B = choice.accept(proposal_BD, logits_BKV, done_B)
+            count_B, anchors_B = choice.accept(proposal_BD, logits_BKV)
             lap(clock, "other")
             verifier.settle(block_BK, count_B + 1)
             lap(clock, "verify")
@@ -146,16 +148,14 @@ def _speculate(
     return answers.decoded()
 
 
-def _choice(
-    settings: DecodeSettings, samples: Sequence[TokenSample], count: int, device: torch.device
-) -> GreedyChoice | SampledChoice:
+def _choice(settings: DecodeSettings, samples: Sequence[TokenSample], count: int, device: torch.device) -> Choice:
     if settings.temperature == 0:
         return GreedyChoice()
     sample_ids = [sample.id for sample in samples]
     return SampledChoice.of(settings.temperature, settings.seed, sample_ids, count, device)
 
 
-Choose = Callable[[Tensor, Tensor, int], Tensor]
+ChooseRows = Callable[[Tensor, Tensor, int], Tensor]
 
 
 @torch.inference_mode()
@@ -164,7 +164,7 @@ def decode_stepwise(
     prompts: ModelInputs,
     names: Sequence[str],
     most_tokens: int,
-    choose: Choose,
+    choose: ChooseRows,
     clock: DecodeClock | None = None,
     within: float = 0.0,
 ) -> list[Decoded]:

@@ -29,24 +29,27 @@ class Loss:
     dpace_alpha: float = 0.5
 
 
-def combine(loss: Loss, values_W: Tensor, weights_NK: Tensor, rows_W: Tensor) -> Tensor:
+def combine(loss: Loss, values_W: Tensor, weights_NK: Tensor, rows_W: Tensor, added_W: Tensor | None = None) -> Tensor:
     """The sum over the weighted slots, float64 []: differentiable in values_W, to be divided by `denominator`.
 
     values_W: cross-entropy of each weighted slot, for "kl" its divergence. rows_W (int64, each slot once) says which
     slot: n * K + k; slots of weight 0 among them count nothing. weights_NK: the slots' weights, 0 for slots outside the
-    mask and for slot 0.
+    mask and for slot 0. added_W: an algorithm's own loss of each slot, to which the same weights apply, without the
+    focal factor.
     dflash, kl: sum(w value). focal: sum(w (1 - p)^gamma CE), p = exp(-CE), the gradient through both factors.
     dpace: sum(c CE) with c of `dpace_weights`.
     """
     values_W = values_W.to(torch.float64)
     if loss.kind == "dpace":
-        return (dpace_weights(values_W.detach(), weights_NK, rows_W, loss.dpace_alpha) * values_W).sum()
-    weights_W = weights_NK.flatten().index_select(0, rows_W).to(torch.float64)
+        weights_W = dpace_weights(values_W.detach(), weights_NK, rows_W, loss.dpace_alpha)
+    else:
+        weights_W = weights_NK.flatten().index_select(0, rows_W).to(torch.float64)
+    added = 0.0 if added_W is None else (weights_W * added_W.to(torch.float64)).sum()
     if loss.kind == "focal":
         # at CE = 0 the power has no finite slope for gammas below 1; the product's own limit there is 0
         wrong_W = -torch.expm1(-values_W)
         weights_W = weights_W * wrong_W.clamp_min(torch.finfo(torch.float64).tiny) ** loss.focal_gamma
-    return (weights_W * values_W).sum()
+    return (weights_W * values_W).sum() + added
 
 
 def denominator(loss: Loss, weights_NK: Tensor) -> float:

@@ -10,6 +10,7 @@ import torch
 from batch_cases import BLOCK, draft_for_family, ending_at, family_case
 
 from dsl.errors import ConfigError
+from ops.lib.drafts.backbone.config import SLIDING_ATTENTION
 from ops.lib.drafts.decoding import decode
 from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import (
@@ -20,7 +21,6 @@ from ops.lib.drafts.decoding.decode_batch import (
 )
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.draft_rows import DraftRows
-from ops.lib.drafts.backbone.config import SLIDING_ATTENTION
 
 NEW = 12
 SLIDING = {"use_sliding_window": True, "max_window_layers": 3, "sliding_window": 8}

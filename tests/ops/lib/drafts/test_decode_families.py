@@ -9,10 +9,10 @@ from fake_stage import FakeStage
 from family_checkpoints import HIDDEN, LAYERS, VOCABULARY, make_checkpoint, picture, token_sample
 
 from ops.artifacts import TargetModel
-from ops.lib.drafts.decoding import decode
-from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.load import random_draft
+from ops.lib.drafts.decoding import decode
+from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget

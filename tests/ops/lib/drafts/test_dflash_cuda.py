@@ -12,9 +12,9 @@ from case_reader import CPU, CaseReader, drawn_samples, fast_step, make_engine
 from draft_cases import random_case, reference_gradients
 
 from ops.lib.drafts.attention.blocks import choose_attention, dense_attention, flex_attention
+from ops.lib.drafts.backbone.config import FULL_ATTENTION, SLIDING_ATTENTION
 from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
-from ops.lib.drafts.backbone.config import FULL_ATTENTION, SLIDING_ATTENTION
 from ops.lib.drafts.losses.head import add_product
 from ops.lib.drafts.losses.loss import Loss
 from ops.train_dflash.batches import Place, idle_batch, prepare

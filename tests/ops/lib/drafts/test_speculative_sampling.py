@@ -15,11 +15,11 @@ from scipy.stats import chi2
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.decoding import sampling
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.lib.drafts.decoding.sampling import accept_greedy, accept_sampled, token_at, uniform_draws
-from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.target.model import Target
 
 RIGHT, WRONG = 1e-3, 1e-6  # of the p-value; every draw is seeded, so a right rule that passes once passes always

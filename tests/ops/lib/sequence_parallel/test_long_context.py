@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.long_context import QWEN3_8B, attended_share, rank_flops, rank_memory, tables
-from ops.lib.drafts.backbone.footprint import Pass, block_bytes, cast_bytes, context_bytes, draft_parameters, joined_bytes
+from ops.lib.drafts.backbone.footprint import (
+    Pass,
+    block_bytes,
+    cast_bytes,
+    context_bytes,
+    draft_parameters,
+    joined_bytes,
+)
 
 DOCS = Path(__file__).parents[4] / "docs" / "sequence_parallel.md"
 BEGIN, END = (

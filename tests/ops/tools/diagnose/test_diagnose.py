@@ -38,10 +38,10 @@ from executor.system.output import FAILED, OK
 from ops.artifacts import DraftCheckpoint, TargetFeatures, TargetModel
 from ops.lib.data.files import read_json, write_json
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.backbone.config import from_serving
 from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.target.model import Target
 from ops.tools.diagnose import feeding, run
 from ops.tools.diagnose.bench import EXPORTED, Bench, Gain, Setting, tau_of
