@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.answers import Answers
 from ops.lib.drafts.decoding.clock import DecodeClock, lap, start
@@ -104,7 +103,6 @@ def _speculate(
     answers = Answers.of(names, most_tokens, target.eos_token_ids, settings.within)
     room = most_tokens + use.block_size
     choice = _choice(settings, samples, room, target.device)
-    propose = part_of(draft.config.algorithm, "propose:propose")
     with target.capture_inputs(use.target_layer_ids) as captured:
         start(clock)
         begun = prefill(target, target.prompts(samples))
@@ -129,8 +127,7 @@ def _speculate(
             done_B = answers.lengths(target.device)
             lap(clock, "other")
             choice.begin(done_B)
-            hidden_BDM = context.hidden(target, anchors_B)
-            proposal_BD = propose(draft, hidden_BDM, anchors_B, target.head_weight, choice, answers.check_draft)
+            proposal_BD = context.propose(target, anchors_B, choice, answers.check_draft)
             lap(clock, "draft")
             block_BK = torch.cat([anchors_B[:, None], proposal_BD], dim=1)
             logits_BKV = verifier.verify(block_BK)

@@ -6,16 +6,22 @@ size, V vocabulary, H query heads, G key/value heads, R = H / G
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from attrs import define, field
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.model import AttendBlocks, DraftModel
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.rows import Rows, with_room, write
+from ops.lib.drafts.decoding.sampling import Choice
 from ops.lib.drafts.layout import Layout
 from ops.lib.target.model import Target
+
+Propose = Callable[[DraftModel, Tensor, Tensor, Tensor, Choice, Callable[[Tensor], None]], Tensor]
 
 
 @define(eq=False)
@@ -44,6 +50,14 @@ class DraftRows:
     def select(self, places: Tensor) -> None:
         """Continue with only these rows."""
         self.kv = [(k[places], v[places]) for k, v in self.kv]
+
+    def propose(self, target: Target, anchors_B: Tensor, choice: Choice, check: Callable[[Tensor], None]) -> Tensor:
+        """The tokens that the draft's algorithm proposes behind each anchor, int64 [B, D].
+
+        check: refuses logits [B, D, V] that are not finite.
+        """
+        propose: Propose = part_of(self.draft.config.algorithm, "propose:propose")
+        return propose(self.draft, self.hidden(target, anchors_B), anchors_B, target.head_weight, choice, check)
 
     def hidden(self, target: Target, anchors_B: Tensor) -> Tensor:
         """The draft's states that predict the K - 1 tokens behind each anchor, [B, D, M]."""
