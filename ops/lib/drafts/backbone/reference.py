@@ -44,8 +44,8 @@ from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weight
 # In the file reference.py of an algorithm's folder.
 Enter = Callable[[Mapping[str, Tensor], str, Tensor], tuple[Tensor, Any]]
 Leave = Callable[[Mapping[str, Tensor], str, Tensor, Any], Tensor]
-TokenLogits = Callable[[Mapping[str, Tensor], Tensor, Tensor, Tensor], Tensor]
-BlockLosses = Callable[[Mapping[str, Tensor], Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+TokenLogits = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, Tensor], Tensor]
+BlockLosses = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 LossKind = Literal["dflash", "focal", "kl", "dpace"]
 
@@ -106,7 +106,7 @@ def reference_step(
     shift = config.layout().shift
     hidden_NKM = hidden_NQM[:, (torch.arange(K) - shift).clamp(min=0)]
     token_logits: TokenLogits = part_of(config.algorithm, "reference:token_logits")
-    logits_NKV = token_logits(weights, hidden_NKM, head_VM.to(dtype), labels_NK).to(precise)
+    logits_NKV = token_logits(config, weights, hidden_NKM, head_VM.to(dtype), labels_NK).to(precise)
     log_p_NKV = logits_NKV.log_softmax(-1)
     ce_NK = -log_p_NKV.gather(-1, labels_NK[..., None])[..., 0]
 
@@ -121,7 +121,7 @@ def reference_step(
         weights_NK = dpace_weights(ce_NK.detach(), valid_NK, dpace_alpha)
         denominator = float(valid_NK.any(1).sum())
     extra: BlockLosses = part_of(config.algorithm, "reference:block_losses")
-    added_NK, right_NK = extra(weights, hidden_NKM, labels_NK, valid_NK, head_VM.to(dtype))
+    added_NK, right_NK = extra(config, weights, hidden_NKM, labels_NK, valid_NK, head_VM.to(dtype))
     ce_NK = ce_NK + added_NK
     numerator = (weights_NK.to(precise) * ce_NK)[valid_NK].sum(dtype=torch.float64)
 

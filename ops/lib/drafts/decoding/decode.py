@@ -18,12 +18,14 @@ from transformers import DynamicCache
 from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.algorithms import part_of
+from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.rollback import roll_back, save
 from ops.lib.target.model import Target
 
-Scores = Callable[[Mapping[str, Tensor], Tensor, Tensor, list[int]], Tensor]  # of an algorithm's file reference.py
+# `scores` in an algorithm's file reference.py.
+Scores = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, list[int]], Tensor]
 
 
 @frozen
@@ -142,7 +144,7 @@ def propose(
     scores: Scores = part_of(draft.config.algorithm, "reference:scores")
     tokens, best = [anchor], []
     for _ in range(len(hidden_DM)):
-        best_score, token = scores(draft.state_dict(), hidden_DM, target.head_weight, tokens).max(-1)
+        best_score, token = scores(draft.config, draft.state_dict(), hidden_DM, target.head_weight, tokens).max(-1)
         tokens.append(int(token))
         best.append(best_score)
     best_D = torch.stack(best)
