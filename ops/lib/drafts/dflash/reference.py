@@ -17,6 +17,8 @@ slot outside the loss mask or behind the end, 0 from there on. loss = numerator 
     focal   sum w (1 - p)^g CE / sum w               focal loss, arXiv 1708.02002, equation 4
     kl      sum w KL(teacher || draft) / sum w       DistillSpec, arXiv 2310.08461, with DFlash's weights; the teacher
                                                      of slot (a, k) is the target at position a + k - 1
+    l1, lk, nla                                      other distances from the teacher, weighted as kl: formulas in
+                                                     ops/lib/drafts/losses/reference.py
     dpace   sum v CE / (number of blocks with w > 0) D-PACE, arXiv 2605.18810, equations 7 to 9:
             v_k = sum over m >= k of prod over i <= m of ((1 - alpha) p_i + alpha), i and m over the slots with w > 0;
             no gradient goes through v
@@ -28,7 +30,6 @@ L = T + Q keys, F target features, M hidden, H query heads, G key/value heads, D
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -38,9 +39,9 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.rope import rope_frequencies
+from ops.lib.drafts.losses.kinds import LossKind, needs_teacher
+from ops.lib.drafts.losses.reference import reference_slot_losses
 from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weights, slot_weights
-
-LossKind = Literal["dflash", "focal", "kl", "dpace"]
 
 
 @frozen(eq=False)
@@ -84,7 +85,7 @@ def reference_step(
 
     weights: the tensors of the serving contract; their dtype is that of the computation, and the softmax over the
     vocabulary is in float32 at least. Memory: [H, Q, L] scores per layer and [Q, V] logits.
-    Raises DataError for the KL loss of a sample without a teacher.
+    Raises DataError for a loss that reads the teacher, and a sample without one.
     """
     dtype = weights["fc.weight"].dtype
     K = config.block_size
@@ -96,20 +97,19 @@ def reference_step(
 
     precise = torch.promote_types(dtype, torch.float32)
     logits_NKV = (hidden_NKM @ head_VM.to(dtype).T).to(precise)
-    log_p_NKV = logits_NKV.log_softmax(-1)
-    ce_NK = -log_p_NKV.gather(-1, labels_NK[..., None])[..., 0]
+    teacher_NKV = None
+    if needs_teacher(kind):
+        teacher_NKM = torch.cat([_teacher(sample, K) for sample in samples]).to(dtype)
+        teacher_NKV = (teacher_NKM @ head_VM.to(dtype).T).to(precise)
+    values_NK = reference_slot_losses(kind, logits_NKV, labels_NK, teacher_NKV)
 
     denominator = float(weights_NK.sum(dtype=torch.float64))
     if kind == "focal":
-        ce_NK = (1 - torch.exp(-ce_NK)) ** focal_gamma * ce_NK
-    elif kind == "kl":
-        teacher_NKM = torch.cat([_teacher(sample, K) for sample in samples]).to(dtype)
-        teacher_NKV = (teacher_NKM @ head_VM.to(dtype).T).to(precise).log_softmax(-1)
-        ce_NK = (teacher_NKV.exp() * (teacher_NKV - log_p_NKV)).sum(-1)
+        values_NK = (1 - torch.exp(-values_NK)) ** focal_gamma * values_NK
     elif kind == "dpace":
-        weights_NK = dpace_weights(ce_NK.detach(), valid_NK, dpace_alpha)
+        weights_NK = dpace_weights(values_NK.detach(), valid_NK, dpace_alpha)
         denominator = float(valid_NK.any(1).sum())
-    numerator = (weights_NK.to(precise) * ce_NK)[valid_NK].sum(dtype=torch.float64)
+    numerator = (weights_NK.to(precise) * values_NK)[valid_NK].sum(dtype=torch.float64)
 
     correct_NK = valid_NK & (logits_NKV.argmax(-1) == labels_NK)
     loss = numerator / denominator if denominator else numerator
@@ -222,6 +222,6 @@ def _turn(x_LHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _teacher(sample: Sample, block_size: int) -> Tensor:
     """The target's state that predicts each slot, [A, K, M]; some other one where the slot has no weight."""
     if sample.teacher_SM is None:
-        raise DataError("the KL loss needs the target's final hidden states of every sample")
+        raise DataError("this loss needs the target's final hidden states of every sample")
     positions_AK = sample.anchors_A[:, None] + torch.arange(block_size) - 1
     return sample.teacher_SM[positions_AK.clamp(0, len(sample.teacher_SM) - 1)]

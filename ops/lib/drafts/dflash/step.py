@@ -26,8 +26,7 @@ from torch import Tensor
 
 from ops.lib.drafts.attention.blocks import Attend
 from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.drafts.losses.head import head_cross_entropy, head_kl
-from ops.lib.drafts.losses.loss import Loss, combine
+from ops.lib.drafts.losses.loss import Loss, combine, slot_losses
 from ops.lib.drafts.losses.slots import Weighted
 from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.sequence_parallel.exchange import Exchange
@@ -169,14 +168,11 @@ class Engine:
             self.activation_checkpointing,
         )
         labels_W = chunk.labels_NK.flatten().index_select(0, rows_W)
-        if chunk.teacher_NKM is None:
-            losses_W, correct_W = head_cross_entropy(hidden_WM, self.head_VM, labels_W, checked=True)
-        else:
-            teacher_WM = chunk.teacher_NKM.flatten(0, 1).index_select(0, rows_W)
-            losses_W, correct_W = head_kl(hidden_WM, teacher_WM, self.head_VM, labels_W, checked=True)
-        loss = combine(self.loss, losses_W, chunk.weights_NK, rows_W)
+        teacher_WM = None if chunk.teacher_NKM is None else chunk.teacher_NKM.flatten(0, 1).index_select(0, rows_W)
+        found = slot_losses(self.loss.kind, hidden_WM, self.head_VM, labels_W, teacher_WM, checked=True)
+        loss = combine(self.loss, found.values_W, chunk.weights_NK, rows_W)
         slots_W = rows_W % self.model.config.block_size
-        return Slots(loss, slots_W[: chunk.weighted], correct_W[: chunk.weighted])
+        return Slots(loss, slots_W[: chunk.weighted], found.correct_W[: chunk.weighted])
 
 
 def chunk_of(batch: MicroBatch, start: int, end: int) -> Chunk:
