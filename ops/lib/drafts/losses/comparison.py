@@ -6,14 +6,18 @@ products. The teacher's are y = t W^T. With q = softmax(x), p = softmax(y) and t
 
     ce       -log q_l             slope in x_v:  q_v - [v = l]
     kl       sum p log(p / q)                    q_v - p_v
-    l1       sum |q - p|                         q_v (sign(q_v - p_v) - lean),  lean = sum q sign(q - p)
+    l1       sum |q - p|                         2 q_v below where q_v > p_v,  -2 q_v above where q_v < p_v
     overlap  sum min(p, q) = 1 - l1 / 2          -1/2 of l1's
 
-sign(0) = 0, so that equal distributions have no slope. What a table's gradient takes from a slot needs the slot's
-normalisers, so the forward pass keeps nothing but such numbers per slot; the backward pass makes the tiles again, and
-one product per factor for all four. Products with M columns: ce 3, kl 5, the distances 7; head.py's cross-entropy and
-divergence without a bias, whose gradients are made in the forward pass, 2 and 4. In both softmaxes the label's logit is
-kept out of the sums, as in head.py: the cross-entropy keeps its digits, and equal logits give equal bits.
+above and below are the draft's probability of all tokens with q > p, and with q < p. Where q_v = p_v, half of q_v
+counts to each and the slope is the mean of both, which is what the slope 0 of |.| at 0 means: equal distributions have none.
+(As q_v times sign(q_v - p_v) minus its mean over q, it would lose its digits where the distributions hardly overlap.)
+
+What a table's gradient takes from a slot needs the slot's normalisers, so the forward pass keeps nothing but such
+numbers per slot; the backward pass makes the tiles again, and one product per factor for all four. Products with M
+columns: ce 3, kl 5, the distances 7; head.py's cross-entropy and divergence without a bias, whose gradients are made in
+the forward pass, 2 and 4. In both softmaxes the label's logit is kept out of the sums, as in head.py: the cross-entropy
+keeps its digits, and equal logits give equal bits.
 
 Legend: W weighted slots, R rows of a tile, C its columns, M hidden size, V vocabulary, r width of the latents.
 """
@@ -75,8 +79,8 @@ def compare(
 
 
 # What the forward pass keeps of each slot. A probability is exp(logit - REFERENCE) * FACTOR; WRONG: 1 - q of the label,
-# with all its digits; LEAN: see the module's text.
-CE, KL, L1, OVERLAP, LEAN, WRONG, REFERENCE, FACTOR, TEACHER_REFERENCE, TEACHER_FACTOR = range(10)
+# with all its digits; ABOVE and BELOW: see the module's text.
+CE, KL, L1, OVERLAP, ABOVE, BELOW, WRONG, REFERENCE, FACTOR, TEACHER_REFERENCE, TEACHER_FACTOR = range(11)
 
 
 class _Comparison(torch.autograd.Function):
@@ -193,14 +197,14 @@ def _keep_normaliser(state: RowState, kept_2R: Tensor) -> Tensor:
 
 
 def _measure(tiles: Tiles, slots: _Slots, kept_nR: Tensor) -> None:
-    """The second sweep, with the normalisers: fills in l1, overlap and lean."""
+    """The second sweep, with the normalisers: fills in l1, overlap, above and below."""
     assert slots.teacher_WM is not None
     sums = _on(tiles.device, distance_sums)
     draft, teacher = TileLogits(tiles, slots.hidden_WM, slots.bias), TileLogits(tiles, slots.teacher_WM)
-    total_nR = kept_nR.new_zeros(3, kept_nR.shape[1], dtype=torch.float64)
+    total_nR = kept_nR.new_zeros(BELOW + 1 - L1, kept_nR.shape[1], dtype=torch.float64)
     for start, head_CM in tiles:
         total_nR += sums(draft(start, head_CM, 0), teacher(start, head_CM, 1), *kept_nR[REFERENCE:])
-    kept_nR[L1], kept_nR[OVERLAP], kept_nR[LEAN] = total_nR
+    kept_nR[L1 : BELOW + 1] = total_nR
 
 
 def _slopes(
@@ -221,7 +225,7 @@ def _slopes(
     for start, head_CM in tiles:
         logits_RC = draft(start, head_CM, 0)
         teacher_RC = None if teacher is None else teacher(start, head_CM, 1)
-        slope_RC = slope(logits_RC, teacher_RC, slots.labels_W - start, head_CM.dtype, *upstream_nR, *kept_nR[LEAN:])
+        slope_RC = slope(logits_RC, teacher_RC, slots.labels_W - start, head_CM.dtype, *upstream_nR, *kept_nR[ABOVE:])
         if needed[0]:
             add_product(hidden_sum_RM, slope_RC, head_CM)
         if needed[1]:
@@ -239,13 +243,14 @@ def distance_sums(
     teacher_reference_R: Tensor,
     teacher_factor_R: Tensor,
 ) -> Tensor:
-    """A tile's part of l1, overlap and lean, [3, R]."""
+    """A tile's part of l1, overlap, above and below, [4, R]."""
     q_RC = _probabilities(logits_RC, reference_R, factor_R)
     p_RC = _probabilities(teacher_RC, teacher_reference_R, teacher_factor_R)
     overlap_R = torch.minimum(q_RC, p_RC).sum(dim=1)
     gap_RC = q_RC - p_RC
-    lean_R = q_RC.mul_(gap_RC.sign()).sum(dim=1)
-    return torch.stack((gap_RC.abs_().sum(dim=1), overlap_R, lean_R))
+    above_RC = _share_above(gap_RC).mul_(q_RC)
+    below_R = q_RC.sub_(above_RC).sum(dim=1)
+    return torch.stack((gap_RC.abs_().sum(dim=1), overlap_R, above_RC.sum(dim=1), below_R))
 
 
 def tile_slope(
@@ -256,7 +261,8 @@ def tile_slope(
     of_ce_R: Tensor,
     of_kl_R: Tensor,
     of_distance_R: Tensor,
-    lean_R: Tensor,
+    above_R: Tensor,
+    below_R: Tensor,
     wrong_R: Tensor,
     reference_R: Tensor,
     factor_R: Tensor,
@@ -268,13 +274,19 @@ def tile_slope(
     slope_RC = None
     if teacher_RC is not None:
         p_RC = _probabilities(teacher_RC, teacher_reference_R, teacher_factor_R)
-        slope_RC = (q_RC - p_RC).sign_().sub_(lean_R[:, None]).mul_(of_distance_R[:, None])
+        steps = [(2 * of_distance_R * mass_R)[:, None] for mass_R in (-above_R, below_R)]
+        slope_RC = torch.lerp(*steps, _share_above(q_RC - p_RC))  # has the digits of both ends
         slope_RC.add_(of_kl_R[:, None]).mul_(q_RC).sub_(p_RC.mul_(of_kl_R[:, None]))
     inside_R = (column_R >= 0) & (column_R < logits_RC.shape[1])
     within_R1 = column_R.clamp(0, logits_RC.shape[1] - 1)[:, None]
     own_R1 = torch.where(inside_R[:, None], -wrong_R[:, None], q_RC.gather(1, within_R1))
     q_RC.scatter_(1, within_R1, own_R1).mul_(of_ce_R[:, None])
     return (q_RC if slope_RC is None else q_RC.add_(slope_RC)).to(dtype)
+
+
+def _share_above(gap_RC: Tensor) -> Tensor:
+    """1 where the gap is positive, 0 where it is negative, and 1/2 where it is zero."""
+    return gap_RC.sign().add_(1).mul_(0.5)
 
 
 def _probabilities(logits_RC: Tensor, reference_R: Tensor, factor_R: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from draft_cases import random_case, reference_gradients
 
 from ops.lib.drafts.losses.loss import Loss
 
-KINDS = ("dflash", "dpace", "focal", "kl")
+KINDS = ("dflash", "dpace", "focal", "kl", "l1", "lk", "nla")
 
 
 def assert_equal_steps(case, loss, rtol=1e-10, **options):
@@ -29,10 +29,10 @@ def assert_equal_steps(case, loss, rtol=1e-10, **options):
         torch.testing.assert_close(gradients[name], gradient, rtol=rtol, atol=rtol * max(scale, 1e-3), msg=name)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(42))
 def test_random_steps_equal_the_reference(seed):
     case = random_case(seed)
-    assert_equal_steps(case, Loss(kind=KINDS[seed % 4]))
+    assert_equal_steps(case, Loss(kind=KINDS[seed % len(KINDS)]))
 
 
 @pytest.mark.parametrize("block_size", [2, 3, 8, 16])
