@@ -10,8 +10,8 @@ products. The teacher's are y = t W^T. With q = softmax(x), p = softmax(y) and t
     overlap  sum min(p, q) = 1 - l1 / 2          -1/2 of l1's
 
 above and below are the draft's probability of all tokens with q > p, and with q < p. Where q_v = p_v, half of q_v
-counts to each and the slope is the mean of both, which is what the slope 0 of |.| at 0 means: equal distributions have none.
-(As q_v times sign(q_v - p_v) minus its mean over q, it would lose its digits where the distributions hardly overlap.)
+counts to each and the slope is the mean of both, as |.| has the slope 0 at 0: equal distributions have none. (As
+q_v times sign(q_v - p_v) minus its mean over q, it would lose its digits where the distributions hardly overlap.)
 
 What a table's gradient takes from a slot needs the slot's normalisers, so the forward pass keeps nothing but such
 numbers per slot; the backward pass makes the tiles again, and one product per factor for all four. Products with M
