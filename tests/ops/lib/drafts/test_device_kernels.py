@@ -48,6 +48,8 @@ def test_the_head_on_the_device_has_the_values_and_gradients_of_log_softmax(devi
     found.values_W.sum().backward()
     expected.sum().backward()
     pairs = [(found.values_W, expected), *((leaf.grad, there.grad) for leaf, there in zip(leaves, wide, strict=True))]
+    if kind in ("l1", "lk"):
+        limit = max(limit, 1e-3)  # the slope jumps where both distributions are nearly equal
     assert float(max((actual.double() - right).norm() / right.norm() for actual, right in pairs)) < limit
     if dtype == torch.float32:
         assert torch.equal(found.correct_W, logits.argmax(-1) == labels)
