@@ -201,9 +201,10 @@ def _measure(tiles: Tiles, slots: _Slots, kept_nR: Tensor) -> None:
     assert slots.teacher_WM is not None
     sums = _on(tiles.device, distance_sums)
     draft, teacher = TileLogits(tiles, slots.hidden_WM, slots.bias), TileLogits(tiles, slots.teacher_WM)
+    normalisers = _apart(kept_nR[REFERENCE:])
     total_nR = kept_nR.new_zeros(BELOW + 1 - L1, kept_nR.shape[1], dtype=torch.float64)
     for start, head_CM in tiles:
-        total_nR += sums(draft(start, head_CM, 0), teacher(start, head_CM, 1), *kept_nR[REFERENCE:])
+        total_nR += sums(draft(start, head_CM, 0), teacher(start, head_CM, 1), *normalisers)
     kept_nR[L1 : BELOW + 1] = total_nR
 
 
@@ -219,13 +220,14 @@ def _slopes(
     slope = _on(tiles.device, tile_slope)
     draft = TileLogits(tiles, slots.hidden_WM, slots.bias)
     teacher = None if slots.teacher_WM is None else TileLogits(tiles, slots.teacher_WM)
+    of_rows = _apart(upstream_nR) + _apart(kept_nR[ABOVE:])
     hidden_sum_RM = torch.zeros_like(slots.hidden_WM, dtype=tiles.dtype)
     width = 0 if draft.latent_Rr is None else draft.latent_Rr.shape[1]
     latent_sum_Rr = hidden_sum_RM.new_zeros(len(hidden_sum_RM), width)
     for start, head_CM in tiles:
         logits_RC = draft(start, head_CM, 0)
         teacher_RC = None if teacher is None else teacher(start, head_CM, 1)
-        slope_RC = slope(logits_RC, teacher_RC, slots.labels_W - start, head_CM.dtype, *upstream_nR, *kept_nR[ABOVE:])
+        slope_RC = slope(logits_RC, teacher_RC, slots.labels_W - start, head_CM.dtype, *of_rows)
         if needed[0]:
             add_product(hidden_sum_RM, slope_RC, head_CM)
         if needed[1]:
@@ -233,6 +235,11 @@ def _slopes(
         if table_sum_Vr is not None:
             add_product(table_sum_Vr[start : start + len(head_CM)], slope_RC.T, draft.latent_Rr)
     return hidden_sum_RM, latent_sum_Rr
+
+
+def _apart(values_nR: Tensor) -> list[Tensor]:
+    """The rows, each with its own memory: a compiled function would look at the sizes of what they are views of."""
+    return [values_R.clone() for values_R in values_nR]
 
 
 def distance_sums(
