@@ -11,6 +11,7 @@ from dsl.field_rules import Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import LAYER_IDS, ascending_layers
+from ops.lib.drafts.losses.kinds import LossKind
 from ops.lib.sequence_parallel.degree import known_exchange
 
 LAYERS = 5
@@ -161,10 +162,11 @@ class TrainDflash:
         validator=validators.optional(validators.gt(0)),
         help="decay of the slots' weights; default: 7 / 5 / 4 for block sizes 16 / 10 / 8, else half the block size",
     )
-    loss: Literal["dflash", "dpace", "focal", "kl"] = field(
+    loss: LossKind = field(
         default="dflash",
-        help="cross-entropy with DFlash's weights; D-PACE's weights from the draft's own confidence; focal; or the KL "
-        "divergence to the target's distribution, for which stored features need final_hidden of capture_targets",
+        help="cross-entropy with DFlash's weights; D-PACE's weights from the draft's own confidence; focal; or a "
+        "distance from the target's distribution: kl, l1, or one of the LK losses (lk: a blend of both, nla: -log of "
+        "the overlap). For a distance, stored features need final_hidden of capture_targets",
     )
     focal_gamma: float = field(default=2.0, validator=validators.ge(0), help="exponent of the focal loss")
     dpace_alpha: float = field(

@@ -20,6 +20,7 @@ from ops.lib.data.batching import padded_length
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.flops import step_flops
 from ops.lib.drafts.backbone.step import Engine, MicroBatch, Slots
+from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.training import ranks
 from ops.lib.training.dtensors import reshard
@@ -139,10 +140,12 @@ class Stream:
             yield Prepared(batch, sent, total, weight, anchors, *rest, last=number == len(own) - 1)
 
     def _pack(self, samples: Sequence[Drawn]) -> Packed:
+        taught = needs_teacher(self.loss.kind)
         if samples:
             states = self.states(needed(samples, self.place))
-            return pack(states, samples, self.place, with_teacher=self.loss.kind == "kl")
-        return idle_batch(self.draft.block_size, self.reader.width, self.place)
+            return pack(states, samples, self.place, with_teacher=taught)
+        teacher = self.draft.hidden_size if taught else 0
+        return idle_batch(self.draft.block_size, self.reader.width, self.place, teacher=teacher)
 
     def _cost(self, sample: Drawn) -> float:
         """FLOPs of a sample's step; 0 where it has no anchor."""

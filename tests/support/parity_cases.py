@@ -82,6 +82,7 @@ OPTIONS = (
         changes={"activation_checkpointing": True, "anchor_chunk": 8},
     ),
     Problem(name="divergence from the target", inputs="taught", layouts=(U22, G2), changes={"loss": "kl"}),
+    Problem(name="LK, a rank without samples", inputs="taught alone", layouts=(U22,), changes={"loss": "lk"}),
     Problem(name="D-PACE", inputs="ragged", layouts=(U22, G2), changes={"loss": "dpace"}),
     Problem(name="focal", inputs="ragged", layouts=(U2, G22), changes={"loss": "focal"}),
 )
@@ -159,7 +160,9 @@ def write_inputs(folder: Path, tokens: TokenShards, target: TargetModel, feature
     # Of these, samples of up to 16 tokens have no anchor: the first five of every twelve.
     bare = ([0, 1], [5, 6, 7], [2, 8, 3], [4, 12], [9], [10, 13, 11, 18])
     add("bare", bare, **captured("bare", prompt=15))
-    add("taught", dealt(range(24), 5), **captured("taught", final_hidden=True))
+    taught = captured("taught", final_hidden=True)
+    add("taught", dealt(range(24), 5), **taught)
+    add("taught alone", dealt(range(24), 1), **taught)
     short = captured("short", first_length=3, prompt=0)
     made["short"] = short | {"batches": make_plan(folder / "short" / "plan", short["features"])}
     made["padded by 6"] = ragged | {"batches": make_plan(folder / "six", ragged["features"], pad_multiple=6)}

@@ -41,6 +41,7 @@ from torch.distributed.tensor import DTensor
 
 from dsl.errors import ConfigError, StopRequested
 from ops.lib.drafts.backbone.reference import Sample, reference_step
+from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.training import ranks
 from ops.lib.training.dtensors import local, reshard
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
@@ -250,7 +251,7 @@ def against_reference(config: TrainDflash, inputs: Inputs, setup: Setup, outcome
     samples = []
     for one in drawn:
         input_ids_S, loss_mask_S = inputs.train.labels(one.index)
-        teacher_SM = inputs.train.final_hidden(one.index, 0, one.length) if config.loss == "kl" else None
+        teacher_SM = inputs.train.final_hidden(one.index, 0, one.length) if needs_teacher(config.loss) else None
         features_SF = inputs.train.features(one.index, 0, one.length)
         samples.append(Sample(features_SF, input_ids_S, loss_mask_S, one.anchors_A, teacher_SM))
     weights = {name: tensor.clone().requires_grad_() for name, tensor in outcome.start.items()}

@@ -81,11 +81,12 @@ def joined_bytes(work: Pass) -> int:
 
 
 def head_bytes(work: Pass) -> int:
-    """A tile of logits with its copy for the product, and the tile's rows of sums."""
+    """A tile of logits with its copy for the product, and its rows of sums; with a teacher three times as many."""
     rows = min(HEAD_TILE, work.blocks * work.draft.block_size)
     columns = min(HEAD_TILE, work.draft.vocab_size)
     tile = rows * columns * (MASTER + (work.item_size if work.item_size < MASTER else 0))
-    return tile + rows * work.draft.hidden_size * (2 * MASTER + 2 * work.item_size)
+    sums = rows * work.draft.hidden_size * (MASTER + work.item_size)
+    return 3 * tile + 3 * sums if work.teacher else tile + 2 * sums
 
 
 def cast_bytes(work: Pass) -> int:

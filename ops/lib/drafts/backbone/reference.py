@@ -17,6 +17,8 @@ slot outside the loss mask or behind the end, 0 from there on. loss = numerator 
     focal   sum w (1 - p)^g CE / sum w               focal loss, arXiv 1708.02002, equation 4
     kl      sum w KL(teacher || draft) / sum w       DistillSpec, arXiv 2310.08461, with DFlash's weights; the teacher
                                                      of slot (a, k) is the target at position a + k - 1
+    l1, lk, nla                                      other distances from the teacher, weighted as kl: formulas in
+                                                     ops/lib/drafts/losses/reference.py
     dpace   sum v CE / (number of blocks with w > 0) D-PACE, arXiv 2605.18810, equations 7 to 9:
             v_k = sum over m >= k of prod over i <= m of ((1 - alpha) p_i + alpha), i and m over the slots with w > 0;
             no gradient goes through v
@@ -28,7 +30,7 @@ L = T + Q keys, F target features, M hidden, H query heads, G key/value heads, D
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +41,8 @@ from dsl.errors import DataError
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.rope import rope_frequencies
+from ops.lib.drafts.losses.kinds import LossKind, needs_teacher
+from ops.lib.drafts.losses.reference import reference_slot_losses
 from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weights, slot_weights
 
 # In the file reference.py of an algorithm's folder.
@@ -46,8 +50,6 @@ Enter = Callable[[Mapping[str, Tensor], str, Tensor], tuple[Tensor, Any]]
 Leave = Callable[[Mapping[str, Tensor], str, Tensor, Any], Tensor]
 TokenLogits = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, Tensor], Tensor]
 BlockLosses = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-LossKind = Literal["dflash", "focal", "kl", "dpace"]
 
 
 @frozen(eq=False)
@@ -91,7 +93,7 @@ def reference_step(
 
     weights: the tensors of the serving contract; their dtype is that of the computation, and the softmax over the
     vocabulary is in float32 at least. Memory: [H, Q, L] scores per layer and [Q, V] logits.
-    Raises DataError for the KL loss of a sample without a teacher.
+    Raises DataError for a loss that reads the teacher, and a sample without one.
     """
     dtype = weights["fc.weight"].dtype
     K = config.block_size
@@ -107,23 +109,22 @@ def reference_step(
     hidden_NKM = hidden_NQM[:, (torch.arange(K) - shift).clamp(min=0)]
     token_logits: TokenLogits = part_of(config.algorithm, "reference:token_logits")
     logits_NKV = token_logits(config, weights, hidden_NKM, head_VM.to(dtype), labels_NK).to(precise)
-    log_p_NKV = logits_NKV.log_softmax(-1)
-    ce_NK = -log_p_NKV.gather(-1, labels_NK[..., None])[..., 0]
+    teacher_NKV = None
+    if needs_teacher(kind):
+        teacher_NKM = torch.cat([_teacher(sample, K) for sample in samples]).to(dtype)
+        teacher_NKV = (teacher_NKM @ head_VM.to(dtype).T).to(precise)
+    values_NK = reference_slot_losses(kind, logits_NKV, labels_NK, teacher_NKV)
 
     denominator = float(weights_NK.sum(dtype=torch.float64))
     if kind == "focal":
-        ce_NK = (1 - torch.exp(-ce_NK)) ** focal_gamma * ce_NK
-    elif kind == "kl":
-        teacher_NKM = torch.cat([_teacher(sample, K) for sample in samples]).to(dtype)
-        teacher_NKV = (teacher_NKM @ head_VM.to(dtype).T).to(precise).log_softmax(-1)
-        ce_NK = (teacher_NKV.exp() * (teacher_NKV - log_p_NKV)).sum(-1)
+        values_NK = (1 - torch.exp(-values_NK)) ** focal_gamma * values_NK
     elif kind == "dpace":
-        weights_NK = dpace_weights(ce_NK.detach(), valid_NK, dpace_alpha)
+        weights_NK = dpace_weights(values_NK.detach(), valid_NK, dpace_alpha)
         denominator = float(valid_NK.any(1).sum())
     extra: BlockLosses = part_of(config.algorithm, "reference:block_losses")
     added_NK, right_NK = extra(config, weights, hidden_NKM, labels_NK, valid_NK, head_VM.to(dtype))
-    ce_NK = ce_NK + added_NK
-    numerator = (weights_NK.to(precise) * ce_NK)[valid_NK].sum(dtype=torch.float64)
+    values_NK = values_NK + added_NK
+    numerator = (weights_NK.to(precise) * values_NK)[valid_NK].sum(dtype=torch.float64)
 
     correct_NK = valid_NK & right_NK
     loss = numerator / denominator if denominator else numerator
@@ -242,6 +243,6 @@ def _turn(x_LHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _teacher(sample: Sample, block_size: int) -> Tensor:
     """The target's state that predicts each slot, [A, K, M]; some other one where the slot has no weight."""
     if sample.teacher_SM is None:
-        raise DataError("the KL loss needs the target's final hidden states of every sample")
+        raise DataError("this loss needs the target's final hidden states of every sample")
     positions_AK = sample.anchors_A[:, None] + torch.arange(block_size) - 1
     return sample.teacher_SM[positions_AK.clamp(0, len(sample.teacher_SM) - 1)]

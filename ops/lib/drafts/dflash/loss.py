@@ -1,4 +1,4 @@
-"""Cross-entropy, or the divergence from the target, of every token by itself."""
+"""The loss of every token by itself."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from torch import Tensor
 
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.losses.asked import Asked, Outcome
-from ops.lib.drafts.losses.head import head_cross_entropy, head_kl
-from ops.lib.drafts.losses.loss import Loss
+from ops.lib.drafts.losses.loss import Loss, slot_losses
 
 
 def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -> Outcome:
     """The losses of some slots of whole blocks, differentiable."""
-    if asked.teacher_WM is None:
-        return Outcome(*head_cross_entropy(asked.hidden_WM, head_VM, asked.labels_W, checked=True))
-    return Outcome(*head_kl(asked.hidden_WM, asked.teacher_WM, head_VM, asked.labels_W, checked=True))
+    found = slot_losses(loss.kind, asked.hidden_WM, head_VM, asked.labels_W, asked.teacher_WM, checked=True)
+    return Outcome(found.values_W, found.correct_W)

@@ -18,17 +18,13 @@ from ops.lib.drafts.dflash2.config import sizes
 from ops.lib.drafts.dflash2.modules import Selector, selector_of
 from ops.lib.drafts.losses.asked import Asked, Outcome
 from ops.lib.drafts.losses.candidates import best_tokens, token_logits
-from ops.lib.drafts.losses.head import head_cross_entropy, head_kl
-from ops.lib.drafts.losses.loss import Loss
+from ops.lib.drafts.losses.loss import Loss, slot_losses
 
 
 def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -> Outcome:
     """The losses of some slots of whole blocks, differentiable in the hidden states and the selector."""
     hidden_WM, labels_W = asked.hidden_WM, asked.labels_W
-    if asked.teacher_WM is None:
-        base_W, _ = head_cross_entropy(hidden_WM, head_VM, labels_W, checked=True)
-    else:
-        base_W, _ = head_kl(hidden_WM, asked.teacher_WM, head_VM, labels_W, checked=True)
+    base_W = slot_losses(loss.kind, hidden_WM, head_VM, labels_W, asked.teacher_WM, checked=True).values_W
     selector = selector_of(draft)
     best_WC, candidates_WC = best_tokens(hidden_WM, head_VM, sizes(draft.config).candidates)
     is_candidate_W = (candidates_WC == labels_W[:, None]).any(dim=1)

@@ -10,13 +10,13 @@ from step_cases import assert_equal_steps
 
 from ops.lib.drafts.losses.loss import Loss
 
-KINDS = ("dflash", "dpace", "focal", "kl")
+KINDS = ("dflash", "dpace", "focal", "kl", "l1", "lk", "nla")
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(42))
 def test_random_steps_equal_the_reference(seed):
     case = random_case(seed)
-    assert_equal_steps(case, Loss(kind=KINDS[seed % 4]))
+    assert_equal_steps(case, Loss(kind=KINDS[seed % len(KINDS)]))
 
 
 @pytest.mark.parametrize("block_size", [2, 3, 8, 16])
