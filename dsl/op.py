@@ -278,14 +278,10 @@ def config_fields(cls: type) -> dict[str, ConfigField]:
 
 def with_tables(fields: Mapping[str, ConfigField]) -> dict[str, ConfigField]:
     """The fields by name, each table followed by its own ones as "table.field"."""
-    return {
-        name: each
-        for field in fields.values()
-        for name, each in {
-            field.name: field,
-            **{f"{field.name}.{key}": one for key, one in field.fields.items()},
-        }.items()
-    }
+    found: dict[str, ConfigField] = {}
+    for name, field in fields.items():
+        found |= {name: field, **{f"{name}.{key}": each for key, each in field.fields.items()}}
+    return found
 
 
 def chosen_tables(fields: Mapping[str, ConfigField], values: Mapping[str, Any]) -> list[str]:
@@ -293,7 +289,8 @@ def chosen_tables(fields: Mapping[str, ConfigField], values: Mapping[str, Any]) 
     return [
         field.name
         for field in fields.values()
-        if (rule := field.chosen_by) is not None
+        if field.table is not None
+        and (rule := field.chosen_by) is not None
         and values.get(field.name) is None
         and values.get(rule.other, fields[rule.other].default) == rule.value
     ]

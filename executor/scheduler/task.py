@@ -261,6 +261,11 @@ class Task:
 
 def _neutral(fields: Mapping[str, ConfigField], config: Mapping[str, Any]) -> dict[str, Any]:
     """The values outside the key, those in tables too."""
-    found = {name: config[name] for name, field in fields.items() if field.neutral}
-    tables = {name: _neutral(field.fields, config[name] or {}) for name, field in fields.items() if field.fields}
-    return {**{name: values for name, values in tables.items() if values}, **found}
+    found: dict[str, Any] = {}
+    for name, field in fields.items():
+        if field.neutral:
+            found[name] = config[name]
+        elif field.table is not None and config[name] is not None:
+            inside = _neutral(field.fields, config[name])
+            found |= {name: inside} if inside else {}
+    return found

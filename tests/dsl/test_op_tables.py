@@ -233,6 +233,16 @@ def test_tables_are_merged_with_those_of_the_file_that_is_extended(tmp_path: Pat
     ] == str(caught.value).replace(f"{tmp_path}/", "").split("\n")
 
 
+def test_a_path_that_a_table_refers_to_in_its_own_file_stays_as_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a.jsonl").touch()
+    ingest = '[node.ingest]\nop = "ingest"\nsource = "a.jsonl"\n'
+    written(tmp_path / "deep", f'kind = "low"\nlow.label = "${{ingest.source}}"\n{ingest}')
+    top = tmp_path / "top.toml"
+    top.write_text('extends = "deep/p.toml"\n')
+    assert "a.jsonl" == low(read_graph(top))["label"]
+
+
 def test_variants_and_sweeps_change_single_fields_of_tables(tmp_path: Path) -> None:
     variants = (
         '[for_each.kinds.wide]\ntrain.low.rank = 8\n[for_each.kinds.tall]\ntrain = { kind = "high", high.level = 1 }\n'

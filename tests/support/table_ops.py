@@ -42,6 +42,7 @@ class Low:
 class High:
     level: float = field(help="how high", schema={"minimum": 0})
     depth: int = 1
+    pause: float = field(default=0.0, neutral=True, help="seconds")
 
     def twice(self):
         return self.level * 2

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from report_page import Page
 from table_ops import HEAD, OPS
@@ -13,6 +14,7 @@ from toy_ops import Toy
 
 from dsl.read_toml import read_graph
 from executor.cli import main
+from executor.planning.session import make_planner
 from executor.records.graph_file import load_graph
 from executor.results.node_params import params
 from executor.store.artifact_store import Store
@@ -73,6 +75,13 @@ def test_another_neutral_value_is_cached_and_another_value_is_named(
     )
     told = shown(toy, capsys, "explain", str(toy.file), "train", "-s", "train.low.rank=16")
     assert "config changed: train.low.rank from 8 to 16" in told
+
+
+def test_what_a_trial_run_takes_in_the_place_of_a_value_is_named_beside_it(toy: Toy) -> None:
+    small, full = (read_graph(toy.file, [f"train.low.rank={rank}"]) for rank in (16, 32))
+    planner = make_planner(Store.open(toy.store, write=False), small)
+    planner = attrs.evolve(planner, given={"train": full.nodes["train"].config})
+    assert "config changed: train.low.rank from 8 to 16 (given: 32)" == planner.plan()["train"].reason
 
 
 def test_a_difference_of_runs_names_the_fields(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
