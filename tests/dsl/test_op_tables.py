@@ -14,7 +14,7 @@ from table_ops import HEAD, read, train, written
 import ops.aliases
 from dsl.aliases import Alias
 from dsl.errors import ConfigError, PipelineError
-from dsl.field_rules import ChosenBy
+from dsl.field_rules import ChosenBy, Only
 from dsl.graph import Graph, compile_pipeline
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import field, op
@@ -331,6 +331,24 @@ def test_the_schema_describes_tables_and_asks_for_what_they_need(tmp_path: Path)
     assert ["node.train.kind: 'low' was expected"] == wrong('kind = "plain"\nlow.rank = 8\n')
     (unknown,) = wrong('kind = "low"\nlow.rnk = 8\n')
     assert unknown.startswith("node.train.low: Additional properties are not allowed")
+
+
+def test_a_table_that_is_only_allowed_by_a_value_stays_out_where_it_is_left_out() -> None:
+    @frozen(kw_only=True)
+    class Extra:
+        rank: int = 1
+
+    @op(version=1, run="a:b")
+    @frozen(kw_only=True)
+    class Allowing:
+        kind: str = "plain"
+        extra: Extra | None = field(default=None, validator=Only("kind", "low", "'{name}' is for low"))
+        output = Samples
+
+    assert None is Allowing(kind="low").extra
+    assert Extra(rank=1) == Allowing(kind="low", extra={}).extra  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'extra' is for low"):
+        Allowing(extra=Extra())
 
 
 def test_what_dflow_cannot_do_with_a_table_is_refused_when_the_op_is_declared() -> None:
