@@ -20,7 +20,6 @@ from ops.lib.data.batching import padded_length
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.flops import step_flops
 from ops.lib.drafts.backbone.step import Engine, MicroBatch, Slots
-from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.training import ranks
 from ops.lib.training.dtensors import reshard
@@ -140,7 +139,7 @@ class Stream:
             yield Prepared(batch, sent, total, weight, anchors, *rest, last=number == len(own) - 1)
 
     def _pack(self, samples: Sequence[Drawn]) -> Packed:
-        taught = needs_teacher(self.loss.kind)
+        taught = self.loss.needs_teacher
         if samples:
             states = self.states(needed(samples, self.place))
             return pack(states, samples, self.place, with_teacher=taught)

@@ -11,7 +11,6 @@ from torch import Tensor
 from ops.lib.drafts.attention.blocks import ContextRange, choose_attention
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.step import Engine, Slots
-from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.drafts.losses.slots import block_labels, block_weights, slot_weights
 from ops.lib.sequence_parallel.exchange import Alone, Exchange
@@ -85,7 +84,7 @@ def fast_step(
     place = Place(dp_rank=0, dp_size=1, sp_rank=0, sp_degree=1, device=device, dtype=case.head_VM.dtype)
     outcomes = []
     for places in micro_batches or ([range(len(drawn))] if drawn else []):
-        batch = prepare(CaseReader(case), [drawn[p] for p in places], place, with_teacher=needs_teacher(loss.kind))
+        batch = prepare(CaseReader(case), [drawn[p] for p in places], place, with_teacher=loss.needs_teacher)
         outcomes.append(engine.train(batch, 1 / total))
     gradients = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.cpu()

@@ -41,7 +41,8 @@ from dsl.errors import DataError
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.rope import rope_frequencies
-from ops.lib.drafts.losses.kinds import LossKind, needs_teacher
+from ops.lib.drafts.losses.kinds import LossKind
+from ops.lib.drafts.losses.loss import Loss, Terms
 from ops.lib.drafts.losses.reference import reference_slot_losses
 from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weights, slot_weights
 
@@ -49,7 +50,7 @@ from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weight
 Enter = Callable[[Mapping[str, Tensor], str, Tensor], tuple[Tensor, Any]]
 Leave = Callable[[Mapping[str, Tensor], str, Tensor, Any], Tensor]
 TokenLogits = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, Tensor], Tensor]
-BlockLosses = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+BlockLosses = Callable[..., tuple[Tensor, Tensor]]
 
 
 @frozen(eq=False)
@@ -88,6 +89,7 @@ def reference_step(
     gamma: float | None = None,
     focal_gamma: float = 2.0,
     dpace_alpha: float = 0.5,
+    own: Terms | None = None,
 ) -> Step:
     """The loss of a batch of at least one sample, differentiable with respect to the weights.
 
@@ -110,7 +112,7 @@ def reference_step(
     token_logits: TokenLogits = part_of(config.algorithm, "reference:token_logits")
     logits_NKV = token_logits(config, weights, hidden_NKM, head_VM.to(dtype), labels_NK).to(precise)
     teacher_NKV = None
-    if needs_teacher(kind):
+    if Loss(kind=kind, own=own).needs_teacher:
         teacher_NKM = torch.cat([_teacher(sample, K) for sample in samples]).to(dtype)
         teacher_NKV = (teacher_NKM @ head_VM.to(dtype).T).to(precise)
     values_NK = reference_slot_losses(kind, logits_NKV, labels_NK, teacher_NKV)
@@ -122,8 +124,8 @@ def reference_step(
         weights_NK = dpace_weights(values_NK.detach(), valid_NK, dpace_alpha)
         denominator = float(valid_NK.any(1).sum())
     extra: BlockLosses = part_of(config.algorithm, "reference:block_losses")
-    added_NK, right_NK = extra(config, weights, hidden_NKM, labels_NK, valid_NK, head_VM.to(dtype))
-    values_NK = values_NK + added_NK
+    added_NK, right_NK = extra(config, weights, hidden_NKM, labels_NK, valid_NK, head_VM.to(dtype), teacher_NKV, own)
+    values_NK = (1.0 if own is None else own.base) * values_NK + added_NK
     numerator = (weights_NK.to(precise) * values_NK)[valid_NK].sum(dtype=torch.float64)
 
     correct_NK = valid_NK & right_NK

@@ -42,6 +42,8 @@ def block_losses(
     tokens_NK: Tensor,
     valid_NK: Tensor,
     head_VM: Tensor,
+    teacher_NKV: Tensor | None,
+    options: Any,
 ) -> tuple[Tensor, Tensor]:
     """More loss of each token, and whether the draft would propose it, [N, K]; valid_NK: what has a weight."""
     return torch.zeros(tokens_NK.shape, dtype=hidden_NKM.dtype), (hidden_NKM @ head_VM.T).argmax(-1) == tokens_NK

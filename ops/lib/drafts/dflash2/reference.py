@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.dflash2.config import sizes
+from ops.lib.drafts.dflash2.options import Dflash2Options
 
 Weights = Mapping[str, Tensor]
 SELECTOR = "candidate_selector"
@@ -62,27 +64,22 @@ def block_losses(
     tokens_NK: Tensor,
     valid_NK: Tensor,
     head_VM: Tensor,
+    teacher_NKV: Tensor | None,
+    options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The selector's cross-entropy of each token, and whether the walk proposes it, [N, K]; valid_NK: with a weight."""
+    """The selector's cross-entropy of each token, and whether the walk takes it behind the true ones, [N, K]."""
+    assert isinstance(options, Dflash2Options)
     added_NK = torch.zeros(tokens_NK.shape, dtype=hidden_NKM.dtype)
     right_NK = torch.zeros(tokens_NK.shape, dtype=torch.bool)
-    for block, tokens in enumerate(tokens_NK.tolist()):
-        walked = tokens[:1]
-        for place in range(1, len(tokens)):
-            if not valid_NK[block, place]:
-                continue
-            hidden_M = hidden_NKM[block, place]
-            logits_V = head_VM @ hidden_M
-            candidates = logits_V.topk(sizes(config).candidates).indices.tolist()
-            offered = candidates if tokens[place] in candidates else [*candidates[:-1], tokens[place]]
-            before = tokens[place - 1]
-            scores_C = torch.stack([logits_V[each] + _follows(weights, hidden_M, before, each) for each in offered])
-            added_NK[block, place] = scores_C.logsumexp(0) - scores_C[offered.index(tokens[place])]
-            walk = [
-                float((logits_V[each] + _follows(weights, hidden_M, walked[-1], each)).detach()) for each in candidates
-            ]
-            walked.append(candidates[max(range(len(walk)), key=walk.__getitem__)])
-            right_NK[block, place] = walked[-1] == tokens[place]
+    for block, place in valid_NK.nonzero().tolist():
+        before, token = tokens_NK[block, place - 1 : place + 1].tolist()
+        hidden_M = hidden_NKM[block, place]
+        logits_V = head_VM @ hidden_M
+        candidates = logits_V.topk(sizes(config).candidates).indices.tolist()
+        offered = candidates if token in candidates else [*candidates[:-1], token]
+        scores_C = torch.stack([logits_V[each] + _follows(weights, hidden_M, before, each) for each in offered])
+        added_NK[block, place] = options.selector * (scores_C.logsumexp(0) - scores_C[offered.index(token)])
+        right_NK[block, place] = token in candidates and offered[int(scores_C.argmax())] == token
     return added_NK, right_NK
 
 

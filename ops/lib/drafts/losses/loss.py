@@ -7,6 +7,8 @@ Legend: W weighted slots, N blocks, K block size, M hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -19,6 +21,15 @@ from ops.lib.drafts.losses.kinds import LossKind, needs_teacher
 LK_ETA = 3.0  # arXiv 2602.23881: how fast the divergence gives way as the overlap grows
 
 
+class Terms(Protocol):
+    """An algorithm's table of train_dflash. base: the weight of the kind's loss beside the algorithm's own terms."""
+
+    @property
+    def base(self) -> float: ...
+    @property
+    def needs_teacher(self) -> bool: ...
+
+
 @frozen(kw_only=True)
 class Loss:
     """Which loss a draft is trained with.
@@ -27,12 +38,22 @@ class Loss:
     (1 - p)^focal_gamma, p the label's probability (arXiv 1708.02002, equation 4). dpace: weights from the draft's own
     confidence, smoothed by dpace_alpha (arXiv 2605.18810, equations 7 to 9). The others have the slots' weights too,
     and are distances from the target's distribution: kl the divergence (DistillSpec, arXiv 2310.08461), l1 the sum of
-    the absolute differences, lk and nla the two LK losses (arXiv 2602.23881).
+    the absolute differences, lk and nla the two LK losses (arXiv 2602.23881). own: the terms of the draft's algorithm.
     """
 
     kind: LossKind = "dflash"
     focal_gamma: float = 2.0
     dpace_alpha: float = 0.5
+    own: Terms | None = None
+
+    @property
+    def base(self) -> float:
+        return 1.0 if self.own is None else self.own.base
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether it reads the target's distribution, which its final hidden states give."""
+        return needs_teacher(self.kind) or (self.own is not None and self.own.needs_teacher)
 
 
 @frozen(eq=False)
@@ -84,10 +105,11 @@ def slot_losses(
     overlap_W = None
     if with_overlap and found.overlap_W is not None:
         overlap_W = found.overlap_W.detach().clamp(max=1)
-    return SlotLosses(_value(kind, found), found.correct_W, overlap_W)
+    return SlotLosses(value_of(kind, found), found.correct_W, overlap_W)
 
 
-def _value(kind: LossKind, found: Comparison) -> Tensor:
+def value_of(kind: LossKind, found: Comparison) -> Tensor:
+    """The loss of a kind."""
     if not needs_teacher(kind):
         return found.ce_W
     assert found.kl_W is not None
@@ -122,7 +144,7 @@ def combine(loss: Loss, values_W: Tensor, weights_NK: Tensor, rows_W: Tensor, ad
         # at CE = 0 the power has no finite slope for gammas below 1; the product's own limit there is 0
         wrong_W = -torch.expm1(-values_W)
         weights_W = weights_W * wrong_W.clamp_min(torch.finfo(torch.float64).tiny) ** loss.focal_gamma
-    return (weights_W * values_W).sum() + added
+    return loss.base * (weights_W * values_W).sum() + added
 
 
 def denominator(loss: Loss, weights_NK: Tensor) -> float:
