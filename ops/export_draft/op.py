@@ -8,6 +8,7 @@ from attrs import frozen
 
 from dsl.op import field, op
 from ops.artifacts import Draft, DraftCheckpoint, TargetModel
+from ops.lib.drafts.algorithms import CONFIGS, CONTRACT, code_of
 
 
 @op(
@@ -24,3 +25,7 @@ class ExportDraft:
     target: TargetModel
     dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", help="of the exported weights")
     output = Draft
+
+    def chosen_code(self) -> tuple[str, ...]:
+        """The draft's algorithm is known once it is there: of all of them."""
+        return code_of(CONFIGS, CONTRACT)

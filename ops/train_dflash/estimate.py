@@ -22,7 +22,6 @@ from ops.lib.drafts.backbone.footprint import (
     joined_bytes,
     waiting_bytes,
 )
-from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.estimates import DraftForeseen, Kind, StepsForeseen, TargetForeseen, TokensForeseen, first_counted
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.threads import threads_of_drafting
@@ -109,7 +108,7 @@ def training_memory(
         blocks=-(-blocks // sp_degree),
         waiting=config.buffer_batches + 1,
         checkpointed=config.activation_checkpointing,
-        teacher=needs_teacher(config.loss),
+        teacher=config.needs_teacher,
     )
     passes = {
         "context of a micro-batch": context_bytes(work),
@@ -164,7 +163,7 @@ def _not_stored(
     config: TrainDflash, target: TargetForeseen, tokens: TokensForeseen | None, layers: int, free: int
 ) -> str:
     """Size of the features that online capture does not store."""
-    per_token = feature_bytes(target.sizes, layers + needs_teacher(config.loss), config.capture_dtype)
+    per_token = feature_bytes(target.sizes, layers + config.needs_teacher, config.capture_dtype)
     count = tokens.count(("train", "val")) if tokens is not None else None
     if count is None:
         return f"online: no features are stored; they would need {shown_bytes(per_token * 1e6)} per million tokens"

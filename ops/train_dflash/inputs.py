@@ -60,10 +60,9 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
     target, tokens = stage.inputs["target"], stage.inputs.get("tokens")
     captured, train, val, mistakes = (_online if config.capture == "online" else _stored)(config, stage)
     mistakes += _shape_mistakes(captured, target_info(target))
-    if needs_teacher(config.loss) and not captured["final_hidden"]:
+    if config.needs_teacher and not captured["final_hidden"]:
         mistakes.append(
-            f'loss = "{config.loss}" needs the target\'s final hidden states: '
-            "set final_hidden = true in capture_targets"
+            f"{_of_teacher(config)} needs the target's final hidden states: set final_hidden = true in capture_targets"
         )
     if not len(train):
         mistakes.append("no sample in the split train; was everything dropped by tokenize_chat?")
@@ -86,6 +85,12 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
         head_VM=head_VM,
         tokens=tokens,
     )
+
+
+def _of_teacher(config: TrainDflash) -> str:
+    """What of the loss reads the target's distribution."""
+    is_kind = needs_teacher(config.loss)
+    return f'loss = "{config.loss}"' if is_kind else f'the loss of algorithm = "{config.algorithm}"'
 
 
 def _stored(_config: TrainDflash, stage: Stage) -> _Opened:

@@ -29,7 +29,6 @@ from ops.capture_targets.huggingface import device_batch
 from ops.capture_targets.layers import check_layers, spread_layers
 from ops.lib.data.batching import batches_by_length
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.target.feature_shards import feature_info
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, read_config, target_info
 from ops.lib.vision.families import family_of
@@ -49,7 +48,7 @@ def describe_features(config: TrainDflash, tokens: TokenShards, target: TargetMo
     if layer_ids is None:
         layer_ids = spread_layers(info["num_layers"], config.capture_layers, field="capture_layers")
     check_layers(layer_ids, info["num_layers"])
-    return feature_info(target, tokens, layer_ids, config.capture_dtype, final_hidden=needs_teacher(config.loss))
+    return feature_info(target, tokens, layer_ids, config.capture_dtype, final_hidden=config.needs_teacher)
 
 
 class OnlineReader:

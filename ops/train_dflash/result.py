@@ -40,6 +40,7 @@ def write_result(
     val_tokens = sum(inputs.val.lengths)
     final_steps, selected_steps = (window(history[:step], val_tokens) for step in (state.step, selected))
     last = history[-final_steps:, TALLY:].sum(0)
+    found = inputs.draft.algorithm.metrics
     row = row_of(state.measured, selected)
     write_json(stage.out_dir / "config.json", to_serving(inputs.draft))
     save_file(dict(weights), stage.out_dir / "model.safetensors", metadata={"format": "pt"})
@@ -55,9 +56,9 @@ def write_result(
         "samples_seen": len({sample for step in inputs.steps for sample in step.samples}),
         "final_steps": final_steps,
         "final_loss": mean_loss(last),
-        "final_metrics": metrics(last, "train"),
+        "final_metrics": metrics(last, "train", found),
         "selected_steps": selected_steps,
-        "selected_metrics": metrics(history[selected - selected_steps : selected, TALLY:].sum(0), "train"),
+        "selected_metrics": metrics(history[selected - selected_steps : selected, TALLY:].sum(0), "train", found),
         "val_metrics": None if row is None else metrics_of(row),
         "anchors": int(history[:, TALLY + ANCHORS].sum()),
         "tokens": int(history[:, TALLY + TOKENS].sum()),

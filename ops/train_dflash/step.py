@@ -40,7 +40,7 @@ from ops.train_dflash.batches import (
 )
 from ops.train_dflash.prefetch import Prefetch
 from ops.train_dflash.staging import Sent, Transfer
-from ops.train_dflash.tally import ANCHORLESS, ANCHORS, FLOPS, LOSS, TOKENS, WEIGHT, count_slots, new_tally
+from ops.train_dflash.tally import ANCHORLESS, ANCHORS, FLOPS, FOUND, LOSS, TOKENS, WEIGHT, count_slots, new_tally
 
 VAL_SEED, VAL_EPOCH = 0, -1
 
@@ -207,6 +207,8 @@ class _Tally:
         if slots is not None:
             self.found[LOSS].add_(slots.loss)
             count_slots(self.found, slots.slots_W, slots.correct_W)
+            if slots.found is not None:
+                self.found[FOUND : FOUND + len(slots.found)].add_(slots.found)
 
     def summed(self) -> Tensor:
         """The sum over all ranks, on the device."""

@@ -16,7 +16,7 @@ so that a node's key covers only the algorithms that its op names in `chosen_cod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dsl.errors import ConfigError
@@ -32,7 +32,9 @@ CONFIGS = {  # the config classes of the algorithms that come with dflow
     "dflash2": "ops.lib.drafts.dflash2.config:Dflash2",
     "dspark": "ops.lib.drafts.dspark.config:Dspark",
 }
-CODE = ("modules:heads", "propose:propose", "loss:block_losses")
+# Where code begins that an op imports by name, for its `chosen_code`.
+MODEL, PROPOSAL, LOSS = ("modules:heads", "modules:around_sublayers"), ("propose:propose",), ("loss:block_losses",)
+CONTRACT, REFERENCE = ("contract:shapes", "contract:MISSING", "contract:WRONG"), ("reference:scores",)
 
 
 class Algorithm(Protocol):
@@ -84,7 +86,10 @@ def part_of(algorithm: Algorithm | type[Algorithm], place: str) -> Any:
     return named_function(f"{cls.__module__.rpartition('.')[0]}.{place}")
 
 
-def code_of(name: str) -> tuple[str, ...]:
-    """Where the code of an algorithm begins, as `chosen_code` names it."""
-    folder = CONFIGS[name].rpartition(".config:")[0]
-    return (CONFIGS[name], *(f"{folder}.{place}" for place in CODE))
+def code_of(names: Iterable[str], *parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Where the code of algorithms begins, as `chosen_code` names it: their configs, and those of `parts`."""
+    places = [place for part in parts for place in part]
+    folders = {name: CONFIGS[name].rpartition(".config:")[0] for name in names}
+    return tuple(
+        place for name, folder in folders.items() for place in (CONFIGS[name], *(f"{folder}.{each}" for each in places))
+    )

@@ -16,6 +16,12 @@ class Drawn(nn.Module, ABC):
         """Set all parameters; std: of the backbone's matrices. Called without gradients."""
 
 
+def added_parameters(model: nn.Module) -> frozenset[str]:
+    """The names of the parameters that the algorithm adds: tables, kernels and heads, but no hidden matrices."""
+    added = {name for name, module in model.named_modules() if isinstance(module, Drawn)}
+    return frozenset(name for name, _ in model.named_parameters() if any(name.startswith(f"{each}.") for each in added))
+
+
 class Around(Drawn):
     """Goes around one sublayer: N blocks, K slots of a block, M hidden size."""
 

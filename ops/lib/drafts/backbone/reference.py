@@ -41,8 +41,7 @@ from dsl.errors import DataError
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.rope import rope_frequencies
-from ops.lib.drafts.losses.kinds import LossKind
-from ops.lib.drafts.losses.loss import Loss, Terms
+from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_teacher
 from ops.lib.drafts.losses.reference import reference_slot_losses
 from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weights, slot_weights
 
@@ -112,7 +111,7 @@ def reference_step(
     token_logits: TokenLogits = part_of(config.algorithm, "reference:token_logits")
     logits_NKV = token_logits(config, weights, hidden_NKM, head_VM.to(dtype), labels_NK).to(precise)
     teacher_NKV = None
-    if Loss(kind=kind, own=own).needs_teacher:
+    if needs_teacher(kind, own):
         teacher_NKM = torch.cat([_teacher(sample, K) for sample in samples]).to(dtype)
         teacher_NKV = (teacher_NKM @ head_VM.to(dtype).T).to(precise)
     values_NK = reference_slot_losses(kind, logits_NKV, labels_NK, teacher_NKV)

@@ -7,8 +7,6 @@ Legend: W weighted slots, N blocks, K block size, M hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -16,18 +14,9 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.lib.drafts.losses.comparison import Comparison, compare
 from ops.lib.drafts.losses.head import Bias, head_cross_entropy, head_kl
-from ops.lib.drafts.losses.kinds import LossKind, needs_teacher
+from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_teacher
 
 LK_ETA = 3.0  # arXiv 2602.23881: how fast the divergence gives way as the overlap grows
-
-
-class Terms(Protocol):
-    """An algorithm's table of train_dflash. base: the weight of the kind's loss beside the algorithm's own terms."""
-
-    @property
-    def base(self) -> float: ...
-    @property
-    def needs_teacher(self) -> bool: ...
 
 
 @frozen(kw_only=True)
@@ -53,7 +42,7 @@ class Loss:
     @property
     def needs_teacher(self) -> bool:
         """Whether it reads the target's distribution, which its final hidden states give."""
-        return needs_teacher(self.kind) or (self.own is not None and self.own.needs_teacher)
+        return needs_teacher(self.kind, self.own)
 
 
 @frozen(eq=False)
