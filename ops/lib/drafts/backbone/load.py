@@ -70,8 +70,9 @@ def random_draft(config: DraftConfig, seed: int, device: str = "cpu", dtype: tor
 def load_weights(model: DraftModel, directory: Path) -> None:
     """Load the weights of an exported draft or a DraftCheckpoint into a model that will be trained (a warm start).
 
-    Any algorithm may start from a plain DFlash draft. The model may be sharded; its dtype stays, whatever the stored one
-    is. Raises ConfigError that names what differs between the draft's config and the model's, and DataError where files or tensors are missing, unexpected or damaged.
+    Any algorithm may start from a plain DFlash draft. The model may be sharded; its dtype stays, whatever the stored
+    one is. Raises ConfigError that names what differs between the draft's config and the model's, and DataError where
+    files or tensors are missing, unexpected or damaged.
     """
     for name in (CONFIG, WEIGHTS):
         if not (directory / name).is_file():
