@@ -7,10 +7,12 @@ from math import ceil
 from typing import Any
 
 import torch
+from attrs import has
 from matplotlib.figure import Figure
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dsl.convert import unstructure
 from dsl.op import op_of
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
@@ -95,8 +97,9 @@ def identity(config: TrainDflash, stage: Stage, inputs: Inputs) -> dict[str, Any
 
 
 def key_fields(config: TrainDflash) -> dict[str, Any]:
-    """The config without its neutral fields."""
-    return {entry.name: getattr(config, entry.name) for entry in op_of(config).fields.values() if not entry.neutral}
+    """The config without its neutral fields, as JSON values."""
+    fields = {entry.name: getattr(config, entry.name) for entry in op_of(config).fields.values() if not entry.neutral}
+    return {name: unstructure(value) if has(type(value)) else value for name, value in fields.items()}
 
 
 def loss_figure(losses: Sequence[float]) -> Figure:

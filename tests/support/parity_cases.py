@@ -19,6 +19,8 @@ from ops.artifacts import BatchPlan, TargetFeatures, TargetModel, TokenShards
 from ops.lib.data.batching import padded_length
 from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.dflash2.options import Dflash2Options
+from ops.lib.drafts.dspark.options import DsparkOptions
 from ops.lib.target.feature_shards import FeatureReader
 
 PAD_MULTIPLE, STEPS = 8, 20
@@ -83,6 +85,18 @@ OPTIONS = (
     ),
     Problem(name="divergence from the target", inputs="taught", layouts=(U22, G2), changes={"loss": "kl"}),
     Problem(name="LK, a rank without samples", inputs="taught alone", layouts=(U22,), changes={"loss": "lk"}),
+    Problem(
+        name="DFlash2",
+        inputs="packed",
+        layouts=(U22, G2),
+        changes={"algorithm": "dflash2", "dflash2": Dflash2Options(rank=8, candidates=4), "anchor_chunk": 4},
+    ),
+    Problem(
+        name="DSpark",
+        inputs="taught",
+        layouts=(U22, G2),
+        changes={"algorithm": "dspark", "dspark": DsparkOptions(rank=8)},
+    ),
     Problem(name="D-PACE", inputs="ragged", layouts=(U22, G2), changes={"loss": "dpace"}),
     Problem(name="focal", inputs="ragged", layouts=(U2, G22), changes={"loss": "focal"}),
 )
