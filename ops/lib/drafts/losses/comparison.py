@@ -104,6 +104,7 @@ class _Comparison(torch.autograd.Function):
             if distances:
                 _measure(tiles, slots.of(rows), kept_nW[:, rows])
         ctx.mark_non_differentiable(correct_W)
+        ctx.set_materialize_grads(False)  # what nothing was made of costs nothing
         ctx.save_for_backward(hidden_WM, latent_Wr, table_Vr, teacher_WM, head_VM, labels_W, kept_nW)
         kl_W = None if teacher_WM is None else kept_nW[KL].clone()
         l1_W, overlap_W = (kept_nW[L1].clone(), kept_nW[OVERLAP].clone()) if distances else (None, None)
@@ -113,25 +114,25 @@ class _Comparison(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any,
-        of_ce_W: Tensor,
+        of_ce_W: Tensor | None,
         of_kl_W: Tensor | None,
         of_l1_W: Tensor | None,
         of_overlap_W: Tensor | None,
-        _of_correct: Tensor,
+        _of_correct: None,
     ) -> tuple[Tensor | None, ...]:
         hidden_WM, latent_Wr, table_Vr, teacher_WM, head_VM, labels_W, kept_nW = ctx.saved_tensors
         tiles = Tiles(hidden_WM, head_VM)
-        slots = _Slots(hidden_WM, teacher_WM, labels_W, _bias(latent_Wr, table_Vr))
-        nothing_W = torch.zeros_like(of_ce_W)
-        of_distance_W = nothing_W if of_l1_W is None or of_overlap_W is None else of_l1_W - of_overlap_W / 2
-        upstream_nW = torch.stack((of_ce_W, nothing_W if of_kl_W is None else of_kl_W, of_distance_W))
+        if of_overlap_W is not None:
+            of_l1_W = of_overlap_W / -2 if of_l1_W is None else of_l1_W - of_overlap_W / 2
+        upstream = _Upstream(of_ce_W, of_kl_W, of_l1_W)
+        slots = _Slots(hidden_WM, teacher_WM if upstream.of_teacher else None, labels_W, _bias(latent_Wr, table_Vr))
         needed = [ctx.needs_input_grad[place] for place in range(3)]
         hidden_grad_WM = torch.empty_like(hidden_WM) if needed[0] else None
         latent_grad_Wr = torch.empty_like(latent_Wr) if needed[1] else None
         table_sum_Vr = torch.zeros_like(table_Vr, dtype=tiles.dtype) if needed[2] else None
         for rows in tiles.chunks(len(hidden_WM)):
             hidden_sum_RM, latent_sum_Rr = _slopes(
-                tiles, slots.of(rows), kept_nW[:, rows], upstream_nW[:, rows], needed, table_sum_Vr
+                tiles, slots.of(rows), kept_nW[:, rows], upstream.of(rows), needed, table_sum_Vr
             )
             if hidden_grad_WM is not None:
                 hidden_grad_WM[rows] = hidden_sum_RM.to(hidden_WM.dtype)
@@ -155,6 +156,22 @@ class _Slots:
             self.labels_W[rows],
             None if self.bias is None else self.bias.of(rows),
         )
+
+
+@frozen(eq=False)
+class _Upstream:
+    """The gradients of what is returned, that of the overlap as part of l1's; None where there is none."""
+
+    ce_W: Tensor | None
+    kl_W: Tensor | None
+    l1_W: Tensor | None
+
+    @property
+    def of_teacher(self) -> bool:
+        return self.kl_W is not None or self.l1_W is not None
+
+    def of(self, rows: slice) -> list[Tensor | None]:
+        return [None if values_W is None else values_W[rows].clone() for values_W in (self.ce_W, self.kl_W, self.l1_W)]
 
 
 def _bias(latent_Wr: Tensor | None, table_Vr: Tensor | None) -> Bias | None:
@@ -212,7 +229,7 @@ def _slopes(
     tiles: Tiles,
     slots: _Slots,
     kept_nR: Tensor,
-    upstream_nR: Tensor,
+    upstream: list[Tensor | None],
     needed: list[bool],
     table_sum_Vr: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
@@ -220,7 +237,7 @@ def _slopes(
     slope = _on(tiles.device, tile_slope)
     draft = TileLogits(tiles, slots.hidden_WM, slots.bias)
     teacher = None if slots.teacher_WM is None else TileLogits(tiles, slots.teacher_WM)
-    of_rows = _apart(upstream_nR) + _apart(kept_nR[ABOVE:])
+    of_rows = (*upstream, *_apart(kept_nR[ABOVE:]))
     hidden_sum_RM = torch.zeros_like(slots.hidden_WM, dtype=tiles.dtype)
     width = 0 if draft.latent_Rr is None else draft.latent_Rr.shape[1]
     latent_sum_Rr = hidden_sum_RM.new_zeros(len(hidden_sum_RM), width)
@@ -265,9 +282,9 @@ def tile_slope(
     teacher_RC: Tensor | None,
     column_R: Tensor,
     dtype: torch.dtype,
-    of_ce_R: Tensor,
-    of_kl_R: Tensor,
-    of_distance_R: Tensor,
+    of_ce_R: Tensor | None,
+    of_kl_R: Tensor | None,
+    of_l1_R: Tensor | None,
     above_R: Tensor,
     below_R: Tensor,
     wrong_R: Tensor,
@@ -278,17 +295,23 @@ def tile_slope(
 ) -> Tensor:
     """The loss's slope in the logits of a tile, [R, C] in dtype; column_R: the label's, maybe outside the tile."""
     q_RC = _probabilities(logits_RC, reference_R, factor_R)
-    slope_RC = None
+    slopes = []
     if teacher_RC is not None:
         p_RC = _probabilities(teacher_RC, teacher_reference_R, teacher_factor_R)
-        steps = [(2 * of_distance_R * mass_R)[:, None] for mass_R in (-above_R, below_R)]
-        slope_RC = torch.lerp(*steps, _share_above(q_RC - p_RC))  # has the digits of both ends
-        slope_RC.add_(of_kl_R[:, None]).mul_(q_RC).sub_(p_RC.mul_(of_kl_R[:, None]))
-    inside_R = (column_R >= 0) & (column_R < logits_RC.shape[1])
-    within_R1 = column_R.clamp(0, logits_RC.shape[1] - 1)[:, None]
-    own_R1 = torch.where(inside_R[:, None], -wrong_R[:, None], q_RC.gather(1, within_R1))
-    q_RC.scatter_(1, within_R1, own_R1).mul_(of_ce_R[:, None])
-    return (q_RC if slope_RC is None else q_RC.add_(slope_RC)).to(dtype)
+        if of_l1_R is not None:
+            steps = [(2 * of_l1_R * mass_R)[:, None] for mass_R in (-above_R, below_R)]
+            slopes.append(torch.lerp(*steps, _share_above(q_RC - p_RC)).mul_(q_RC))  # both ends keep their digits
+        if of_kl_R is not None:
+            slopes.append((q_RC - p_RC).mul_(of_kl_R[:, None]))
+    if of_ce_R is not None:
+        inside_R = (column_R >= 0) & (column_R < logits_RC.shape[1])
+        within_R1 = column_R.clamp(0, logits_RC.shape[1] - 1)[:, None]
+        own_R1 = torch.where(inside_R[:, None], -wrong_R[:, None], q_RC.gather(1, within_R1))
+        slopes.append(q_RC.scatter_(1, within_R1, own_R1).mul_(of_ce_R[:, None]))
+    total_RC = slopes[0]
+    for slope_RC in slopes[1:]:
+        total_RC.add_(slope_RC)
+    return total_RC.to(dtype)
 
 
 def _share_above(gap_RC: Tensor) -> Tensor:
