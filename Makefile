@@ -1,6 +1,8 @@
 # Both commands make .venv and install what they need: `make run` runs the main job, `make test` passes the tests.
 PYTHON ?= python3
 BIN := .venv/bin
+# A file of tests in one process, on one process more than there are cores: tests also wait for what they started.
+PYTEST := -m pytest -m "not slow" --numprocesses $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test quick faults test-sglang test-gpu check check-slow generated install
 
@@ -8,7 +10,7 @@ run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
 
 test: .venv/installed
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python $(PYTEST)
 
 # The most informative tests, within a minute; FILE="PATH ..." selects those that import these files.
 quick: .venv/installed
@@ -20,7 +22,7 @@ faults: .venv/installed
 
 # SGLang's real code on a CPU, in an environment of its own.
 test-sglang: .venv-sglang/installed
-	.venv-sglang/bin/python -m pytest tests/sglang -m "not slow" --numprocesses auto --dist loadfile --no-loadscope-reorder
+	.venv-sglang/bin/python $(PYTEST) tests/sglang
 
 # What computes on a GPU, by an interpreter as it is (docs/gpu.md), within LIMIT seconds: nothing is installed. DEVICE=cpu
 # tries the same on a CPU.
@@ -35,7 +37,7 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python $(PYTEST)
 
 check-slow: .venv/installed
 	$(BIN)/python -m pytest

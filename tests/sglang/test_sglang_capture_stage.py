@@ -137,6 +137,7 @@ def start(job: Path, *count: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_capture_killed_in_the_middle_goes_on_and_ends_with_the_same_bytes(undisturbed, tokens, target, tmp_path):
     job, work = tmp_path / "job.json", tmp_path / "stage" / "work"
     write_job(job, tmp_path / "stage", tokens, target, **plain_config(final_hidden=True))
