@@ -9,7 +9,7 @@ import pytest
 import tomli
 from attrs import frozen
 from jsonschema import Draft7Validator
-from table_ops import HEAD, read, train, written
+from ops_with_tables import HEAD, read, train, written
 
 import ops.aliases
 from dsl.aliases import Alias

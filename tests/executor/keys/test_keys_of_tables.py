@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from table_ops import OPS, written
+from ops_with_tables import OPS, written
 
 from dsl.fingerprint import key_config
 from dsl.read_toml import read_graph

@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 import pytest
+from ops_with_tables import HEAD, OPS
 from report_page import Page
-from table_ops import HEAD, OPS
 from toy_ops import Toy
 
 from dsl.read_toml import read_graph
