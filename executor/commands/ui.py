@@ -20,8 +20,8 @@ from executor.records.sent_run import TRAINING, VIEW, SentRun
 from executor.system.output import OK, print_lines
 from executor.system.server import Server, is_reachable_by_others, require_free_port, wait_until_ready
 
-# MLflow's job runner is for its own evaluations: a dozen processes that dflow never uses. Its assistant runs commands for
-# whoever reaches the port: in Docker, or not at all.
+# MLflow's job runner is for its own evaluations: a dozen processes that dflow never uses. Its assistant runs commands
+# for whoever reaches the port: in Docker, or not at all.
 ENVIRONMENT = {
     "MLFLOW_ENABLE_ASSISTANT_SANDBOX": "true",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
