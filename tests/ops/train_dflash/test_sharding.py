@@ -40,7 +40,7 @@ CASES = {
 }
 ALGORITHMS = {
     "DFlash2": {"algorithm": "dflash2", "dflash2": Dflash2Options(rank=4, candidates=3)},
-    "DSpark": {"algorithm": "dspark", "dspark": DsparkOptions(rank=4, l1=0.0, confidence=0.0, base=1.0)},
+    "DSpark": {"algorithm": "dspark", "dspark": DsparkOptions(rank=4, l1=0.0, confidence_head=False, base=1.0)},
 }
 IN_PARTS = [name for name in CASES if name not in (ONE_UNIT, COMPILED)]
 CASES |= {name: {"dtype": "float64", **changes} for name, changes in ALGORITHMS.items()}
