@@ -25,7 +25,7 @@ from dsl.errors import DataError, StoreError
 from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
-from ops.lib.sglang.version import NEWEST, VERSIONS
+from ops.lib.sglang.version import NEWEST
 from ops.tools.serve.prompts import ChatPrompt
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -281,14 +281,14 @@ def test_without_a_supported_version_the_command_is_shown_and_nothing_starts(tmp
     assert "SGLang 0.5.21 or 0.5.23 lacks a method that DFLASH needs for qwen3_vl targets" in notice
 
 
-@pytest.mark.parametrize(("version", "launcher"), zip(VERSIONS, ["ops.lib.sglang", "sglang"], strict=True))
+@pytest.mark.parametrize(("version", "launcher"), [("0.5.21", "ops.lib.sglang"), ("0.5.23", "sglang")])
 def test_the_launcher_is_the_one_that_the_installed_version_needs(tmp_path, version, launcher):
-    """The doubled method of Qwen3.5's text model is gone in the newer one."""
+    """The doubled method of Qwen3.5's text model is gone in the newer one. The small server has nothing to patch."""
     result = Served(tmp_path, "qwen3_5_text", version).dflow("--check")
 
-    assert (0, "") == (result.returncode, result.stderr)
     assert f" -m {launcher}.launch_server --model-path " in result.stdout
-    assert (launcher == "sglang") is ("lacks a method" not in result.stdout)
+    assert (version == "0.5.21") is (f"SGLang {version} lacks a method that DFLASH needs" in result.stdout)
+    assert (version == "0.5.21") is (result.returncode == 1)
 
 
 def test_a_draft_for_one_version_is_served_by_no_other(tmp_path):
