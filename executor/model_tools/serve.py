@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from dsl.errors import ServerError
 from executor.launchers.redaction import RedactedLog
@@ -22,7 +22,7 @@ from executor.system.server import Server, is_reachable_by_others, require_free_
 from executor.system.symlinks import new_file
 from executor.system.user_cache import compile_cache
 from ops.lib.sglang.serve_command import Address, launch_command, shell_line
-from ops.lib.sglang.version import SGLANG_VERSION, require_sglang
+from ops.lib.sglang.version import either, installed_version, require_sglang
 from ops.tools.serve.chat import accepted_lengths, ask
 from ops.tools.serve.prompts import HELLO, prompt_text
 from ops.tools.serve.sglang_arguments import API_KEY, key_config, refusal, refuse_own
@@ -64,8 +64,8 @@ def serve_run(options: ServeOptions) -> None:
     """Start the server, send it one prompt, and serve until interrupted, or with `check` until it has answered.
 
     Raises ConfigError for an argument of SGLang's that dflow gives, StoreError where the run has nothing to serve,
-    DataError where the pinned SGLang is not installed, and ServerError where the server does not start or does not use
-    the draft.
+    DataError where SGLang is not installed in a version that the draft is for, and ServerError where the server does
+    not start or does not use the draft.
     """
     refuse_own(options.extra)
     store = Store.open(options.store, write=True)
@@ -78,15 +78,17 @@ def _serve(run: ServedRun, record: Record, options: ServeOptions) -> None:
     address = Address(host=options.host, port=options.port)
     for warning in run.warnings:
         print_lines(f"warning: {warning}", error=True)
-    command = launch_command(str(run.target), run.served, run.draft, address=address, extra=options.extra)
+    found = installed_version()
+    served = evolve(run.served, versions=(found,)) if found in run.served.versions else run.served
+    command = launch_command(str(run.target), served, run.draft, address=address, extra=options.extra)
     command[0] = sys.executable
-    print_lines(shell_line(command, run.served.environment))
-    if run.served.needs_patch:
+    print_lines(shell_line(command, served.environment))
+    if served.unfit_versions:
         print_lines(
-            f"SGLang {SGLANG_VERSION} lacks a method that DFLASH needs for {run.served.model_type} targets; "
+            f"SGLang {either(served.unfit_versions)} lacks a method that DFLASH needs for {served.model_type} targets; "
             "this launcher adds it and then runs SGLang's own"
         )
-    require_sglang("the command above, which runs wherever that version is installed,")
+    require_sglang("the command above, which runs wherever that version is installed,", run.engine)
     require_free_port(options.host, options.port)
     key = os.environ.get(API_KEY, "")
     if is_reachable_by_others(options.host) and not key:

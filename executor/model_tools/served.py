@@ -25,6 +25,7 @@ LONGEST_ERROR = 500
 @frozen(kw_only=True)
 class ServedRun:
     """warnings: why the draft may not be fit to serve. tau: as `evaluate` measured it, None where it did not.
+    engine: that of export_draft.
 
     prompts: held-out ones; none where the store holds no samples.
     """
@@ -32,6 +33,7 @@ class ServedRun:
     target: Path
     served: Served
     draft: DraftOption
+    engine: str | None
     warnings: tuple[str, ...]
     tau: float | None
     prompts: tuple[ChatPrompt, ...]
@@ -49,12 +51,13 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
     target = made.path(export.inputs["target"][0])
     info = _read(target / "target.json")
     config = _read(draft / "config.json")
-    model = target / "model"
+    model, engine = target / "model", config.get("dflow", {}).get("engine")
     check_code(draft, trust_remote_code=False)
     return ServedRun(
         target=model,
-        served=Served.as_trained(info, _read(model / "config.json"), made.captured(export), model),
+        served=Served.as_trained(info, _read(model / "config.json"), made.captured(export), model, engine),
         draft=DraftOption(path=str(draft), block_size=config["block_size"]),
+        engine=engine,
         warnings=tuple(warnings),
         tau=made.tau(export),
         prompts=made.prompts(export, info["vision"], prompts),

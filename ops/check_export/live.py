@@ -45,7 +45,7 @@ from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.serving_contract import REWRITE, Mistake
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.sglang.version import installed_version
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, target_info
 
@@ -118,7 +118,7 @@ def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
     draft, mistakes = own_draft(setting.draft_dir)
     engine = start_engine(setting, prompts)
     if isinstance(engine, Mistake):
-        return LiveResult(SGLANG_VERSION, (), {}, mistakes=(*mistakes, engine))
+        return LiveResult(str(installed_version()), (), {}, mistakes=(*mistakes, engine))
     with engine:
         forward: dict[str, float] = {}
         if draft is not None:
@@ -131,7 +131,7 @@ def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
         watched = [] if mistakes else watch(engine, prompts_to_watch(prompts, departed), eos)
     judged = judge(setting, None if mistakes else draft, prompts, served, departed, watched)
     return LiveResult(
-        version=SGLANG_VERSION,
+        version=str(installed_version()),
         prompts=tuple(
             ServedPrompt(prompt.sample.id, prompt.sample.category, answer.tokens, answer.accepted)
             for prompt, answer in zip(prompts, served, strict=True)
@@ -162,7 +162,7 @@ def choose_dtype(config: CheckExport, report: Mapping[str, Any], device: str) ->
         return config.dtype or str(report["dtype"])
     if config.dtype not in (None, "bfloat16"):
         raise LiveUnavailable(
-            f"SGLang {SGLANG_VERSION} casts a draft's inputs to bfloat16 on a GPU, so it cannot be checked in "
+            f"SGLang {installed_version()} casts a draft's inputs to bfloat16 on a GPU, so it cannot be checked in "
             f'{config.dtype} there: give check_export dtype = "bfloat16", or none'
         )
     return "bfloat16"
@@ -193,7 +193,9 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> DflashEngine | 
 
         sizes = [dflash_worker.tokens_of(prompt.sample, prompt.max_new_tokens, block_size) for prompt in prompts]
     except (ImportError, RuntimeError, OSError) as error:
-        raise LiveUnavailable(f"SGLang {SGLANG_VERSION} is installed, but cannot be imported here: {error}") from error
+        raise LiveUnavailable(
+            f"SGLang {installed_version()} is installed, but cannot be imported here: {error}"
+        ) from error
     room = max(SMALLEST_POOL, sum(sorted(sizes)[-TOGETHER:]))
     try:
         return dflash_worker.DflashEngine.start(
@@ -226,7 +228,7 @@ def setting_mistakes(engine: DflashEngine, config: DraftConfig) -> list[Mistake]
         Mistake(
             what=f"config.json: {name} is {expected}",
             sglang=f"reads {actual}",
-            remedy=f"{REWRITE}; if config.json is right, serve with SGLang {SGLANG_VERSION}",
+            remedy=f"{REWRITE}; if config.json is right, reinstall SGLang {installed_version()}",
         )
         for name, expected, actual in (
             ("block_size", config.block_size, engine.block_size),

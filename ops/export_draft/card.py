@@ -13,7 +13,7 @@ from attrs import frozen
 
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
-from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.sglang.version import either
 
 BEGIN, END = "<!-- accepted length -->", "<!-- end of accepted length -->"
 TARGET_PLACE = "$TARGET"
@@ -117,16 +117,19 @@ def _serving(facts: CardFacts) -> str:
     lines = [shell_line(command, served.environment).replace(f"'{TARGET_PLACE}'", f'"{TARGET_PLACE}"')]
     if not model_id:
         lines.insert(0, "TARGET=/path/to/target")
-    text = [f"## Serving\n\nWith SGLang {SGLANG_VERSION}, in this directory:", "```sh\n" + "\n".join(lines) + "\n```"]
+    text = [
+        f"## Serving\n\nWith SGLang {either(served.versions)}, in this directory:",
+        "```sh\n" + "\n".join(lines) + "\n```",
+    ]
     if not model_id:
         text.append(
             f"TARGET is a copy of the target's checkpoint: `objects/{facts.target_digest}/model` in the store of the "
             "training. `dflow serve RUN` prints the command with all paths, and runs it."
         )
-    if served.needs_patch:
+    if served.unfit_versions:
         text.append(
             "The launcher is dflow's: it starts SGLang's own server and gives this target the one method that DFLASH "
-            f"needs and that SGLang {SGLANG_VERSION} lacks for it."
+            f"needs and that SGLang {either(served.unfit_versions)} lacks for it."
         )
     if served.captured_flags:
         text.append(

@@ -24,6 +24,11 @@ class ExportDraft:
     draft: DraftCheckpoint
     target: TargetModel
     dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", help="of the exported weights")
+    engine: Literal["sglang-0.5.21", "sglang-0.5.23"] | None = field(
+        default=None,
+        help="the version that will serve the draft: the gate and dflow serve refuse others; default: any supported "
+        "one, since all read the same files",
+    )
     output = Draft
 
     def chosen_code(self) -> tuple[str, ...]:

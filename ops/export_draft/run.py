@@ -48,6 +48,8 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
     save_file(weights, stage.out_dir / WEIGHTS, metadata={"format": "pt"})
     serving, digest = to_serving(shape, config.dtype), tensors_digest(stage.out_dir / WEIGHTS)
     serving["dflow"] |= training_record(shape, target.digest, digest, training["captured"].get("server_args"))
+    if config.engine is not None:
+        serving["dflow"]["engine"] = config.engine
     write_json(stage.out_dir / CONFIG, serving)
     parameters = sum(tensor.numel() for tensor in weights.values())
     facts = CardFacts(
@@ -57,7 +59,11 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
         target=target_info(target),
         target_digest=target.digest,
         served=Served.as_trained(
-            target_info(target), read_config(target.path / "model"), training["captured"], target.path / "model"
+            target_info(target),
+            read_config(target.path / "model"),
+            training["captured"],
+            target.path / "model",
+            config.engine,
         ),
         training=training,
         training_digest=draft.digest,

@@ -177,7 +177,7 @@ DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 NESTS = ("dflash_config", "dflow")
 RETRAIN = "train the draft again with the desired value, or write the export of this training again"
 UNREAD = frozenset({"tie_word_embeddings"})  # a draft has neither part; training again would change nothing
-RECORD = ("target", "trained", "digest", "server_args", "imported")  # under dflow, by export_draft and load_draft
+RECORD = ("target", "trained", "digest", "server_args", "engine", "imported")  # under dflow, by export and load_draft
 
 
 def training_record(
@@ -300,6 +300,10 @@ def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any]) -> Ite
     if isinstance(dtype, str) and dtype not in DTYPES:
         wrong = f"must be one of {', '.join(DTYPES)}, got {json.dumps(dtype)}"
         yield "dtype", _config_mistake("dtype", wrong, contract_effects.wrong("dtype"))
+    engine = _nest(config, "dflow").get("engine", "")
+    if not isinstance(engine, str):
+        wrong = f"must be the name of an engine, got {json.dumps(engine)}"
+        yield "dflow.engine", _config_mistake("dflow.engine", wrong, contract_effects.wrong("engine"))
 
 
 def _mask_mistakes(
