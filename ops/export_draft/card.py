@@ -111,7 +111,7 @@ def _serving(facts: CardFacts) -> str:
     """The command for this directory; the target's place is a shell variable if it has no model id."""
     served = facts.served
     model_id, revision = facts.target.get("model_id"), facts.target.get("revision")
-    draft = DraftOption(path=".", block_size=facts.draft.block_size)
+    draft = DraftOption(path=".", block_size=facts.draft.block_size, algorithm=facts.draft.algorithm.engine)
     extra = ("--revision", revision) if model_id and revision else ()
     command = launch_command(model_id or TARGET_PLACE, served, draft, extra=extra)
     lines = [shell_line(command, served.environment).replace(f"'{TARGET_PLACE}'", f'"{TARGET_PLACE}"')]

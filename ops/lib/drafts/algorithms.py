@@ -42,6 +42,7 @@ class Algorithm(Protocol):
 
     name: ClassVar[str]
     architecture: ClassVar[str]  # of the serving contract
+    engine: ClassVar[str]  # SGLang's name for what serves it
     metrics: ClassVar[tuple[str, ...]]  # what its loss finds of every token
 
     def layout(self, block_size: int) -> Layout:

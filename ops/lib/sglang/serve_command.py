@@ -108,10 +108,13 @@ class Address:
 
 @frozen(kw_only=True)
 class DraftOption:
-    """The draft's serving directory and its block size; SGLang assumes 16 if the config lacks it."""
+    """The draft's serving directory, its verified tokens, for which SGLang has a default, and SGLang's name of its
+    algorithm.
+    """
 
     path: str
     block_size: int
+    algorithm: str = "DFLASH"
 
 
 def launch_command(
@@ -130,7 +133,7 @@ def launch_command(
     launcher = PATCHED_LAUNCHER if served.unfit_versions and draft is not None else LAUNCHER
     command = ["python", "-m", launcher, "--model-path", target, "--dtype", served.dtype]
     if draft is not None:
-        command += ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", draft.path]
+        command += ["--speculative-algorithm", draft.algorithm, "--speculative-draft-model-path", draft.path]
         command += ["--speculative-num-draft-tokens", str(draft.block_size)]
     if served.vision and served.image_backend is not None:
         # "auto" uses torchvision if it is installed, whose pixels differ from those of pillow by two grey levels.

@@ -22,6 +22,7 @@ class Dflash:
 
     name: ClassVar[str] = "dflash"
     architecture: ClassVar[str] = ARCHITECTURE
+    engine: ClassVar[str] = "DFLASH"
     metrics: ClassVar[tuple[str, ...]] = ()
 
     def layout(self, block_size: int) -> Layout:

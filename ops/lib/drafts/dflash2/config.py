@@ -34,6 +34,7 @@ class Dflash2:
 
     name: ClassVar[str] = "dflash2"
     architecture: ClassVar[str] = "DFlash2DraftModel"
+    engine: ClassVar[str] = "DFLASH"
     metrics: ClassVar[tuple[str, ...]] = ("candidate_recall",)
 
     def layout(self, block_size: int) -> Layout:

@@ -33,6 +33,7 @@ class Dspark:
 
     name: ClassVar[str] = "dspark"
     architecture: ClassVar[str] = "Qwen3DSparkModel"
+    engine: ClassVar[str] = "DSPARK"
     metrics: ClassVar[tuple[str, ...]] = ("overlap", "confidence")
 
     def layout(self, block_size: int) -> Layout:

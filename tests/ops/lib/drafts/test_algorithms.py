@@ -17,6 +17,7 @@ from ops.lib.drafts.dflash2.options import Dflash2Options
 from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.drafts.dspark.options import DsparkOptions
 from ops.lib.drafts.losses.loss import Loss
+from ops.lib.sglang.serve_command import DraftOption, Served, launch_command
 
 KINDS = ("dflash", "dpace", "focal", "kl", "lk", "nla", "l1")
 CASES = {
@@ -98,3 +99,14 @@ def test_no_start_is_dead():
             moved |= {name for name, gradient in gradients.items() if gradient.abs().max() > 0}
             weights = {name: weights[name] - 0.1 * gradients[name] for name in weights}
         assert set(weights) - moved == set(), name
+
+
+@pytest.mark.parametrize("name", ["dflash2", "dspark", "dspark, masks first"])
+def test_the_command_of_a_server_names_the_algorithm_and_counts_verified_tokens(name):
+    config = random_case(1, algorithm=CASES[name][0], block_size=6).config
+    draft = DraftOption(path=".", block_size=config.block_size, algorithm=config.algorithm.engine)
+    served = Served(model_type="qwen3", vision=False, dtype="bfloat16", image_backend=None, pixels={})
+    command = launch_command("target", served, draft)
+    assert ("DSPARK" if "dspark" in name else "DFLASH") == command[command.index("--speculative-algorithm") + 1]
+    assert "6" == command[command.index("--speculative-num-draft-tokens") + 1]
+    assert (5 if "dspark" in name else 6) == to_serving(config)["block_size"]
