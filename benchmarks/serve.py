@@ -92,9 +92,9 @@ def measure(argv: Sequence[str] | None) -> int:
     line = list(sys.argv[1:] if argv is None else argv)
     end = line.index("--") if "--" in line else len(line)
     options = _arguments(line[:end])
-    require_sglang("benchmarks/serve.py")
     store = Store.open(store_path(options.store, None), write=False)
     run = find_served(store, find_record(store.records, options.run or None), options.node, options.prompts)
+    require_sglang("benchmarks/serve.py", run.engine)
     if not run.prompts:
         raise StoreError("the store has no samples of this run to use as prompts")
     for warning in run.warnings:

@@ -24,9 +24,9 @@ LAUNCH = "launch"
 class Alias:
     """Names that other projects use for one setting, and where dflow has it.
 
-    places: "op.field" (or "launch.field", "mlflow.field", ...) -> in what the value differs, empty where it does not.
-    On a node whose op has none of them the first place counts that the pipeline has a node for. none: why there is no
-    such setting, and what there is instead; such an alias has no places.
+    places: "op.field" (or "op.table.field", "launch.field", "mlflow.field", ...) -> in what the value differs, empty
+    where it does not. On a node whose op has none of them the first place counts that the pipeline has a node for.
+    none: why there is no such setting, and what there is instead; such an alias has no places.
     """
 
     names: tuple[str, ...]
@@ -43,9 +43,12 @@ class KeyHint:
 
 
 def key_hint(name: str, owner: str, keys: Sequence[str], nodes: Mapping[str, str]) -> KeyHint:
-    """owner: the op, or the table, in which the key was given, which has `keys`. nodes: node id -> op, of all nodes."""
+    """owner: the op, or the table ("op.table" too), in which the key was given, which has `keys`, "table.key" too.
+    nodes: node id -> op, of all nodes.
+    """
     if len(name) <= MOST_SHOWN:
         same = next((key for key in keys if _letters(key) == _letters(name)), None)
+        same = same or next((key for key in keys if _letters(key.rpartition(".")[2]) == _letters(name)), None)
         alias = None if same is not None else alias_hint(name, owner, nodes)
         if alias is not None:
             return alias
@@ -63,14 +66,15 @@ def alias_hint(name: str, owner: str, nodes: Mapping[str, str]) -> KeyHint | Non
         return None
     if not alias.places:
         return KeyHint(f"dflow has no such setting: {alias.none}")
-    here = next((place for place in alias.places if place.partition(".")[0] == owner), None)
+    here = next((place for place in alias.places if place.startswith(f"{owner}.")), None)
     ops = set(nodes.values())
     there = (place for place in alias.places if place.partition(".")[0] in {*ops, *TABLE_NAMES, LAUNCH})
     place = here or next(there, next(iter(alias.places)))
-    of, _, key = place.partition(".")
     remark = f"; {alias.places[place]}" if alias.places[place] else ""
-    if place == here:
+    if here is not None:
+        key = here.removeprefix(f"{owner}.")
         return KeyHint(f'here it is "{key}"{remark}', key)
+    of, _, key = place.partition(".")
     return KeyHint(f"it is {_named(of, key, owner, nodes)}{remark}")
 
 

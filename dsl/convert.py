@@ -33,7 +33,7 @@ converter = Converter(unstruct_collection_overrides={tuple: list})
 
 def structure(expected: type[T], value: object) -> T:
     """The value as one of a type: bool, int, float, str, None, Path, Any, Literal[...], X | Y, tuple[X, ...],
-    dict[str, X], or an attrs class of such.
+    dict[str, X], or an attrs class of such, also as an object.
 
     Raises StructureError with all mistakes in it, each with its path in the value.
     """
@@ -106,6 +106,21 @@ def takes_table(expected: Any) -> bool:
     return any(typing.get_origin(choice) is dict for choice in _choices(expected))
 
 
+def table_class(expected: Any) -> Any:
+    """The attrs class of a type that is one, or one or None; None for any other type."""
+    classes = [choice for choice in _choices(expected) if choice is not type(None)]
+    return classes[0] if len(classes) == 1 and attrs.has(classes[0]) else None
+
+
+def flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table without tables in it: their values as "table.key". An empty one stays."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        inner = flat(value) if isinstance(value, dict) else {}
+        found |= {f"{name}.{key}": each for key, each in inner.items()} or {name: value}
+    return found
+
+
 def readable(error: Exception) -> str:
     """What a validator says: `'lr' must be > 0: -1`, as attrs words it, -> `must be > 0, got -1`."""
     message = str(error.args[0]) if error.args else str(error)
@@ -175,6 +190,9 @@ def _choice(value: Any, expected: Any) -> Any:
 
 def _one_of(value: Any, expected: Any) -> Any:
     """As the first type that leaves it as it is, else as the first one that takes it."""
+    cls = table_class(expected)
+    if cls is not None and isinstance(value, (dict, cls)):
+        return structure(cls, value)  # whose mistakes say more
     ways = []
     for member in typing.get_args(expected):
         try:
@@ -219,6 +237,8 @@ def _object(cls: type) -> Hook:
     )
 
     def made(value: Any, _: Any) -> Any:
+        if type(value) is cls:  # attrs did not check its types
+            value = attrs.asdict(value, recurse=False)  # type: ignore[arg-type]
         if not isinstance(value, dict):
             _refuse(cls, value)
         try:

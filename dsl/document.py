@@ -9,7 +9,7 @@ the base as a whole. Places are looked up only when one is asked for, so a file 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -94,22 +94,24 @@ class Places:
     elsewhere: Mapping[str, KeyPath | Position] = field(factory=dict)
 
     def position(self, name: str) -> Position | None:
-        """That of "field" or "launch.field", else that of the table as a whole."""
+        """That of "field", "table.field" or "launch.field", of a table on the command line that of a key in it, else
+        that of the node as a whole.
+        """
         given = self.elsewhere.get(name)
         if isinstance(given, Position):
             return given
-        if self.document is None:
-            return None
-        paths = [given] if given else self._paths(name)
-        positions = (self.document.position(path) for path in paths)
-        return next((position for position in positions if position is not None), None)
+        if given is not None:
+            return self._first([given])
+        inside = (each for key, each in self.elsewhere.items() if name and key.startswith(f"{name}."))
+        of_key = next((each for each in inside if isinstance(each, Position)), None)
+        return self._first(self._paths(name)) or of_key or self._first([self.table])
 
     def folder(self, name: str) -> Path | None:
         """The folder that a relative path in the field starts from; None: that of the pipeline."""
         given = self.elsewhere.get(name)
         if self.document is None or len(self.document.files) == 1 or isinstance(given, Position):
             return None
-        return self.document.folder(given or (*self.table, name))
+        return self.document.folder(given or (*self.table, *name.split(".")))
 
     def path(self, name: str) -> str:
         """How the user's file calls the field: `node.train.lr`, `for_each.draft.small.train.lr`."""
@@ -121,9 +123,14 @@ class Places:
         return attrs.evolve(self, elsewhere={**self.elsewhere, **places})
 
     def _paths(self, name: str) -> list[KeyPath]:
-        """What to look for, in this order: the key, for "launch.field" the key in the table, the table."""
-        paths: list[KeyPath] = [(*self.table, name), (*self.table, *name.split("."))] if name else []
-        return [*paths, self.table]
+        """What to look for, in this order: the key, and for "launch.field" the key in the table."""
+        return [(*self.table, name), (*self.table, *name.split("."))] if name else []
+
+    def _first(self, paths: Iterable[KeyPath]) -> Position | None:
+        if self.document is None:
+            return None
+        positions = map(self.document.position, paths)
+        return next((position for position in positions if position is not None), None)
 
 
 def read_document(file: Path) -> Document:

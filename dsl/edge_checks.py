@@ -211,7 +211,7 @@ def _machine_mistakes(node: WrittenNode, machine: Machine) -> Iterator[Mistake]:
 
 
 def _secret_mistakes(node: WrittenNode) -> Iterator[Mistake]:
-    for name, value in node.values.items():
+    for name, value in node.cells():
         for variable in secret_names(value) if may_hold_secrets(value) else ():
             if variable not in os.environ:
                 message = f"the environment variable {variable} is not set"

@@ -6,13 +6,15 @@ field that is itself wrong, and so is not there, nothing is asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
-from attrs import frozen
+from attrs import frozen, validators
 
 EMPTY = (None, ())
+ALL_OF: Any = type(validators.and_())  # attrs names the classes of its validators nowhere
+OPTIONAL: Any = type(validators.optional(validators.ge(0)))
 
 
 class Clash(ValueError):
@@ -55,6 +57,11 @@ class Only:
 
 
 @frozen
+class ChosenBy(Only):
+    """Of a table: it belongs to this value of `other`. Where it is left out then, it has its defaults."""
+
+
+@frozen
 class Given:
     """With another value than the default, the fields of `given` are neither None nor empty, and those of `left_out`
     have the value that stands there.
@@ -72,3 +79,16 @@ class Given:
             raise ValueError(message)
         if others := [name for name, wanted in self.left_out.items() if getattr(instance, name) != wanted]:
             raise Clash(message, others)
+
+
+def validators_of(validator: Any) -> Iterator[Any]:
+    """Each one, also of those that stand in a list or are for values that are given."""
+    if isinstance(validator, (list, tuple)):
+        for each in validator:
+            yield from validators_of(each)
+    elif isinstance(validator, ALL_OF):
+        yield from validators_of(validator._validators)
+    elif isinstance(validator, OPTIONAL):
+        yield from validators_of(validator.validator)
+    else:
+        yield validator

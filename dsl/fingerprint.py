@@ -16,6 +16,7 @@ from dsl.errors import ConfigError
 from dsl.graph import GraphNode
 from dsl.import_side_effects import is_mutable
 from dsl.imports import INSTALLED, is_standard, places_of
+from dsl.op import ConfigField
 from dsl.secrets import without_secrets
 from dsl.source import MODULE_LEVEL, Binding, DataFile, SourceModule, read_module
 from dsl.syntax import Chain, used_names
@@ -54,20 +55,25 @@ class ReadCode:
 
 
 def key_config(node: GraphNode) -> dict[str, object]:
-    """The config as it enters the key: without neutral fields, edges and external paths.
+    """The config as it enters the key: without neutral fields, edges and external paths; tables with their defaults.
 
     Edges and external paths enter by the digest of their content. An external field that names something built in,
     or a model id, enters by that name. Of a list of paths the places are left.
     """
-    config = {}
-    for field in node.op.fields.values():
-        value = getattr(node.config, field.name)
+    return _keyed(node.op.fields, node.config)
+
+
+def _keyed(fields: Mapping[str, ConfigField], config: object) -> dict[str, object]:
+    keyed: dict[str, object] = {}
+    for field in fields.values():
+        value = getattr(config, field.name)
         if field.neutral or (field.external and is_path(value)):
             continue
         if field.external and isinstance(value, tuple):
             value = tuple(None if is_path(member) else member for member in value)
-        config[field.name] = without_secrets(value)
-    return config
+        is_table = field.table is not None and value is not None
+        keyed[field.name] = _keyed(field.fields, value) if is_table else without_secrets(value)
+    return keyed
 
 
 def code_fingerprints(run: str, roots: Sequence[Path]) -> dict[str, str]:

@@ -149,8 +149,8 @@ class _Expansion:
         """Field -> the fields whose texts refer to it."""
         users: dict[Cell, list[Cell]] = {}
         for node in self.nodes.values():
-            tables = [*self._tables_of(node), {f"launch.{name}": value for name, value in node.launch.items()}]
-            for name, value in [item for table in tables for item in table.items()]:
+            tables = [*self._tables_of(node), {"launch": node.launch}]
+            for name, value in [cell for table in tables for cell in _cells(table)]:
                 for cell in referred_fields(value):
                     users.setdefault(cell, []).append((node.id, name))
         return users
@@ -237,6 +237,14 @@ class _Expansion:
         return "-".join([node_id, *(names.get(group.name, group.variants[0].name) for group in groups)])
 
 
+def _cells(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The values, and those in tables as "table.key" too."""
+    for name, value in table.items():
+        yield name, value
+        if isinstance(value, dict):
+            yield from ((f"{name}.{key}", each) for key, each in value.items())
+
+
 def _references(value: Any) -> Iterator[str]:
     members = value if isinstance(value, (list, tuple)) else [value]
     for member in members:
@@ -247,10 +255,8 @@ def _references(value: Any) -> Iterator[str]:
 
 
 def _places_of_change(change: Mapping[str, Any], variant: Variant, node_id: str) -> dict[str, KeyPath | Position]:
-    """Where the values of a change stand, by field."""
-    fields = [name for name in change if name != "launch"]
-    launch = change.get("launch", {})
-    fields += [f"launch.{name}" for name in launch] if isinstance(launch, dict) else ["launch"]
+    """Where the values of a change stand, by field and "table.field"."""
+    fields = [name for name, value in _cells(change) if name != "launch" or not isinstance(value, dict)]
     if isinstance(variant.place, Position) or variant.place[0] == "sweep":
         return dict.fromkeys(fields, variant.place)
     return {name: (*variant.place, node_id, *name.split(".")) for name in fields}

@@ -1,4 +1,4 @@
-"""References in texts: `${env:NAME}`, `${node.field}`, `${pipeline.name}`, `${pipeline.seed}`, and secrets.
+"""References in texts: `${env:NAME}`, `${node.field}`, `${node.table.field}`, `${pipeline.name}`, and secrets.
 
 A text that is one reference as a whole takes the value with its type; within a longer text the value is put in as text.
 `$${` is a literal `${`. Secrets stay as they are written (dsl/secrets.py). Chains of references may be long, so nothing
@@ -14,23 +14,24 @@ from typing import Any
 
 import attrs
 
+from dsl.aliases import LAUNCH
 from dsl.convert import member_type, type_mistake, typed_value
 from dsl.document import TABLE_NAMES
 from dsl.edge_checks import external_value
 from dsl.errors import Mistake, did_you_mean, shortened
-from dsl.op import ConfigField
+from dsl.op import ConfigField, chosen_tables
 from dsl.secrets import secret_names
-from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode, ops_of, unknown_key
+from dsl.unchecked_node import WrittenNode, ops_of, table_values, unknown_key
 
 OPENING = "${"
 TOKEN = re.compile(r"(?P<escape>\$\$\{)(?=(?P<ahead>[^{}]*\}?))|\$\{(?P<body>[^{}$]*)(?P<end>\}?)")
 ENVIRONMENT = re.compile(r"env:(\w+)", re.ASCII)
-FIELD = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)\.((?:launch\.)?[A-Za-z_]\w*)", re.ASCII)
+FIELD = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)\.((?:[A-Za-z_]\w*\.)?[A-Za-z_]\w*)", re.ASCII)
 TRACKING_URI = ("mlflow", "tracking_uri")
 OF_PIPELINE = ("name", "seed")
 KINDS = "${node.field}, ${env:NAME}, ${secret:NAME}, ${pipeline.name} or ${pipeline.seed}"
 
-Cell = tuple[str, str]  # a node's id or a table's name; "field" or "launch.field"
+Cell = tuple[str, str]  # a node's id or a table's name; "field", "table.field" or "launch.field"
 
 
 class _Refused(Exception):
@@ -81,7 +82,7 @@ class _Interpolation:
         self.refused: list[_Refused] = []  # of the value that is filled in at the moment
         self.waiting: dict[Cell, Any] = {}
         for owner, node in owners.items():
-            cells = {(owner, name): value for name, value in node.values.items() if has_reference(value)}
+            cells = {(owner, name): value for name, value in node.cells() if has_reference(value)}
             cells |= {(owner, f"launch.{name}"): value for name, value in node.launch.items() if has_reference(value)}
             self.waiting |= {cell: cells[cell] for cell in cells if not only_arguments or node.is_argument(cell[1])}
 
@@ -104,7 +105,11 @@ class _Interpolation:
 
     def _needed(self, cell: Cell) -> Iterator[Cell]:
         for owner, name in referred_fields(self.waiting[cell]):
-            yield from ((copy, name) for copy in self._ids(owner))
+            for copy in self._ids(owner):
+                yield copy, name
+                yield copy, name.partition(".")[0]
+                field = self.owners[copy].field(name)
+                yield from ((copy, f"{name}.{key}") for key in (field.fields if field is not None else ()))
 
     def _ids(self, owner: str) -> list[str]:
         """The node itself, or its copies where a table outside the nodes names a node that was copied."""
@@ -132,25 +137,26 @@ class _Interpolation:
             self._take_out(cell)
 
     def _store(self, cell: Cell, value: Any) -> None:
-        node, name = self.owners[cell[0]], cell[1]
-        values, key = (node.launch, name.removeprefix("launch.")) if "." in name else (node.values, name)
+        values, key = self._holder(cell)
         values[key] = value
 
     def _take_out(self, cell: Cell) -> None:
-        node, name = self.owners[cell[0]], cell[1]
-        values, key = (node.launch, name.removeprefix("launch.")) if "." in name else (node.values, name)
+        values, key = self._holder(cell)
         del values[key]
-        node.wrong.add(name)
+        self.owners[cell[0]].wrong.add(cell[1])
+
+    def _holder(self, cell: Cell) -> tuple[dict[str, Any], str]:
+        """What holds the value, and its key there; of a table a copy, which may be changed, takes its place."""
+        node = self.owners[cell[0]]
+        table, _, key = cell[1].rpartition(".")
+        if table and table != LAUNCH:
+            node.values[table] = dict(node.values[table])
+            return node.values[table], key
+        return (node.launch if table else node.values), key
 
     def _type_of(self, cell: Cell) -> Any:
-        field = self._field(self.owners[cell[0]], cell[1])
+        field = self.owners[cell[0]].field(cell[1])
         return str if field is None else field.type
-
-    @staticmethod
-    def _field(node: WrittenNode, name: str) -> ConfigField | None:
-        if name.startswith("launch."):
-            return LAUNCH_FIELDS.get(name.removeprefix("launch."))
-        return node.fields.get(name)
 
     def _filled(self, value: Any, expected: Any, cell: Cell) -> Any:
         if isinstance(value, str):
@@ -180,7 +186,7 @@ class _Interpolation:
     def _as_whole(self, token: re.Match[str], expected: Any, cell: Cell) -> Any:
         value = self._meaning(token, expected, cell)
         variable = ENVIRONMENT.fullmatch(token["body"])
-        if variable is None or secret_names(token[0]) or self._field(self.owners[cell[0]], cell[1]) is None:
+        if variable is None or secret_names(token[0]) or self.owners[cell[0]].field(cell[1]) is None:
             return value
         message = type_mistake(expected, value)
         if message is not None:
@@ -230,7 +236,7 @@ class _Interpolation:
             raise _Refused(f"${{{owner}.{name}}} is not one of {KINDS}", hint)
         if node is None:
             raise _Refused(f'there is no node "{owner}"', did_you_mean(owner, [*self.owners]))
-        field = self._field(node, name)
+        field = node.field(name)
         if field is None and node.op is None:
             raise _Refused
         if field is None:
@@ -238,10 +244,11 @@ class _Interpolation:
                 raise _Refused(f'node "{owner}": "{name}" reads another node, it has no value')
             hint = unknown_key(node, name, ops_of(self.owners), fields_only=True).text
             raise _Refused(f'node "{owner}" has no field "{shortened(name)}"', hint)
-        if name in node.wrong:
+        table, _, key = name.rpartition(".")
+        if not node.wrong.isdisjoint((name, table)):
             raise _Refused
-        values = node.launch if "." in name else node.values
-        value = values.get(name.removeprefix("launch."), _default(field))
+        values = self._values_of(node, table)
+        value = attrs.NOTHING if values is None else values.get(key, _default(field))
         if value is attrs.NOTHING:
             if owner == "pipeline":
                 raise _Refused
@@ -251,6 +258,15 @@ class _Interpolation:
         if name == "seed" and value is None:
             return self._value_of("pipeline", "seed", cell)
         return self._as_seen_from(value, field, node, cell)
+
+    @staticmethod
+    def _values_of(node: WrittenNode, table: str) -> Mapping[str, Any] | None:
+        """Those of the node, of its launch, or of a table in it; None where that is neither given nor chosen."""
+        if table in ("", LAUNCH):
+            return node.launch if table else node.values
+        default = {} if table in chosen_tables(node.fields, node.values) else _default(node.fields[table])
+        given = node.values.get(table)
+        return table_values(default if given is None else given)
 
     def _as_seen_from(self, value: Any, field: ConfigField, node: WrittenNode, cell: Cell) -> Any:
         """A path that stands in another folder's file is made absolute."""

@@ -10,7 +10,8 @@
         output = TargetFeatures
 
 A field whose annotation is an artifact type, `X | None` or `tuple[X, ...]` of one is an *edge* and holds a `Ref`
-until the stage runs. Every other field is config, checked when the object is made.
+until the stage runs. Every other field is config, checked when the object is made. One whose annotation
+is another attrs class, or `X | None` of one, is a *table*: its fields are declared as those of the op.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ import attrs
 from attrs import frozen
 
 from dsl.aliases import key_hint
-from dsl.convert import converter, structure
+from dsl.convert import converter, structure, table_class
 from dsl.errors import ConfigError, Mistake, StructureError
+from dsl.field_rules import ChosenBy, validators_of
 from dsl.op_class import Question, class_attributes
 from dsl.shown import shown_value
 
@@ -130,7 +132,7 @@ class Edge:
 
 @frozen
 class ConfigField:
-    """A config field of an op, as shown by `dflow ops NAME`."""
+    """A config field of an op, as shown by `dflow ops NAME`. table: the class of a table; fields: those in it."""
 
     name: str
     type: Any
@@ -142,10 +144,17 @@ class ConfigField:
     pinned_by: str
     validator: Any
     schema: Mapping[str, Any]
+    table: type | None
+    fields: Mapping[str, ConfigField]
 
     @property
     def required(self) -> bool:
         return self.default is attrs.NOTHING
+
+    @property
+    def chosen_by(self) -> ChosenBy | None:
+        """The value of another field to which a table belongs."""
+        return next((rule for rule in validators_of(self.validator) if isinstance(rule, ChosenBy)), None)
 
     def structure(self, value: object) -> Any:
         """The value as one of the field's type. Raises StructureError."""
@@ -186,6 +195,11 @@ class OpSpec:
     edges: Mapping[str, Edge]
     fields: Mapping[str, ConfigField]
     help: str
+
+    @property
+    def all_fields(self) -> dict[str, ConfigField]:
+        """The config fields, each table followed by its own ones as "table.field"."""
+        return with_tables(self.fields)
 
 
 def op(
@@ -241,6 +255,8 @@ def _edges_and_fields(cls: type) -> tuple[dict[str, Edge], dict[str, ConfigField
             continue
         fields[attribute.name] = _config_field(attribute, hints[attribute.name])
         _check_external(cls, fields[attribute.name])
+    for field in fields.values():
+        _check_table(cls, field, fields)
     return edges, fields
 
 
@@ -260,6 +276,26 @@ def config_fields(cls: type) -> dict[str, ConfigField]:
     return {attribute.name: _config_field(attribute, hints[attribute.name]) for attribute in attrs.fields(cls)}
 
 
+def with_tables(fields: Mapping[str, ConfigField]) -> dict[str, ConfigField]:
+    """The fields by name, each table followed by its own ones as "table.field"."""
+    found: dict[str, ConfigField] = {}
+    for name, field in fields.items():
+        found |= {name: field, **{f"{name}.{key}": each for key, each in field.fields.items()}}
+    return found
+
+
+def chosen_tables(fields: Mapping[str, ConfigField], values: Mapping[str, Any]) -> list[str]:
+    """The tables that the values choose and leave out: they have their defaults."""
+    return [
+        field.name
+        for field in fields.values()
+        if field.table is not None
+        and (rule := field.chosen_by) is not None
+        and values.get(field.name) is None
+        and values.get(rule.other, fields[rule.other].default) == rule.value
+    ]
+
+
 def op_of(config: object) -> OpSpec:
     """The declaration of a config object or config class. Raises ConfigError for anything else."""
     spec = getattr(config, "__op__", None)
@@ -274,6 +310,7 @@ def snake_case(name: str) -> str:
 
 
 def _config_field(attribute: Any, annotation: Any) -> ConfigField:
+    table = table_class(annotation)
     return ConfigField(
         name=attribute.name,
         type=annotation,
@@ -285,6 +322,8 @@ def _config_field(attribute: Any, annotation: Any) -> ConfigField:
         pinned_by=attribute.metadata.get("pinned_by", ""),
         validator=attribute.validator,
         schema=attribute.metadata.get("schema", NOTHING_MORE),
+        table=table,
+        fields={} if table is None else config_fields(table),
     )
 
 
@@ -299,6 +338,19 @@ def _check_external(cls: type, field: ConfigField) -> None:
         raise TypeError(f"{cls.__name__}.{field.name}: an external field is a str or a tuple[str, ...], or None")
     if field.pinned_by and listed:
         raise TypeError(f"{cls.__name__}.{field.name}: pinned_by goes with one path, not with a list")
+
+
+def _check_table(cls: type, field: ConfigField, fields: Mapping[str, ConfigField]) -> None:
+    """Raises TypeError for what dflow could not do with a table."""
+    place = f"{cls.__name__}.{field.name}"
+    rule = field.chosen_by
+    if rule is not None and (field.table is None or field.default is not None or rule.other not in fields):
+        raise TypeError(f"{place}: ChosenBy names another field, and goes with a table whose default is None")
+    for inner in field.fields.values():
+        if _edge(inner, inner.type) is not None or inner.table is not None or inner.external:
+            raise TypeError(f"{place}.{inner.name}: a table has no inputs, external files or tables of its own")
+    if field.table is not None and field.default not in (None, attrs.NOTHING) and field.default != field.table():
+        raise TypeError(f"{place}: the default of a table is None or {field.table.__name__}()")
 
 
 def _edge(attribute: Any, annotation: Any) -> Edge | None:
@@ -325,19 +377,22 @@ def _check_types_when_made(cls: type, spec: OpSpec) -> None:
     attrs_init = cls.__init__  # type: ignore[misc]
 
     def checked_init(self: Any, **values: Any) -> None:
-        mistakes = []
+        mistakes: list[Mistake | str] = []
+        values |= {name: {} for name in chosen_tables(spec.fields, values)}
         for name, value in values.items():
             declared = spec.edges.get(name) or spec.fields.get(name)
             if declared is None:
                 hint = key_hint(name, spec.name, [*spec.edges, *spec.fields], {})
-                mistakes.append(str(Mistake("unknown key", f"{spec.name}.{name}", hint=hint.text)))
+                mistakes.append(Mistake("unknown key", f"{spec.name}.{name}", hint=hint.text))
                 continue
             try:
                 values[name] = declared.structure(value)
             except StructureError as error:
-                mistakes += [f"{spec.name}.{name}: {mistake}" for mistake in error.mistakes]
+                place = f"{spec.name}.{name}"
+                is_table = isinstance(declared, ConfigField) and declared.table is not None
+                mistakes += error.below(place) if is_table else [f"{place}: {mistake}" for mistake in error.mistakes]
         if mistakes:
-            raise ConfigError("\n".join(mistakes))
+            raise ConfigError("\n".join(map(str, mistakes)))
         try:
             attrs_init(self, **values)
         except (ValueError, TypeError) as error:

@@ -3,6 +3,7 @@
 -s train.lr=3e-4                    a field; the value is TOML, and a bare word is a text where the field is one
 -s capture.target_layer_ids=[1,2]   a list
 -s node.headers.accept=x            one key of a field that is a table
+-s train.dspark.rank=128            one field of a table that the op declares
 -s train.launch.nproc=2             one field of the launch; -s train.launch={...}: all of it
 -s pipeline.seed=1                  a field of [pipeline], [mlflow] or [machine]
 -s train.lr=none                    None where the field may be none, else the op's default again
@@ -16,8 +17,8 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.aliases import alias_hint
-from dsl.convert import member_type, takes_table, type_mistake, typed_value
+from dsl.aliases import LAUNCH, alias_hint
+from dsl.convert import member_type, structure, takes_table, type_mistake, typed_value
 from dsl.document import TABLE_NAMES
 from dsl.errors import Mistake, PipelineError, Position, known_nodes, shortened
 from dsl.for_each import expanded
@@ -25,7 +26,15 @@ from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
 from dsl.interpolation import interpolate
 from dsl.pipeline import Pipeline
 from dsl.tables import pipeline_of, tables_of
-from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode, add_checked_node, ops_of, unknown_key, written_nodes
+from dsl.unchecked_node import (
+    LAUNCH_FIELDS,
+    WrittenNode,
+    add_checked_node,
+    ops_of,
+    table_values,
+    unknown_key,
+    written_nodes,
+)
 from dsl.variants import Sweep
 
 NONE = "none"
@@ -84,6 +93,8 @@ def apply_overrides(pipeline: Pipeline, texts: Sequence[str], sweeps: Sequence[S
     """A pipeline with other values. Raises PipelineError with all mistakes in the overrides."""
     overrides, mistakes = parsed_overrides(texts)
     tables, nodes = tables_of(pipeline), written_nodes(pipeline)
+    for node in nodes.values():
+        node.values = _with_open_tables(node)
     overrides, refused = put_into({**tables, **nodes}, overrides)
     mistakes += refused
     nodes, wrong = expanded(nodes, sweeps)
@@ -133,8 +144,14 @@ def _put(node: WrittenNode, override: Override, ops: Mapping[str, str]) -> list[
         _put_value(node.values, name, override.text, _type_of(node, name), _has_default(node, name))
     except ValueError as error:
         return [Mistake(str(error), position=override.position)]
-    node.places = node.places.moved({name: override.position})
+    node.places = node.places.moved(_places(name, node.values.get(name), override))
     return []
+
+
+def _places(name: str, value: Any, override: Override) -> dict[str, Position]:
+    """That of the whole value, and of each key where it is a table."""
+    keys = [f"{name}.{key}" for key in value] if isinstance(value, dict) else []
+    return dict.fromkeys([name, *keys], override.position)
 
 
 def _put_value(values: dict[str, Any], name: str, text: str, expected: Any, has_default: bool) -> None:
@@ -155,14 +172,14 @@ def _put_launch(node: WrittenNode, override: Override, name: str) -> list[Mistak
         hint = "{ nproc = 2 }, or node.launch.nproc=2"
         return [Mistake(f'expected a table, got "{shortened(override.text)}"', position=override.position, hint=hint)]
     node.launch = value
-    node.places = node.places.moved({f"launch.{key}": override.position for key in ("", *value)})
+    node.places = node.places.moved(_places(LAUNCH, value, override))
     return []
 
 
 def _put_key(node: WrittenNode, override: Override, name: str, key: str, ops: Mapping[str, str]) -> list[Mistake]:
     """One key of a field that is a table."""
     field = node.fields.get(name)
-    if field is None or not takes_table(field.type):
+    if field is None or not (field.table is not None or takes_table(field.type)):
         if node.op is None and node.id not in TABLE_NAMES:
             return []  # the op is unknown, which is reported already
         if field is not None or name in node.edges:
@@ -172,10 +189,31 @@ def _put_key(node: WrittenNode, override: Override, name: str, key: str, ops: Ma
     default = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
     before = node.values.get(name, default)
     table = dict(before) if isinstance(before, dict) else {}
-    _put_value(table, key, override.text, member_type(field.type, dict), has_default=True)
+    if field.table is None:
+        _put_value(table, key, override.text, member_type(field.type, dict), has_default=True)
+        node.places = node.places.moved({name: override.position})
+    else:
+        inner = field.fields.get(key)
+        expected, has_default = (str, False) if inner is None else (inner.type, not inner.required)
+        _put_value(table, key, override.text, expected, has_default)
+        node.places = node.places.moved({f"{name}.{key}": override.position})
     node.values[name] = table
-    node.places = node.places.moved({name: override.position})
     return []
+
+
+def _with_open_tables(node: WrittenNode) -> dict[str, Any]:
+    """The node's values, each table as TOML has it. A chosen one that is as if it were left out is left out, so that
+    another may be chosen.
+    """
+    values: dict[str, Any] = {}
+    for name, value in node.values.items():
+        field = node.fields.get(name)
+        inside = table_values(value) if field is not None and field.table is not None else None
+        if field is None or inside is None:
+            values[name] = value
+        elif field.chosen_by is None or type_mistake(field.type, {}) or structure(field.type, {}) != value:
+            values[name] = inside
+    return values
 
 
 def _has_default(node: WrittenNode, name: str) -> bool:

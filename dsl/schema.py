@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 from attrs import validators
 
+from dsl.convert import unstructure
 from dsl.document import TABLE_NAMES
-from dsl.field_rules import Given, Needs, Only
+from dsl.field_rules import Given, Needs, Only, validators_of
 from dsl.launch import Launch
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
 from dsl.pipeline import NODE_ID, RESERVED_TAGS
@@ -31,9 +32,7 @@ NODE: Schema = {"type": "string", "pattern": r"^@|\$\{.+\}"}
 LAUNCH: Schema = {"$ref": "#/definitions/launch"}
 BOUNDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
 LENGTHS = {"string": "minLength", "array": "minItems"}
-ALL_OF: Any = type(validators.and_())  # attrs names the classes of its validators nowhere
-OPTIONAL: Any = type(validators.optional(validators.ge(0)))
-BOUND: Any = type(validators.ge(0))
+BOUND: Any = type(validators.ge(0))  # attrs names the classes of its validators nowhere
 LENGTH: Any = type(validators.min_len(0))
 LAUNCH_HELP = {
     "kind": '"process": one process of its own; "torchrun": nproc ranks here; "ray": on a Ray cluster',
@@ -172,18 +171,22 @@ def _whole_node(ops: Mapping[str, OpSpec]) -> Schema:
             if names
         ]
         + [
-            {"if": {"properties": {"op": {"const": name}}, "required": ["op"]}, "then": _needs(spec)}
+            {"if": {"properties": {"op": {"const": name}}, "required": ["op"]}, "then": rules}
             for name, spec in ops.items()
-            if _needs(spec)
+            if (rules := _needs(spec.config_class, spec.fields))
         ],
     }
 
 
-def _needs(spec: OpSpec) -> Schema:
-    """What the values of some fields require of others."""
-    rules = []
-    defaults = {attribute.name: attribute.default for attribute in attrs.fields(spec.config_class)}
-    for attribute in attrs.fields(spec.config_class):
+def _needs(cls: type, fields: Mapping[str, ConfigField]) -> Schema:
+    """What the values of some fields require of others, and a table of itself."""
+    rules: list[Schema] = [
+        {"properties": {field.name: {"if": REFERENCE, "else": inside}}}
+        for field in fields.values()
+        if (inside := _inside(field))
+    ]
+    defaults = {attribute.name: attribute.default for attribute in attrs.fields(cls)}
+    for attribute in attrs.fields(cls):
         for rule in validators_of(attribute.validator):
             if isinstance(rule, Needs):
                 presence = {} if attribute.default == rule.value else {"required": [attribute.name]}
@@ -197,6 +200,13 @@ def _needs(spec: OpSpec) -> Schema:
                 required = _required(rule.given, rule.left_out)
                 rules.append({"if": _changed(attribute.name, attribute.default), "then": required})
     return {"allOf": rules} if rules else {}
+
+
+def _inside(field: ConfigField) -> Schema:
+    """What a table must hold where no other file gives it."""
+    required = [each.name for each in field.fields.values() if each.required]
+    needed: Schema = {"required": required} if required else {}
+    return needed if field.table is None else needed | _needs(field.table, field.fields)
 
 
 def _required(given: Sequence[str], left_out: Mapping[str, Any]) -> Schema:
@@ -218,7 +228,7 @@ def _changed(name: str, default: Any) -> Schema:
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    return unstructure(value)
 
 
 def _op_names(ops: Mapping[str, OpSpec]) -> Schema:
@@ -291,6 +301,8 @@ def _type(expected: Any) -> Schema:
         return {"type": "array", "items": _or_reference(_type(arguments[0]))}
     if origin is dict:
         return {"type": "object", "additionalProperties": _or_reference(_type(arguments[1]))}
+    if attrs.has(expected):
+        return _object(expected, config_fields(expected))
     names = {bool: "boolean", int: "integer", float: "number", str: "string"}
     return {"type": names[expected]} if expected in names else {}
 
@@ -309,19 +321,6 @@ def _ranged(schema: Schema, validator: Any) -> Schema:
         elif isinstance(each, LENGTH) and schema.get("type") in LENGTHS:
             bounds[LENGTHS[schema["type"]]] = each.min_length
     return {**schema, **bounds} if "enum" not in schema else schema
-
-
-def validators_of(validator: Any) -> Iterator[Any]:
-    """Each one, also of those that stand in a list or are for values that are given."""
-    if isinstance(validator, (list, tuple)):
-        for each in validator:
-            yield from validators_of(each)
-    elif isinstance(validator, ALL_OF):
-        yield from validators_of(validator._validators)
-    elif isinstance(validator, OPTIONAL):
-        yield from validators_of(validator.validator)
-    else:
-        yield validator
 
 
 def _table_of(members: Schema, names: str = "", help: str = "") -> Schema:

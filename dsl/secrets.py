@@ -121,7 +121,9 @@ def without_secrets(value: Any) -> Any:
 
 def may_hold_secrets(value: object) -> bool:
     """A quick check, since it runs on every value of every node."""
-    return "${" in value if isinstance(value, str) else isinstance(value, (tuple, list, dict)) and bool(value)
+    if isinstance(value, str):
+        return "${" in value
+    return attrs.has(type(value)) or (isinstance(value, (tuple, list, dict)) and bool(value))
 
 
 def resolved_text(text: str) -> str:
@@ -148,6 +150,8 @@ def _texts(value: object) -> Iterator[str]:
             pending += reversed(member)
         elif isinstance(member, dict):
             pending += reversed(list(member.values()))
+        elif attrs.has(type(member)):
+            pending += reversed(list(attrs.asdict(member, recurse=False).values()))  # type: ignore[arg-type]
 
 
 def _replaced(value: Any, replacement: Callable[[str], str]) -> Any:
@@ -157,6 +161,8 @@ def _replaced(value: Any, replacement: Callable[[str], str]) -> Any:
         return type(value)(_replaced(member, replacement) for member in value)
     if isinstance(value, dict):
         return {key: _replaced(member, replacement) for key, member in value.items()}
+    if attrs.has(type(value)):
+        return attrs.evolve(value, **_replaced(attrs.asdict(value, recurse=False), replacement))
     return value
 
 

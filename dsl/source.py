@@ -206,10 +206,11 @@ def _bind(
 
 
 def _what_counts(statement: ast.stmt, module: SourceModule) -> list[ast.AST]:
-    """The statement; of the config class of an op all but the `@op`, its fields, class attributes and hooks; of an
-    artifact type all but its `required_files`.
+    """The statement; of the config class of an op all but the `@op`, its fields, class attributes and hooks; of a table
+    of one all but what its fields have beside their defaults; of an artifact type all but its `required_files`.
 
-    The fields' values are in the key by themselves, so that a better help text does not train anew.
+    The fields' values are in the key by themselves, so that a better help text does not train anew. Defaults of a
+    table count, since other code may make one.
     """
     if not isinstance(statement, ast.ClassDef):
         return [statement]
@@ -217,16 +218,32 @@ def _what_counts(statement: ast.stmt, module: SourceModule) -> list[ast.AST]:
         artifact = copy.copy(statement)
         artifact.body = [member for member in statement.body if bound_names([member]) != {REQUIRED_FILES}]
         return [artifact]
-    others = [decorator for decorator in statement.decorator_list if not _is_op(decorator, module)]
-    if len(others) == len(statement.decorator_list):
-        return [statement]
-    body = [member for member in statement.body if not (is_docstring(member) or _is_outside_key(member, module))]
-    return [*others, *statement.bases, *statement.keywords, *body]
+    body = [member for member in statement.body if not is_docstring(member)]
+    others = [decorator for decorator in statement.decorator_list if not _is("dsl.op.op", decorator, module)]
+    if len(others) < len(statement.decorator_list):
+        body = [member for member in body if not _is_outside_key(member, module)]
+        return [*others, *statement.bases, *statement.keywords, *body]
+    bare = [_with_default_only(member, module) for member in body]
+    if bare != body:
+        return [*others, *statement.bases, *statement.keywords, *bare]
+    return [statement]
 
 
-def _is_op(decorator: ast.expr, module: SourceModule) -> bool:
-    chain = chain_of(decorator.func if isinstance(decorator, ast.Call) else decorator)
-    return "dsl.op.op" in _meanings(chain, module)
+def _with_default_only(member: ast.stmt, module: SourceModule) -> ast.stmt:
+    """A field that `dsl.op.field` declares, without its help, bounds and rules; any other statement as it is."""
+    if not (isinstance(member, ast.AnnAssign) and isinstance(member.value, ast.Call)):
+        return member
+    if not _is("dsl.op.field", member.value, module):
+        return member
+    bare = copy.copy(member)
+    bare.value = next((each.value for each in member.value.keywords if each.arg == "default"), None)
+    return bare
+
+
+def _is(name: str, expression: ast.expr, module: SourceModule) -> bool:
+    """Whether it is what has that full name, or a call of it."""
+    chain = chain_of(expression.func if isinstance(expression, ast.Call) else expression)
+    return name in _meanings(chain, module)
 
 
 def _is_outside_key(member: ast.stmt, module: SourceModule) -> bool:

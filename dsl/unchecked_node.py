@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import attrs
@@ -12,8 +12,8 @@ from dsl.aliases import LAUNCH, KeyHint, key_hint
 from dsl.convert import readable, type_name
 from dsl.document import Places
 from dsl.errors import ConfigError, Mistake, Position, StructureError
-from dsl.field_rules import Clash
-from dsl.op import ConfigField, Edge, OpSpec, config_fields
+from dsl.field_rules import ChosenBy, Clash, validators_of
+from dsl.op import ConfigField, Edge, OpSpec, chosen_tables, config_fields, with_tables
 from dsl.pipeline import Copy, Launch, Pipeline
 
 LAUNCH_FIELDS = config_fields(Launch)
@@ -26,8 +26,8 @@ class WrittenNode:
     """Values of a node's fields and edges as far as they are known; op is None where the op is unknown.
 
     A table outside the nodes, such as `[pipeline]`, is one too, without an op: table_fields are its fields. wrong: the
-    fields ("launch.field" too) that were given, but are reported as wrong already. keys outside the op's fields
-    and edges are mistakes. copy: the written node that this one is a copy of, and which.
+    fields ("table.field" and "launch.field" too) that were given, but are reported as wrong already. keys outside the
+    op's fields and edges are mistakes. copy: the written node that this one is a copy of, and which.
     """
 
     id: str
@@ -52,9 +52,27 @@ class WrittenNode:
     def edges(self) -> Mapping[str, Edge]:
         return {} if self.op is None else self.op.edges
 
+    def field(self, name: str) -> ConfigField | None:
+        """The declaration of "field", "table.field" or "launch.field"; None where there is none."""
+        table, _, key = name.rpartition(".")
+        if table == LAUNCH:
+            return LAUNCH_FIELDS.get(key)
+        if not table:
+            return self.fields.get(name)
+        return self.fields[table].fields.get(key) if table in self.fields else None
+
+    def cells(self) -> Iterator[tuple[str, Any]]:
+        """The values by "field"; of a table those in it, by "table.field"."""
+        for name, value in self.values.items():
+            field = self.fields.get(name)
+            inside = table_values(value) if field is not None and field.table is not None else None
+            yield from ((f"{name}.{key}", each) for key, each in (inside or {}).items())
+            if inside is None:
+                yield name, value
+
     def is_argument(self, field: str) -> bool:
         """Whether the value of the field was given on the command line."""
-        position = self.places.elsewhere.get(field)
+        position = self.places.position(field)
         return isinstance(position, Position) and position.is_argument
 
     def mistake(self, field: str, message: str, hint: str = "") -> Mistake:
@@ -66,6 +84,13 @@ class WrittenNode:
             argument = position.file.partition(" ")[2]
             path = "" if argument.partition("=")[0].strip() in (path, f"{self.id}.{field}") else path
         return Mistake(message, path, position, hint)
+
+
+def table_values(value: Any) -> dict[str, Any] | None:
+    """The values in a table, which is an object or as TOML has it; None for what is no table."""
+    if isinstance(value, dict):
+        return value
+    return attrs.asdict(value, recurse=False) if attrs.has(type(value)) else None
 
 
 def written_nodes(pipeline: Pipeline) -> dict[str, WrittenNode]:
@@ -93,14 +118,19 @@ def ops_of(nodes: Mapping[str, WrittenNode]) -> dict[str, str]:
 
 
 def unknown_key(node: WrittenNode, name: str, ops: Mapping[str, str], fields_only: bool = False) -> KeyHint:
-    """What to say of a key ("launch.key" too) that a node or table does not have. ops: those of all nodes, by id.
+    """What to say of a key ("table.key" and "launch.key" too) that a node or table does not have.
 
-    fields_only: an edge cannot be meant.
+    ops: those of all nodes, by id. fields_only: an edge cannot be meant.
     """
-    if name.startswith(f"{LAUNCH}."):
-        return key_hint(name.removeprefix(f"{LAUNCH}."), LAUNCH, [*LAUNCH_FIELDS], ops)
     owner = node.id if node.op is None else node.op.name
-    return key_hint(name, owner, [*(() if fields_only else node.edges), *node.fields], ops)
+    table, _, key = name.partition(".")
+    if key and table == LAUNCH:
+        return key_hint(key, LAUNCH, [*LAUNCH_FIELDS], ops)
+    if key and table in node.fields:
+        if key in node.fields or key in node.edges:
+            return KeyHint(f'it is "{key}" of the node, not of its table {table}')
+        return key_hint(key, f"{owner}.{table}", [*node.fields[table].fields], ops)
+    return key_hint(name, owner, [*(() if fields_only else node.edges), *with_tables(node.fields)], ops)
 
 
 def add_checked_node(pipeline: Pipeline, node: WrittenNode, ops: Mapping[str, str]) -> list[Mistake]:
@@ -110,10 +140,10 @@ def add_checked_node(pipeline: Pipeline, node: WrittenNode, ops: Mapping[str, st
     """
     if node.op is None:
         return []
-    mistakes = _check_table(node, "", node.values, node.op.config_class, ops)
+    mistakes = _check_table(node, "", node.values, node.op.config_class, node.fields, ops)
     if node.launch:
         mistakes += _several_hosts(node)
-        mistakes += _check_table(node, "launch.", node.launch, Launch, ops)
+        mistakes += _check_table(node, f"{LAUNCH}.", node.launch, Launch, LAUNCH_FIELDS, ops)
     if mistakes or node.wrong:
         return mistakes
     try:
@@ -142,17 +172,24 @@ def _several_hosts(node: WrittenNode) -> list[Mistake]:
 
 def table_mistakes(table: WrittenNode, cls: type, ops: Mapping[str, str]) -> list[Mistake]:
     """Mistakes in a table that is to become an object of an attrs class, not a node; wrong values are taken out."""
-    return _check_table(table, "", table.values, cls, ops)
+    return _check_table(table, "", table.values, cls, table.fields, ops)
 
 
 def _check_table(
-    node: WrittenNode, prefix: str, table: dict[str, Any], cls: type, ops: Mapping[str, str]
+    node: WrittenNode,
+    prefix: str,
+    table: dict[str, Any],
+    cls: type,
+    fields: Mapping[str, ConfigField],
+    ops: Mapping[str, str],
 ) -> list[Mistake]:
-    """Of a node's or table's own values, or with the prefix "launch." of its launch; wrong values are taken out."""
-    fields, edges = (LAUNCH_FIELDS, {}) if prefix else (node.fields, node.edges)
+    """Of a node's own values, or with the prefix "table." of a table in it, "launch." too; wrong ones are taken out."""
+    edges = {} if prefix else node.edges
     mistakes = []
     suggested: set[str] = set()
+    table |= {name: {} for name in chosen_tables(fields, table) if prefix + name not in node.wrong}
     written = {*table, *(name.removeprefix(prefix) for name in node.wrong if name.startswith(prefix))}
+    wrong_tables: dict[str, Any] = {}
     for name, value in list(table.items()):
         declared = edges.get(name) or fields.get(name)
         if declared is None:
@@ -161,15 +198,27 @@ def _check_table(
             mistakes.append(node.mistake(prefix + name, "unknown key", hint.text))
             del table[name]
             continue
+        of_table = fields[name].table if name in fields else None
+        inside = table_values(value) if of_table is not None else None
+        if of_table is not None and inside is not None:
+            inside = dict(inside)
+            below = f"{prefix}{name}."
+            wrong = _check_table(node, below, inside, of_table, fields[name].fields, ops)
+            mistakes += wrong
+            if wrong or any(each.startswith(below) for each in node.wrong):
+                wrong_tables[name] = table.pop(name)
+                continue
+            value = inside
         try:
             table[name] = declared.structure(value)
         except StructureError as error:
             mistakes.append(node.mistake(prefix + name, "; ".join(map(str, error.mistakes))))
             del table[name]
-    for name, refusal in _refused_by_validators(table, cls, written - set(table)).items():
-        unset = _unset_hint(node, name, refusal.others) if isinstance(refusal, Clash) else ""
+    for name, refusal in _refused_by_validators({**table, **wrong_tables}, cls, written - set(table)).items():
+        given = [prefix + each for each in refusal.others if each in written] if isinstance(refusal, Clash) else []
+        unset = _unset_hint(node, prefix + name, given)
         mistakes.append(node.mistake(prefix + name, readable(refusal), unset))
-        del table[name]
+        table.pop(name, None)
     for attribute in attrs.fields(cls):
         name = attribute.name
         if attribute.default is attrs.NOTHING and name not in written and name not in suggested:
@@ -199,7 +248,8 @@ def _unset_hint(node: WrittenNode, name: str, others: Sequence[str]) -> str:
 def _refused_by_validators(values: Mapping[str, Any], cls: type, wrong: Set[str]) -> dict[str, Exception]:
     """What each field's validator has against its value. A validator sees the other fields as far as they are known.
 
-    wrong are fields that were given with a value that is known to be none: they have not their default either.
+    wrong are fields that were given with a value that is known to be none: they have not their default either. Of a
+    table among them it is only asked whether it is the chosen one.
     """
     validated = [each for each in attrs.fields(cls) if each.validator is not None and each.name in values]
     if not validated:
@@ -212,8 +262,10 @@ def _refused_by_validators(values: Mapping[str, Any], cls: type, wrong: Set[str]
             object.__setattr__(stand_in, attribute.name, value)
     refused: dict[str, Exception] = {}
     for attribute in validated:
+        rules = validators_of(attribute.validator) if attribute.name in wrong else ()
+        validator = next((each for each in rules if isinstance(each, ChosenBy)), attribute.validator)
         try:
-            attribute.validator(stand_in, attribute, values[attribute.name])
+            validator(stand_in, attribute, values[attribute.name])
         except AttributeError:
             continue  # it asks for a field that is itself wrong or missing; the constructor validates again
         except (ArithmeticError, ValueError, TypeError, ConfigError) as error:

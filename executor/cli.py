@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -120,7 +121,11 @@ def _options(given: list[str]) -> argparse.Namespace:
     name = given[0] if given else ""
     if name not in COMMANDS:
         _show_commands(given)
-    parser = _Parser(prog=f"dflow {name}", description=COMMANDS[name])
+    # argparse makes a formatter for every option, and the imports for the terminal's width take milliseconds.
+    fixed = partial(argparse.HelpFormatter, width=78)
+    is_help = not {"-h", "--help"}.isdisjoint(given)
+    formatter = argparse.HelpFormatter if is_help else fixed
+    parser = _Parser(prog=f"dflow {name}", description=COMMANDS[name], formatter_class=formatter)
     module = f"executor.commands.{name.replace('-', '_')}"
     add_arguments: Callable[[argparse.ArgumentParser], None] = named_function(f"{module}:add_arguments")
     main: Callable[[argparse.Namespace], int] = named_function(f"{module}:main")

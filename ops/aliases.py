@@ -341,7 +341,7 @@ DRAFTING = (
     ),
     Alias(
         ("loss_type", "loss_fn", "loss_function", "per_position_loss_weight"),
-        {"train_dflash.loss": '"dflash", "dpace", "focal" or "kl"'},
+        {"train_dflash.loss": '"dflash", "dpace", "focal", "kl", "l1", "lk" or "nla"'},
     ),
     Alias(
         ("dflash_self_logit_distillation", "self_logit_distillation"),

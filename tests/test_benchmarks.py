@@ -68,6 +68,7 @@ def test_sides_count_the_same_correct_slots(benchmark):
     assert 1 == len(set(counts.values()))
 
 
+@pytest.mark.slow
 def test_decoding_in_batches_is_measured_beside_one_by_one_and_gives_the_same_answers(tmp_path):
     options = ["--prompts=5", "--new-tokens=8", "--batches", "2", "5", "--hidden=32", "--rounds=2"]
     command = [sys.executable, "benchmarks/evaluate.py", *options, f"--json={tmp_path / 'figures.json'}"]
@@ -84,6 +85,7 @@ def test_decoding_in_batches_is_measured_beside_one_by_one_and_gives_the_same_an
         assert f"{found['ratio']:.2f}" == row.split("|")[5].strip()
 
 
+@pytest.mark.slow
 def test_capture_by_token_budget_is_measured_beside_one_by_one_and_gives_the_same_features(tmp_path):
     options = ["--samples=12", "--tokens", "8", "20", "--hidden=32", "--layers=6", "--rounds=2"]
     command = [sys.executable, "benchmarks/capture.py", *options, f"--json={tmp_path / 'figures.json'}"]
@@ -100,6 +102,7 @@ def test_capture_by_token_budget_is_measured_beside_one_by_one_and_gives_the_sam
         assert ("holds" if found["ratio"] >= 3 else "missed") == row.split("|")[5].strip()
 
 
+@pytest.mark.slow
 def test_preprocessing_is_measured_against_the_loop_and_gives_the_same_ids_and_pixels(tmp_path):
     command = [sys.executable, "benchmarks/preprocess.py", "--rounds=1", "--samples=5", "--images=2", "--words", "30"]
     command += ["--sizes", "10", "20", f"--json={tmp_path / 'figures.json'}"]
@@ -146,6 +149,7 @@ def test_the_start_of_ranks_is_measured_up_to_their_first_collective(tmp_path):
     assert ["this", f"{figures['wall']:.2f}", f"{figures['cpu']:.2f}"] == [cell.strip() for cell in row.split("|")[1:4]]
 
 
+@pytest.mark.slow
 def test_in_bfloat16_both_sides_keep_float32_gradients_and_have_one_loss(tmp_path):
     """What the GPU benchmark compares, at a tiny size on a CPU."""
     sizes = {name: value for name, value in TINY.items() if name != "rounds"}  # a side runs once

@@ -110,6 +110,7 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios_and_is_held_to_its_goal() ->
     assert (0.15, False) == (slow["of_quiet"], slow["holds"])
 
 
+@pytest.mark.slow
 def test_a_dry_run_measures_a_stage_quiet_and_beside_one_process(tmp_path: Path) -> None:
     (tmp_path / "counting.py").write_text(OP)
     pipeline, figures = tmp_path / "p.toml", tmp_path / "figures.json"

@@ -175,6 +175,7 @@ def test_a_training_on_two_ranks_that_share_every_sequence_gives_a_draft_that_lo
     assert {"errors": 0, "ties": 0} == report["lossless"]
 
 
+@pytest.mark.slow
 def test_two_ranks_that_share_every_sequence_have_the_losses_of_one_process(store, undisturbed, tmp_path):
     figure = tmp_path / "curves.png"
     command = [sys.executable, "benchmarks/sp_curve.py", "--store", str(store), "--steps", "6", "--figure", str(figure)]
@@ -245,6 +246,7 @@ def at_work(store: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)  # three runs
 def test_a_capture_and_a_training_killed_in_the_middle_end_with_the_same_bytes(tmp_path, undisturbed):
     store = tmp_path / "runs"

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from attrs import NOTHING
 
-from dsl.convert import type_name
+from dsl.convert import type_name, unstructure
 from dsl.launch import Launch
 from dsl.op import ConfigField, OpSpec, config_fields
 from dsl.op_table import all_ops, load_op
@@ -68,14 +67,14 @@ def _op_row(spec: OpSpec) -> dict[str, Any]:
         "output": spec.output.__name__,
         "fields": [
             {
-                "name": field.name,
+                "name": name,
                 "type": type_name(field.type),
                 "required": field.required,
-                "default": None if field.default is NOTHING else field.default,
+                "default": None if field.required else unstructure(field.default),
                 "neutral": field.neutral,
                 "help": field.help,
             }
-            for field in spec.fields.values()
+            for name, field in spec.all_fields.items()
         ],
     }
 
@@ -86,10 +85,10 @@ def _op_text(spec: OpSpec) -> str:
         kind = f"list of {edge.type.__name__}" if edge.many else edge.type.__name__
         lines.append(f"  {edge.name}: {kind}{' (optional)' if edge.optional else ''}")
     lines += ["output", f"  {spec.output.__name__}", "launch", f"  {_launches(spec)}", "config"]
-    for field in spec.fields.values():
-        default = "required" if field.required else f"default {json.dumps(field.default)}"
+    for name, field in spec.all_fields.items():
+        default = "required" if field.required else f"default {json.dumps(unstructure(field.default))}"
         neutral = ", not part of the key" if field.neutral else ""
-        lines.append(f"  {field.name}: {type_name(field.type)} ({default}{neutral})")
+        lines.append(f"  {name}: {type_name(field.type)} ({default}{neutral})")
         lines.append(f"      {field.help}")
     return "\n".join(lines)
 
@@ -127,7 +126,7 @@ def _launch() -> Iterator[str]:
     yield from ["", "## `launch`", "", "How a stage runs; not part of the key.", ""]
     yield from ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
     for field in config_fields(Launch).values():
-        yield _row(field, LAUNCH_HELP[field.name])
+        yield _row(field.name, field, LAUNCH_HELP[field.name])
 
 
 def _reference_of(spec: OpSpec) -> Iterator[str]:
@@ -139,20 +138,20 @@ def _reference_of(spec: OpSpec) -> Iterator[str]:
     yield f"- runs in {_launches(spec)}{'; a killed stage resumes from its last checkpoint' if spec.resumable else ''}"
     if spec.fields:
         yield from ["", "| field | type | default | meaning |", "| --- | --- | --- | --- |"]
-    for field in spec.fields.values():
-        yield _row(field, field.help)
+    for name, field in spec.all_fields.items():
+        yield _row(name, field, field.help)
 
 
-def _row(field: ConfigField, help: str) -> str:
-    name = f"*`{field.name}`*" if field.neutral else f"`{field.name}`"
-    return f"| {name} | {_cell(type_name(field.type))} | {_default(field)} | {_cell(help)} |"
+def _row(name: str, field: ConfigField, help: str) -> str:
+    shown = f"*`{name}`*" if field.neutral else f"`{name}`"
+    return f"| {shown} | {_cell(type_name(field.type))} | {_default(field)} | {_cell(help)} |"
 
 
 def _default(field: ConfigField) -> str:
     if field.required:
         return "required"
     default = field.default.factory() if isinstance(field.default, FACTORY) else field.default
-    return "none" if default is None else f"`{_cell(json.dumps(default, ensure_ascii=False))}`"
+    return "none" if default is None else f"`{_cell(json.dumps(unstructure(default), ensure_ascii=False))}`"
 
 
 def _sentence(text: str) -> str:

@@ -16,18 +16,18 @@ from urllib.parse import quote
 from dsl.errors import StoreError
 from executor.commands.arguments import add_address, add_store, add_trust, check_store, open_store
 from executor.records.run_record import newest_records
-from executor.records.sent_run import VIEW, SentRun
+from executor.records.sent_run import TRAINING, VIEW, SentRun
 from executor.system.output import OK, print_lines
 from executor.system.server import Server, is_reachable_by_others, require_free_port, wait_until_ready
 
-# MLflow's job runner is for its own evaluations: a dozen processes that dflow never uses.
+# MLflow's job runner is for its own evaluations: a dozen processes that dflow never uses. Its assistant runs commands
+# for whoever reaches the port: in Docker, or not at all.
 ENVIRONMENT = {
+    "MLFLOW_ENABLE_ASSISTANT_SANDBOX": "true",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
 }
-# Without this MLflow takes an experiment for a GenAI one, and shows no runs.
-TRAINING = "workflowType=machine_learning"
 ALLOWED = "MLFLOW_SERVER_ALLOWED_HOSTS"  # the user's own list, for a proxy
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 NEWEST = 100  # runs that are searched
@@ -66,7 +66,10 @@ def links(records: Path, url: str) -> Iterator[str]:
     if swept is not None:
         runs = json.dumps([each.run_id for each in swept.combinations.values()], separators=(",", ":"))
         experiments = json.dumps([swept.experiment])
-        yield f"the last sweep, compared: {url}/#/compare-runs?runs={quote(runs)}&experiments={quote(experiments)}"
+        asked = (
+            f"runs={quote(runs)}&experiments={quote(experiments)}&{TRAINING}"  # MLflow reads `runs` only as the first
+        )
+        yield f"the last sweep, compared: {url}/#/compare-runs?{asked}"
 
 
 def main(options: argparse.Namespace) -> int:

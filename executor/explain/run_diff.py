@@ -8,6 +8,7 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen
 
+from dsl.convert import flat
 from dsl.pipeline import Copy
 from executor.keys.code_archive import kept_text
 from executor.keys.code_diff import CodeChange, code_changes
@@ -220,8 +221,8 @@ class _Side:
         return template if template != name else ""
 
     def config(self, node_id: str) -> dict[str, Any]:
-        """As recorded, with the nodes on the edges."""
-        return {name: _reference(value, self._shown) for name, value in self._node(node_id).config.items()}
+        """As recorded, with the nodes on the edges; the values in tables by "table.key"."""
+        return {name: _reference(value, self._shown) for name, value in flat(self._node(node_id).config).items()}
 
     def settings(self, node_id: str, keyed: Container[str]) -> dict[str, Any]:
         """The values outside the key, and which nodes are on the edges."""
@@ -249,7 +250,7 @@ def _node(store: Store, node_id: str, first: _Side, second: _Side) -> NodeDiff:
         sides: tuple[tuple[Where, Previous | None], ...] = (("first", before), ("second", after))
         unknown = tuple(which for which, previous in sides if previous is None)
         return attrs.evolve(diff, inputs=inputs, values=_settings("value", node_id, first, second, ()), unknown=unknown)
-    keyed = {name for each in (before.parts, after.parts) for name in (*each.config, *each.external)}
+    keyed = {name for each in (before.parts, after.parts) for name in (*flat(each.config), *each.external)}
     found = with_paths(differences(before.parts, after.parts), second.config(node_id), first.config(node_id))
     values = [each for each in found if each.kind != "code"]
     code = code_changes(before.parts.code, after.parts.code, lambda place, hash: kept_text(store.path, hash))

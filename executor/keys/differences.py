@@ -149,9 +149,19 @@ def _are_paths(value: Any) -> bool:
 
 
 def value_differences(kind: Kind, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """By name, the values of two mappings that are not the same."""
-    pairs = ((name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in sorted({*old, *new}))
-    return [Difference(kind, name, *values) for name, *values in pairs if is_different(*values)]
+    """By name, the values of two mappings that are not the same; of tables those in them, by "table.key"."""
+    found: list[Difference] = []
+    for name in sorted({*old, *new}):
+        sides = (old.get(name, ABSENT), new.get(name, ABSENT))
+        if not is_different(*sides):
+            continue
+        tables = [side if isinstance(side, dict) else {} for side in sides]
+        if any(tables) and all(isinstance(side, dict) or side in (None, ABSENT) for side in sides):
+            inside = value_differences(kind, *tables)
+            found += [attrs.evolve(each, name=f"{name}.{each.name}") for each in inside]
+        else:
+            found.append(Difference(kind, name, *sides))
+    return found
 
 
 def is_different(old: Any, new: Any) -> bool:

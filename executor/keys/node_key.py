@@ -126,9 +126,13 @@ def run_symbols(node: GraphNode) -> tuple[str, ...]:
 
 
 def class_symbols(node: GraphNode) -> tuple[str, ...]:
-    """The classes whose methods a run function may call: those of its config, its inputs and its output."""
+    """The classes whose methods a run function may call: those of its config and the tables that this has, of its
+    inputs and its output.
+    """
     op = node.op
-    classes = (op.config_class, op.output, *(edge.type for edge in op.edges.values()))
+    given = (getattr(node.config, field.name) for field in op.fields.values() if field.table is not None)
+    tables = (type(table) for table in given if table is not None)
+    classes = (op.config_class, *tables, op.output, *(edge.type for edge in op.edges.values()))
     return tuple(dict.fromkeys(f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}" for cls in classes))
 
 

@@ -12,8 +12,8 @@ from attrs import evolve
 
 from executor.model_tools.served import ServedRun
 from ops.lib.sglang import serve_command as sglang_command
-from ops.lib.sglang.serve_command import Address
-from ops.lib.sglang.version import SGLANG_VERSION, require_sglang
+from ops.lib.sglang.serve_command import Address, Served
+from ops.lib.sglang.version import either, installed_version, require_sglang
 from ops.lib.vllm import serve_command as vllm_command
 from ops.lib.vllm.serve_command import draft_for_vllm, warnings_for_vllm
 from ops.lib.vllm.version import require_vllm
@@ -43,7 +43,7 @@ class Engine(ABC):
         """The command, with the program as users call it."""
 
     @abstractmethod
-    def program(self) -> list[str]:
+    def program(self, run: ServedRun) -> list[str]:
         """The program as it lies on this machine. Raises DataError where the version that dflow supports is missing."""
 
     def environment(self, run: ServedRun) -> Mapping[str, str]:
@@ -75,21 +75,23 @@ class SGLangEngine(Engine):
         sglang_arguments.refuse_own(extra)
 
     def command(self, run: ServedRun, address: Address, extra: Sequence[str]) -> list[str]:
-        command = sglang_command.launch_command(str(run.target), run.served, run.draft, address=address, extra=extra)
+        served = _for_installed(run)
+        command = sglang_command.launch_command(str(run.target), served, run.draft, address=address, extra=extra)
         return [sys.executable, *command[1:]]
 
-    def program(self) -> list[str]:
-        require_sglang(WHAT)
+    def program(self, run: ServedRun) -> list[str]:
+        require_sglang(WHAT, run.engine)
         return [sys.executable]
 
     def environment(self, run: ServedRun) -> Mapping[str, str]:
         return run.served.environment
 
     def notice(self, run: ServedRun) -> str | None:
-        if not run.served.needs_patch:
+        unfit = _for_installed(run).unfit_versions
+        if not unfit:
             return None
         return (
-            f"SGLang {SGLANG_VERSION} lacks a method that DFLASH needs for {run.served.model_type} targets; "
+            f"SGLang {either(unfit)} lacks a method that DFLASH needs for {run.served.model_type} targets; "
             "this launcher adds it and then runs SGLang's own"
         )
 
@@ -98,6 +100,12 @@ class SGLangEngine(Engine):
 
     def refusal(self, log: str) -> str | None:
         return sglang_arguments.refusal(log)
+
+
+def _for_installed(run: ServedRun) -> Served:
+    """Of SGLang's versions that may serve, the installed one alone, if it is one of them."""
+    found = installed_version()
+    return evolve(run.served, versions=(found,)) if found in run.served.versions else run.served
 
 
 class VLLMEngine(Engine):
@@ -113,7 +121,7 @@ class VLLMEngine(Engine):
         draft = evolve(run.draft, path=str(draft_for_vllm(Path(run.draft.path))))
         return vllm_command.launch_command(str(run.target), run.served, draft, address=address, extra=extra)
 
-    def program(self) -> list[str]:
+    def program(self, run: ServedRun) -> list[str]:
         return [str(require_vllm(WHAT))]
 
     def environment(self, run: ServedRun) -> Mapping[str, str]:

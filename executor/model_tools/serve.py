@@ -70,8 +70,8 @@ def serve_run(options: ServeOptions) -> None:
     """Start the server, send it one prompt, and serve until interrupted, or with `check` until it has answered.
 
     Raises ConfigError for an argument of the engine's that dflow gives, StoreError where the run has nothing to serve,
-    DataError where the supported version of the engine is not installed, and ServerError where the server does not
-    start or does not use the draft.
+    DataError where the engine is not installed in a version that the draft is for, and ServerError where the server
+    does not start or does not use the draft.
     """
     engine = ENGINES[options.engine]
     engine.refuse_own(options.extra)
@@ -89,7 +89,7 @@ def _serve(engine: Engine, run: ServedRun, record: Record, options: ServeOptions
     print_lines(shell_line(command, engine.environment(run)))
     if notice := engine.notice(run):
         print_lines(notice)
-    command = [*engine.program(), *command[1:]]
+    command = [*engine.program(run), *command[1:]]
     require_free_port(options.host, options.port)
     key = os.environ.get(engine.key_variable, "")
     if is_reachable_by_others(options.host) and not key:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from executor.store.artifact_store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
 from ops.lib.data.checkpoint_code import check_code
 from ops.lib.data.files import read_json
+from ops.lib.drafts.backbone.config import algorithm_of
 from ops.lib.sglang.serve_command import DraftOption, Served
 from ops.lib.vllm.serve_command import draft_for_vllm
 from ops.tools.serve.prompts import ChatPrompt, held_out_prompts
@@ -26,6 +27,7 @@ LONGEST_ERROR = 500
 @frozen(kw_only=True)
 class ServedRun:
     """warnings: why the draft may not be fit to serve. tau: as `evaluate` measured it, None where it did not.
+    engine: that of export_draft.
 
     prompts: held-out ones; none where the store holds no samples.
     """
@@ -33,6 +35,7 @@ class ServedRun:
     target: Path
     served: Served
     draft: DraftOption
+    engine: str | None
     warnings: tuple[str, ...]
     tau: float | None
     prompts: tuple[ChatPrompt, ...]
@@ -50,17 +53,25 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
     target = made.path(export.inputs["target"][0])
     info = _read(target / "target.json")
     config = _read(draft / "config.json")
-    model = target / "model"
+    model, engine = target / "model", config.get("dflow", {}).get("engine")
     for directory in {draft, draft_for_vllm(draft)}:
         check_code(directory, trust_remote_code=False)
     return ServedRun(
         target=model,
-        served=Served.as_trained(info, _read(model / "config.json"), made.captured(export), model),
-        draft=DraftOption(path=str(draft), block_size=config["block_size"]),
+        served=Served.as_trained(info, _read(model / "config.json"), made.captured(export), model, engine),
+        draft=_draft_option(draft, config),
+        engine=engine,
         warnings=tuple(warnings),
         tau=made.tau(export),
         prompts=made.prompts(export, info["vision"], prompts),
     )
+
+
+def _draft_option(draft: Path, config: Mapping[str, Any]) -> DraftOption:
+    """The block size is that of plain DFlash's form, which counts what is verified."""
+    algorithm = algorithm_of(config)
+    _own, plain = algorithm.from_serving(config)
+    return DraftOption(path=str(draft), block_size=plain["block_size"], algorithm=algorithm.engine)
 
 
 @frozen

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import attrs
 from attrs import frozen
 
+from dsl.convert import flat, unstructure
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
 from executor.keys.differences import differences, distance, reasons, with_given, with_paths
@@ -181,7 +182,7 @@ class Planner:
         config = attrs.asdict(node.config, recurse=False)
         found = with_paths(found, config)
         if node.id in self.given:
-            found = with_given(found, config, attrs.asdict(self.given[node.id], recurse=False))
+            found = with_given(found, flat(unstructure(node.config)), flat(unstructure(self.given[node.id])))
         lines = reasons(node.id, found)
         if unknown:
             return "; ".join(lines) or f"input changes: {', '.join(unknown)}"

@@ -15,6 +15,8 @@ from executor.system.jsonlines import read_object, write_json
 
 FILE = "mlflow.json"
 VIEW = "dflow"  # the key of the view of an experiment's runs in MLflow's page
+# Without this in an address, MLflow's page takes an experiment for a GenAI one: it shows no runs, or not as such.
+TRAINING = "workflowType=machine_learning"
 FAILED = "failed"  # a model or a report that could not be made; it is tried again
 
 

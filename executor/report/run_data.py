@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from dsl.convert import flat
 from dsl.errors import DflowError, NotTrusted, StoreError, did_you_mean
 from executor.records.duration import run_seconds
 from executor.records.events import read_events
@@ -36,7 +37,8 @@ class NodeFacts:
 
     seconds, memory, gpu_memory: what its artifact needed, in this run or in source_run. size, folder: of the artifact,
     in bytes; None where the store does not hold it. own: its files outside the digest, by name, as the run that made it
-    wrote them. manifest: of that run too. config, launch: as recorded, secrets by their names.
+    wrote them. manifest: of that run too. config, launch: as recorded, secrets by their names, the values in tables by
+    "table.key".
     template: the node that a sweep copied, empty for one that is no copy.
     beside: the nodes of the run that made the artifact that ran at the same time.
     """
@@ -194,7 +196,7 @@ class _Reader:
             memory=state.memory if state.memory is not None else made.memory,
             gpu_memory=state.gpu_memory if state.gpu_memory is not None else made.gpu_memory,
             parents=tuple(parent for parent in (row.parents if row else ()) if parent in before),
-            config=recorded.config,
+            config=flat(recorded.config),
             launch=recorded.launch,
             manifest=Manifest.read(own[MANIFEST]) if MANIFEST in own else None,
             folder=folder,

@@ -6,9 +6,9 @@ from typing import Any
 
 import attrs
 
+from dsl.convert import flat, unstructure
 from dsl.graph import GraphNode
 from dsl.launch import Launch
-from dsl.op import Ref
 from dsl.shown import toml_text
 
 
@@ -20,22 +20,13 @@ def params(node: GraphNode, *, edges: bool = True) -> dict[str, str]:
 
 
 def values(node: GraphNode, *, edges: bool = True) -> dict[str, Any]:
-    """The flat config, and the launch values that are no defaults; edges: also the nodes that are read."""
-    found: dict[str, Any] = {"op": node.op.name}
-    for name in node.op.edges if edges else ():
-        value = getattr(node.config, name)
-        found |= {} if value is None else _flat(name, value)
-    for name in node.op.fields:
-        found |= _flat(name, getattr(node.config, name))
+    """The flat config, tables as "table.key", and the launch values that are no defaults; edges: also the nodes that
+    are read.
+    """
+    names = [*(node.op.edges if edges else ()), *node.op.fields]
+    config = {name: getattr(node.config, name) for name in names}
+    given = {name: value for name, value in config.items() if value is not None or name in node.op.fields}
     usual = Launch()
-    for field in attrs.fields(Launch):
-        value = getattr(node.launch, field.name)
-        if value != getattr(usual, field.name):
-            found |= _flat(f"launch.{field.name}", value)
-    return found
-
-
-def _flat(name: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {key: each for part, member in value.items() for key, each in _flat(f"{name}.{part}", member).items()}
-    return {name: str(value) if isinstance(value, Ref) else value}
+    launch = {field.name: getattr(node.launch, field.name) for field in attrs.fields(Launch)}
+    changed = {f"launch.{name}": value for name, value in launch.items() if value != getattr(usual, name)}
+    return {"op": node.op.name, **flat(unstructure(given)), **changed}

@@ -5,19 +5,19 @@ Each step is called by the thread of attempt.py, which holds the lease.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import frozen
 
+from dsl.convert import unstructure
 from dsl.errors import StageError
 from dsl.graph import GraphNode
 from dsl.graph_json import node_to_json
 from dsl.imports import search_path
+from dsl.op import ConfigField
 from executor.keys.code_archive import keep_texts
 from executor.keys.node_key import Inputs, KeyParts, node_inputs
 from executor.launchers.failure import Failure
@@ -222,8 +222,7 @@ class Task:
         self.lease.wait_for_ranks()
         self._check_files()
         earlier = self.store.newest(self.key)
-        values = {name: getattr(node.config, name) for name in node.op.fields}
-        config = json.loads(json.dumps(values, default=os.fspath))  # as it is read back: tuples are lists
+        config = unstructure({name: getattr(node.config, name) for name in node.op.fields})
         layout = {name: getattr(node.launch, name) for name in LAYOUT}
         launch = {**layout, "threads": threads, "device": device}
         manifest = Manifest(
@@ -239,7 +238,7 @@ class Task:
             started=started,
             ended=measures.ended,
         )
-        neutral = {name: config[name] for name, spec in node.op.fields.items() if spec.neutral}
+        neutral = _neutral(node.op.fields, config)
         line = IndexLine(
             digest="",
             run=self.run,
@@ -258,3 +257,15 @@ class Task:
             digests = f"{shown_digest(earlier.digest)} before and {shown_digest(digest)} now"
             difference = f"the same key gave {digests}: {cause}"
         return AttemptResult(status="done", digest=digest, acceptance=line.acceptance, difference=difference)
+
+
+def _neutral(fields: Mapping[str, ConfigField], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values outside the key, those in tables too."""
+    found: dict[str, Any] = {}
+    for name, field in fields.items():
+        if field.neutral:
+            found[name] = config[name]
+        elif field.table is not None and config[name] is not None:
+            inside = _neutral(field.fields, config[name])
+            found |= {name: inside} if inside else {}
+    return found

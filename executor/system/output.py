@@ -158,13 +158,15 @@ def _discard(number: int) -> None:
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: Container[str] = ()) -> str:
     """A table; columns named in `right` are aligned there. On a terminal the last column is folded to its width."""
-    import shutil
-    import textwrap
-
     table = [tuple(header), *map(tuple, rows)]
     widths = [max(len(row[place]) for row in table) for place in range(len(header))]
     margin = sum(widths[:-1]) + len(GAP) * (len(header) - 1)
-    room = max(shutil.get_terminal_size().columns - margin, NARROWEST) if sys.stdout.isatty() else 0
+    room = 0
+    if sys.stdout.isatty():
+        import shutil
+        import textwrap
+
+        room = max(shutil.get_terminal_size().columns - margin, NARROWEST)
     lines = []
     for row in table:
         cells = [

@@ -85,13 +85,17 @@ class Tracker:
         self.sent = sent
         self._places: dict[str, str] = {}  # places of files, of the runs created by this tracker
 
-    def experiment(self, name: str, metrics: Iterable[str]) -> str:
+    def experiment(self, name: str, metrics: Iterable[str], params: Iterable[str] = ()) -> str:
         """The id of the experiment, created where it does not exist. Raises StoreError where it was deleted.
 
-        metrics: the columns of its table of runs in the view that `dflow ui` links to, beside those that earlier runs
-        put there.
+        metrics, params: the columns of its table of runs in the view that `dflow ui` links to, beside those that
+        earlier runs put there.
         """
-        columns = [*VIEW_COLUMNS, *(f"metrics.`{metric}`" for metric in metrics)]
+        columns = [
+            *VIEW_COLUMNS,
+            *(f"metrics.`{metric}`" for metric in metrics),
+            *(f"params.`{param}`" for param in params),
+        ]
         with _locked(self._store, self._uri):
             known = self.client.get_experiment_by_name(name)
             if known is None:

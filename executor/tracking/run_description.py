@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dsl.graph import Graph
 from executor.records.duration import run_seconds
 from executor.records.run_record import NodeState, Record, RunState
+from executor.records.sent_run import TRAINING
 from executor.results.run_table import result_rows
 from executor.results.sweep import Combination, combinations, final_metrics, main_metrics, sorted_rows, sweep_cells
 from executor.system.output import shown_duration
@@ -94,7 +95,7 @@ def _ending(state: RunState, seconds: float) -> str:
 
 
 def _link(experiment: str, parent: str) -> str:
-    return f"[Report](#/experiments/{experiment}/runs/{parent}/artifacts/{REPORT})"
+    return f"[Report](#/experiments/{experiment}/runs/{parent}/artifacts/{REPORT}?{TRAINING})"
 
 
 def _figures(found: Mapping[str, tuple[str, float]], graph: Graph) -> str:

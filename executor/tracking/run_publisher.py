@@ -197,8 +197,9 @@ class RunPublisher:
         if self._is_sure:
             return
         if not self._sent.experiment:
-            columns = sorted(map(short_name, self._graph.judged_by))
-            self._sent.experiment = self._tracker.experiment(self._record.state.experiment, columns)
+            judged = sorted(map(short_name, self._graph.judged_by))
+            swept = dict.fromkeys(name for combination in self._combinations for name in combination.values)
+            self._sent.experiment = self._tracker.experiment(self._record.state.experiment, judged, swept)
         self._found = self._tracker.runs_of(self._sent.experiment, self._record.run)
         known = {WHOLE: self._sent.parent}
         known |= {("node", name): sent.run_id for name, sent in self._sent.nodes.items()}

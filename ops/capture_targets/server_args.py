@@ -1,7 +1,8 @@
 """Which of SGLang's server arguments a capture accepts, and why not the others. Loads neither torch nor sglang.
 
-SGLang 0.5.21 has more than 500 of them. Those in ALLOWED choose kernels, number formats and memory, and do not change
-what a pass computes; everything else is refused, because its effect on the captured states is not known.
+SGLang has more than 500 of them; those named here exist in every supported version. Those in ALLOWED choose kernels,
+number formats and memory, and do not change what a pass computes; everything else is refused, because its effect on the
+captured states is not known.
 """
 
 from __future__ import annotations

@@ -40,12 +40,12 @@ from ops.check_export.live_cause import (
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt, ServedPrompt
 from ops.check_export.op import CheckExport
 from ops.lib.data.files import read_json
-from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.config import DraftConfig, algorithm_of
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.backbone.mistakes import REWRITE, Mistake
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.sglang.version import installed_version
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, target_info
 
@@ -57,6 +57,7 @@ TOGETHER = 16  # requests of a batch
 LONGEST_CONTEXT = 512  # tokens, of a compared forward pass
 SMALLEST_POOL = 1024
 ROUNDINGS = 4  # allowed difference of a forward pass below float32, in multiples of dflow's own rounding
+WORKER = "DFLASH"  # the one that runs in this process
 
 
 @frozen(kw_only=True)
@@ -118,7 +119,7 @@ def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
     draft, mistakes = own_draft(setting.draft_dir)
     engine = start_engine(setting, prompts)
     if isinstance(engine, Mistake):
-        return LiveResult(SGLANG_VERSION, (), {}, mistakes=(*mistakes, engine))
+        return LiveResult(str(installed_version()), (), {}, mistakes=(*mistakes, engine))
     with engine:
         forward: dict[str, float] = {}
         if draft is not None:
@@ -131,7 +132,7 @@ def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
         watched = [] if mistakes else watch(engine, prompts_to_watch(prompts, departed), eos)
     judged = judge(setting, None if mistakes else draft, prompts, served, departed, watched)
     return LiveResult(
-        version=SGLANG_VERSION,
+        version=str(installed_version()),
         prompts=tuple(
             ServedPrompt(prompt.sample.id, prompt.sample.category, answer.tokens, answer.accepted)
             for prompt, answer in zip(prompts, served, strict=True)
@@ -162,7 +163,7 @@ def choose_dtype(config: CheckExport, report: Mapping[str, Any], device: str) ->
         return config.dtype or str(report["dtype"])
     if config.dtype not in (None, "bfloat16"):
         raise LiveUnavailable(
-            f"SGLang {SGLANG_VERSION} casts a draft's inputs to bfloat16 on a GPU, so it cannot be checked in "
+            f"SGLang {installed_version()} casts a draft's inputs to bfloat16 on a GPU, so it cannot be checked in "
             f'{config.dtype} there: give check_export dtype = "bfloat16", or none'
         )
     return "bfloat16"
@@ -187,13 +188,21 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> DflashEngine | 
 
     Raises LiveUnavailable if SGLang cannot be imported, rejects the device or runs out of memory.
     """
-    block_size = read_json(setting.draft_dir / "config.json").get("block_size", 16)
+    config = read_json(setting.draft_dir / "config.json")
+    block_size, algorithm = config.get("block_size", 16), algorithm_of(config)
+    if algorithm.engine != WORKER:
+        raise LiveUnavailable(
+            f"the live stage runs SGLang's {WORKER} worker, and {algorithm.name} drafts are served by "
+            f"{algorithm.engine}, which nothing here runs: look at the accepted lengths of a server (dflow serve)"
+        )
     try:
         from ops.lib.sglang import dflash_worker
 
         sizes = [dflash_worker.tokens_of(prompt.sample, prompt.max_new_tokens, block_size) for prompt in prompts]
     except (ImportError, RuntimeError, OSError) as error:
-        raise LiveUnavailable(f"SGLang {SGLANG_VERSION} is installed, but cannot be imported here: {error}") from error
+        raise LiveUnavailable(
+            f"SGLang {installed_version()} is installed, but cannot be imported here: {error}"
+        ) from error
     room = max(SMALLEST_POOL, sum(sorted(sizes)[-TOGETHER:]))
     try:
         return dflash_worker.DflashEngine.start(
@@ -226,7 +235,7 @@ def setting_mistakes(engine: DflashEngine, config: DraftConfig) -> list[Mistake]
         Mistake(
             what=f"config.json: {name} is {expected}",
             effect=f"reads {actual}",
-            remedy=f"{REWRITE}; if config.json is right, serve with SGLang {SGLANG_VERSION}",
+            remedy=f"{REWRITE}; if config.json is right, reinstall SGLang {installed_version()}",
         )
         for name, expected, actual in (
             ("block_size", config.block_size, engine.block_size),

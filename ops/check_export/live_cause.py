@@ -21,7 +21,7 @@ from ops.check_export.live_result import Prompt, largest, nan_last
 from ops.lib.drafts.backbone.mistakes import REWRITE, Mistake
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode import Decoded, DraftContext, decode_speculative, matching_prefix, propose
-from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.sglang.version import installed_version
 from ops.lib.target.model import Target
 from ops.lib.vision.families import VisionFamily
 
@@ -34,7 +34,7 @@ REPLAYED = 0.85  # least share of equal steps, below float32, where ties of the 
 SPARED = 2  # further steps that may differ, so that a few short answers raise no alarm
 OTHER_CODE = (
     "no draft of dflow can be served like this; reinstall SGLang (pip install --force-reinstall --no-deps "
-    f"sglang=={SGLANG_VERSION}), and if that does not help, report this message"
+    f"sglang=={installed_version()}), and if that does not help, report this message"
 )
 OTHER_FEATURES = (
     'a server gives the draft the same inputs: capture with backend = "sglang" and train again, so that the draft '

@@ -1,6 +1,6 @@
 """The gate's interface to SGLang: the prompts that it decodes, and the results. Does not import SGLang.
 
-The gate calls `ops.check_export.live.check_live`, which is imported only where the pinned SGLang is installed:
+The gate calls `ops.check_export.live.check_live`, which is imported only where a supported SGLang is installed:
 
     check_live(draft_dir: Path, target_dir: Path, prompts: Sequence[Prompt], config: CheckExport, stage: Stage)
         -> LiveResult

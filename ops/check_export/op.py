@@ -9,6 +9,7 @@ from attrs import Attribute, frozen, validators
 from dsl.op import field, op
 from ops.artifacts import CheckedDraft, Draft, Report, TargetModel, TokenShards
 from ops.capture_targets.server_args import refused_args
+from ops.lib.drafts.algorithms import CONFIGS, CONTRACT, MODEL, PROPOSAL, REFERENCE, code_of
 
 
 def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, object] | None) -> None:
@@ -63,3 +64,7 @@ class CheckExport:
     def chosen_libraries(self) -> tuple[str, ...]:
         """SGLang, so that the node runs again once it is installed."""
         return () if self.live == "off" else ("sglang",)
+
+    def chosen_code(self) -> tuple[str, ...]:
+        """The draft's algorithm is known once it is there: of all of them."""
+        return code_of(CONFIGS, MODEL, PROPOSAL, CONTRACT, REFERENCE)

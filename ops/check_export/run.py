@@ -104,11 +104,11 @@ def serve(config: CheckExport, stage: Stage, prompts: Sequence[Prompt]) -> tuple
     """SGLang's results for the prompts, or why it was not used. Raises DataError if it was required and failed."""
     if config.live == "off":
         return None, 'live = "off"'
+    draft_dir, target_dir = stage.inputs["draft"].path, stage.inputs["target"].path / "model"
     try:
-        require_sglang("the live stage of check_export")
+        require_sglang("the live stage of check_export", read_json(draft_dir / CONFIG)["dflow"].get("engine"))
     except DataError as error:
         return _skipped(config, error)
-    draft_dir, target_dir = stage.inputs["draft"].path, stage.inputs["target"].path / "model"
     try:
         from ops.check_export.live import check_live
 

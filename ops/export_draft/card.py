@@ -14,7 +14,7 @@ from attrs import frozen
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.serving_contract import SGLANG, SPECULATORS
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
-from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.sglang.version import either
 from ops.lib.vllm.serve_command import environment as vllm_environment
 from ops.lib.vllm.serve_command import launch_command as vllm_command
 from ops.lib.vllm.serve_command import warnings_for_vllm
@@ -123,7 +123,7 @@ def _serving(facts: CardFacts) -> str:
     extra = ("--revision", revision) if model_id and revision else ()
     command = launch_command(target, served, _draft_option(facts, "."), extra=extra)
     text = [
-        f"## Serving\n\nWith SGLang {SGLANG_VERSION}, in this directory:",
+        f"## Serving\n\nWith SGLang {either(served.versions)}, in this directory:",
         _shell(shell_line(command, served.environment), model_id),
     ]
     if SPECULATORS in facts.formats:
@@ -139,10 +139,10 @@ def _serving(facts: CardFacts) -> str:
             f"TARGET is a copy of the target's checkpoint: `objects/{facts.target_digest}/model` in the store of the "
             "training. `dflow serve RUN` prints the command with all paths, and runs it."
         )
-    if served.needs_patch:
+    if served.unfit_versions:
         text.append(
             "The launcher is dflow's: it starts SGLang's own server and gives this target the one method that DFLASH "
-            f"needs and that SGLang {SGLANG_VERSION} lacks for it."
+            f"needs and that SGLang {either(served.unfit_versions)} lacks for it."
         )
     if served.captured_flags:
         text.append(
@@ -164,7 +164,8 @@ def _serving(facts: CardFacts) -> str:
 
 
 def _draft_option(facts: CardFacts, path: str) -> DraftOption:
-    return DraftOption(path=path, block_size=facts.draft.block_size)
+    draft = facts.draft
+    return DraftOption(path=path, block_size=draft.block_size, algorithm=draft.algorithm.engine)
 
 
 def _shell(line: str, model_id: str | None) -> str:

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from dsl.op import field, op
 from ops.artifacts import Draft, DraftCheckpoint, TargetModel
+from ops.lib.drafts.algorithms import CONFIGS, CONTRACT, code_of
 
 
 def _formats(_instance: object, _attribute: object, formats: tuple[str, ...]) -> None:
@@ -37,4 +38,13 @@ class ExportDraft:
         help='"speculators": also write the draft as speculators and vLLM read it, in a folder of that name beside the '
         "serving directory's own files",
     )
+    engine: Literal["sglang-0.5.21", "sglang-0.5.23"] | None = field(
+        default=None,
+        help="the version that will serve the draft: the gate and dflow serve refuse others; default: any supported "
+        "one, since all read the same files",
+    )
     output = Draft
+
+    def chosen_code(self) -> tuple[str, ...]:
+        """The draft's algorithm is known once it is there: of all of them."""
+        return code_of(CONFIGS, CONTRACT)

@@ -52,6 +52,8 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
     serving, digest = to_serving(shape, config.dtype), tensors_digest(stage.out_dir / WEIGHTS)
     server_args = training["captured"].get("server_args")
     serving["dflow"] |= training_record(shape, target.digest, digest, server_args, config.formats)
+    if config.engine is not None:
+        serving["dflow"]["engine"] = config.engine
     write_json(stage.out_dir / CONFIG, serving)
     info, target_config = target_info(target), read_config(target.path / "model")
     if SPECULATORS in config.formats:
@@ -63,7 +65,7 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
         parameters=parameters,
         target=info,
         target_digest=target.digest,
-        served=Served.as_trained(info, target_config, training["captured"], target.path / "model"),
+        served=Served.as_trained(info, target_config, training["captured"], target.path / "model", config.engine),
         formats=config.formats,
         training=training,
         training_digest=draft.digest,

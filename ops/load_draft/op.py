@@ -6,6 +6,7 @@ from attrs import frozen, validators
 
 from dsl.op import field, op
 from ops.artifacts import Draft, TargetModel
+from ops.lib.drafts.algorithms import CONFIGS, CONTRACT, MODEL, code_of
 
 
 @op(
@@ -28,3 +29,7 @@ class LoadDraft:
         "transformers' Qwen3 class rotates all of it then, and engines that share",
     )
     output = Draft
+
+    def chosen_code(self) -> tuple[str, ...]:
+        """The draft's algorithm is known once it is there: of all of them."""
+        return code_of(CONFIGS, MODEL, CONTRACT)

@@ -11,8 +11,8 @@ from typing import Any
 
 from attrs import frozen
 
-from ops.lib.drafts.backbone.config import ARCHITECTURE
 from ops.lib.drafts.backbone.speculators_format import LAYER_CONFIG, LAYER_OFFSET
+from ops.lib.drafts.dflash.config import ARCHITECTURE
 
 QWEN3 = {  # transformers' Qwen3Config
     "hidden_size": 4096,

@@ -14,7 +14,6 @@ from attrs import define, field, fields, frozen
 from dsl.errors import ConfigError
 from ops.capture_targets.layers import spread_layers
 from ops.lib.drafts.backbone.config import (
-    ARCHITECTURE,
     FULL_ATTENTION,
     SLIDING_ATTENTION,
     DraftConfig,
@@ -22,6 +21,7 @@ from ops.lib.drafts.backbone.config import (
     unfit_fields,
 )
 from ops.lib.drafts.backbone.speculators_format import AUX_LAYER_IDS, LAYER_CONFIG, NON_CAUSAL
+from ops.lib.drafts.dflash.config import ARCHITECTURE
 from ops.load_draft.known_keys import ALGORITHMS, ANCHOR_FIRST, HARMLESS, NEUTRAL
 from ops.load_draft.publishers import (
     DEEPSPEC,

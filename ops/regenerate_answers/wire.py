@@ -1,6 +1,6 @@
 """Requests to an OpenAI-compatible server for a conversation, and its responses.
 
-Sources: the chat completions API of OpenAI; for DIALECTS the protocol modules of SGLang 0.5.21 and the
+Sources: the chat completions API of OpenAI; for DIALECTS the protocol modules of SGLang and the
 documentation of vLLM.
 """
 

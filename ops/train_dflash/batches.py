@@ -289,8 +289,11 @@ def pack(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher
     return _packed(parts, seen, _padded(labels_NK[own], count), _padded(weights_NK[own], count), place)
 
 
-def idle_batch(block_size: int, features: int, place: Place) -> Packed:
-    """A block of weight zero without context, for a rank without samples, to stay in step with the others."""
+def idle_batch(block_size: int, features: int, place: Place, *, teacher: int = 0) -> Packed:
+    """A block of weight zero without context, for a rank without samples, to stay in step with the others.
+
+    teacher: width of the target's final hidden states, where the loss reads them.
+    """
     zero = torch.zeros(1, dtype=torch.int64)
     labels_NK, weights_NK = torch.zeros(1, block_size, dtype=torch.int64), torch.zeros(1, block_size)
     parts = {
@@ -301,6 +304,8 @@ def idle_batch(block_size: int, features: int, place: Place) -> Packed:
         "labels_NK": Part((1, block_size), torch.int64, []),
         "weights_NK": Part((1, block_size), torch.float32, []),
     }
+    if teacher:
+        parts["teacher_NKM"] = Part((1, block_size, teacher), place.dtype, [])
     return _packed(parts, (ContextRange(zero, zero),) * place.sp_degree, labels_NK, weights_NK, place)
 
 

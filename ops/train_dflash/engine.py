@@ -103,7 +103,7 @@ def _stream(config: TrainDflash, inputs: Inputs, split: str, place: Place, take:
         draft=inputs.draft,
         weights_K=block_weights(config.block_size, config.gamma),
         num_anchors=config.num_anchors,
-        loss=Loss(kind=config.loss, focal_gamma=config.focal_gamma, dpace_alpha=config.dpace_alpha),
+        loss=Loss(kind=config.loss, focal_gamma=config.focal_gamma, dpace_alpha=config.dpace_alpha, own=config.terms),
         micro_batch_tokens=config.micro_batch_tokens,
         pad_multiple=inputs.pad_multiple,
         place=place,

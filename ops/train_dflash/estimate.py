@@ -108,7 +108,7 @@ def training_memory(
         blocks=-(-blocks // sp_degree),
         waiting=config.buffer_batches + 1,
         checkpointed=config.activation_checkpointing,
-        teacher=config.loss == "kl",
+        teacher=config.needs_teacher,
     )
     passes = {
         "context of a micro-batch": context_bytes(work),
@@ -163,7 +163,7 @@ def _not_stored(
     config: TrainDflash, target: TargetForeseen, tokens: TokensForeseen | None, layers: int, free: int
 ) -> str:
     """Size of the features that online capture does not store."""
-    per_token = feature_bytes(target.sizes, layers + (config.loss == "kl"), config.capture_dtype)
+    per_token = feature_bytes(target.sizes, layers + config.needs_teacher, config.capture_dtype)
     count = tokens.count(("train", "val")) if tokens is not None else None
     if count is None:
         return f"online: no features are stored; they would need {shown_bytes(per_token * 1e6)} per million tokens"

@@ -15,6 +15,7 @@ from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import POSITIONS, DraftConfig, from_serving
 from ops.lib.drafts.backbone.load import CONFIG, read_config
+from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import target_info, text_config
@@ -59,9 +60,9 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
     target, tokens = stage.inputs["target"], stage.inputs.get("tokens")
     captured, train, val, mistakes = (_online if config.capture == "online" else _stored)(config, stage)
     mistakes += _shape_mistakes(captured, target_info(target))
-    if config.loss == "kl" and not captured["final_hidden"]:
+    if config.needs_teacher and not captured["final_hidden"]:
         mistakes.append(
-            'loss = "kl" needs the target\'s final hidden states: set final_hidden = true in capture_targets'
+            f"{_of_teacher(config)} needs the target's final hidden states: set final_hidden = true in capture_targets"
         )
     if not len(train):
         mistakes.append("no sample in the split train; was everything dropped by tokenize_chat?")
@@ -84,6 +85,12 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
         head_VM=head_VM,
         tokens=tokens,
     )
+
+
+def _of_teacher(config: TrainDflash) -> str:
+    """What of the loss reads the target's distribution."""
+    is_kind = needs_teacher(config.loss)
+    return f'loss = "{config.loss}"' if is_kind else f'the loss of algorithm = "{config.algorithm}"'
 
 
 def _stored(_config: TrainDflash, stage: Stage) -> _Opened:

@@ -32,7 +32,7 @@ from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.short_evaluation import Lend, ShortEvaluation
 from ops.train_dflash.step import measure
-from ops.train_dflash.tally import WEIGHT, accuracy, expected_tau, mean_loss, slot_accuracy
+from ops.train_dflash.tally import WEIGHT, accuracy, expected_tau, found_means, mean_loss, slot_accuracy
 
 Row = dict[str, Any]
 FIGURES = ("tau", "low", "high", "prompts", "steps", "generated")
@@ -75,7 +75,7 @@ class Measuring:
         self.seconds += time.perf_counter() - began
         if tally is None and taus is None:
             return None
-        row = measured_row(self.state.step, tally, taus)
+        row = measured_row(self.state.step, tally, taus, self.setup.engine.model.config.algorithm.metrics)
         if self.config.select == "tau" and row["tau"]["all"]["tau"] is None:
             prompts = row["tau"]["all"]["prompts"]
             raise DataError(
@@ -139,8 +139,10 @@ def _has_anchor(reader: Labels) -> bool:
     return any(len(draw_anchors(mask_S, 1, seed=0, epoch=0, sample=0)) for mask_S in masks)
 
 
-def measured_row(step: int, tally: Tensor | None, taus: Mapping[str, Mapping[str, Any]] | None) -> Row:
-    """The row of a step. tally: of the val split; taus: see ShortEvaluation."""
+def measured_row(
+    step: int, tally: Tensor | None, taus: Mapping[str, Mapping[str, Any]] | None, found: Sequence[str] = ()
+) -> Row:
+    """The row of a step. tally: of the val split; taus: see ShortEvaluation; found: the algorithm's metrics."""
     row: Row = {"step": step}
     if tally is not None:
         loss = mean_loss(tally)
@@ -148,6 +150,8 @@ def measured_row(step: int, tally: Tensor | None, taus: Mapping[str, Mapping[str
         row["accuracy"] = accuracy(tally)
         row["expected_tau"] = expected_tau(tally)
         row["accuracy_by_slot"] = slot_accuracy(tally)
+        if found:
+            row["found"] = found_means(tally, found)
     if taus is not None:
         row["tau"] = {name: {figure: tau[figure] for figure in FIGURES} for name, tau in taus.items()}
     return row
@@ -156,6 +160,7 @@ def measured_row(step: int, tally: Tensor | None, taus: Mapping[str, Mapping[str
 def metrics_of(row: Row) -> dict[str, float]:
     """A row by its metric names in MLflow; figures without a value are omitted."""
     values = {f"val/{name}": row[name] for name in ("loss", "accuracy", "expected_tau") if name in row}
+    values |= {f"val/{name}": value for name, value in row.get("found", {}).items()}
     for category, tau in row.get("tau", {}).items():
         values |= zip(tau_names("val/tau", category), (tau["tau"], tau["low"], tau["high"]), strict=True)
     return {name: value for name, value in values.items() if value is not None}

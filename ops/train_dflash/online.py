@@ -48,7 +48,7 @@ def describe_features(config: TrainDflash, tokens: TokenShards, target: TargetMo
     if layer_ids is None:
         layer_ids = spread_layers(info["num_layers"], config.capture_layers, field="capture_layers")
     check_layers(layer_ids, info["num_layers"])
-    return feature_info(target, tokens, layer_ids, config.capture_dtype, final_hidden=config.loss == "kl")
+    return feature_info(target, tokens, layer_ids, config.capture_dtype, final_hidden=config.needs_teacher)
 
 
 class OnlineReader:

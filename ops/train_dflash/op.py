@@ -7,10 +7,14 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
-from dsl.field_rules import Given, Needs, Only
+from dsl.field_rules import ChosenBy, Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import LAYER_IDS, ascending_layers
+from ops.lib.drafts.algorithms import LOSS, MODEL, PROPOSAL, code_of
+from ops.lib.drafts.dflash2.options import Dflash2Options
+from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_teacher
 from ops.lib.sequence_parallel.degree import known_exchange
 
 LAYERS = 5
@@ -80,6 +84,10 @@ def _select(instance: Any, _attribute: object, select: str) -> None:
         raise ValueError(f"'select' = \"{select}\" needs " + "; and ".join(lacks))
 
 
+def _of_algorithm(name: str) -> ChosenBy:
+    return ChosenBy("algorithm", name, f"'{{name}}' needs algorithm = \"{name}\"")
+
+
 PHASE = validators.and_(validators.ge(0), validators.lt(1), _phases)
 
 
@@ -124,6 +132,13 @@ class TrainDflash:
     capture_dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", validator=ONLINE_ONLY, help="online: of the target's forward pass and of the features"
     )
+    algorithm: Literal["dflash", "dflash2", "dspark"] = field(
+        default="dflash",
+        help="dflash: every token by itself; dflash2: convolutions, and a walk over each slot's best tokens; dspark: a "
+        "bias that knows the token before",
+    )
+    dflash2: Dflash2Options | None = field(default=None, validator=_of_algorithm("dflash2"), help="see algorithm")
+    dspark: DsparkOptions | None = field(default=None, validator=_of_algorithm("dspark"), help="see algorithm")
     block_size: int = field(default=16, validator=validators.ge(2), help="tokens proposed and verified at once")
     num_layers: int = field(default=5, validator=validators.ge(1), help="draft layers")
     num_heads: int | None = field(default=None, validator=AT_LEAST_1, help="query heads; default: the target's")
@@ -161,10 +176,11 @@ class TrainDflash:
         validator=validators.optional(validators.gt(0)),
         help="decay of the slots' weights; default: 7 / 5 / 4 for block sizes 16 / 10 / 8, else half the block size",
     )
-    loss: Literal["dflash", "dpace", "focal", "kl"] = field(
+    loss: LossKind = field(
         default="dflash",
-        help="cross-entropy with DFlash's weights; D-PACE's weights from the draft's own confidence; focal; or the KL "
-        "divergence to the target's distribution, for which stored features need final_hidden of capture_targets",
+        help="cross-entropy with DFlash's weights; D-PACE's weights from the draft's own confidence; focal; or a "
+        "distance from the target's distribution: kl, l1, or one of the LK losses (lk: a blend of both, nla: -log of "
+        "the overlap). For a distance, stored features need final_hidden of capture_targets",
     )
     focal_gamma: float = field(default=2.0, validator=validators.ge(0), help="exponent of the focal loss")
     dpace_alpha: float = field(
@@ -278,6 +294,20 @@ class TrainDflash:
     seed: int | None = seed_field()
     output = DraftCheckpoint
     answers = ("limit",)
+
+    @property
+    def terms(self) -> Terms | None:
+        """The chosen algorithm's table; plain DFlash has none."""
+        chosen: Terms | None = getattr(self, self.algorithm, None)
+        return chosen
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the loss reads the target's distribution, which its final hidden states give."""
+        return needs_teacher(self.loss, self.terms)
+
+    def chosen_code(self) -> tuple[str, ...]:
+        return code_of((self.algorithm,), MODEL, PROPOSAL, LOSS)
 
     @property
     def measures_tau(self) -> bool:

@@ -7,10 +7,12 @@ from math import ceil
 from typing import Any
 
 import torch
+from attrs import has
 from matplotlib.figure import Figure
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dsl.convert import unstructure
 from dsl.op import op_of
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
@@ -40,6 +42,7 @@ def write_result(
     val_tokens = sum(inputs.val.lengths)
     final_steps, selected_steps = (window(history[:step], val_tokens) for step in (state.step, selected))
     last = history[-final_steps:, TALLY:].sum(0)
+    found = inputs.draft.algorithm.metrics
     row = row_of(state.measured, selected)
     write_json(stage.out_dir / "config.json", to_serving(inputs.draft))
     save_file(dict(weights), stage.out_dir / "model.safetensors", metadata={"format": "pt"})
@@ -55,9 +58,9 @@ def write_result(
         "samples_seen": len({sample for step in inputs.steps for sample in step.samples}),
         "final_steps": final_steps,
         "final_loss": mean_loss(last),
-        "final_metrics": metrics(last, "train"),
+        "final_metrics": metrics(last, "train", found),
         "selected_steps": selected_steps,
-        "selected_metrics": metrics(history[selected - selected_steps : selected, TALLY:].sum(0), "train"),
+        "selected_metrics": metrics(history[selected - selected_steps : selected, TALLY:].sum(0), "train", found),
         "val_metrics": None if row is None else metrics_of(row),
         "anchors": int(history[:, TALLY + ANCHORS].sum()),
         "tokens": int(history[:, TALLY + TOKENS].sum()),
@@ -94,8 +97,9 @@ def identity(config: TrainDflash, stage: Stage, inputs: Inputs) -> dict[str, Any
 
 
 def key_fields(config: TrainDflash) -> dict[str, Any]:
-    """The config without its neutral fields."""
-    return {entry.name: getattr(config, entry.name) for entry in op_of(config).fields.values() if not entry.neutral}
+    """The config without its neutral fields, as JSON values."""
+    fields = {entry.name: getattr(config, entry.name) for entry in op_of(config).fields.values() if not entry.neutral}
+    return {name: unstructure(value) if has(type(value)) else value for name, value in fields.items()}
 
 
 def loss_figure(losses: Sequence[float]) -> Figure:

@@ -21,6 +21,7 @@ from torch import Tensor
 from dsl.errors import StopRequested
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
+from ops.lib.drafts.backbone.hooks import added_parameters
 from ops.lib.training import ranks
 from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.ema import Ema
@@ -41,7 +42,7 @@ from ops.train_dflash.tally import (
     ANCHORLESS,
     ANCHORS,
     FLOPS,
-    HEAD,
+    FOUND,
     LOSS,
     TOKENS,
     WEIGHT,
@@ -130,7 +131,9 @@ class _Training:
         lend: Lend | None,
     ) -> _Training:
         model = setup.engine.model
-        optimizer = make_optimizer(model, config.weight_decay, kind=config.optimizer)
+        optimizer = make_optimizer(
+            model, config.weight_decay, kind=config.optimizer, no_hidden_matrices=added_parameters(model)
+        )
         ema = Ema(model, config.ema_decay) if config.ema_decay is not None else None
         state = TrainState(model, optimizer, [], ema)
         total, every = len(inputs.steps), config.checkpoint_every
@@ -191,7 +194,7 @@ class _Training:
             else:
                 norm = 0.0
                 tally[[LOSS, WEIGHT]] = 0
-                tally[HEAD:] = 0
+                tally[FOUND:] = 0
         state.history.append(torch.cat((torch.tensor([rate, norm], dtype=torch.float64), tally)))
 
     def report(self) -> None:
@@ -230,7 +233,7 @@ class _Training:
         place = self.setup.place
         peak = matmul_peak(place.device, place.dtype) * self.stage.world_size
         values = {
-            **metrics(tally, "train"),
+            **metrics(tally, "train", self.inputs.draft.algorithm.metrics),
             "train/lr": float(rows[-1][RATE]),
             "train/grad_norm": float(rows[-1][NORM]),
             "train/anchors": float(tally[ANCHORS]),

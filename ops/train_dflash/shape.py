@@ -9,6 +9,7 @@ from attrs import evolve
 
 from dsl.errors import ConfigError
 from ops.capture_targets.layers import spread_layers
+from ops.lib.drafts.algorithms import algorithm_class
 from ops.lib.drafts.backbone.config import FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
 from ops.train_dflash.op import TrainDflash
 
@@ -59,6 +60,7 @@ def draft_shape(
         layer_types=_layer_types(config),
         sliding_window=config.sliding_window,
         positions=features["positions"],
+        algorithm=algorithm_class(config.algorithm)(**({} if config.terms is None else config.terms.sizes())),
         **_rope(config, text),
     )
     if parent is None:

@@ -40,7 +40,7 @@ from ops.train_dflash.batches import (
 )
 from ops.train_dflash.prefetch import Prefetch
 from ops.train_dflash.staging import Sent, Transfer
-from ops.train_dflash.tally import ANCHORLESS, ANCHORS, FLOPS, LOSS, TOKENS, WEIGHT, count_slots, new_tally
+from ops.train_dflash.tally import ANCHORLESS, ANCHORS, FLOPS, FOUND, LOSS, TOKENS, WEIGHT, count_slots, new_tally
 
 VAL_SEED, VAL_EPOCH = 0, -1
 
@@ -139,10 +139,12 @@ class Stream:
             yield Prepared(batch, sent, total, weight, anchors, *rest, last=number == len(own) - 1)
 
     def _pack(self, samples: Sequence[Drawn]) -> Packed:
+        taught = self.loss.needs_teacher
         if samples:
             states = self.states(needed(samples, self.place))
-            return pack(states, samples, self.place, with_teacher=self.loss.kind == "kl")
-        return idle_batch(self.draft.block_size, self.reader.width, self.place)
+            return pack(states, samples, self.place, with_teacher=taught)
+        teacher = self.draft.hidden_size if taught else 0
+        return idle_batch(self.draft.block_size, self.reader.width, self.place, teacher=teacher)
 
     def _cost(self, sample: Drawn) -> float:
         """FLOPs of a sample's step; 0 where it has no anchor."""
@@ -205,6 +207,8 @@ class _Tally:
         if slots is not None:
             self.found[LOSS].add_(slots.loss)
             count_slots(self.found, slots.slots_W, slots.correct_W)
+            if slots.found is not None:
+                self.found[FOUND : FOUND + len(slots.found)].add_(slots.found)
 
     def summed(self) -> Tensor:
         """The sum over all ranks, on the device."""

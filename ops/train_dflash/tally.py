@@ -6,15 +6,18 @@ adding to it does not wait; its counts are exact in any order. Legend: K block s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-LOSS, WEIGHT, TOKENS, ANCHORS, ANCHORLESS, FLOPS, HEAD = 0, 1, 2, 3, 4, 5, 6
+LOSS, WEIGHT, TOKENS, ANCHORS, ANCHORLESS, FLOPS, FOUND = 0, 1, 2, 3, 4, 5, 6
+HEAD = FOUND + 4  # at most four metrics of an algorithm
 
 
 def new_tally(block_size: int, device: torch.device | None = None) -> Tensor:
     """Zeros: the loss's numerator and denominator, context tokens, anchors, samples without one, floating-point
-    operations, and correct and seen of slots 1..K-1.
+    operations, sums of the algorithm's metrics, and correct and seen of slots 1..K-1.
     """
     return torch.zeros(HEAD + 2 * (block_size - 1), dtype=torch.float64, device=device)
 
@@ -49,9 +52,17 @@ def expected_tau(tally: Tensor) -> float:
     return 1.0 + float(torch.tensor(slot_accuracy(tally), dtype=torch.float64).cumprod(0).sum())
 
 
-def metrics(tally: Tensor, group: str) -> dict[str, float]:
-    """loss, accuracy and expected_tau under a group's name."""
+def found_means(tally: Tensor, found: Sequence[str]) -> dict[str, float]:
+    """The algorithm's metrics, means over all slots."""
+    _correct, seen = tally[HEAD:].chunk(2)
+    means = tally[FOUND : FOUND + len(found)] / seen.sum().clamp(min=1)
+    return dict(zip(found, means.tolist(), strict=True))
+
+
+def metrics(tally: Tensor, group: str, found: Sequence[str] = ()) -> dict[str, float]:
+    """loss, accuracy and expected_tau under a group's name; found: the algorithm's metrics, means over all slots."""
     return {
+        **{f"{group}/{name}": mean for name, mean in found_means(tally, found).items()},
         f"{group}/loss": mean_loss(tally),
         f"{group}/accuracy": accuracy(tally),
         f"{group}/expected_tau": expected_tau(tally),

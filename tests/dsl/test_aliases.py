@@ -155,7 +155,7 @@ def test_a_name_of_another_project_is_answered_by_the_right_field_and_node(
 
 
 def test_every_field_that_the_table_names_exists() -> None:
-    fields = {name: {*op.edges, *op.fields} for name, op in all_ops().items()}
+    fields = {name: {*op.edges, *op.all_fields} for name, op in all_ops().items()}
     fields |= {name: set(table) for name, table in FIELDS.items()} | {"launch": set(LAUNCH_FIELDS)}
     places = [place.partition(".") for alias in ALIASES for place in alias.places]
     assert [] == [(owner, key) for owner, _, key in places if key not in fields.get(owner, ())]
@@ -295,7 +295,7 @@ def test_a_chat_template_goes_where_the_target_or_the_tokens_come_from() -> None
 def test_the_page_for_those_who_come_from_elsewhere_says_what_the_table_says() -> None:
     page = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text()
     _, *sections = page.partition("## transformers")[1:]
-    rows = re.findall(r"^\| (.*`.*) \| (`\w+\.\w+`|none) \|", "".join(sections), re.MULTILINE)
+    rows = re.findall(r"^\| (.*`.*) \| (`\w+(?:\.\w+)+`|none) \|", "".join(sections), re.MULTILINE)
     said = [(name, place.strip("`")) for names, place in rows for name in re.findall(r"`(\w+)`", names)]
     table = {name: alias for alias in ALIASES for name in alias.names}
     assert len(said) >= 140

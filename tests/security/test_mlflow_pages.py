@@ -55,7 +55,7 @@ def test_a_description_loads_nothing_and_links_to_nothing_that_an_op_named(text,
     assert main_metrics(graph, final_metrics([graph.nodes[graph.result_nodes[-1]]], record.state.nodes))
     found = shown(run_note(record, graph, "1", "2"))
     assert found.names <= OF_DFLOW
-    assert found.links == ["#/experiments/1/runs/2/artifacts/report.html"]
+    assert found.links == ["#/experiments/1/runs/2/artifacts/report.html?workflowType=machine_learning"]
 
 
 @pytest.mark.parametrize("text", HOSTILE)

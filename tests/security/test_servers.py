@@ -18,8 +18,8 @@ from sockets import tree
 from toy_ops import PROJECT, wait_for
 from tracked_toy import tracked_toy
 
-from executor.commands.ui import allowed_hosts
-from ops.lib.sglang.version import SGLANG_VERSION
+from executor.commands.ui import ENVIRONMENT, allowed_hosts
+from ops.lib.sglang.version import NEWEST
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 KEY = "open-sesame-0815"
@@ -49,7 +49,7 @@ class Serve:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store, self.run = record_run(folder, make_artifacts(folder / "made", "qwen3"))
-        self.site = install_server(folder / "site", SGLANG_VERSION)
+        self.site = install_server(folder / "site", NEWEST)
         (self.site / "sglang" / "launch_server.py").write_text(WITH_KEY)
         self.port = free_port()
 
@@ -145,3 +145,10 @@ def test_a_page_elsewhere_changes_nothing(mlflow_page, origin, kind):
 def test_where_others_may_come_in_the_names_of_this_machine_are_enough():
     assert "*" not in allowed_hosts("0.0.0.0").split(",") and "10.*" not in allowed_hosts("0.0.0.0")
     assert {"192.0.2.7", "192.0.2.7:*"} <= set(allowed_hosts("192.0.2.7").split(","))
+
+
+def test_mlflows_assistant_runs_no_command_on_this_machine(monkeypatch):
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    base = pytest.importorskip("mlflow.assistant.providers.base")
+    assert base.assistant_sandbox_enabled()

@@ -12,7 +12,7 @@ sglang_on_cpu.install(os.environ)
 import torch  # noqa: E402 (after the patches)
 from dflash_cases import make_case  # noqa: E402
 
-LONGEST = "test_sglang_pipeline.py"
+LONGEST = ("test_sglang_pipeline.py", "test_sglang_server.py")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,7 +21,7 @@ def _one_thread():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name != LONGEST)  # first, so that no worker has it alone at the end
+    items.sort(key=lambda item: item.path.name not in LONGEST)  # first, so that no worker has one alone at the end
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

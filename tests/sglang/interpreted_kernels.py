@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import json
 import os
 import sys
@@ -33,6 +34,7 @@ from torch import Tensor  # noqa: E402
 from triton.runtime.interpreter import InterpreterBuilder  # noqa: E402
 
 KERNELS = "sglang.kernels.ops"
+OLDEST = importlib.metadata.version("sglang") == "0.5.21"
 STARTS = torch.tensor([0, 5, 6, 13], dtype=torch.int32)  # three requests
 SLOTS = torch.tensor([4, 1, 2], dtype=torch.int32)
 N, T, P, D = 3, 13, 6, 7  # requests, their tokens, slots, draft tokens at most
@@ -71,9 +73,12 @@ def boolean_mask(function: Callable[..., Any], place: int) -> Callable[..., Any]
     return called
 
 
-def kernels(name: str) -> ModuleType:
-    """A module of SGLang's, in which the names that the interpreter does not replace by itself are replaced."""
-    module = importlib.import_module(f"{KERNELS}.{name}")
+def kernels(name: str, before: str = "") -> ModuleType:
+    """A module of SGLang's, in which the names that the interpreter does not replace by itself are replaced.
+
+    before: its name in SGLang 0.5.21, if another.
+    """
+    module = importlib.import_module(f"{KERNELS}.{before if before and OLDEST else name}")
     if hasattr(module, "exp"):
         module.exp = exp
     return module
@@ -90,7 +95,7 @@ def projections() -> Case:
 
 
 def gates() -> Case:
-    module = kernels("attention.fla.fused_gdn_gating")
+    module = kernels("attention.linear.fused_gdn_gating", before="attention.fla.fused_gdn_gating")
     arguments = (torch.randn(G), torch.randn(T, G), torch.randn(T, G), torch.randn(G))
     return {"gates": (module.fused_gdn_gating(*arguments), stand_ins.gates(*arguments))}
 
@@ -140,7 +145,8 @@ def convolutions() -> Case:
 
 def recurrences() -> Case:
     """The kernel for whole sequences needs block pointers, which this triton lacks; a token at a time is the same."""
-    module = kernels("attention.fla.fused_sigmoid_gating_recurrent")
+    name = "fused_sigmoid_gating_recurrent"
+    module = kernels(f"attention.linear.{name}", before=f"attention.fla.{name}")
     q, k, v = torch.randn(1, T, H, K), torch.randn(1, T, H, K), torch.randn(1, T, G, V)
     A_log, dt_bias, a, b = torch.randn(G), torch.randn(G), torch.randn(T, G), torch.randn(T, G)
     states = torch.randn(P, G, V, K)
@@ -214,13 +220,14 @@ def acceptance() -> Case:
     sliding = shared.unfold(3, W - 1, 1).permute(0, 1, 3, 2, 4)  # [layers, P, D, C, W - 1], overlapping
     grid, size = (N, layers, triton.cdiv(max(G * V * K, C * (W - 1)), 1024)), {"BLOCK_SIZE": 1024}
     theirs = states.clone(), windows.clone()
+    rows = () if OLDEST else (torch.arange(N, dtype=torch.int32),)  # of what was kept
     last = (*theirs[0].stride()[:2], P, D, P)
     module._fused_mamba_state_scatter_with_mask_kernel[grid](
-        after, theirs[0], SLOTS, steps, G * V * K, *after.stride()[:3], *last, **size
+        after, theirs[0], SLOTS, steps, *rows, G * V * K, *after.stride()[:3], *last, **size
     )
     last = (*theirs[1].stride()[:2], P, D, P)
     module._fused_conv_window_scatter_with_mask_kernel[grid](
-        sliding, theirs[1], SLOTS, steps, C * (W - 1), W - 1, *sliding.stride(), *last, **size
+        sliding, theirs[1], SLOTS, steps, *rows, C * (W - 1), W - 1, *sliding.stride(), *last, **size
     )
     ours = states.clone(), windows.clone()
     stand_ins.accept_states(ours[0], after, SLOTS, steps)

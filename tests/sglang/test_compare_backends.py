@@ -161,6 +161,7 @@ def test_two_right_backends_agree_in_float32_and_in_the_dtype_of_the_capture(pro
     assert node["image_bounds"] == {}
 
 
+@pytest.mark.slow
 def test_an_engine_that_counts_positions_in_one_dimension_is_found_out(project, capsys, tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(BROKEN)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
@@ -174,6 +175,7 @@ def test_an_engine_that_counts_positions_in_one_dimension_is_found_out(project, 
     assert {row[1] for row in rows} == {"text", "image"}
 
 
+@pytest.mark.slow
 def test_a_photo_that_sglang_does_not_turn_is_told_apart_from_other_states(project, capsys):
     """The other picture's tokens were made with fewer pixels than the target's own, as the server is then told."""
     code, node = compared(project, capsys, "--samples", "4", "--node", "small_capture")

@@ -18,6 +18,7 @@ from ops.lib.sglang.runtime import SglangRuntime
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_sglangs_capture_is_measured_beside_its_plain_prefill_and_transformers(tmp_path):
     sizes = ["--samples=8", "--tokens", "8", "20", "--grid", "4", "4", "--batch-tokens=128", "--rounds=2"]
     command = [sys.executable, "benchmarks/capture.py", "--sglang", *sizes, "--dtype=float32"]

@@ -14,6 +14,7 @@ from dflash_cases import LAYERS, NEW_TOKENS
 from draft_cases import random_weights
 from family_checkpoints import HIDDEN, VOCABULARY
 from safetensors.torch import save_file
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from dsl.errors import DataError
 from ops.evaluate.statistics import acceptance_length
@@ -84,6 +85,27 @@ def test_the_draft_is_given_the_features_that_capture_stores_and_sequential_posi
     for prompt, context, features in zip(vision_case.prompts, seen, captured, strict=True):
         torch.testing.assert_close(features, context.features_SF, atol=2e-5, rtol=1e-5)
         assert list(range(prompt.prompt_tokens)) == context.positions_S.tolist()
+
+
+def test_decoding_goes_on_from_the_input_that_a_server_for_decoding_alone_makes(text_case, monkeypatch):
+    """Under prefill-decode disaggregation the draft's input is not that of a prefill in the same process."""
+    draft = text_case.drafts["noisy"].path
+    with DflashEngine.start(text_case.checkpoint, draft, **CPU, pool_tokens=1024) as engine:
+        forward, made = engine.worker.forward_batch_generation, []
+
+        def handed_over(batch):
+            prefill = batch.forward_mode.is_extend()
+            result = forward(batch)
+            if prefill:
+                batch.seq_lens = result.new_seq_lens
+                made.append(SpeculativeAlgorithm.DFLASH.build_disagg_draft_input(batch, result.next_token_ids, None))
+                result.next_draft_input = made[-1]
+            return result
+
+        monkeypatch.setattr(engine.worker, "forward_batch_generation", handed_over)
+        answers = engine.decode(text_case.prompts, NEW_TOKENS, text_case.eos)
+    assert [answer.accepted for answer in text_case.reference(draft)] == [answer.accepted for answer in answers]
+    assert [True] == [each is not None for each in made]
 
 
 def test_a_draft_that_sglang_cannot_serve_leaves_the_process_as_it_was(text_case, tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.sglang.mm_processor import ServedPrompt, ServedPrompts
 from ops.lib.sglang.requests import VisionTokens
+from ops.lib.sglang.version import installed_version
 from ops.lib.target.model import Target
 from ops.lib.vision.images import decode
 from ops.lib.vision.processor import load_processor
@@ -188,7 +189,7 @@ def test_other_image_sizes_than_the_targets_own_have_to_be_told_to_the_server_bo
         equal[len(bounds)] = theirs.image_grid_thw.tolist() == ours.image_grid_thw.tolist()
         if equal[len(bounds)]:
             assert torch.equal(theirs.pixel_values, ours.pixel_values)
-    assert equal == {0: False, 1: False, 2: True}
+    assert equal == {0: False, 1: installed_version() != "0.5.21", 2: True}  # transformers 5.19 takes one alone too
 
 
 @pytest.mark.parametrize("name", ["builtin", *TARGETS])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from ops.lib.data.token_shards import TokenSample
 from ops.lib.sglang import layers, process
 from ops.lib.sglang.requests import VisionTokens
 from ops.lib.sglang.runtime import SglangRuntime
+from ops.lib.sglang.version import installed_version
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import Target, read_config
 from ops.lib.target.sizes import TargetSizes
@@ -135,7 +137,7 @@ def test_nothing_of_an_earlier_pass_is_left_in_the_recurrent_states(captured):
 
 
 def test_the_text_model_alone_gives_the_features_of_the_same_layers(captured, tmp_path, capsys):
-    """SGLang's class for it keeps those of the layer before, until it is patched."""
+    """SGLang 0.5.21's class for it keeps those of the layer before, until it is patched."""
     checkpoint = text_alone(captured.target, tmp_path / "text")
     texts = [sample for sample in captured.samples if sample.category == "text"]
     expected = captured.together[: len(texts)]
@@ -144,7 +146,7 @@ def test_the_text_model_alone_gives_the_features_of_the_same_layers(captured, tm
         features = runtime.capture(texts, LAYERS)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(runtime.model), "set_dflash_layers_to_capture", AS_RELEASED)
-            patch.setattr(layers, "patch_setter", lambda _model: False)
+            patch.setattr(layers, "adapter", lambda: SimpleNamespace(patch_setter=lambda _model: False))
             released = runtime.capture(texts, [layer + 1 for layer in LAYERS[:3]])
             other = runtime.capture(texts, LAYERS[:3])
     rounding = furthest(captured.theirs, captured.exact)
@@ -153,8 +155,11 @@ def test_the_text_model_alone_gives_the_features_of_the_same_layers(captured, tm
     with capsys.disabled():
         print(f"\n{captured.name}, text model alone: {figures}", end="")
     assert figures["patched"] <= rounding
-    assert figures["as released"] >= 100 * figures["patched"]
-    assert furthest(released, same) <= rounding
+    if installed_version() == "0.5.21":
+        assert figures["as released"] >= 100 * figures["patched"]
+        assert furthest(released, same) <= rounding
+    else:
+        assert figures["as released"] <= rounding
 
 
 def test_the_op_stores_features_of_either_backend_that_can_stand_for_each_other(captured, tmp_path):

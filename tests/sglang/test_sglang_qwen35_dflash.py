@@ -89,9 +89,9 @@ def test_the_text_model_alone_is_served_with_the_same_draft(case, expected, tmp_
 
 
 def test_states_that_keep_refused_tokens_or_lose_accepted_ones_give_other_answers(case, monkeypatch, capsys):
-    def keep_all(dst, src, dst_indices_raw, step_indices_raw):
+    def keep_all(dst, src, dst_indices_raw, step_indices_raw, *others):
         last = torch.full_like(step_indices_raw, src.shape[2] - 1)
-        right(dst, src, dst_indices_raw, last)
+        right(dst, src, dst_indices_raw, last, *others)
 
     module = importlib.import_module(STATES)
     right = module.fused_mamba_state_scatter_with_mask

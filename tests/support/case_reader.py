@@ -84,7 +84,7 @@ def fast_step(
     place = Place(dp_rank=0, dp_size=1, sp_rank=0, sp_degree=1, device=device, dtype=case.head_VM.dtype)
     outcomes = []
     for places in micro_batches or ([range(len(drawn))] if drawn else []):
-        batch = prepare(CaseReader(case), [drawn[p] for p in places], place, with_teacher=loss.kind == "kl")
+        batch = prepare(CaseReader(case), [drawn[p] for p in places], place, with_teacher=loss.needs_teacher)
         outcomes.append(engine.train(batch, 1 / total))
     gradients = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.cpu()

@@ -146,5 +146,5 @@ def reference_gradients(case: Case, **loss: Any) -> tuple[Step, dict[str, Tensor
     """The reference's step, and the gradient of its loss for every weight; `loss`: as in `reference_step`."""
     weights = {name: tensor.detach().clone().requires_grad_() for name, tensor in case.weights.items()}
     step = reference_step(weights, case.config, case.embed_VM, case.head_VM, case.samples, **loss)
-    gradients = torch.autograd.grad(step.loss, list(weights.values()))
+    gradients = torch.autograd.grad(step.loss, list(weights.values()), materialize_grads=True)
     return step, dict(zip(weights, gradients, strict=True))

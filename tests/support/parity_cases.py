@@ -19,6 +19,8 @@ from ops.artifacts import BatchPlan, TargetFeatures, TargetModel, TokenShards
 from ops.lib.data.batching import padded_length
 from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.dflash2.options import Dflash2Options
+from ops.lib.drafts.dspark.options import DsparkOptions
 from ops.lib.target.feature_shards import FeatureReader
 
 PAD_MULTIPLE, STEPS = 8, 20
@@ -82,6 +84,19 @@ OPTIONS = (
         changes={"activation_checkpointing": True, "anchor_chunk": 8},
     ),
     Problem(name="divergence from the target", inputs="taught", layouts=(U22, G2), changes={"loss": "kl"}),
+    Problem(name="LK, a rank without samples", inputs="taught alone", layouts=(U22,), changes={"loss": "lk"}),
+    Problem(
+        name="DFlash2",
+        inputs="packed",
+        layouts=(U22, G2),
+        changes={"algorithm": "dflash2", "dflash2": Dflash2Options(rank=8, candidates=4), "anchor_chunk": 4},
+    ),
+    Problem(
+        name="DSpark",
+        inputs="taught",
+        layouts=(U22, G2),
+        changes={"algorithm": "dspark", "dspark": DsparkOptions(rank=8)},
+    ),
     Problem(name="D-PACE", inputs="ragged", layouts=(U22, G2), changes={"loss": "dpace"}),
     Problem(name="focal", inputs="ragged", layouts=(U2, G22), changes={"loss": "focal"}),
 )
@@ -159,7 +174,9 @@ def write_inputs(folder: Path, tokens: TokenShards, target: TargetModel, feature
     # Of these, samples of up to 16 tokens have no anchor: the first five of every twelve.
     bare = ([0, 1], [5, 6, 7], [2, 8, 3], [4, 12], [9], [10, 13, 11, 18])
     add("bare", bare, **captured("bare", prompt=15))
-    add("taught", dealt(range(24), 5), **captured("taught", final_hidden=True))
+    taught = captured("taught", final_hidden=True)
+    add("taught", dealt(range(24), 5), **taught)
+    add("taught alone", dealt(range(24), 1), **taught)
     short = captured("short", first_length=3, prompt=0)
     made["short"] = short | {"batches": make_plan(folder / "short" / "plan", short["features"])}
     made["padded by 6"] = ragged | {"batches": make_plan(folder / "six", ragged["features"], pad_multiple=6)}

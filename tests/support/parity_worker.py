@@ -250,13 +250,14 @@ def against_reference(config: TrainDflash, inputs: Inputs, setup: Setup, outcome
     samples = []
     for one in drawn:
         input_ids_S, loss_mask_S = inputs.train.labels(one.index)
-        teacher_SM = inputs.train.final_hidden(one.index, 0, one.length) if config.loss == "kl" else None
+        teacher_SM = inputs.train.final_hidden(one.index, 0, one.length) if config.needs_teacher else None
         features_SF = inputs.train.features(one.index, 0, one.length)
         samples.append(Sample(features_SF, input_ids_S, loss_mask_S, one.anchors_A, teacher_SM))
     weights = {name: tensor.clone().requires_grad_() for name, tensor in outcome.start.items()}
     engine = setup.engine
-    step = reference_step(weights, inputs.draft, engine.embed_VM, engine.head_VM, samples, kind=config.loss)
-    gradients = torch.autograd.grad(step.loss, list(weights.values()))
+    ends = (engine.embed_VM, engine.head_VM)
+    step = reference_step(weights, inputs.draft, *ends, samples, kind=config.loss, own=config.terms)
+    gradients = torch.autograd.grad(step.loss, list(weights.values()), materialize_grads=True)
     accuracy = (step.correct_K / step.seen_K.clamp(min=1).double())[1:].tolist()
     expected = dict(zip(weights, gradients, strict=True))
     return {

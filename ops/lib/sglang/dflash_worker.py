@@ -1,8 +1,7 @@
 """SGLang's own DFLASH worker in this process: a target and its draft, and prompts decoded with both.
 
-Written for SGLang 0.5.21 (version.py rejects others). The worker drafts, verifies and keeps both caches; this module
-replaces SGLang's scheduler around it, without its queues: a prefill, and one verification step after the other
-until every request of a batch is done.
+The worker drafts, verifies and keeps both caches; this module replaces SGLang's scheduler around it, without its
+queues: a prefill, and one verification step after the other until every request of a batch is done.
 
     S tokens of a prompt, T tokens of a pass, F = layers * hidden size, K block size
 """
@@ -27,7 +26,7 @@ from dsl.errors import ConfigError, DataError
 from ops.lib.data.batching import padded_length
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded, until_eos
-from ops.lib.sglang.layers import patch_setter
+from ops.lib.sglang.adapter import adapter
 from ops.lib.sglang.meeting import environment
 from ops.lib.sglang.process import NO_PORT, enter, leave, make_server_args
 from ops.lib.sglang.requests import VisionTokens, make_request
@@ -96,7 +95,7 @@ class DflashEngine:
         `tokens_of`. context_length: default: the target's own, as in a server. server_args: further
         arguments of SGLang's ServerArgs. Raises DflashRefused if SGLang has no DFLASH on this device, DraftRefused
         if it rejects the draft or the target, NoRoom if memory is short, and DataError if SGLang is
-        missing or another version, or this process holds an open runtime.
+        missing or an unsupported version, or this process holds an open runtime.
         """
         require_sglang("serving a draft")
         arguments = _arguments(
@@ -279,7 +278,7 @@ def _allocate(target: TpModelWorker, worker: Any) -> None:
 
     Initialising the attention also sets the layers that the target keeps.
     """
-    patch_setter(target.model_runner.model)
+    adapter().patch_setter(target.model_runner.model)
     target.alloc_memory_pool()
     requests, slots = target.get_memory_pool()
     worker.alloc_memory_pool(

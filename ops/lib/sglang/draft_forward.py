@@ -1,7 +1,7 @@
 """Compares SGLang's draft class with dflow's: hidden states of the same context and block.
 
-Written for SGLang 0.5.21. The context's keys and values go through the worker's own code into the draft's cache, and
-the block through the draft's model runner, as in serving: weights, RoPE, masks and windows are all SGLang's.
+The context's keys and values go through the worker's own code into the draft's cache, and the block through the
+draft's model runner, as in serving: weights, RoPE, masks and windows are all SGLang's.
 
     T context tokens, F = layers * hidden size, M hidden size, K block size
 """
@@ -19,6 +19,7 @@ from torch import Tensor
 from ops.lib.data.batching import padded_length
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.sglang.adapter import adapter
 from ops.lib.sglang.dflash_worker import DflashEngine
 from ops.lib.sglang.runtime import clear_pools
 
@@ -114,6 +115,7 @@ def sglang_hidden(engine: DflashEngine, features_TF: Tensor, anchor: int, config
             capture_hidden_mode=CaptureHiddenMode.NULL,
             global_num_token_non_padded_cpu=block,
         )
+        adapter().bind_slots(forward_batch, runner)
         return runner.forward(forward_batch).logits_output.hidden_states[1:]
     finally:
         clear_pools(engine.target.model_runner)

@@ -13,14 +13,14 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from ops.lib.sglang.layers import patch_setter
+from ops.lib.sglang.adapter import adapter
 
 PLACE = "sglang.srt.model_executor.model_runner_components.attention_backend_setup.configure_aux_hidden_state_capture"
 
 
 def patch(*, model: Any, dflash_use_aux_hidden_state: bool, **_options: Any) -> None:
     """Has the arguments of the hooked function; logs the patch in the server's log."""
-    if dflash_use_aux_hidden_state and patch_setter(model):
+    if dflash_use_aux_hidden_state and adapter().patch_setter(model):
         print(f"{type(model).__name__} lacks a method for DFLASH: dflow added it", flush=True)
 
 

@@ -1,22 +1,8 @@
-"""Sets the layers whose inputs SGLang's model keeps, and patches the models that implement the setter wrongly.
+"""Sets the layers whose inputs SGLang's model keeps.
 
 SGLang numbers by the layer whose input is kept: for the feature of layer k that is k + 1. Both setters, that of DFLASH
 and that of EAGLE-3, accept feature ids and add 1; called without ids, EAGLE-3's keeps the inputs of
 layers 2, n // 2 and n - 3, so its default features are those of layers 1, n // 2 - 1 and n - 4.
-
-In SGLang 0.5.21 the setter of DFLASH is missing or wrong in these models:
-
-Dense Qwen3-VL: the wrapper's `set_dflash_layers_to_capture` calls a method of that name that its decoder lacks,
-and the server dies with an AttributeError. The decoder captures the inputs of the layers in `layers_to_capture`, and
-the wrapper has already incremented the ids, so only storing them is missing.
-
-Qwen2.5-VL: the wrapper has no such method, and the server dies with a ValueError. Its
-`set_eagle3_layers_to_capture` accepts the same ids and has the required effect.
-
-Qwen3.5 without a vision tower: its class defines the method twice, and the second, which wins, does not increment the
-ids. Nothing fails; every feature is that of the previous layer, and the draft's proposals are rejected.
-
-This module loads neither torch nor sglang.
 """
 
 from __future__ import annotations
@@ -25,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dsl.errors import DataError
-
-SETTER = "set_dflash_layers_to_capture"
-EAGLE_SETTER = "set_eagle3_layers_to_capture"
+from ops.lib.sglang.adapter import adapter
+from ops.lib.sglang.setters import EAGLE_SETTER, SETTER
 
 Recipe = Literal["dflash", "eagle3"]
 
@@ -42,7 +27,7 @@ def set_layers_to_capture(model: Any, layer_ids: Sequence[int], num_layers: int,
     beyond = [layer_id for layer_id in layer_ids if not 0 <= layer_id < num_layers - 1]
     if beyond:
         raise DataError(f"layers {beyond} cannot be captured from {num_layers} layers: use 0 to {num_layers - 2}")
-    patch_setter(model)
+    adapter().patch_setter(model)
     keep_no_layers(model)
     setters = [getattr(model, SETTER, None), getattr(model, EAGLE_SETTER, None)]
     if type(model).__name__.startswith("Qwen3_5"):
@@ -60,31 +45,3 @@ def keep_no_layers(model: Any) -> None:
     for layer in model.model.layers:  # Qwen3.5 reads marks on its layers
         if getattr(layer, "_is_layer_to_capture", False):
             layer._is_layer_to_capture = False
-
-
-def patch_setter(model: Any) -> bool:
-    """Adds the missing method to the class of SGLang's model or of its decoder; False if it is already correct.
-
-    Only the classes named here are changed. Qwen3.5 inherits from Qwen3-VL's wrapper, but its decoder has the method.
-    """
-    name, wrapper, decoder = type(model).__name__, type(model), type(model.model)
-    if name == "Qwen3VLForConditionalGeneration" and not hasattr(decoder, SETTER):
-        setattr(decoder, SETTER, _store_layers)
-        return True
-    if wrapper.__module__.endswith(".qwen3_5_text") and getattr(wrapper, SETTER) is not _capture_behind:
-        setattr(wrapper, SETTER, _capture_behind)
-        return True
-    if name == "Qwen2_5_VLForConditionalGeneration" and not hasattr(wrapper, SETTER):
-        setattr(wrapper, SETTER, getattr(wrapper, EAGLE_SETTER))
-        return True
-    return False
-
-
-def _capture_behind(wrapper: Any, layers: list[int]) -> None:
-    """The output of a layer is the input of the next one."""
-    wrapper.capture_aux_hidden_states = True
-    wrapper.model.set_dflash_layers_to_capture([layer + 1 for layer in layers])
-
-
-def _store_layers(decoder: Any, layers: list[int]) -> None:
-    decoder.layers_to_capture = list(layers)

@@ -1,8 +1,8 @@
 """Rendezvous of SGLang's process group: a store from dflow, and only the loopback interface.
 
 By default rank 0 of SGLang opens a store at a port, even for one process, and torch lets it listen on all interfaces.
-Any process that can write to it can replace a rank, and ranks unpickle what they send each other. Written for SGLang
-0.5.21 (version.py rejects others), which reads another rendezvous URL from its environment.
+Any process that can write to it can replace a rank, and ranks unpickle what they send each other. SGLang reads another
+rendezvous URL from its environment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """SGLang's own preprocessing of chat messages to token ids, pixels and positions, as in its server.
 
-Written for SGLang 0.5.21 (version.py rejects others). It follows its OpenAI endpoint: the content of the messages is
-adapted to the chat template, the template is rendered, tokenised and decoded again, and the multimodal processor
-gets that text and the encoded images.
+It follows SGLang's OpenAI endpoint: the content of the messages is adapted to the chat template, the template is
+rendered, tokenised and decoded again, and the multimodal processor gets that text and the encoded images.
 
     S tokens, R pixel rows, P patch_dim, I images
 """
@@ -21,7 +20,7 @@ from attrs import define, frozen
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.multimodal_processor import get_mm_processor, import_processors
-from sglang.srt.managers.tokenizer_manager import determine_tensor_transport_mode, get_processor_wrapper
+from sglang.srt.managers.tokenizer_manager import get_processor_wrapper
 from sglang.srt.parser.jinja_template_utils import (
     detect_jinja_template_content_format,
     process_content_for_template_format,
@@ -32,6 +31,7 @@ from sglang.srt.utils.hf_transformers_utils import get_tokenizer_from_processor
 from torch import Tensor
 
 from dsl.errors import DataError
+from ops.lib.sglang.adapter import adapter
 from ops.lib.sglang.serve_command import IMAGE_BACKENDS
 from ops.lib.sglang.version import require_sglang
 from ops.lib.vision.processor import ImageBackend
@@ -73,7 +73,7 @@ class ServedPrompts:
     ) -> Self:
         """Loads the processor of a vision-language checkpoint as SGLang's server does, with these further arguments.
 
-        Raises DataError if SGLang is missing or another version, and for a text model.
+        Raises DataError if SGLang is missing or an unsupported version, and for a text model.
         """
         require_sglang("SGLang's preprocessing")
         arguments = ServerArgs(
@@ -94,7 +94,7 @@ class ServedPrompts:
             import_processors("sglang.srt.multimodal.processors")
             processor = get_processor_wrapper()
             mm_processor = get_mm_processor(
-                config.hf_config, arguments, processor, determine_tensor_transport_mode(), model_config=config
+                config.hf_config, arguments, processor, adapter().tensor_transport(), model_config=config
             )
             undo.pop_all()
         tokenizer = get_tokenizer_from_processor(processor)

@@ -1,7 +1,4 @@
-"""Makes this process one of SGLang's: its arguments, its process group, and their release.
-
-Written for SGLang 0.5.21 (version.py rejects others).
-"""
+"""Makes this process one of SGLang's: its arguments, its process group, and their release."""
 
 from __future__ import annotations
 

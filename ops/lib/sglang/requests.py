@@ -1,4 +1,4 @@
-"""A sample of dflow as a request of SGLang 0.5.21: its tokens, its images, and their three-dimensional positions.
+"""A sample of dflow as a request of SGLang: its tokens, its images, and their three-dimensional positions.
 
 S tokens of a request, R pixel rows, I images
 """
@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from attrs import frozen
 from sglang.srt.layers.rotary_embedding.mrope import MRotaryEmbedding
-from sglang.srt.managers.mm_utils import MultiModalityDataPaddingPatternMultimodalTokens
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalInputs, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 from torch import Tensor
 
 from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.sglang.adapter import adapter
 
 
 @frozen
@@ -74,14 +74,14 @@ def _channels(vision: Any) -> int:
 def make_request(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | None, max_new_tokens: int = 1) -> Req:
     """A greedy request for `input_ids` int64 [S], a prefix of the sample's ids or all of them, with its images.
 
-    Image tokens are expanded already, as in every TokenSample; SGLang finds each image by the padding value that it
+    Image tokens are expanded already, as in every TokenSample; SGLang finds each image by the padding values that it
     derives from the image's hash. Raises DataError if the prefix and the images do not fit (see `check_expansion`).
     """
     ids = array("q", input_ids.tolist())
     images = None
     if len(sample.image_grid_thw):
         images = _image_inputs(sample, input_ids, vision)
-        ids = MultiModalityDataPaddingPatternMultimodalTokens().pad_input_tokens(ids, images)
+        ids = adapter().pad_image_tokens(ids, images)
     return greedy_request(sample.id, input_ids, ids, images, max_new_tokens)
 
 
@@ -100,7 +100,7 @@ def greedy_request(
         request.extend_image_inputs(images)
     request.full_untruncated_fill_ids = request.origin_input_ids
     request.logprob_start_len = -1
-    request.set_extend_range(len(request.prefix_indices), len(request.origin_input_ids))
+    adapter().extend_to_end(request)
     return request
 
 

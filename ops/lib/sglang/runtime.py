@@ -1,7 +1,6 @@
 """SGLang's own model code in this process: a model runner, its memory pools, and a prefill that keeps hidden states.
 
-Written for SGLang 0.5.21 (version.py rejects others); the order of the calls follows its own
-sglang/benchmark/one_batch.py.
+The order of the calls follows SGLang's own sglang/benchmark/one_batch.py.
 
     S tokens of a sample, T tokens of a pass, F = layers * hidden size
 """
@@ -12,7 +11,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -33,6 +31,7 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.lib.data.batching import padded_length
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.sglang.adapter import adapter
 from ops.lib.sglang.layers import Recipe, keep_no_layers, set_layers_to_capture
 from ops.lib.sglang.process import MAX_REQUESTS, NO_PORT, enter, leave, make_server_args
 from ops.lib.sglang.requests import VisionTokens, make_request
@@ -70,8 +69,8 @@ class SglangRuntime:
 
         dtype: "float32", "bfloat16" or "float16". pool_tokens: tokens that one pass can hold. context_length: the
         longest sample. server_args: further arguments of SGLang's ServerArgs. With tp_size > 1 every rank of the group
-        calls this with one store, see `enter`. Raises DataError if SGLang is missing or another version, or if
-        this process has an open runtime or a process group.
+        calls this with one store, see `enter`. Raises DataError if SGLang is missing or an unsupported version, or
+        if this process has an open runtime or a process group.
         """
         require_sglang("the sglang backend")
         arguments = make_server_args(
@@ -293,7 +292,7 @@ def prefill_batch(
         "req_to_token_pool": runner.req_to_token_pool,
         "token_to_kv_pool_allocator": runner.token_to_kv_pool_allocator,
     }
-    prefixes = NoPrefixes(page_size=runner.page_size, device=runner.device, **pools)
+    prefixes = adapter().NoPrefixes(page_size=runner.page_size, device=runner.device, **pools)
     batch = ScheduleBatch.init_new(
         reqs=list(requests),
         **pools,
@@ -313,22 +312,3 @@ def clear_pools(runner: ModelRunner) -> None:
     """Clears the state of every request."""
     runner.req_to_token_pool.clear()
     runner.token_to_kv_pool_allocator.clear()
-
-
-class NoPrefixes(SimpleNamespace):
-    """The prefix cache that SGLang queries for each batch, always empty."""
-
-    def supports_swa(self) -> bool:
-        return False
-
-    def supports_mamba(self) -> bool:
-        return False
-
-    def is_chunk_cache(self) -> bool:
-        return False
-
-    def is_tree_cache(self) -> bool:
-        return True
-
-    def evict(self, _params: Any) -> None:
-        """Nothing to evict."""

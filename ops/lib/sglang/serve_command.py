@@ -1,6 +1,6 @@
 """The command that serves a target with a draft in SGLang. Loads neither torch nor sglang.
 
-SGLang's defaults that are kept, and why they are right for the pinned version: the prefix cache stays on, since the
+SGLang's defaults that are kept, and why they are right for the supported versions: the prefix cache stays on, since the
 draft's keys and values are in the same slots as the target's and are found again with them; at most 48 requests run
 at once with DFLASH (`--max-running-requests` raises it); the layers, the mask token and the attention of each draft
 layer are read from the draft's config.json.
@@ -16,13 +16,17 @@ from typing import Any
 
 from attrs import Factory, frozen
 
+from ops.lib.sglang.version import VERSIONS, versions_of
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.vision.pixel_limits import served_pixels
 
 LAUNCHER = "sglang.launch_server"
 PATCHED_LAUNCHER = "ops.lib.sglang.launch_server"
-# In the pinned version these targets lack what DFLASH needs; see layers.py.
-PATCHED_TYPES = frozenset({"qwen3_vl", "qwen2_5_vl", "qwen3_5_text", "qwen3_5_moe_text"})
+# By version: the targets that lack what DFLASH needs; see `patch_setter` in adapter.py.
+PATCHED_TYPES: Mapping[str, frozenset[str]] = {
+    "0.5.21": frozenset({"qwen3_vl", "qwen2_5_vl", "qwen3_5_text", "qwen3_5_moe_text"}),
+    "0.5.23": frozenset({"qwen3_vl", "qwen2_5_vl"}),
+}
 # Linear attention keeps a convolution state, which SGLang stores in bfloat16 whatever the dtype of the model.
 CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
 # The server_args of a capture that change what the target computes; the others choose kernels and memory.
@@ -37,6 +41,7 @@ class Served:
     pixels: min_pixels and max_pixels of the training's images, both of them, if those of the target differ.
     dtype: of the weights and the cache, explicit since SGLang's default turns a float32 checkpoint into float16.
     server_args: SGLang's arguments in the capture of the training, as in features.json.
+    versions: of SGLang, any of which may serve.
     """
 
     model_type: str
@@ -46,6 +51,7 @@ class Served:
     pixels: Mapping[str, int] = Factory(dict)
     trust_remote_code: bool = False
     server_args: Mapping[str, Any] = Factory(dict)
+    versions: tuple[str, ...] = VERSIONS
 
     @property
     def captured_flags(self) -> list[str]:
@@ -53,9 +59,9 @@ class Served:
         return number_formats(self.server_args)
 
     @property
-    def needs_patch(self) -> bool:
-        """Whether SGLang's launcher would fail for this target with a draft, so that dflow's is needed."""
-        return self.model_type in PATCHED_TYPES
+    def unfit_versions(self) -> tuple[str, ...]:
+        """The versions whose own launcher would fail for this target with a draft, so that dflow's is needed."""
+        return tuple(version for version in self.versions if self.model_type in PATCHED_TYPES.get(version, ()))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -66,9 +72,17 @@ class Served:
 
     @classmethod
     def as_trained(
-        cls, target: Mapping[str, Any], config: Mapping[str, Any], captured: Mapping[str, Any], model_dir: Path
+        cls,
+        target: Mapping[str, Any],
+        config: Mapping[str, Any],
+        captured: Mapping[str, Any],
+        model_dir: Path,
+        engine: str | None = None,
     ) -> Served:
-        """From a target.json, its config.json, "captured" of the draft's training.json, and the target's checkpoint."""
+        """From a target.json, its config.json, "captured" of the draft's training.json, and the target's checkpoint.
+
+        engine: that of the export.
+        """
         return cls(
             model_type=target["model_type"],
             vision=target["vision"],
@@ -77,6 +91,7 @@ class Served:
             pixels=served_pixels(captured, model_dir),
             trust_remote_code=trusts_own_code(model_dir, target),
             server_args=captured.get("server_args") or {},
+            versions=versions_of(engine),
         )
 
 
@@ -93,10 +108,13 @@ class Address:
 
 @frozen(kw_only=True)
 class DraftOption:
-    """The draft's serving directory and its block size; SGLang assumes 16 if the config lacks it."""
+    """The draft's serving directory, its verified tokens, for which SGLang has a default, and SGLang's name of its
+    algorithm.
+    """
 
     path: str
     block_size: int
+    algorithm: str = "DFLASH"
 
 
 def launch_command(
@@ -112,10 +130,10 @@ def launch_command(
     target: the checkpoint directory (model/ of a TargetModel) or a model id. extra: further arguments for SGLang, which
     override those before them.
     """
-    launcher = PATCHED_LAUNCHER if served.needs_patch and draft is not None else LAUNCHER
+    launcher = PATCHED_LAUNCHER if served.unfit_versions and draft is not None else LAUNCHER
     command = ["python", "-m", launcher, "--model-path", target, "--dtype", served.dtype]
     if draft is not None:
-        command += ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", draft.path]
+        command += ["--speculative-algorithm", draft.algorithm, "--speculative-draft-model-path", draft.path]
         command += ["--speculative-num-draft-tokens", str(draft.block_size)]
     if served.vision and served.image_backend is not None:
         # "auto" uses torchvision if it is installed, whose pixels differ from those of pillow by two grey levels.

@@ -1,4 +1,7 @@
-"""The version of SGLang whose internals the modules beside this one use. Loads neither torch nor sglang."""
+"""The versions of SGLang that dflow supports, and the installed one. Loads neither torch nor sglang.
+
+What differs between them is in a module for each version, behind the interface of adapter.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any
 
 from dsl.errors import DataError
 
-SGLANG_VERSION = "0.5.21"
+VERSIONS = ("0.5.21", "0.5.23")  # in the order of their release
+NEWEST = VERSIONS[-1]
 INSTALL = ".venv/bin/pip install -c constraints.txt -e '.[sglang]' in dflow's folder"
 
 
@@ -20,22 +24,44 @@ def installed_version() -> str | None:
         return None
 
 
+def versions_of(engine: str | None) -> tuple[str, ...]:
+    """The versions for which a draft was exported; `engine` is that of export_draft, None for all supported ones."""
+    return VERSIONS if engine is None else (engine.removeprefix("sglang-"),)
+
+
+def either(versions: tuple[str, ...]) -> str:
+    """The versions in a sentence."""
+    return " or ".join(versions)
+
+
 def backend_info(server_args: Mapping[str, Any] | None) -> dict[str, Any]:
     """The entry of features.json about the backend: SGLang's version, and its arguments, if any."""
     given = {"server_args": dict(server_args)} if server_args else {}
-    return {"backend": "sglang", "backend_version": SGLANG_VERSION, **given}
+    return {"backend": "sglang", "backend_version": installed_version(), **given}
 
 
-def require_sglang(what: str) -> None:
-    """Raises DataError if SGLang is missing or another version, so that `what` cannot work.
+def require_sglang(what: str, engine: str | None = None) -> str:
+    """The installed version of SGLang.
 
-    Its internals change with every release, and a call that still runs may return something else.
+    engine: for which the draft was exported, see `versions_of`. Raises DataError if SGLang is missing, not supported or
+    not that engine, so that `what` cannot work: its internals change with every release, and a call that still runs may
+    return something else.
     """
-    found = installed_version()
+    found, wanted = installed_version(), versions_of(engine)
+    if found in wanted:
+        return found
+    remedy = f"pip install sglang=={wanted[-1]}"
     if found is None:
-        raise DataError(f"{what} needs SGLang {SGLANG_VERSION}, which is not installed: {INSTALL}")
-    if found != SGLANG_VERSION:
         raise DataError(
-            f"{what} is written for SGLang {SGLANG_VERSION}, whose internals change with every release, and "
-            f"{found} is installed: pip install sglang=={SGLANG_VERSION}"
+            f"{what} needs SGLang {either(wanted)}, which is not installed: {INSTALL if engine is None else remedy}"
         )
+    if engine is None:
+        raise DataError(
+            f"{what} is written for SGLang {either(wanted)}, whose internals change with every release, and {found} is "
+            f"installed: {remedy}"
+        )
+    again = f', or export the draft with engine = "sglang-{found}"' if found in VERSIONS else ""
+    raise DataError(
+        f'{what} needs SGLang {either(wanted)}, for which the draft was exported (engine = "{engine}" of '
+        f"export_draft), and {found} is installed: {remedy}{again}"
+    )

@@ -7,7 +7,7 @@ its state is read and restored by the parameters' names, so that it does not dep
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -49,19 +49,21 @@ def make_optimizer(
     weight_decay: float,
     betas: tuple[float, float] = (0.9, 0.999),
     kind: Literal["adamw", "muon"] = "adamw",
+    no_hidden_matrices: Collection[str] = (),
 ) -> Optimizer:
     """An optimizer over all parameters of a model, at rate 0; norms and biases are not decayed.
 
-    kind "adamw"; or "muon": Muon for every parameter of two dimensions, AdamW for the rest. Muon is intended for hidden
-    matrices, and a draft has no others: embedding and head are the target's. Its update is scaled to the size of
+    kind "adamw"; or "muon": Muon for every parameter of two dimensions but `no_hidden_matrices`, AdamW for the rest.
+    Muon is intended for hidden matrices, not for tables with a row a token. Its update is scaled to the size of
     AdamW's, so that both share one rate and weight decay. AdamW is made with `adamw_options` of the parameters' device.
     """
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     options = adamw_options(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
     if kind == "muon":
-        higher = [parameter for parameter in matrices if parameter.ndim > 2]
-        matrices = [parameter for parameter in matrices if parameter.ndim == 2]
+        others_by_name = {parameter for name, parameter in model.named_parameters() if name in no_hidden_matrices}
+        higher = [parameter for parameter in matrices if parameter.ndim > 2 or parameter in others_by_name]
+        matrices = [parameter for parameter in matrices if parameter.ndim == 2 and parameter not in others_by_name]
         adamw = torch.optim.AdamW(_groups(higher, others, weight_decay), lr=0.0, betas=betas, **options)
         return MuonAdamW(Muon([{"params": matrices}], weight_decay=weight_decay), adamw)
     return torch.optim.AdamW(_groups(matrices, others, weight_decay), lr=0.0, betas=betas, **options)

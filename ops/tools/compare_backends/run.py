@@ -35,7 +35,7 @@ from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.losses.log_probs import token_log_probs
 from ops.lib.sglang.mm_processor import ServedPrompts
 from ops.lib.sglang.process import float32_refusal
-from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.sglang.version import installed_version
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import check_samples_fit, target_info
 from ops.lib.vision.batch import collate
@@ -142,7 +142,7 @@ def compare(request: Request) -> dict[str, Any]:
         "node": request.node.id,
         "layers": list(layer_ids),
         "device": device,
-        "backends": {"huggingface": importlib.metadata.version("transformers"), "sglang": SGLANG_VERSION},
+        "backends": {"huggingface": importlib.metadata.version("transformers"), "sglang": installed_version()},
         "samples": [
             {"id": sample.id, "tokens": len(sample.input_ids), "images": len(sample.image_grid_thw)}
             for sample in samples

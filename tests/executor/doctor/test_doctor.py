@@ -73,12 +73,13 @@ def test_the_probes_of_a_doctor_that_is_killed_end_with_it():
 @pytest.mark.parametrize(
     ("bounds", "version", "level"),
     [
-        (">=2.11,<2.14", "2.13.0+cpu", "ok"),
-        (">=2.11,<2.14", "2.14.0", "warning"),
-        (">=2.11,<2.14", "2.9", "warning"),
-        (">=2.11,<2.14", "2.12.0rc1", "ok"),
-        ("==0.5.21", "0.5.21.post1", "warning"),
-        ("==0.5.21", "0.5.20", "warning"),
+        (">=2.11,<2.15", "2.13.0+cpu", "ok"),
+        (">=2.11,<2.15", "2.15.0", "warning"),
+        (">=2.11,<2.15", "2.9", "warning"),
+        (">=2.11,<2.15", "2.12.0rc1", "ok"),
+        (">=0.5.21,<=0.5.23,!=0.5.22.*", "0.5.23", "ok"),
+        (">=0.5.21,<=0.5.23,!=0.5.22.*", "0.5.22.post1", "warning"),
+        (">=0.5.21,<=0.5.23,!=0.5.22.*", "0.5.24", "warning"),
         (">=11", "11", "ok"),
         ("", "0.1", "ok"),
     ],
@@ -96,17 +97,17 @@ def test_what_is_declared_is_read_from_pyproject() -> None:
     python, required = declared()
     assert ">=3.11" == str(python)
     assert ["sglang"] == [each.name for each in required["sglang"]]
-    assert [SpecifierSet(">=2.11,<2.14")] == [each.specifier for each in required[""] if each.name == "torch"]
+    assert [SpecifierSet(">=2.11,<2.15")] == [each.specifier for each in required[""] if each.name == "torch"]
 
 
 def test_what_is_declared_is_read_from_the_installed_distribution_where_there_is_no_checkout(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    requires = ["torch>=2.11,<2.14", 'sglang==0.5.21; extra == "sglang"', 'ruff; extra == "dev"']
+    requires = ["torch>=2.11,<2.15", 'sglang<=0.5.23,>=0.5.21; extra == "sglang"', 'ruff; extra == "dev"']
     monkeypatch.setattr(libraries, "PROJECT", tmp_path)
     monkeypatch.setattr(metadata, "requires", lambda name: requires)
     monkeypatch.setattr(metadata, "metadata", lambda name: {"Requires-Python": ">=3.11"})
-    expected = {"": [Requirement("torch>=2.11,<2.14")], "sglang": [Requirement(requires[1])], "datasets": [], "ray": []}
+    expected = {"": [Requirement("torch>=2.11,<2.15")], "sglang": [Requirement(requires[1])], "datasets": [], "ray": []}
     assert (SpecifierSet(">=3.11"), expected) == declared()
 
 

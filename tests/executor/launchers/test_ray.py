@@ -193,6 +193,7 @@ def test_a_worker_of_a_cluster_that_is_killed_is_not_missed(cluster, tmp_path):
     all_gone(pids)
 
 
+@pytest.mark.slow
 def test_a_cluster_of_dflows_own_ends_with_the_run(tmp_path):
     toy = hosts_toy(tmp_path, "shards")
     with tempfile.TemporaryDirectory(prefix="s-") as short:  # it holds sockets, whose paths are limited
@@ -275,6 +276,7 @@ def test_two_drivers_on_one_store_run_a_stage_once(cluster, tmp_path):
     assert ray.toy.text("r") == "2 ranks ['saved-0', 'saved-1']"
 
 
+@pytest.mark.slow
 def test_a_stage_that_waits_for_room_says_what_is_free_and_what_it_needs(cluster, tmp_path):
     ray = OnRay(hosts_toy(tmp_path / "a", "wait"), cluster)
     first = ray.start("run", str(ray.toy.file), "-s", "r.how=wait")
@@ -302,6 +304,7 @@ def test_a_stage_that_waits_for_room_says_what_is_free_and_what_it_needs(cluster
     assert f"r: {waiting}" in out
 
 
+@pytest.mark.slow
 def test_the_ranks_see_the_gpus_that_the_cluster_gives_them_and_a_timeout_counts_from_then(tmp_path):
     with simulated_cluster(2, gpus=2) as cluster:
         ray = OnRay(hosts_toy(tmp_path, "wait"), cluster)

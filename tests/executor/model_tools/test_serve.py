@@ -16,16 +16,26 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ports import free_port
-from serve_cases import CHECK, SECOND, install_server, install_vllm, later_partial_run, make_artifacts, record_run
+from serve_cases import (
+    CHECK,
+    SECOND,
+    install_server,
+    install_vllm,
+    later_partial_run,
+    make_artifacts,
+    record_run,
+    write_folder,
+)
 
 from dsl.errors import DataError, StoreError
 from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
-from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.sglang.version import NEWEST
 from ops.lib.vllm.version import VLLM_VERSION
 from ops.tools.serve.prompts import ChatPrompt
 
@@ -181,8 +191,10 @@ def test_every_refused_argument_is_told_at_once_and_with_what_to_do(tmp_path):
 class Served:
     """A store with a run, and the command on it, where `sglang` is the small server."""
 
-    def __init__(self, folder: Path, model_type: str = "qwen3", version: str | None = SGLANG_VERSION) -> None:
-        self.store, self.run = record_run(folder, make_artifacts(folder / "made", model_type))
+    def __init__(self, folder: Path, model_type: str = "qwen3", version: str | None = NEWEST, **draft: Any) -> None:
+        made = make_artifacts(folder / "made", model_type)
+        write_folder(made["check"], {"draft/config.json": {"block_size": 4, "dflow": draft}})
+        self.store, self.run = record_run(folder, made)
         self.path = install_server(folder / "site", version) if version else folder
         self.port = free_port()
 
@@ -269,7 +281,7 @@ def test_sglangs_refusal_is_told_as_such(tmp_path):
         (None, "which is not installed: .venv/bin/pip install"),
     ],
 )
-def test_without_the_pinned_version_the_command_is_shown_and_nothing_starts(tmp_path, version, problem):
+def test_without_a_supported_version_the_command_is_shown_and_nothing_starts(tmp_path, version, problem):
     case = Served(tmp_path, "qwen3_vl", version)
     result = case.dflow("--check")
 
@@ -277,7 +289,26 @@ def test_without_the_pinned_version_the_command_is_shown_and_nothing_starts(tmp_
     assert problem in result.stderr
     command, notice = result.stdout.splitlines()
     assert f"-m ops.lib.sglang.launch_server --model-path {case.store.path}" in command
-    assert f"SGLang {SGLANG_VERSION} lacks a method that DFLASH needs for qwen3_vl targets" in notice
+    assert "SGLang 0.5.21 or 0.5.23 lacks a method that DFLASH needs for qwen3_vl targets" in notice
+
+
+@pytest.mark.parametrize(("version", "launcher"), [("0.5.21", "ops.lib.sglang"), ("0.5.23", "sglang")])
+def test_the_launcher_is_the_one_that_the_installed_version_needs(tmp_path, version, launcher):
+    """The doubled method of Qwen3.5's text model is gone in the newer one. The small server has nothing to patch."""
+    result = Served(tmp_path, "qwen3_5_text", version).dflow("--check")
+
+    assert f" -m {launcher}.launch_server --model-path " in result.stdout
+    assert (version == "0.5.21") is (f"SGLang {version} lacks a method that DFLASH needs" in result.stdout)
+    assert (version == "0.5.21") is (result.returncode == 1)
+
+
+def test_a_draft_for_one_version_is_served_by_no_other(tmp_path):
+    result = Served(tmp_path, "qwen3", "0.5.21", engine="sglang-0.5.23").dflow("--check")
+
+    assert 1 == result.returncode
+    assert "needs SGLang 0.5.23, for which the draft was exported" in result.stderr
+    assert "0.5.21 is installed: pip install sglang==0.5.23, or export the draft with engine" in result.stderr
+    assert "-m sglang.launch_server --model-path" in result.stdout
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):

@@ -130,7 +130,7 @@ def test_sglang_is_needed_where_it_must_run(monkeypatch, found, said):
     assert said in check_export_unmet(check(live="required"))["live"]
     assert capture_targets_unmet(capture()) == {}
     assert check_export_unmet(check()) == {}
-    monkeypatch.setattr(version, "installed_version", lambda: version.SGLANG_VERSION)
+    monkeypatch.setattr(version, "installed_version", lambda: version.VERSIONS[0])
     assert capture_targets_unmet(capture(backend="sglang")) == {}
     assert check_export_unmet(check(live="required")) == {}
 

@@ -185,7 +185,7 @@ def test_the_sweep_has_its_report_a_description_and_the_data_that_was_read(swept
     assert "report.html" in artifacts(client_of(toy), parent.info.run_id)
     note = parent.data.tags["mlflow.note.content"]
     assert note.startswith("why it was run\n\n**done**")
-    assert f"runs/{parent.info.run_id}/artifacts/report.html" in note
+    assert f"runs/{parent.info.run_id}/artifacts/report.html?workflowType=machine_learning)" in note
     assert "| b.times | judge.weight | state | join/weight | join/length |" in note
     assert ["data.txt"] == [entry.dataset.name for entry in parent.inputs.dataset_inputs]
 
@@ -199,9 +199,15 @@ def test_the_page_of_mlflow_is_told_with_links_to_the_runs_and_to_the_sweep_comp
     assert runs == f"runs: {address}"
     view = json.loads(client_of(toy).get_experiment(experiment).tags[VIEW])
     assert "metrics.`weight`" in view["selectedColumns"], "what the result is judged by, join/weight"
+    assert ["params.`b.times`", "params.`judge.weight`"] == view["selectedColumns"][-2:], (
+        "what tells combinations apart"
+    )
     head, _, query = compared.partition("#/compare-runs?")
     assert head == "the last sweep, compared: http://there:5000/"
-    asked = {name: json.loads(value) for name, [value] in parse_qs(query).items()}
+    assert query.startswith("runs="), "MLflow reads it only as the first"
+    listed, _, kind = query.rpartition("&")
+    assert "workflowType=machine_learning" == kind
+    asked = {name: json.loads(value) for name, [value] in parse_qs(listed).items()}
     ids_found = {run.info.run_id for run in found.values()}
     assert (set(asked["runs"]), asked["experiments"]) == (ids_found, [experiment])
     assert list(links(toy.folder / "nothing", "http://there:5000")) == []
@@ -212,16 +218,16 @@ def test_the_view_of_an_experiment_keeps_the_columns_that_other_runs_put_there(t
     client = client_of(toy)
     tracker = Tracker(toy.store, tracking_uri(toy.store, None, toy.folder), Counter())
     columns = []
-    for metrics in (["tau"], [], ["accuracy"]):
-        experiment = tracker.experiment("shapes", metrics)
+    for metrics, params in ((["tau"], []), ([], []), (["accuracy"], ["train.lr"])):
+        experiment = tracker.experiment("shapes", metrics, params)
         columns.append(json.loads(client.get_experiment(experiment).tags[VIEW])["selectedColumns"])
     own = ["attributes.`Created`", "attributes.`Duration`", "attributes.`User`"]
-    both = [*own, "metrics.`tau`", "metrics.`accuracy`"]
-    assert [both[:-1], both[:-1], both] == columns
+    first = [*own, "metrics.`tau`"]
+    assert [first, first, [*first, "metrics.`accuracy`", "params.`train.lr`"]] == columns
     for damaged in ("no view", "[1]", '{"selectedColumns": 1}'):
         client.set_experiment_tag(experiment, VIEW, damaged)
         tracker.experiment("shapes", ["tau"])
-        assert both[:-1] == json.loads(client.get_experiment(experiment).tags[VIEW])["selectedColumns"]
+        assert first == json.loads(client.get_experiment(experiment).tags[VIEW])["selectedColumns"]
 
 
 def test_sending_all_of_it_again_changes_nothing(swept):

@@ -152,13 +152,16 @@ def test_a_missing_sglang_is_told_before_anything_is_loaded(tokens, target, tmp_
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", not_found)
-    with pytest.raises(DataError, match=r'backend = "sglang" of capture_targets needs SGLang 0.5.21.*\[sglang\]'):
+    with pytest.raises(
+        DataError,
+        match=r'backend = "sglang" of capture_targets needs SGLang 0.5.21 or 0.5.23, which is not.*\[sglang\]',
+    ):
         capture_targets(config(backend="sglang"), stage_of(tmp_path, tokens, target))
 
 
 def test_another_version_of_sglang_is_refused(tokens, target, tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "version", lambda _name: "0.5.20")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: "0.5.22")
     with pytest.raises(
-        DataError, match=r"written for SGLang 0.5.21.* and 0.5.20 is installed: pip install sglang==0.5.21"
+        DataError, match=r"written for SGLang 0.5.21 or 0.5.23.* and 0.5.22 is installed: pip install sglang==0.5.23"
     ):
         capture_targets(config(backend="sglang"), stage_of(tmp_path, tokens, target))

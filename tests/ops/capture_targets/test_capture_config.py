@@ -21,7 +21,7 @@ from ops.capture_targets.server_args import ALLOWED
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
-from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.sglang.version import VERSIONS
 from ops.tokenize_chat.op import TokenizeChat
 from ops.train_dflash.op import TrainDflash
 
@@ -187,9 +187,11 @@ def test_a_pipeline_in_python_with_server_arguments_is_the_twin_of_one_in_toml(t
 @pytest.mark.parametrize(
     ("file", "old", "new", "symbol"),
     [
-        ("ops/lib/sglang/version.py", f'"{SGLANG_VERSION}"', '"9.9.9"', "SGLANG_VERSION"),
+        ("ops/lib/sglang/version.py", 'VERSIONS = ("0.5.21"', 'VERSIONS = ("9.9.9"', "VERSIONS"),
         ("ops/lib/sglang/version.py", '"backend_version"', '"version"', "backend_info"),
         ("ops/lib/sglang/runtime.py", '"the sglang backend"', '"a backend"', "SglangRuntime"),
+        ("ops/lib/sglang/v0_5_21.py", "padded: array[int]", "ids: array[int]", "pad_image_tokens"),
+        ("ops/lib/sglang/v0_5_23.py", "padded: array[int]", "ids: array[int]", "pad_image_tokens"),
         ("ops/capture_targets/sglang.py", '"the target\'s context"', '"its context"', "SglangBackend"),
     ],
 )
@@ -215,7 +217,7 @@ def test_sglang_enters_the_key_only_where_it_captures(tmp_path, monkeypatch):
     file = tmp_path / "transformers.toml"
     file.write_text(PIPELINE.lstrip().split("backend =")[0])
     versions = {}
-    for version in ("0.5.21", "0.5.22"):
+    for version in VERSIONS:
         monkeypatch.setattr(importlib.metadata, "version", {"sglang": version}.get)
         for name, graph in (("huggingface", read_graph(file)), ("sglang", graph_of(tmp_path, ""))):
             versions.setdefault(name, []).append(key_parts(graph, tmp_path))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from fake_stage import FakeStage, folder_digest
 from shard_workers import KILLED, run_workers
@@ -20,13 +22,16 @@ POINTS = {
     "between the end of a shard and its publication": ("ops.capture_targets.writing:publish", 1),
     "while it writes the artifact": ("ops.capture_targets.run:write_json", 1),
 }
+OFTEN = [("in the middle of a shard", 0), ("between the end of a shard and its publication", 1)]
 
 
 def shards_of(stage_dir):
     return {file.name: file.stat().st_ino for file in (stage_dir / "work").glob("*.safetensors")}
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_the_bytes_of_workers_are_those_of_one_process(tokens, target, features, tmp_path, workers):
     codes = run_workers(RUN, CONFIG, tmp_path, {"tokens": tokens, "target": target}, workers)
     assert [0] * workers == codes
@@ -37,8 +42,13 @@ def test_the_bytes_of_workers_are_those_of_one_process(tokens, target, features,
         assert {"0", "1"} == owners
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "killed"),
+    [
+        pytest.param(point, killed, marks=() if (point, killed) in OFTEN else pytest.mark.slow)
+        for point, killed in product(POINTS, (0, 1))
+    ],
+)
 def test_a_killed_workers_shards_and_artifact_are_made_by_the_others(tokens, target, features, tmp_path, point, killed):
     codes = run_workers(RUN, CONFIG, tmp_path, {"tokens": tokens, "target": target}, 2, {killed: POINTS[point]})
     assert [KILLED if number == killed else 0 for number in range(2)] == codes

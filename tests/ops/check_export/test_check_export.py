@@ -41,7 +41,7 @@ def test_a_real_export_passes_and_is_shipped_with_its_card(tmp_path, gate_inputs
         assert (gate_inputs["draft"].path / name).read_bytes() == (shipped / name).read_bytes()
     checked = read_json(stage.out_dir / "check.json")
     assert ("passed", "skipped", 4) == (checked["static"], checked["live"]["status"], checked["prompts"])
-    assert "SGLang 0.5.21, which is not installed" in checked["live"]["reason"]
+    assert "SGLang 0.5.21 or 0.5.23, which is not installed" in checked["live"]["reason"]
     warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert 2 == len(warned) and [2.0] == stage.metric("check/warnings")  # the skipped stage, and images by pillow
     assert [1.0] == stage.metric("check/live_skipped") == stage.metric("check/static_passed")
@@ -151,9 +151,9 @@ def test_another_version_of_sglang_is_passed_over_loudly_or_refused(tmp_path, ga
     pretend_sglang(monkeypatch, tmp_path, "0.5.20")
     checked = read_json(check(tmp_path / "auto", gate_inputs).out_dir / "check.json")
     assert "skipped" == checked["live"]["status"]
-    assert "0.5.20 is installed: pip install sglang==0.5.21" in checked["live"]["reason"]
+    assert "0.5.20 is installed: pip install sglang==0.5.23" in checked["live"]["reason"]
     assert "SKIPPED" in capsys.readouterr().out
-    with pytest.raises(DataError, match=r"0\.5\.20 is installed: pip install sglang==0\.5\.21"):
+    with pytest.raises(DataError, match=r"0\.5\.20 is installed: pip install sglang==0\.5\.23"):
         check(tmp_path / "required", gate_inputs, live="required")
     assert (
         'live = "off"'
@@ -161,8 +161,25 @@ def test_another_version_of_sglang_is_passed_over_loudly_or_refused(tmp_path, ga
     )
 
 
+def test_an_export_for_another_version_of_sglang_is_refused_by_name(tmp_path, gate_inputs, monkeypatch):
+    pretend_sglang(monkeypatch, tmp_path, "0.5.21")
+    copy = shutil.copytree(gate_inputs["draft"].path, tmp_path / "draft")
+    config = read_json(copy / "config.json")
+    config["dflow"]["engine"] = "sglang-0.5.23"
+    write_json(copy / "config.json", config)
+    inputs = gate_inputs | {"draft": attrs.evolve(gate_inputs["draft"], path=copy)}
+    with pytest.raises(DataError, match=r"needs SGLang 0\.5\.23, for which the draft was exported.* 0\.5\.21 is inst"):
+        check(tmp_path / "required", inputs, live="required")
+    reason = read_json(check(tmp_path / "auto", inputs).out_dir / "check.json")["live"]["reason"]
+    assert "and 0.5.21 is installed: pip install sglang==0.5.23" in reason
+    config["dflow"]["engine"] = 23
+    write_json(copy / "config.json", config)
+    with pytest.raises(DataError, match=r"dflow.engine must be the name of an engine, got 23"):
+        check(tmp_path / "number", inputs)
+
+
 def test_required_without_sglang_is_refused(tmp_path, gate_inputs):
-    with pytest.raises(DataError, match=r"needs SGLang 0\.5\.21, which is not installed"):
+    with pytest.raises(DataError, match=r"needs SGLang 0\.5\.21 or 0\.5\.23, which is not installed"):
         check(tmp_path, gate_inputs, live="required")
 
 

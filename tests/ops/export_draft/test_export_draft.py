@@ -13,7 +13,7 @@ from fake_stage import FakeStage, folder_digest
 from reference_draft import reference_block
 from safetensors.torch import load_file, save_file
 
-from dsl.errors import DataError
+from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
 from ops.artifacts import DraftCheckpoint
 from ops.check_export.run import server_arg_warnings
@@ -50,7 +50,7 @@ def test_an_export_is_exactly_the_three_files_of_the_contract(tmp_path, trained)
     assert (config["block_size"], config["num_target_layers"], config["vocab_size"]) == (4, 4, VOCAB)
     shape = from_serving(read_json(trained["draft"].path / "config.json"))
     trained_fields = config["dflow"].pop("trained")
-    assert trained_fields == attrs.asdict(shape) | {
+    assert trained_fields == attrs.asdict(shape, filter=lambda field, _: field.name != "algorithm") | {
         "target_layer_ids": [0, 1],
         "layer_types": ["full_attention", "full_attention"],
     }
@@ -133,6 +133,15 @@ def test_what_sglang_was_given_for_the_capture_is_in_the_config_the_card_and_the
     (warning,) = server_arg_warnings(config)
     assert "captured by SGLang with --kv-cache-dtype fp8_e5m2, which the live stage and evaluate do not use" in warning
     assert [] == server_arg_warnings(read_json(export(tmp_path / "plain", trained) / "config.json"))
+
+
+def test_an_export_for_one_version_of_sglang_says_so_in_the_config_and_the_card(tmp_path, trained):
+    for engine, said in (("sglang-0.5.23", "With SGLang 0.5.23, in"), (None, "With SGLang 0.5.21 or 0.5.23, in")):
+        out = export(tmp_path / str(engine), trained, engine=engine)
+        assert engine == read_json(out / "config.json")["dflow"].get("engine")
+        assert said in (out / "README.md").read_text()
+    with pytest.raises(ConfigError, match=r'engine.*"sglang-0.5.21", "sglang-0.5.23"'):
+        export(tmp_path / "other", trained, engine="sglang-0.5.22")
 
 
 def test_a_draft_trained_for_another_target_is_refused(tmp_path, trained):

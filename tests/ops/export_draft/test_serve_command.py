@@ -49,6 +49,17 @@ def test_a_vision_target_takes_the_image_backend_of_the_training(model_type: str
     assert [*expected, "--image-processor-backend", "pil", *AT] == command
 
 
+def test_the_text_model_of_qwen35_needs_dflows_launcher_only_in_the_older_version():
+    both = served("qwen3_5_text")
+    newer = served("qwen3_5_text", versions=("0.5.23",))
+
+    assert ("0.5.21",) == both.unfit_versions
+    assert () == newer.unfit_versions
+    assert "ops.lib.sglang.launch_server" in launch_command("target", both, DRAFT)
+    assert "sglang.launch_server" in launch_command("target", newer, DRAFT)
+    assert ("0.5.21", "0.5.23") == served("qwen2_5_vl").unfit_versions
+
+
 def test_a_target_prepared_with_torchvision_is_served_with_it():
     command = launch_command("target", served("qwen3_5", image_backend="torchvision"), DRAFT)
 

@@ -6,6 +6,7 @@ import hashlib
 from importlib import import_module
 from pathlib import Path
 
+import pytest
 from fake_stage import FakeStage
 
 from dsl.read_toml import read_graph
@@ -40,6 +41,7 @@ def test_exported_digits_are_the_built_in_ones_by_split_and_class(tmp_path):
         assert hashlib.sha256(sample.images[0]).digest() == hashlib.sha256(file.read_bytes()).digest()
 
 
+@pytest.mark.slow
 def test_the_classification_pipeline_names_nine_of_ten_held_out_images(tmp_path):
     export_digits(tmp_path / "digits")
     stages = run_pipeline(tmp_path, f"ingest.source={tmp_path / 'digits'}", "target.steps=120")

@@ -41,6 +41,7 @@ from ops.lib.drafts.backbone.footprint import (
 )
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.step import Engine, MicroBatch
+from ops.lib.drafts.losses.kinds import LossKind, needs_teacher
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, read_config
 from ops.lib.sequence_parallel.context_range import ContextRange
@@ -121,18 +122,20 @@ def target_sizes(folder: Path) -> TargetSizes:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "context", "blocks", "chunk", "checkpointed"),
+    ("dtype", "context", "blocks", "chunk", "checkpointed", "kind"),
     [
-        (torch.float32, 1024, 64, 32, False),
-        (torch.bfloat16, 1024, 64, 32, False),
-        (torch.float32, 4096, 32, 16, False),
-        (torch.bfloat16, 4096, 32, 16, True),
-        (torch.bfloat16, 256, 96, 96, False),
-        (torch.float32, 1024, 64, 32, True),
+        (torch.float32, 1024, 64, 32, False, "dflash"),
+        (torch.bfloat16, 1024, 64, 32, False, "dflash"),
+        (torch.float32, 4096, 32, 16, False, "dflash"),
+        (torch.bfloat16, 4096, 32, 16, True, "dflash"),
+        (torch.bfloat16, 256, 96, 96, False, "dflash"),
+        (torch.float32, 1024, 64, 32, True, "dflash"),
+        (torch.float32, 256, 64, 64, True, "kl"),
+        (torch.float32, 256, 64, 64, True, "lk"),
     ],
 )
 def test_the_memory_of_a_training_pass_is_that_of_its_tensors(
-    dtype: torch.dtype, context: int, blocks: int, chunk: int, checkpointed: bool
+    dtype: torch.dtype, context: int, blocks: int, chunk: int, checkpointed: bool, kind: LossKind
 ) -> None:
     shape = DraftConfig(
         hidden_size=256,
@@ -162,6 +165,7 @@ def test_the_memory_of_a_training_pass_is_that_of_its_tensors(
         positions_N=ends_N,
         labels_NK=torch.zeros(blocks, 8, dtype=torch.int64),
         weights_NK=weights_NK,
+        teacher_NKM=torch.randn(blocks, 8, 256, generator=generator).to(dtype) if needs_teacher(kind) else None,
     )
     ends = torch.randn(600, 256, generator=generator).to(dtype)
     attend = choose_attention(torch.device("cpu"), shape, dtype)[1]
@@ -169,7 +173,7 @@ def test_the_memory_of_a_training_pass_is_that_of_its_tensors(
         model=model,
         embed_VM=ends,
         head_VM=ends,
-        loss=Loss(),
+        loss=Loss(kind=kind),
         attend=attend,
         exchange=Alone(),
         anchor_chunk=chunk,
@@ -184,11 +188,12 @@ def test_the_memory_of_a_training_pass_is_that_of_its_tensors(
         blocks=chunk,
         waiting=0,
         checkpointed=checkpointed,
+        teacher=needs_teacher(kind),
     )
     features = batch.features_tF.nbytes  # made before
     parts = (context_bytes(work) - features, block_bytes(work), head_bytes(work), cast_bytes(work))
     foreseen = sum(parts) + 4 * draft_parameters(shape)
-    print(f"{dtype}, {context} tokens: {seen.peak / 1e6:.1f} MB, foreseen {foreseen / 1e6:.1f} MB")
+    print(f"{dtype}, {context} tokens, {kind}: {seen.peak / 1e6:.1f} MB, foreseen {foreseen / 1e6:.1f} MB")
     assert seen.peak / FACTOR < foreseen < seen.peak * FACTOR
 
 

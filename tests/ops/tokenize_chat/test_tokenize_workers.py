@@ -51,14 +51,16 @@ def alone(samples, tmp_path_factory):
     return folder_digest(stage.out_dir)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_bytes_of_workers_are_those_of_one_process(samples, alone, tmp_path, workers):
     assert [0] * workers == run_workers(RUN, CONFIG, tmp_path, {"samples": samples}, workers, constants=SMALL)
     assert alone == folder_digest(tmp_path / "out")
     assert 9 == len(list((tmp_path / "work").glob("*.safetensors")))
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [pytest.param(point, marks=pytest.mark.slow) if "artifact" in point else point for point in POINTS]
+)
 def test_a_killed_workers_pieces_and_artifact_are_made_by_the_other(samples, alone, tmp_path, point):
     codes = run_workers(RUN, CONFIG, tmp_path, {"samples": samples}, 2, {0: POINTS[point]}, SMALL)
     assert [KILLED, 0] == codes

@@ -13,6 +13,7 @@ from draft_cases import random_case
 from ops.lib.drafts.attention import flex
 from ops.lib.drafts.backbone.config import FULL_ATTENTION, SLIDING_ATTENTION
 from ops.lib.drafts.losses import head as head_module
+from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.losses.tiled_softmax import fusible_sweep, sweep_values
 from ops.train_dflash.batches import Place, prepare
@@ -35,7 +36,7 @@ def as_on_cuda(monkeypatch):
     monkeypatch.setattr(flex, "flex_kernel", kernel)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "kl", "dpace", "focal"])
+@pytest.mark.parametrize("kind", ["dflash", "kl", "dpace", "focal", "l1", "lk"])
 @pytest.mark.parametrize(("anchor_chunk", "chunks"), [(None, 1), (3, 4)])
 def test_a_step_waits_and_sorts_nowhere_and_copies_one_table_for_each_chunk_and_window(kind, anchor_chunk, chunks):
     kinds = (SLIDING_ATTENTION, FULL_ATTENTION, FULL_ATTENTION)
@@ -43,7 +44,7 @@ def test_a_step_waits_and_sorts_nowhere_and_copies_one_table_for_each_chunk_and_
     engine = make_engine(case, Loss(kind=kind), device=DEVICE, anchor_chunk=anchor_chunk)
     engine = attrs.evolve(engine, attend=flex.flex_attention)
     with Traffic() as preparing:
-        batch = prepare(CaseReader(case), drawn_samples(case), PLACE, with_teacher=kind == "kl")
+        batch = prepare(CaseReader(case), drawn_samples(case), PLACE, with_teacher=needs_teacher(kind))
     assert 10 == len(batch.anchor_ids_N)
     with Traffic() as training:
         engine.train(batch, 1.0)

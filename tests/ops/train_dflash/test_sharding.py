@@ -17,6 +17,8 @@ from meeting import meeting
 from op_counts import Recorded, casts_of
 from parity_cases import write_plan
 
+from ops.lib.drafts.dflash2.options import Dflash2Options
+from ops.lib.drafts.dspark.options import DsparkOptions
 from ops.lib.training.dtensors import gathered, local
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, named_state, set_rate
 from ops.train_dflash import sharding
@@ -36,7 +38,12 @@ CASES = {
     "checkpointed": {"dtype": "float64", "activation_checkpointing": True},
     COMPILED: {"dtype": "float64", "compile": True, "num_layers": 2},
 }
+ALGORITHMS = {
+    "DFlash2": {"algorithm": "dflash2", "dflash2": Dflash2Options(rank=4, candidates=3)},
+    "DSpark": {"algorithm": "dspark", "dspark": DsparkOptions(rank=4, l1=0.0, confidence_head=False, base=1.0)},
+}
 IN_PARTS = [name for name in CASES if name not in (ONE_UNIT, COMPILED)]
+CASES |= {name: {"dtype": "float64", **changes} for name, changes in ALGORITHMS.items()}
 
 
 def take_steps(inputs, folder, changes, rank=0, world_size=1):

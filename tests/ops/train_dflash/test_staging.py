@@ -160,6 +160,10 @@ def test_an_idle_batch_is_zero_and_the_tensors_of_a_batch_share_one_piece_of_mem
     assert [0] * 6 == [int(tensor.abs().sum()) for tensor in (*tensors, batch.weights_NK)]
     assert 1 == len(memory_of((*tensors, batch.weights_NK)))
     assert 2 == len(batch.seen)
+    assert batch.teacher_NKM is None
+    taught, _ = idle_batch(4, 6, place_of(torch.bfloat16), teacher=3).send(Direct(CPU))
+    assert (1, 4, 3) == tuple(taught.teacher_NKM.shape)
+    assert 0 == int(taught.teacher_NKM.abs().sum())
 
 
 def test_on_a_cpu_the_memory_that_is_written_to_is_the_batchs_own():

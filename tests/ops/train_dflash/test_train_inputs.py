@@ -122,6 +122,13 @@ def test_features_of_another_target_are_refused(tmp_path):
         open_inputs(train_config(), FakeStage(tmp_path / "stage", inputs | {"target": other}))
 
 
+@pytest.mark.parametrize("loss", ["kl", "l1", "lk", "nla"])
+def test_a_distance_from_the_target_needs_its_final_hidden_states(tmp_path, loss):
+    stage = FakeStage(tmp_path / "stage", make_inputs(tmp_path))
+    with pytest.raises(DataError, match=f'loss = "{loss}" needs .* set final_hidden = true in capture_targets'):
+        open_inputs(train_config(loss=loss), stage)
+
+
 def test_everything_about_features_that_does_not_fit_is_listed_at_once(tmp_path):
     inputs = make_inputs(tmp_path)
     write_json(

@@ -219,11 +219,19 @@ def delta_rule(
     return torch.stack(outputs).to(v_TGV.dtype), states
 
 
-def accept_states(dst: Tensor, src: Tensor, dst_indices_raw: Tensor, step_indices_raw: Tensor) -> None:
+def accept_states(
+    dst: Tensor,
+    src: Tensor,
+    dst_indices_raw: Tensor,
+    step_indices_raw: Tensor,
+    src_indices_raw: Tensor | None = None,
+) -> None:
     """dst[:, slot of request i] = src[:, i, step of request i], unless the step is negative.
 
-    dst [L, P, ...] are the slots of all layers, src [L, P, D, ...] what was kept after each draft token.
+    dst [L, P, ...] are the slots of all layers, src [L, P, D, ...] what was kept after each draft token. SGLang 0.5.23
+    passes rows of src too, which only pipelines use.
     """
+    _refuse(src_indices_raw is not None, "rows that are not those of the requests")
     for row, (slot, step) in enumerate(zip(dst_indices_raw.tolist(), step_indices_raw.tolist(), strict=True)):
         if step >= 0 and slot >= 0:
             dst[:, slot] = src[:, row, step].to(dst.dtype)

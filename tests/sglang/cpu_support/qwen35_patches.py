@@ -1,6 +1,7 @@
 """What Qwen3.5 needs: its linear-attention layers call triton kernels, and plain torch stands in for them.
 
 Each hook replaces functions of a module before anything imports them from it; gated_delta_rule says what they compute.
+Two of the modules lie in `fla` in SGLang 0.5.21, and in `linear` in 0.5.23.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def convolutions(module: ModuleType) -> None:
 
 
 @after_import(f"{KERNELS}.attention.fla.fused_gdn_gating")
+@after_import(f"{KERNELS}.attention.linear.fused_gdn_gating")
 def gating(module: ModuleType) -> None:
     import gated_delta_rule
 
@@ -49,6 +51,7 @@ def decoding(module: ModuleType) -> None:
 
 
 @after_import(f"{KERNELS}.attention.fla.fused_sigmoid_gating_recurrent")
+@after_import(f"{KERNELS}.attention.linear.fused_sigmoid_gating_recurrent")
 def verification(module: ModuleType) -> None:
     import gated_delta_rule
 

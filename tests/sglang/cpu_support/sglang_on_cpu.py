@@ -1,4 +1,4 @@
-"""What SGLang 0.5.21 lacks on a machine without a GPU, put in place by hooks when its modules are imported.
+"""What SGLang lacks on a machine without a GPU, put in place by hooks when its modules are imported.
 
 platform_patches: for any model. The others add what one kind of model or the DFLASH worker needs beyond that.
 """

@@ -1,1 +1,1 @@
-"""The DFlash draft: model, config, training step, reference and serving contract."""
+"""What all drafts share: the backbone, its config, the training step, the slow reference, and the serving contract."""

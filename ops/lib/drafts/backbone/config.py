@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, DataError
+from ops.lib.drafts.algorithms import DFLASH, Algorithm, algorithm_class, plain
+from ops.lib.drafts.layout import Layout
 
-ARCHITECTURE = "DFlashDraftModel"
+ALGORITHM = "algorithm"
 POSITIONS = "sequential"
 FORMAT = 1
 FULL_ATTENTION = "full_attention"
@@ -49,7 +52,8 @@ class DraftConfig:
     rope_scaling holds {"rope_type", ...} for anything but plain RoPE. positions is always "sequential": absolute 1-D.
     A full layer sees all of the context and all of its block. In a sliding layer a query at position p sees the keys at
     positions j with 0 <= p - j < sliding_window, in the context and in its own block, which is causal there;
-    without such a layer sliding_window has no meaning, as in the engines.
+    without such a layer sliding_window has no meaning, as in the engines. block_size: tokens that are verified at once,
+    the anchor among them. algorithm: what it adds, and its layout.
     Raises ConfigError that lists every value that does not fit.
     """
 
@@ -74,13 +78,23 @@ class DraftConfig:
     attention_bias: bool = False
     tie_word_embeddings: bool = False
     positions: str = POSITIONS
+    algorithm: Algorithm = field(factory=plain)
 
     def __attrs_post_init__(self) -> None:
         if not self.layer_types:
             object.__setattr__(self, "layer_types", (FULL_ATTENTION,) * self.num_hidden_layers)
-        mistakes = [*_size_mistakes(self), *_layer_mistakes(self), *_rope_mistakes(self)]
+        mistakes = [
+            *_size_mistakes(self),
+            *_layer_mistakes(self),
+            *_rope_mistakes(self),
+            *self.algorithm.mistakes(self),
+        ]
         if mistakes:
             raise ConfigError("draft config:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+
+    def layout(self, block_size: int | None = None) -> Layout:
+        """Who predicts what, in blocks of that many verified tokens; default: those of the training."""
+        return self.algorithm.layout(block_size or self.block_size)
 
     @property
     def slides(self) -> bool:
@@ -194,8 +208,10 @@ def unfit_text(wrong: Mapping[str, str]) -> str:
 def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
     """The config.json of the serving contract; `from_serving` gives the config back."""
     causality = {IS_CAUSAL: serving_causality(config)} if config.slides else {}
-    return causality | {
-        "architectures": [ARCHITECTURE],
+    name = config.algorithm.name
+    own = {} if name == DFLASH else {ALGORITHM: name}
+    plain_form = causality | {
+        "architectures": [config.algorithm.architecture],
         "model_type": "qwen3",
         "hidden_act": "silu",
         "dtype": dtype,
@@ -223,8 +239,9 @@ def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
             "mask_token_id": config.mask_token_id,
             "target_layer_ids": list(config.target_layer_ids),
         },
-        "dflow": {"format": FORMAT, "positions": config.positions},
+        "dflow": {"format": FORMAT, "positions": config.positions, **own},
     }
+    return config.algorithm.to_serving(plain_form)
 
 
 def serving_causality(config: DraftConfig) -> bool | None:
@@ -242,12 +259,15 @@ def from_serving(data: Mapping[str, Any]) -> DraftConfig:
     missing = missing_fields(data)
     if missing:
         raise ConfigError("draft config.json lacks " + ", ".join(missing))
-    names = [attribute.name for attribute in DraftConfig.__attrs_attrs__]
+    names = [attribute.name for attribute in DraftConfig.__attrs_attrs__ if attribute.name != ALGORITHM]
     wrong = [f"{name}: {what}" for name, what in wrong_types(data) if name.rpartition(".")[2] in names]
     if wrong:
         raise ConfigError("draft config:\n" + "\n".join(f"  {mistake}" for mistake in wrong))
+    algorithm, data = algorithm_of(data).from_serving(data)
     nested = {**data["dflash_config"], **data["dflow"]}
-    config = DraftConfig(**{name: nested[name] if name in nested else data[name] for name in names})
+    config = DraftConfig(
+        **{name: nested[name] if name in nested else data[name] for name in names}, algorithm=algorithm
+    )
     if data["use_sliding_window"] is not config.slides:
         raise ConfigError(
             f"draft config:\n  use_sliding_window: must be {str(config.slides).lower()} with these layer_types; "
@@ -264,7 +284,7 @@ def from_serving(data: Mapping[str, Any]) -> DraftConfig:
 def missing_fields(data: Mapping[str, Any]) -> list[str]:
     """The fields of the serving contract that a config.json lacks, nested ones as "dflash_config.mask_token_id"."""
     missing = []
-    for name, value in EXAMPLE.items():
+    for name, value in example(data).items():
         if name not in data:
             missing.append(name)
         elif isinstance(value, dict):
@@ -277,13 +297,13 @@ def wrong_types(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The present fields whose JSON type is not the contract's, and what is wrong with each; an integer is accepted for
     a float.
     """
-    for name, example in EXAMPLE.items():
+    for name, typical in example(data).items():
         inner = data.get(name)
-        if not isinstance(example, dict):
-            if name in data and (wanted := _wanted(name, example, inner)):
+        if not isinstance(typical, dict):
+            if name in data and (wanted := _wanted(name, typical, inner)):
                 yield name, f"must be {wanted}, got {json.dumps(inner)}"
         elif isinstance(inner, Mapping):
-            for key, value in example.items():
+            for key, value in typical.items():
                 if key in inner and (wanted := _wanted(key, value, inner[key])):
                     yield f"{name}.{key}", f"must be {wanted}, got {json.dumps(inner[key])}"
 
@@ -304,19 +324,35 @@ def _wanted(name: str, example: Any, value: Any) -> str:
 
 
 OPTIONAL = {"rope_scaling": dict, "sliding_window": int}  # null where there is none
-EXAMPLE = to_serving(  # every field of the serving contract, with a value of its type
-    DraftConfig(
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=8,
-        intermediate_size=8,
-        vocab_size=8,
-        block_size=2,
-        mask_token_id=0,
-        target_layer_ids=(0,),
-        num_target_layers=2,
-        max_position_embeddings=8,
+
+
+def algorithm_of(data: Mapping[str, Any]) -> type[Algorithm]:
+    """The algorithm of a config.json, by the name that dflow writes; none is plain DFlash. Raises ConfigError."""
+    own = data.get("dflow")
+    return algorithm_class(str(own.get(ALGORITHM, DFLASH)) if isinstance(own, Mapping) else DFLASH)
+
+
+def example(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Every field of the serving contract for the algorithm of a config.json, with a value of its type."""
+    return _example(algorithm_of(data))
+
+
+@cache
+def _example(algorithm: type[Algorithm]) -> Mapping[str, Any]:
+    return to_serving(
+        DraftConfig(
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=8,
+            intermediate_size=8,
+            vocab_size=16,
+            block_size=4,
+            mask_token_id=0,
+            target_layer_ids=(0,),
+            num_target_layers=2,
+            max_position_embeddings=8,
+            algorithm=algorithm(),
+        )
     )
-)

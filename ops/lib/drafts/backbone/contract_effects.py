@@ -1,4 +1,4 @@
-"""What SGLang 0.5.21 does with a missing or wrong field of config.json, according to its source and measurements."""
+"""What SGLang 0.5.21 and 0.5.23 do with a missing or wrong field of config.json, by their source and measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MISSING = {
     "use_sliding_window": DEFAULTS.format(default="false") + ", ignores sliding_window, and refuses sliding layers",
     "sliding_window": DEFAULTS.format(default="none") + ", and refuses to start if a layer slides",
     "is_causal": (
-        "takes the default of its version: causal sliding layers in 0.5.21, bidirectional ones in some before it"
+        "takes the default of its version: causal sliding layers since 0.5.21, bidirectional ones in some before it"
     ),
     "attention_bias": DEFAULTS.format(default="false") + ", and leaves biases out",
     "tie_word_embeddings": "does not read it: a draft has neither embedding nor head",
@@ -49,7 +49,7 @@ MISSING = {
 WRONG = {
     "architectures": "refuses to start (ValueError), or builds another model",
     "model_type": "refuses to start, or uses another model's defaults",
-    "hidden_act": "refuses to start (ValueError: only silu is supported)",
+    "hidden_act": "refuses to start (ValueError: unsupported activation), or computes another one",
     "dtype": "refuses to start, or serves in another precision",
     "hidden_size": "stops at shapes that do not fit, at the latest at the target's embeddings",
     "num_hidden_layers": "silently leaves layers random, or weights unread",
@@ -79,6 +79,7 @@ WRONG = {
     "positions": "does not read it: its positions are always 1-D, and a draft trained on others is useless",
     "format": "does not read it",
     "target": "silently serves the draft with any target: about 1 token a step is accepted",
+    "engine": "does not read it: whichever version is installed serves the draft",
     "trained": ("does not read it, and silently serves the other fields, with which the draft was not trained"),
     "digest": "does not read it, and serves whatever weights and fields it finds",
 }

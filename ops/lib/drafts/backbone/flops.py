@@ -16,6 +16,7 @@ in a sliding layer at most N times the window.
                + 3 * 2 N K * 3 M I              MLP
                + 3 * 2 * 2 K H D (C + N K)      scores and their product with the values
     head         2 * 2 W M V
+    algorithm    N K times its own `slot_flops`
 """
 
 from __future__ import annotations
@@ -42,4 +43,5 @@ def step_flops(
             assert config.sliding_window is not None  # DraftConfig is checked
             seen = min(seen, blocks * config.sliding_window)
         attention += 3 * 2 * 2 * K * H * D * (seen + slots)
-    return float(fc + config.num_hidden_layers * (context + projections + mlp) + attention + head)
+    own = slots * config.algorithm.slot_flops(config)
+    return float(fc + config.num_hidden_layers * (context + projections + mlp) + attention + head + own)

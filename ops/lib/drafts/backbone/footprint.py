@@ -23,7 +23,8 @@ def draft_parameters(config: DraftConfig) -> int:
     attention = 2 * M * H * D + 2 * M * G * D + 2 * D
     biases = H * D + 2 * G * D + M if config.attention_bias else 0
     layer = attention + biases + 3 * M * W + 2 * M
-    return len(config.target_layer_ids) * M * M + 2 * M + config.num_hidden_layers * layer
+    backbone = len(config.target_layer_ids) * M * M + 2 * M + config.num_hidden_layers * layer
+    return backbone + config.algorithm.parameters(config)
 
 
 @frozen(kw_only=True)
@@ -69,7 +70,7 @@ def block_bytes(work: Pass) -> int:
     slots = work.blocks * draft.block_size
     layer = 4 * M + 3 * queries + 3 * kv + 4 * W
     kept = layer + draft.num_hidden_layers * M if work.checkpointed else layer * draft.num_hidden_layers
-    return slots * (kept + 2 * W + 2 * M) * work.item_size
+    return slots * (kept + 2 * W + 2 * M + draft.algorithm.slot_floats(draft)) * work.item_size
 
 
 def joined_bytes(work: Pass) -> int:
@@ -81,11 +82,12 @@ def joined_bytes(work: Pass) -> int:
 
 
 def head_bytes(work: Pass) -> int:
-    """A tile of logits with its copy for the product, and the tile's rows of sums."""
+    """A tile of logits with its copy for the product, and its rows of sums; with a teacher three times as many."""
     rows = min(HEAD_TILE, work.blocks * work.draft.block_size)
     columns = min(HEAD_TILE, work.draft.vocab_size)
     tile = rows * columns * (MASTER + (work.item_size if work.item_size < MASTER else 0))
-    return tile + rows * work.draft.hidden_size * (2 * MASTER + 2 * work.item_size)
+    sums = rows * work.draft.hidden_size * (MASTER + work.item_size)
+    return 3 * tile + 3 * sums if work.teacher else tile + 2 * sums
 
 
 def cast_bytes(work: Pass) -> int:

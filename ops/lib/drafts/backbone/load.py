@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import evolve
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_object
+from ops.lib.drafts.algorithms import plain
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving, to_serving
+from ops.lib.drafts.backbone.hooks import added_parameters
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.training.checkpoint import differences
 from ops.lib.training.dtensors import load_whole
@@ -67,21 +70,28 @@ def random_draft(config: DraftConfig, seed: int, device: str = "cpu", dtype: tor
 def load_weights(model: DraftModel, directory: Path) -> None:
     """Load the weights of an exported draft or a DraftCheckpoint into a model that will be trained (a warm start).
 
-    The model may be sharded; its dtype stays, whatever the stored one is. Raises ConfigError that names what differs
-    between the draft's config and the model's, and DataError where files or tensors are missing, unexpected or damaged.
+    Any algorithm may start from a plain DFlash draft. The model may be sharded; its dtype stays, whatever the stored
+    one is. Raises ConfigError that names what differs between the draft's config and the model's, and DataError where
+    files or tensors are missing, unexpected or damaged.
     """
     for name in (CONFIG, WEIGHTS):
         if not (directory / name).is_file():
             raise DataError(
                 f"{directory}: no {name}; a warm start needs an exported draft or the output of train_dflash"
             )
-    differing = differences(_shape(read_config(directory)), _shape(to_serving(model.config)))
+    parent = from_serving(read_config(directory))
+    grows = parent.algorithm == plain()  # what the model's algorithm adds stays as it starts
+    differing = differences(
+        _shape(evolve(parent, algorithm=model.config.algorithm) if grows else parent), _shape(model.config)
+    )
     if differing:
         listed = "\n".join(
             f"  {path}: {json.dumps(there)} there, {json.dumps(here)} here" for path, there, here in differing
         )
         raise ConfigError(f"{directory}: this draft cannot start the training because its config differs:\n{listed}")
     tensors, parameters = read_weights(directory), dict(model.named_parameters())
+    new = added_parameters(model) if grows else frozenset()
+    parameters = {name: parameter for name, parameter in parameters.items() if name not in new}
     mistakes = [f"{name} is missing" for name in parameters if name not in tensors]
     mistakes += [f"{name} is unexpected" for name in tensors if name not in parameters]
     mistakes += [
@@ -96,6 +106,6 @@ def load_weights(model: DraftModel, directory: Path) -> None:
         load_whole(parameter, tensors[name])
 
 
-def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json without the dtype of the stored weights, as to_serving writes it."""
-    return {name: value for name, value in to_serving(from_serving(config)).items() if name != "dtype"}
+def _shape(config: DraftConfig) -> dict[str, Any]:
+    """Its config.json without the dtype of the stored weights."""
+    return {name: value for name, value in to_serving(config).items() if name != "dtype"}

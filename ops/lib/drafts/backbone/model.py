@@ -2,7 +2,8 @@
 
 The context feature of a token is `hidden_norm(fc(target features))`. Every layer projects that same feature with its
 own k_proj and v_proj; it is no residual stream. So the context's keys and values can be computed once, for all layers
-and before any block is known. Submodules are named as in the serving contract; there is no embedding and no head.
+and before any block is known. Submodules are named as in the serving contract; there is no embedding and no head. What
+an algorithm adds goes around the sublayers (hooks.py), or stands beside the backbone under its own name.
 Computation is in the dtype of the inputs: weights are cast when they are used, so float32 master weights serve bf16.
 Source: DFlash, arXiv 2602.06036; z-lab's reference implementation.
 
@@ -12,7 +13,7 @@ hidden state is requested, H query heads, G key/value heads, D head size, Z rota
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -20,8 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.attention.blocks import dense_attention
 from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.hooks import Around, Drawn
 from ops.lib.drafts.backbone.rope import rope_frequencies, rotate, rotation
 from ops.lib.kernels.compiled import compiled
 from ops.lib.kernels.host_to_device import to_device
@@ -98,16 +101,22 @@ class Layer(nn.Module):
 
     `project_first`, `project` and `finish` are the computation per slot, before and after the attention;
     they can be compiled without a graph break. Slots lie in one dimension, so that one graph serves all of them and
-    the few that the last layer computes.
+    the few that the last layer computes. With `around`, a slot reads those before it in its block: `project_around`
+    and `finish_around` take whole blocks.
+
+    around: what goes around the attention and the MLP, by its name among the layer's tensors; empty for plain layers.
     """
 
-    def __init__(self, config: DraftConfig, window: int | None) -> None:
+    def __init__(self, config: DraftConfig, window: int | None, around: Mapping[str, Around]) -> None:
         super().__init__()
         self.self_attn = Attention(config)
         self.mlp = SwiGLU(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.window = window
+        self.around = tuple(around)
+        for name, module in around.items():
+            self.add_module(name, module)
 
     def project_first(self, distinct: Tensor, cos_X1Z: Tensor, sin_X1Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`project` for the first layer, whose mask slots are alike: they are normed and projected once.
@@ -131,6 +140,24 @@ class Layer(nn.Module):
         x = x_WM + self.self_attn.o_proj(mixed)
         return x + self.mlp(self.post_attention_layernorm(x))
 
+    def project_around(self, x_NKM: Tensor, cos_X1Z: Tensor, sin_X1Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`project` of whole blocks, and what `finish_around` needs."""
+        y_NKM, kept = self._around(0).enter(self.input_layernorm(x_NKM))
+        y_XM = y_NKM.flatten(0, 1)
+        k, v = self.self_attn.keys_values(y_XM)
+        return rotate(self.self_attn.queries(y_XM), cos_X1Z, sin_X1Z), rotate(k, cos_X1Z, sin_X1Z), v, kept
+
+    def finish_around(self, x_NKM: Tensor, mixed_NKC: Tensor, kept: Tensor) -> Tensor:
+        """`finish` of whole blocks."""
+        x_NKM = x_NKM + self._around(0).leave(self.self_attn.o_proj(mixed_NKC), kept)
+        y_NKM, kept = self._around(1).enter(self.post_attention_layernorm(x_NKM))
+        return x_NKM + self._around(1).leave(self.mlp(y_NKM), kept)
+
+    def _around(self, sublayer: int) -> Around:
+        module = getattr(self, self.around[sublayer])
+        assert isinstance(module, Around)
+        return module
+
 
 class DraftModel(nn.Module):
     """The draft without embedding and head, which are the target's. Random weights until a state dict is loaded."""
@@ -141,27 +168,41 @@ class DraftModel(nn.Module):
         features = len(config.target_layer_ids) * config.hidden_size
         self.fc = Linear(features, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(Layer(config, config.window(index)) for index in range(config.num_hidden_layers))
+        around: Callable[[DraftConfig], dict[str, Around]] = part_of(config.algorithm, "modules:around_sublayers")
+        self.layers = nn.ModuleList(
+            Layer(config, config.window(index), around(config)) for index in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        heads: dict[str, Drawn] = part_of(config.algorithm, "modules:heads")(config)
+        for name, module in heads.items():
+            self.add_module(name, module)
         # No buffer: `model.to(torch.bfloat16)` must not round the frequencies.
         self.frequencies, self.rope_scale = rope_frequencies(config)
         self._frequencies_on: dict[torch.device, Tensor] = {}
 
     def initialise(self, seed: int, std: float = 0.02) -> None:
-        """Draw every matrix from N(0, std), by one generator on the CPU; norms stay at one, biases become zero."""
+        """Draw every matrix from N(0, std), by one generator on the CPU; norms stay at one, biases become zero.
+
+        What the algorithm adds is drawn behind the backbone, which is the same for every algorithm.
+        """
         generator = torch.Generator().manual_seed(seed)
+        added = [module for module in self.modules() if isinstance(module, Drawn)]
+        drawn = {parameter for module in added for parameter in module.parameters()}
         with torch.no_grad():
             for parameter in self.parameters():
-                if parameter.ndim == 2:
+                if parameter.ndim == 2 and parameter not in drawn:
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
-            for module in self.modules():
-                if isinstance(module, nn.Linear) and module.bias is not None:
-                    module.bias.zero_()
+            for layer in self.layers:
+                for linear in layer.modules():
+                    if isinstance(linear, nn.Linear) and linear.bias is not None:
+                        linear.bias.zero_()
+            for module in added:
+                module.draw(generator, std)
 
     def compile_layers(self) -> None:
         """Compile the computation per slot, with dynamic sizes."""
         for layer in self.layers:
-            for name in ("project_first", "project", "finish"):
+            for name in ("project_around", "finish_around") if layer.around else ("project_first", "project", "finish"):
                 setattr(layer, name, compiled(getattr(layer, name)))
 
     def context_kv(self, features_TF: Tensor, positions_T: Tensor) -> ContextKV:
@@ -186,13 +227,13 @@ class DraftModel(nn.Module):
         activation_checkpointing: bool = False,
         block_size: int | None = None,
     ) -> Tensor:
-        """Hidden states after the final norm, [W, M], of the slots rows_W (flat: n * K + k).
+        """Hidden states after the final norm, [W, M], of the slots rows_W (flat: n * K + k, K of the layout's queries).
 
         Slot 0 of a block has its anchor's embedding and position positions_N, its other slots have the mask token's
-        embedding. `attend` mixes the blocks with the context's keys and values of a layer. block_size: K; default: the
-        config's.
+        embedding. `attend` mixes the blocks with the context's keys and values of a layer. block_size: verified tokens;
+        default: the config's.
         """
-        slots_K = torch.arange(block_size or self.config.block_size, device=positions_N.device)
+        slots_K = torch.arange(self.config.layout(block_size).queries, device=positions_N.device)
         rope = self._rope((positions_N[:, None] + slots_K).flatten(), anchor_embeds_NM.dtype)
         distinct = torch.cat((anchor_embeds_NM, mask_embed_M[None]))
         source_NK = torch.where(
@@ -200,13 +241,17 @@ class DraftModel(nn.Module):
         )
         x_XM = distinct.index_select(0, source_NK.flatten())
         for index, (layer, kv) in enumerate(zip(self.layers, context_kv, strict=True)):
-            project = partial(layer.project, x_XM) if index else partial(layer.project_first, distinct)
-            rows = rows_W if index == len(self.layers) - 1 else None
-            arguments = (layer, project, x_XM, rope, len(slots_K), *kv, attend, rows)
-            if activation_checkpointing:
-                x_XM = checkpoint(self._layer, *arguments, use_reentrant=False)
+            is_last = index == len(self.layers) - 1
+            compute: Callable[[], Tensor]
+            if layer.around:
+                compute = partial(self._layer_of_whole_blocks, layer, x_XM, rope, len(slots_K), *kv, attend)
             else:
-                x_XM = self._layer(*arguments)
+                project = partial(layer.project, x_XM) if index else partial(layer.project_first, distinct)
+                rows = rows_W if is_last else None
+                compute = partial(self._layer, layer, project, x_XM, rope, len(slots_K), *kv, attend, rows)
+            x_XM = checkpoint(compute, use_reentrant=False) if activation_checkpointing else compute()
+            if layer.around and is_last:
+                x_XM = x_XM.index_select(0, rows_W)
         return self.norm(x_XM)
 
     def propose(
@@ -217,11 +262,11 @@ class DraftModel(nn.Module):
         block_size: int | None = None,
         block_offset: int = 0,
     ) -> Tensor:
-        """Hidden states after the final norm, [K - 1, M], of slots 1.. of one block behind the whole context.
+        """Hidden states after the final norm, [K - 1, M], that predict one block behind the whole context.
 
         block_size: K; default: the config's. block_offset: added to the positions of the slots.
         """
-        size = block_size or self.config.block_size
+        layout = self.config.layout(block_size)
         length = context_kv[0][0].shape[-2]
         seen = ContextRange(torch.tensor([0]), torch.tensor([length]))
 
@@ -230,9 +275,11 @@ class DraftModel(nn.Module):
 
         device = anchor_embed_M.device
         positions_N = torch.tensor([length + block_offset], device=device)
-        rows_W = torch.arange(1, size, device=device)
+        rows_W = torch.arange(layout.first, layout.queries, device=device)
         anchors_NM = anchor_embed_M[None]
-        return self.forward_blocks(anchors_NM, mask_embed_M, positions_N, context_kv, attend, rows_W, block_size=size)
+        return self.forward_blocks(
+            anchors_NM, mask_embed_M, positions_N, context_kv, attend, rows_W, block_size=block_size
+        )
 
     def _layer(
         self,
@@ -255,6 +302,23 @@ class DraftModel(nn.Module):
         if rows_W is not None:
             x_XM, mixed = x_XM.index_select(0, rows_W), mixed.index_select(0, rows_W)
         return layer.finish(x_XM, mixed)
+
+    def _layer_of_whole_blocks(
+        self,
+        layer: Layer,
+        x_XM: Tensor,
+        rope: tuple[Tensor, Tensor],
+        block_size: int,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        attend: AttendBlocks,
+    ) -> Tensor:
+        """One layer with modules around its sublayers, which read slots from before."""
+        x_NKM = x_XM.unflatten(0, (-1, block_size))
+        *projected, kept = layer.project_around(x_NKM, *rope)
+        q, k, v = (part.unflatten(0, (-1, block_size)) for part in projected)
+        mixed_NKC = attend(q, k, v, k_GTD, v_GTD, layer.window).flatten(2)
+        return layer.finish_around(x_NKM, mixed_NKC, kept).flatten(0, 1)
 
     def _rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin for positions [P], [P, 1, Z]."""

@@ -17,6 +17,8 @@ slot outside the loss mask or behind the end, 0 from there on. loss = numerator 
     focal   sum w (1 - p)^g CE / sum w               focal loss, arXiv 1708.02002, equation 4
     kl      sum w KL(teacher || draft) / sum w       DistillSpec, arXiv 2310.08461, with DFlash's weights; the teacher
                                                      of slot (a, k) is the target at position a + k - 1
+    l1, lk, nla                                      other distances from the teacher, weighted as kl: formulas in
+                                                     ops/lib/drafts/losses/reference.py
     dpace   sum v CE / (number of blocks with w > 0) D-PACE, arXiv 2605.18810, equations 7 to 9:
             v_k = sum over m >= k of prod over i <= m of ((1 - alpha) p_i + alpha), i and m over the slots with w > 0;
             no gradient goes through v
@@ -27,8 +29,8 @@ L = T + Q keys, F target features, M hidden, H query heads, G key/value heads, D
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,11 +38,18 @@ from attrs import frozen
 from torch import Tensor
 
 from dsl.errors import DataError
+from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.rope import rope_frequencies
+from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_teacher
+from ops.lib.drafts.losses.reference import reference_slot_losses
 from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weights, slot_weights
 
-LossKind = Literal["dflash", "focal", "kl", "dpace"]
+# In the file reference.py of an algorithm's folder.
+Enter = Callable[[Mapping[str, Tensor], str, Tensor], tuple[Tensor, Any]]
+Leave = Callable[[Mapping[str, Tensor], str, Tensor, Any], Tensor]
+TokenLogits = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, Tensor], Tensor]
+BlockLosses = Callable[..., tuple[Tensor, Tensor]]
 
 
 @frozen(eq=False)
@@ -79,39 +88,46 @@ def reference_step(
     gamma: float | None = None,
     focal_gamma: float = 2.0,
     dpace_alpha: float = 0.5,
+    own: Terms | None = None,
 ) -> Step:
     """The loss of a batch of at least one sample, differentiable with respect to the weights.
 
     weights: the tensors of the serving contract; their dtype is that of the computation, and the softmax over the
     vocabulary is in float32 at least. Memory: [H, Q, L] scores per layer and [Q, V] logits.
-    Raises DataError for the KL loss of a sample without a teacher.
+    Raises DataError for a loss that reads the teacher, and a sample without one.
     """
     dtype = weights["fc.weight"].dtype
     K = config.block_size
-    hidden_NKM = reference_hidden(weights, config, embed_VM, samples)
+    hidden_NQM = reference_hidden(weights, config, embed_VM, samples)
     labels_NK = torch.cat([block_labels(sample.input_ids_S, sample.anchors_A, K) for sample in samples])
     weights_K = block_weights(K, gamma)
     weights_NK = torch.cat([slot_weights(sample.loss_mask_S, sample.anchors_A, weights_K) for sample in samples])
     valid_NK = weights_NK > 0
 
     precise = torch.promote_types(dtype, torch.float32)
-    logits_NKV = (hidden_NKM @ head_VM.to(dtype).T).to(precise)
-    log_p_NKV = logits_NKV.log_softmax(-1)
-    ce_NK = -log_p_NKV.gather(-1, labels_NK[..., None])[..., 0]
+    # Token k of a block is predicted by slot k - shift; that for the anchor has no weight, whatever it is.
+    shift = config.layout().shift
+    hidden_NKM = hidden_NQM[:, (torch.arange(K) - shift).clamp(min=0)]
+    token_logits: TokenLogits = part_of(config.algorithm, "reference:token_logits")
+    logits_NKV = token_logits(config, weights, hidden_NKM, head_VM.to(dtype), labels_NK).to(precise)
+    teacher_NKV = None
+    if needs_teacher(kind, own):
+        teacher_NKM = torch.cat([_teacher(sample, K) for sample in samples]).to(dtype)
+        teacher_NKV = (teacher_NKM @ head_VM.to(dtype).T).to(precise)
+    values_NK = reference_slot_losses(kind, logits_NKV, labels_NK, teacher_NKV)
 
     denominator = float(weights_NK.sum(dtype=torch.float64))
     if kind == "focal":
-        ce_NK = (1 - torch.exp(-ce_NK)) ** focal_gamma * ce_NK
-    elif kind == "kl":
-        teacher_NKM = torch.cat([_teacher(sample, K) for sample in samples]).to(dtype)
-        teacher_NKV = (teacher_NKM @ head_VM.to(dtype).T).to(precise).log_softmax(-1)
-        ce_NK = (teacher_NKV.exp() * (teacher_NKV - log_p_NKV)).sum(-1)
+        values_NK = (1 - torch.exp(-values_NK)) ** focal_gamma * values_NK
     elif kind == "dpace":
-        weights_NK = dpace_weights(ce_NK.detach(), valid_NK, dpace_alpha)
+        weights_NK = dpace_weights(values_NK.detach(), valid_NK, dpace_alpha)
         denominator = float(valid_NK.any(1).sum())
-    numerator = (weights_NK.to(precise) * ce_NK)[valid_NK].sum(dtype=torch.float64)
+    extra: BlockLosses = part_of(config.algorithm, "reference:block_losses")
+    added_NK, right_NK = extra(config, weights, hidden_NKM, labels_NK, valid_NK, head_VM.to(dtype), teacher_NKV, own)
+    values_NK = (1.0 if own is None else own.base) * values_NK + added_NK
+    numerator = (weights_NK.to(precise) * values_NK)[valid_NK].sum(dtype=torch.float64)
 
-    correct_NK = valid_NK & (logits_NKV.argmax(-1) == labels_NK)
+    correct_NK = valid_NK & right_NK
     loss = numerator / denominator if denominator else numerator
     return Step(loss, numerator, denominator, correct_NK.sum(0), valid_NK.sum(0))
 
@@ -129,9 +145,11 @@ def dpace_weights(ce_NK: Tensor, valid_NK: Tensor, alpha: float) -> Tensor:
 def reference_hidden(
     weights: Mapping[str, Tensor], config: DraftConfig, embed_VM: Tensor, samples: Sequence[Sample]
 ) -> Tensor:
-    """Hidden states after the final norm of all slots of all blocks, [N, K, M]."""
+    """Hidden states after the final norm of all slots of all blocks, [N, K, M]; K: slots of the layout."""
     dtype = weights["fc.weight"].dtype
-    K, eps = config.block_size, config.rms_norm_eps
+    K, eps = config.layout().queries, config.rms_norm_eps
+    enter: Enter = part_of(config.algorithm, "reference:enter")
+    leave: Leave = part_of(config.algorithm, "reference:leave")
     features_TF = torch.cat([sample.features_SF for sample in samples]).to(dtype)
     context_TM = _norm(features_TF @ weights["fc.weight"].T, weights["hidden_norm.weight"], eps)
     tokens = [block_tokens(sample.input_ids_S, sample.anchors_A, K, config.mask_token_id) for sample in samples]
@@ -141,10 +159,14 @@ def reference_hidden(
     rope = _rotation(config, torch.cat((context_T, slots_NK.flatten())), dtype)
     for layer in range(config.num_hidden_layers):
         own = {name.removeprefix(f"layers.{layer}."): tensor for name, tensor in weights.items()}
-        normed_QM = _norm(x_QM, own["input_layernorm.weight"], eps)
         mask_QL = visible(samples, K, config.window(layer))
-        x_QM = x_QM + _attention(config, own, normed_QM, context_TM, rope, mask_QL)
-        x_QM = x_QM + _mlp(own, _norm(x_QM, own["post_attention_layernorm.weight"], eps))
+        normed_QM = _norm(x_QM, own["input_layernorm.weight"], eps)
+        input_NKM, kept = enter(own, "attention", normed_QM.unflatten(0, (-1, K)))
+        output_QM = _attention(config, own, input_NKM.flatten(0, 1), context_TM, rope, mask_QL)
+        x_QM = x_QM + leave(own, "attention", output_QM.unflatten(0, (-1, K)), kept).flatten(0, 1)
+        normed_QM = _norm(x_QM, own["post_attention_layernorm.weight"], eps)
+        input_NKM, kept = enter(own, "mlp", normed_QM.unflatten(0, (-1, K)))
+        x_QM = x_QM + leave(own, "mlp", _mlp(own, input_NKM), kept).flatten(0, 1)
     return _norm(x_QM, weights["norm.weight"], eps).unflatten(0, (len(slots_NK), K))
 
 
@@ -222,6 +244,6 @@ def _turn(x_LHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _teacher(sample: Sample, block_size: int) -> Tensor:
     """The target's state that predicts each slot, [A, K, M]; some other one where the slot has no weight."""
     if sample.teacher_SM is None:
-        raise DataError("the KL loss needs the target's final hidden states of every sample")
+        raise DataError("this loss needs the target's final hidden states of every sample")
     positions_AK = sample.anchors_A[:, None] + torch.arange(block_size) - 1
     return sample.teacher_SM[positions_AK.clamp(0, len(sample.teacher_SM) - 1)]

@@ -25,15 +25,17 @@ from safetensors import safe_open
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.files import read_json
+from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone import contract_effects
 from ops.lib.drafts.backbone.config import (
-    ARCHITECTURE,
-    EXAMPLE,
+    ALGORITHM,
     FORMAT,
     IS_CAUSAL,
     SHAPE_FIELDS,
     SLIDING_ATTENTION,
     DraftConfig,
+    algorithm_of,
+    example,
     from_serving,
     missing_fields,
     to_serving,
@@ -184,7 +186,8 @@ def _stray(name: str) -> Mistake:
 NESTS = ("dflash_config", "dflow")
 RETRAIN = "train the draft again with the desired value, or write the export of this training again"
 UNREAD = frozenset({"tie_word_embeddings"})  # a draft has neither part; training again would change nothing
-RECORD = ("target", "trained", "digest", "server_args", "formats", "imported")  # by export_draft and load_draft
+# Under dflow, by export_draft and load_draft.
+RECORD = ("target", "trained", "digest", "server_args", "formats", "engine", "imported")
 
 
 def training_record(
@@ -199,7 +202,7 @@ def training_record(
     are several.
     """
     serving = to_serving(config)
-    trained = {attribute.name: _lookup(serving, _full(attribute.name))[1] for attribute in attrs.fields(DraftConfig)}
+    trained = {name: _lookup(serving, place)[1] for name, place in _trained_fields(serving).items()}
     return {
         "target": target_digest,
         "trained": trained,
@@ -220,7 +223,7 @@ def config_mistakes(
     """What is wrong with a config.json, by itself, beside the target's target.json, and beside the training."""
     absent = missing_fields(config)
     found = _Found()
-    found.add((name, _config_mistake(name, "is missing", contract_effects.missing(name))) for name in absent)
+    found.add((name, _config_mistake(name, "is missing", _missing(name, config))) for name in absent)
     found.add(_type_mistakes(config))
     has_form = not found.by_field
     found.add(_record_mistakes(config, target_digest))
@@ -254,7 +257,7 @@ def _config_mistake(name: str, wrong: str, effect: str, remedy: str = REWRITE) -
 def _type_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
     """Values of another JSON type than the contract's."""
     for name, wrong in wrong_types(config):
-        yield name, _config_mistake(name, wrong, contract_effects.wrong(_last(name)))
+        yield name, _config_mistake(name, wrong, _wrong(_last(name), config))
 
 
 def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[tuple[str, Mistake]]:
@@ -296,7 +299,7 @@ def _fields_digest_mistakes(record: Mapping[str, Any]) -> Iterator[tuple[str, Mi
 
 def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
     expected = {
-        "architectures": [ARCHITECTURE],
+        "architectures": [algorithm_of(config).architecture],
         "model_type": "qwen3",
         "hidden_act": "silu",
         "vocab_size": target["vocab_size"],
@@ -308,18 +311,22 @@ def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any]) -> Ite
         present, got = _lookup(config, name)
         if present and got != value:
             wrong = f"must be {json.dumps(value)}, got {json.dumps(got)}"
-            yield name, _config_mistake(name, wrong, contract_effects.wrong(_last(name)))
+            yield name, _config_mistake(name, wrong, _wrong(_last(name), config))
     dtype = config.get("dtype")
     if isinstance(dtype, str) and dtype not in DTYPES:
         wrong = f"must be one of {', '.join(DTYPES)}, got {json.dumps(dtype)}"
         yield "dtype", _config_mistake("dtype", wrong, contract_effects.wrong("dtype"))
+    engine = _nest(config, "dflow").get("engine", "")
+    if not isinstance(engine, str):
+        wrong = f"must be the name of an engine, got {json.dumps(engine)}"
+        yield "dflow.engine", _config_mistake("dflow.engine", wrong, contract_effects.wrong("engine"))
 
 
 def _mask_mistakes(
     config: Mapping[str, Any], target: Mapping[str, Any], pad_token_ids: Collection[int]
 ) -> Iterator[tuple[str, Mistake]]:
-    name = "dflash_config.mask_token_id"
-    mask = _nest(config, "dflash_config").get("mask_token_id")
+    name = _full("mask_token_id", config)
+    mask = _lookup(config, name)[1]
     for kind, ids in (("an EOS id", target["eos_token_ids"]), ("the pad id", pad_token_ids)):
         if isinstance(mask, int) and mask in ids:
             remedy = "give load_target a mask_token_id that no text produces, and capture and train again"
@@ -334,13 +341,14 @@ def _draft_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
         for line in str(error).splitlines()[1:]:
             name, _, wrong = line.strip().partition(": ")
             remedy = REWRITE if name in UNREAD else RETRAIN
-            yield _full(name), Mistake(f"config.json: {_full(name)}: {wrong}", _draft_effect(name, config), remedy)
+            place = _full(name, config)
+            yield place, Mistake(f"config.json: {place}: {wrong}", _draft_effect(name, config), remedy)
 
 
 def _draft_effect(name: str, config: Mapping[str, Any]) -> str:
     if name != "target_layer_ids":
-        return contract_effects.wrong(name)
-    ids, layers = config["dflash_config"]["target_layer_ids"], config["num_target_layers"]
+        return _wrong(name, config)
+    ids, layers = _lookup(config, _full(name, config))[1], config["num_target_layers"]
     if not ids:
         return contract_effects.NO_LAYERS
     if ids != sorted(set(ids)):
@@ -352,26 +360,27 @@ def _training_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake
     trained = _nest(config, "dflow").get("trained")
     if not isinstance(trained, Mapping):
         return
-    for attribute in attrs.fields(DraftConfig):
-        name = _full(attribute.name)
-        present, value = _lookup(config, name)
-        if attribute.name not in trained:
-            where = f"dflow.trained.{attribute.name}"
+    for field_name, place in _trained_fields(config).items():
+        present, value = _lookup(config, place)
+        if field_name not in trained:
+            where = f"dflow.trained.{field_name}"
             yield where, _config_mistake(where, "is missing", contract_effects.missing("dflow.trained"))
-        elif present and value != trained[attribute.name]:
-            wrong = f"is {json.dumps(value)}, but the draft was trained with {json.dumps(trained[attribute.name])}"
-            remedy = REWRITE if attribute.name in UNREAD else RETRAIN
-            yield name, _config_mistake(name, wrong, contract_effects.wrong(attribute.name), remedy)
+        elif present and value != trained[field_name]:
+            wrong = f"is {json.dumps(value)}, but the draft was trained with {json.dumps(trained[field_name])}"
+            remedy = REWRITE if field_name in UNREAD else RETRAIN
+            yield place, _config_mistake(place, wrong, _wrong(_last(field_name), config), remedy)
 
 
 def _unknown_fields(config: Mapping[str, Any]) -> list[Mistake]:
     """Fields that the contract does not name, at the top and in both nests."""
     mistakes = []
-    places = [("", config, EXAMPLE), *((f"{nest}.", _nest(config, nest), EXAMPLE[nest]) for nest in NESTS)]
+    fields = example(config)
+    places = [("", config, fields)]
+    places += [(f"{nest}.", _nest(config, nest), fields[nest]) for nest in NESTS if nest in fields]
     for prefix, table, known in places:
         others = {"dflow.": set(RECORD), "": {IS_CAUSAL} if _slides(config) else set()}.get(prefix, set())
         for name in sorted(table.keys() - known.keys() - others):
-            nested = prefix == "dflash_config." and name in EXAMPLE
+            nested = prefix == "dflash_config." and name in fields
             remedy = f"remove {prefix}{name}" + (f", and leave {name} at the top level" if nested else "")
             wrong = f"is also at the top level, as {name}" if nested else "is not a field of the contract"
             mistakes.append(
@@ -387,6 +396,23 @@ def _slides(config: Mapping[str, Any]) -> bool:
     return isinstance(types, list) and SLIDING_ATTENTION in types
 
 
+def _missing(name: str, config: Mapping[str, Any]) -> str:
+    """What SGLang does without a field of the backbone, or of the algorithm."""
+    own: Mapping[str, str] = _contract(config, "MISSING")
+    return own.get(name) or contract_effects.missing(name)
+
+
+def _wrong(name: str, config: Mapping[str, Any]) -> str:
+    """What SGLang does with a wrong value of one."""
+    own: Mapping[str, str] = _contract(config, "WRONG")
+    return own.get(name) or contract_effects.wrong(name)
+
+
+def _contract(config: Mapping[str, Any], name: str) -> Any:
+    """From the file contract.py of the config's algorithm."""
+    return part_of(algorithm_of(config), f"contract:{name}")
+
+
 def _nest(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     nest = config.get(name)
     return nest if isinstance(nest, Mapping) else {}
@@ -399,9 +425,23 @@ def _lookup(config: Mapping[str, Any], name: str) -> tuple[bool, Any]:
     return inner in table, table.get(inner)
 
 
-def _full(name: str) -> str:
+def _full(name: str, config: Mapping[str, Any]) -> str:
     """A field of DraftConfig as config.json nests it."""
-    return next((f"{nest}.{name}" for nest in NESTS if name in EXAMPLE[nest]), name)
+    fields = example(config)
+    return next((f"{nest}.{name}" for nest in NESTS if name in fields.get(nest, {})), name)
+
+
+def _trained_fields(config: Mapping[str, Any]) -> dict[str, str]:
+    """What is recorded of a training, and where config.json has it: the fields of DraftConfig and the algorithm's."""
+    of_backbone = [attribute.name for attribute in attrs.fields(DraftConfig) if attribute.name != ALGORITHM]
+    places = {name: _full(name, config) for name in of_backbone}
+    own = set(_names(example(config))) - set(_names(example({}))) - set(places.values())
+    return places | {name: name for name in sorted(own)}
+
+
+def _names(fields: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in fields.items():
+        yield from (f"{name}.{inner}" for inner in value) if isinstance(value, dict) else (name,)
 
 
 def _last(name: str) -> str:
@@ -427,7 +467,7 @@ def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Mistake]:
 
     If the config lacks a size, the tensors cannot be compared; the config's own mistakes report it.
     """
-    ids = _nest(config, "dflash_config").get("target_layer_ids")
+    ids = _lookup(config, _full("target_layer_ids", config))[1]
     if not isinstance(ids, list) or not all(type(config.get(name)) is int for name in SHAPE_FIELDS):
         return []
     expected = expected_shapes(config)
@@ -482,7 +522,7 @@ def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The tensors of the serving contract for a config.json, with their shapes."""
     hidden, head_dim, mlp = config["hidden_size"], config["head_dim"], config["intermediate_size"]
     q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    layers = len(config["dflash_config"]["target_layer_ids"])
+    layers = len(_lookup(config, _full("target_layer_ids", config))[1])
     shapes = {"fc.weight": (hidden, layers * hidden), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     projections = {"q_proj": (q_size, hidden), "k_proj": (kv_size, hidden), "v_proj": (kv_size, hidden)}
     projections["o_proj"] = (hidden, q_size)
@@ -499,7 +539,8 @@ def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         for name in ("gate_proj", "up_proj"):
             shapes[f"{layer}.mlp.{name}.weight"] = (mlp, hidden)
         shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, mlp)
-    return shapes
+    own: Mapping[str, tuple[int, ...]] = _contract(config, "shapes")(config)
+    return {**shapes, **own}
 
 
 def _tensor_mistake(name: str, wrong: str, effect: str, remedy: str = REWRITE) -> Mistake:

@@ -20,6 +20,7 @@ from typing import Any
 
 from attrs import frozen
 
+from ops.lib.drafts.algorithms import plain
 from ops.lib.drafts.backbone.config import FULL_ATTENTION, DraftConfig
 
 SPECULATORS_VERSION = "0.9.0"
@@ -87,6 +88,8 @@ def to_speculators(config: DraftConfig, dtype: str, verifier: Verifier) -> dict[
 
 def unwritable(config: DraftConfig) -> Iterator[str]:
     """Why the format cannot express a draft; nothing where it can."""
+    if config.algorithm != plain():
+        yield f"algorithm: {config.algorithm.name}, and dflow writes this format for plain DFlash alone"
     if config.slides and FULL_ATTENTION in config.layer_types:
         yield (
             f"layer_types: full and sliding layers, and vLLM reads {NON_CAUSAL} as that of all layers: either the full "

@@ -21,16 +21,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from attrs import Factory, field, frozen
+from attrs import Factory, evolve, field, frozen
 from torch import Tensor
 
+from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.attention.blocks import Attend
 from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.drafts.losses.head import head_cross_entropy, head_kl
+from ops.lib.drafts.layout import Layout
+from ops.lib.drafts.losses.asked import Asked, Outcome
 from ops.lib.drafts.losses.loss import Loss, combine
 from ops.lib.drafts.losses.slots import Weighted
 from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.sequence_parallel.exchange import Exchange
+
+BlockLosses = Callable[[DraftModel, Asked, Tensor, Loss], Outcome]
 
 
 @frozen(eq=False)
@@ -60,11 +64,12 @@ class MicroBatch:
 @frozen(eq=False)
 class Slots:
     """The outcome of a micro-batch on one rank: sum(w * CE), float64 []; per weighted slot its number, from 1, and
-    whether its best token is the label."""
+    whether the draft would propose the label; the sums of the algorithm's metrics over these slots."""
 
     loss: Tensor
     slots_W: Tensor
     correct_W: Tensor
+    found: Tensor | None = None
 
 
 @frozen(eq=False)
@@ -126,7 +131,7 @@ class Engine:
             if before_blocks is not None and number == len(chunks):
                 before_blocks()
             (outcome.loss * scale).backward()
-            outcomes.append(Slots(outcome.loss.detach(), outcome.slots_W, outcome.correct_W))
+            outcomes.append(evolve(outcome, loss=outcome.loss.detach()))
         if before_last is not None:
             before_last()
         gradients = [_gradient(leaf).to(tensor.dtype) for leaf, tensor in zip(leaves, context, strict=True)]
@@ -158,25 +163,24 @@ class Engine:
             q, k, v = self.exchange.blocks(q, k, v)
             return self.exchange.back(self.attend(q, k, v, k_GTD, v_GTD, seen, window))
 
-        rows_W = chunk.rows_W
+        rows_W, K = chunk.rows_W, chunk.labels_NK.shape[1]
         hidden_WM = self.model.forward_blocks(
             self.embed_VM.index_select(0, chunk.anchor_ids_N).to(dtype),
             self.embed_VM[self.model.config.mask_token_id].to(dtype),
             chunk.positions_N,
             [(k.to(dtype), v.to(dtype)) for k, v in zip(context[::2], context[1::2], strict=True)],
             attend,
-            rows_W,
+            queries(self.model.config.layout(), rows_W, K),
             self.activation_checkpointing,
         )
-        labels_W = chunk.labels_NK.flatten().index_select(0, rows_W)
-        if chunk.teacher_NKM is None:
-            losses_W, correct_W = head_cross_entropy(hidden_WM, self.head_VM, labels_W, checked=True)
-        else:
-            teacher_WM = chunk.teacher_NKM.flatten(0, 1).index_select(0, rows_W)
-            losses_W, correct_W = head_kl(hidden_WM, teacher_WM, self.head_VM, labels_W, checked=True)
-        loss = combine(self.loss, losses_W, chunk.weights_NK, rows_W)
-        slots_W = rows_W % self.model.config.block_size
-        return Slots(loss, slots_W[: chunk.weighted], correct_W[: chunk.weighted])
+        teacher_NKM = chunk.teacher_NKM
+        teacher_WM = None if teacher_NKM is None else teacher_NKM.flatten(0, 1).index_select(0, rows_W)
+        block_losses: BlockLosses = part_of(self.model.config.algorithm, "loss:block_losses")
+        asked = Asked(hidden_WM, rows_W, chunk.labels_NK, teacher_WM)
+        outcome = block_losses(self.model, asked, self.head_VM, self.loss)
+        loss = combine(self.loss, outcome.losses_W, chunk.weights_NK, rows_W, outcome.added_W)
+        found = torch.stack([values_W[: chunk.weighted].sum() for values_W in outcome.found]) if outcome.found else None
+        return Slots(loss, (rows_W % K)[: chunk.weighted], outcome.correct_W[: chunk.weighted], found)
 
 
 def chunk_of(batch: MicroBatch, start: int, end: int) -> Chunk:
@@ -218,4 +222,13 @@ def _joined(outcomes: Sequence[Slots]) -> Slots:
         torch.stack([outcome.loss for outcome in outcomes]).sum(),
         torch.cat([outcome.slots_W for outcome in outcomes]),
         torch.cat([outcome.correct_W for outcome in outcomes]),
+        None if outcomes[0].found is None else torch.stack([outcome.found for outcome in outcomes]).sum(0),
     )
+
+
+def queries(layout: Layout, rows_W: Tensor, block_size: int) -> Tensor:
+    """The slots that predict the tokens rows_W (n * K + k), as the model counts slots; some slot for the anchor."""
+    if layout.queries == block_size and not layout.shift:
+        return rows_W
+    block_W, token_W = rows_W // block_size, rows_W % block_size
+    return block_W * layout.queries + (token_W - layout.shift).clamp(min=0)

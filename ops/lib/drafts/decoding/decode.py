@@ -17,10 +17,15 @@ from transformers import DynamicCache
 
 from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.algorithms import part_of
+from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.rollback import roll_back, save
 from ops.lib.target.model import Target
+
+# `scores` in an algorithm's file reference.py.
+Scores = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, list[int]], Tensor]
 
 
 @frozen
@@ -129,18 +134,24 @@ class DraftContext:
 def propose(
     target: Target, draft: DraftModel, context: DraftContext, anchor: int, use: DraftUse | None = None
 ) -> list[int]:
-    """The draft's K - 1 most likely tokens behind the anchor, all from one forward pass.
+    """The draft's K - 1 greedy tokens behind the anchor, one after the other, from one forward pass.
 
-    Raises DataError where its logits are not finite.
+    Raises DataError where what they are chosen by is not finite.
     """
     use = use or DraftUse.of(draft.config)
     anchor_M, mask_M = target.embed_weight[[anchor, use.mask_token_id]].to(draft.fc.weight.dtype)
-    hidden_KM = draft.propose(anchor_M, mask_M, context.kv, use.block_size, use.block_offset)
-    best_K, tokens_K = (hidden_KM.to(target.head_weight.dtype) @ target.head_weight.T).max(-1)
+    hidden_DM = draft.propose(anchor_M, mask_M, context.kv, use.block_size, use.block_offset)
+    scores: Scores = part_of(draft.config.algorithm, "reference:scores")
+    tokens, best = [anchor], []
+    for _ in range(len(hidden_DM)):
+        best_score, token = scores(draft.config, draft.state_dict(), hidden_DM, target.head_weight, tokens).max(-1)
+        tokens.append(int(token))
+        best.append(best_score)
+    best_D = torch.stack(best)
     check_finite(
-        best_K[None], "draft", best_K.dtype, lambda _, column: f"slot {column + 1} behind {context.length} tokens"
+        best_D[None], "draft", best_D.dtype, lambda _, column: f"slot {column + 1} behind {context.length} tokens"
     )
-    return tokens_K.tolist()
+    return tokens[1:]
 
 
 def margins_of(logits_SV: Tensor, sample_id: str, first: int) -> list[float]:

@@ -25,7 +25,7 @@ from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.draft_rows import DraftRows
 from ops.lib.drafts.decoding.prefill import prefill
 from ops.lib.drafts.decoding.rows import Rows
-from ops.lib.drafts.decoding.sampling import GreedyChoice, SampledChoice, choose, draws
+from ops.lib.drafts.decoding.sampling import Choice, GreedyChoice, SampledChoice, choose, draws
 from ops.lib.drafts.decoding.verify import BatchVerifier, SingleVerifier, keeps_all_columns
 from ops.lib.target.model import Target
 from ops.lib.vision.batch import ModelInputs
@@ -126,9 +126,8 @@ def _speculate(
                     part.select(left)
             done_B = answers.lengths(target.device)
             lap(clock, "other")
-            draft_BDV = context.logits(target, anchors_B)
-            answers.check_draft(draft_BDV)
-            proposal_BD = choice.propose(draft_BDV, done_B)
+            choice.begin(done_B)
+            proposal_BD = context.propose(target, anchors_B, choice, answers.check_draft)
             lap(clock, "draft")
             block_BK = torch.cat([anchors_B[:, None], proposal_BD], dim=1)
             logits_BKV = verifier.verify(block_BK)
@@ -136,7 +135,7 @@ def _speculate(
             context.append(captured.features())
             lap(clock, "draft")
             nearest = answers.nearest(logits_BKV)
-            count_B, anchors_B = choice.accept(proposal_BD, logits_BKV, done_B)
+            count_B, anchors_B = choice.accept(proposal_BD, logits_BKV)
             lap(clock, "other")
             verifier.settle(block_BK, count_B + 1)
             lap(clock, "verify")
@@ -146,16 +145,14 @@ def _speculate(
     return answers.decoded()
 
 
-def _choice(
-    settings: DecodeSettings, samples: Sequence[TokenSample], count: int, device: torch.device
-) -> GreedyChoice | SampledChoice:
+def _choice(settings: DecodeSettings, samples: Sequence[TokenSample], count: int, device: torch.device) -> Choice:
     if settings.temperature == 0:
         return GreedyChoice()
     sample_ids = [sample.id for sample in samples]
     return SampledChoice.of(settings.temperature, settings.seed, sample_ids, count, device)
 
 
-Choose = Callable[[Tensor, Tensor, int], Tensor]
+ChooseRows = Callable[[Tensor, Tensor, int], Tensor]
 
 
 @torch.inference_mode()
@@ -164,7 +161,7 @@ def decode_stepwise(
     prompts: ModelInputs,
     names: Sequence[str],
     most_tokens: int,
-    choose: Choose,
+    choose: ChooseRows,
     clock: DecodeClock | None = None,
     within: float = 0.0,
 ) -> list[Decoded]:

@@ -1,20 +1,27 @@
 """The draft's side of a batch: the context of every row, and one forward pass that proposes for all rows.
 
-B batch, K block size, D = K - 1, S new columns, T columns, W columns in use, F captured feature width, M hidden
+B batch, K slots of a block, D proposals, S new columns, T columns, W columns in use, F captured feature width, M hidden
 size, V vocabulary, H query heads, G key/value heads, R = H / G
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from attrs import define, field
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.model import AttendBlocks, DraftModel
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.rows import Rows, with_room, write
+from ops.lib.drafts.decoding.sampling import Choice
+from ops.lib.drafts.layout import Layout
 from ops.lib.target.model import Target
+
+Propose = Callable[[DraftModel, Tensor, Tensor, Tensor, Choice, Callable[[Tensor], None]], Tensor]
 
 
 @define(eq=False)
@@ -44,23 +51,34 @@ class DraftRows:
         """Continue with only these rows."""
         self.kv = [(k[places], v[places]) for k, v in self.kv]
 
-    def logits(self, target: Target, anchors_B: Tensor) -> Tensor:
-        """What the draft says of the K - 1 tokens behind each anchor, [B, D, V]."""
-        size, rows = self.use.block_size, self.rows
+    def propose(self, target: Target, anchors_B: Tensor, choice: Choice, check: Callable[[Tensor], None]) -> Tensor:
+        """The tokens that the draft's algorithm proposes behind each anchor, int64 [B, D].
+
+        check: refuses logits [B, D, V] that are not finite.
+        """
+        propose: Propose = part_of(self.draft.config.algorithm, "propose:propose")
+        return propose(self.draft, self.hidden(target, anchors_B), anchors_B, target.head_weight, choice, check)
+
+    def hidden(self, target: Target, anchors_B: Tensor) -> Tensor:
+        """The draft's states that predict the K - 1 tokens behind each anchor, [B, D, M]."""
+        layout, rows = self.layout, self.rows
         dtype, device = self.draft.fc.weight.dtype, anchors_B.device
         embed_VM = target.embed_weight
-        slots = torch.arange(len(anchors_B) * size, device=device).view(-1, size)[:, 1:].flatten()
+        slots = torch.arange(len(anchors_B) * layout.queries, device=device).view(-1, layout.queries)
         hidden = self.draft.forward_blocks(
             embed_VM[anchors_B].to(dtype),
             embed_VM[self.use.mask_token_id].to(dtype),
             rows.length_B + self.use.block_offset,
             [(k[:, :, : rows.longest], v[:, :, : rows.longest]) for k, v in self.kv],
             self._attention(),
-            slots,
-            block_size=size,
+            slots[:, layout.first :].flatten(),
+            block_size=self.use.block_size,
         )
-        hidden_BDM = hidden.view(len(anchors_B), size - 1, -1)
-        return hidden_BDM.to(target.head_weight.dtype) @ target.head_weight.T
+        return hidden.view(len(anchors_B), layout.proposals, -1)
+
+    @property
+    def layout(self) -> Layout:
+        return self.draft.config.layout(self.use.block_size)
 
     def _project(self, features_BSF: Tensor, columns_BS: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values [B, G, S, D] of every layer."""
@@ -96,7 +114,7 @@ class DraftRows:
         """bool [B, 1, K, W + K]: which keys of [context | own block] each slot sees; see
         ops/lib/drafts/attention/blocks.py.
         """
-        rows, size, device = self.rows, self.use.block_size, self.rows.end_B.device
+        rows, size, device = self.rows, self.layout.queries, self.rows.end_B.device
         column_W = torch.arange(rows.longest, device=device)
         slot_K = torch.arange(size, device=device)
         context_BKW = (column_W >= rows.start_B[:, None, None]) & (column_W < rows.end_B[:, None, None])

@@ -35,29 +35,39 @@ def roll_back(cache: DynamicCache, saved: Saved, accepted: int) -> bool:
 
     True where these tokens have to run again, because the cache is back at where it was saved.
     """
-    if not saved.layers:
-        cache.crop(saved.length + accepted)
-        return False
     for index, layer in enumerate(cache.layers):
         if index in saved.layers:
             _put_back(layer, saved.layers[index])
         else:
-            layer.crop(saved.length)
-    return True
+            _crop(layer, saved.length + (0 if saved.layers else accepted))
+    return bool(saved.layers)
+
+
+def _crop(layer: Any, length: int) -> None:
+    """By the number of tokens to remove, since newer versions of transformers do not take a length."""
+    removed = layer.get_seq_length() - length
+    if removed > 0:
+        layer.crop(-removed)
 
 
 def _keep(layer: Any) -> dict[str, Any]:
     if isinstance(layer, LinearAttentionCacheLayerMixin):  # written in place
-        return {"conv_states": layer.conv_states.clone(), "recurrent_states": layer.recurrent_states.clone()}
+        return {"states": [state.clone() for state in _states(layer)]}
     if isinstance(layer, DynamicSlidingWindowLayer):  # replaced by new tensors
         return {"keys": layer.keys, "values": layer.values, "cumulative_length": layer.cumulative_length}
     return {}
 
 
 def _put_back(layer: Any, kept: dict[str, Any]) -> None:
-    for name, value in kept.items():
-        if isinstance(layer, LinearAttentionCacheLayerMixin):
-            state: Tensor = getattr(layer, name)
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        for state, value in zip(_states(layer), kept["states"], strict=True):
             state.copy_(value)
-        else:
-            setattr(layer, name, value)
+        return
+    for name, value in kept.items():
+        setattr(layer, name, value)
+
+
+def _states(layer: LinearAttentionCacheLayerMixin) -> list[Tensor]:
+    """The states of a layer of linear attention; newer versions of transformers number them."""
+    kinds = (layer.conv_states, layer.recurrent_states)
+    return [state for kind in kinds for state in (kind.values() if isinstance(kind, dict) else [kind])]

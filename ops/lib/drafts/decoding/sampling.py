@@ -1,7 +1,5 @@
 """How tokens are chosen, greedily or drawn at a temperature, and which of a draft's tokens are accepted.
 
-`GreedyChoice` and `SampledChoice` have the same methods; their `done_B` is how many tokens a row's answer has already.
-
 Every draw is a separate number in [0, 1), a function of only seed, sample and place, so that the other prompts of a
 batch change nothing.
 
@@ -12,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -97,23 +96,56 @@ def _leading(accepted_BD: Tensor) -> Tensor:
     return accepted_BD.long().cumprod(dim=1).sum(dim=1)
 
 
+class Choice(Protocol):
+    """How the tokens of a batch are chosen. `begin` starts a block; a draft then proposes all of its tokens at once, or
+    one after the other, as `place` counts them from 0; `accept` ends it.
+    """
+
+    def first(self, logits_BV: Tensor) -> Tensor:
+        """The first token of each answer, int64 [B]."""
+
+    def begin(self, done_B: Tensor) -> None:
+        """done_B: how many tokens each row's answer has."""
+
+    def propose(self, logits_BDV: Tensor) -> Tensor:
+        """All the draft's tokens of a block, int64 [B, D]."""
+
+    def next(self, logits_BV: Tensor, place: int) -> Tensor:
+        """The draft's next token, int64 [B]."""
+
+    def among(self, scores_BC: Tensor, tokens_BC: Tensor, vocabulary: int, place: int) -> Tensor:
+        """The same where only C tokens can be chosen."""
+
+    def accept(self, proposal_BD: Tensor, logits_BKV: Tensor) -> tuple[Tensor, Tensor]:
+        """How many of the proposal are accepted, and the token behind them, int64 [B]."""
+
+    def select(self, places: Tensor) -> None:
+        """Continue with only these rows."""
+
+
 class GreedyChoice:
     """Temperature 0."""
 
     def first(self, logits_BV: Tensor) -> Tensor:
-        """The first token of each answer, int64 [B]."""
         return logits_BV.argmax(-1)
 
-    def propose(self, logits_BDV: Tensor, done_B: Tensor) -> Tensor:
-        """The draft's tokens, int64 [B, D]."""
+    def begin(self, done_B: Tensor) -> None:
+        """Nothing to remember."""
+
+    def propose(self, logits_BDV: Tensor) -> Tensor:
         return logits_BDV.argmax(-1)
 
-    def accept(self, proposal_BD: Tensor, logits_BKV: Tensor, done_B: Tensor) -> tuple[Tensor, Tensor]:
-        """How many of the proposal are accepted, and the token behind them, int64 [B]."""
+    def next(self, logits_BV: Tensor, place: int) -> Tensor:
+        return logits_BV.argmax(-1)
+
+    def among(self, scores_BC: Tensor, tokens_BC: Tensor, vocabulary: int, place: int) -> Tensor:
+        return tokens_BC.gather(1, scores_BC.argmax(-1, keepdim=True))[:, 0]
+
+    def accept(self, proposal_BD: Tensor, logits_BKV: Tensor) -> tuple[Tensor, Tensor]:
         return accept_greedy(proposal_BD, logits_BKV.argmax(-1))
 
     def select(self, places: Tensor) -> None:
-        """Continue with only these rows."""
+        """Nothing to leave out."""
 
 
 @define(eq=False)
@@ -128,7 +160,8 @@ class SampledChoice:
     draft_BN: Tensor
     accept_BN: Tensor
     token_BN: Tensor
-    _distributions_BDV: Tensor | None = field(default=None, init=False)
+    _done_B: Tensor = field(init=False)
+    _drawn_from: list[Tensor] = field(init=False, factory=list)  # the draft's distributions, each [B, places, V]
 
     @classmethod
     def of(
@@ -143,24 +176,40 @@ class SampledChoice:
     def first(self, logits_BV: Tensor) -> Tensor:
         return choose(logits_BV, self.token_BN[:, 0], self.temperature)
 
-    def propose(self, logits_BDV: Tensor, done_B: Tensor) -> Tensor:
-        self._distributions_BDV = probabilities(logits_BDV, self.temperature)
-        return token_at(self._distributions_BDV, _at(self.draft_BN, done_B, logits_BDV.shape[1]))
+    def begin(self, done_B: Tensor) -> None:
+        self._done_B = done_B
+        self._drawn_from.clear()
 
-    def accept(self, proposal_BD: Tensor, logits_BKV: Tensor, done_B: Tensor) -> tuple[Tensor, Tensor]:
+    def propose(self, logits_BDV: Tensor) -> Tensor:
+        return self._draw(probabilities(logits_BDV, self.temperature), 0)
+
+    def next(self, logits_BV: Tensor, place: int) -> Tensor:
+        return self._draw(probabilities(logits_BV, self.temperature)[:, None], place)[:, 0]
+
+    def among(self, scores_BC: Tensor, tokens_BC: Tensor, vocabulary: int, place: int) -> Tensor:
+        shares_BC = probabilities(scores_BC, self.temperature)
+        shares_BV = shares_BC.new_zeros(len(shares_BC), vocabulary).scatter(1, tokens_BC, shares_BC)
+        return self._draw(shares_BV[:, None], place)[:, 0]
+
+    def accept(self, proposal_BD: Tensor, logits_BKV: Tensor) -> tuple[Tensor, Tensor]:
         block_size = logits_BKV.shape[1]
         return accept_sampled(
             proposal_BD,
             probabilities(logits_BKV, self.temperature),
-            self._distributions_BDV,
-            _at(self.accept_BN, done_B, block_size - 1),
-            _at(self.token_BN, done_B, block_size),
+            torch.cat(self._drawn_from, dim=1),
+            _at(self.accept_BN, self._done_B, block_size - 1),
+            _at(self.token_BN, self._done_B, block_size),
         )
 
     def select(self, places: Tensor) -> None:
         self.draft_BN, self.accept_BN, self.token_BN = (
             draws_BN[places] for draws_BN in (self.draft_BN, self.accept_BN, self.token_BN)
         )
+
+    def _draw(self, shares_BPV: Tensor, place: int) -> Tensor:
+        """Tokens [B, P] of the places from `place` on."""
+        self._drawn_from.append(shares_BPV)
+        return token_at(shares_BPV, _at(self.draft_BN, self._done_B + place, shares_BPV.shape[1]))
 
 
 def draws(seed: int, sample_ids: Sequence[str], purpose: str, count: int) -> Tensor:

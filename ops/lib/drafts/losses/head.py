@@ -7,7 +7,10 @@ summed before is scaled when the reference rises. The label's own logit is kept 
 d = log sum_{v != label} exp(logit_v) - logit_label, CE = log(1 + exp(d)) and the gradient is
 sigmoid(d) (softmax over the others W - W[label]), so that neither loses its digits where the label is almost certain.
 
-Legend: W weighted slots, R rows of a tile, C its columns, M hidden size, V vocabulary.
+A draft may add a bias to these logits, z T^T, of a latent z of the slot and a trained table T. comparison.py is the
+head with it; what both share, logits and softmax tile by tile, is here.
+
+Legend: W weighted slots, R rows of a tile, C its columns, M hidden size, V vocabulary, r width of a bias's latents.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -38,7 +42,7 @@ def head_cross_entropy(
     Raises IndexError for a label outside the vocabulary, unless checked.
     """
     if not checked:
-        _check_labels(labels_W, head_VM)
+        check_labels(labels_W, head_VM)
     with_gradient = torch.is_grad_enabled() and hidden_WM.requires_grad
     return _CrossEntropy.apply(hidden_WM, head_VM, labels_W, with_gradient)
 
@@ -52,7 +56,7 @@ def head_kl(
     logits.
     """
     if not checked:
-        _check_labels(labels_W, head_VM)
+        check_labels(labels_W, head_VM)
     with_gradient = torch.is_grad_enabled() and hidden_WM.requires_grad
     return _Divergence.apply(hidden_WM, teacher_WM, head_VM, labels_W, with_gradient)
 
@@ -64,7 +68,8 @@ def choose_head(device: torch.device) -> tuple[str, Sweep]:
     return f"tiles of {rows} x {columns}, sweep: {name}", sweep
 
 
-def _check_labels(labels_W: Tensor, head_VM: Tensor) -> None:
+def check_labels(labels_W: Tensor, head_VM: Tensor) -> None:
+    """Raise IndexError for labels that are no token; waits for the device."""
     if not len(labels_W):
         return
     least, most = (int(bound) for bound in labels_W.aminmax())
@@ -84,14 +89,14 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, with_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        tiles = _Tiles(hidden_WM, head_VM)
+        tiles = Tiles(hidden_WM, head_VM)
         ce_W = hidden_WM.new_empty(len(hidden_WM), dtype=tiles.dtype)
         correct_W = torch.empty_like(labels_W, dtype=torch.bool)
         gradient_WM = torch.empty_like(hidden_WM) if with_gradient else None
         for rows in tiles.chunks(len(hidden_WM)):
-            softmax = _HeadSoftmax(tiles, hidden_WM[rows], labels_W[rows], hide=True, with_gradient=with_gradient)
+            softmax = HeadSoftmax(tiles, hidden_WM[rows], labels_W[rows], hide=True, with_gradient=with_gradient)
             for start, head_CM in tiles:
-                softmax.add(softmax.logits(head_CM, 0), start, head_CM)
+                softmax.add(softmax.logits(start, head_CM, 0), start, head_CM)
             d_R = softmax.state.log_total_R - softmax.state.logit_R
             ce_W[rows] = torch.logaddexp(d_R, torch.zeros_like(d_R)).to(tiles.dtype)
             correct_W[rows] = softmax.state.correct_R
@@ -114,19 +119,17 @@ class _Divergence(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_WM: Tensor, teacher_WM: Tensor, head_VM: Tensor, labels_W: Tensor, with_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        tiles = _Tiles(hidden_WM, head_VM)
+        tiles = Tiles(hidden_WM, head_VM)
         kl_W = hidden_WM.new_empty(len(hidden_WM), dtype=tiles.dtype)
         correct_W = torch.empty_like(labels_W, dtype=torch.bool)
         gradient_WM = torch.empty_like(hidden_WM) if with_gradient else None
         for rows in tiles.chunks(len(hidden_WM)):
-            draft = _HeadSoftmax(tiles, hidden_WM[rows], labels_W[rows], hide=False, with_gradient=with_gradient)
-            teacher = _HeadSoftmax(tiles, teacher_WM[rows], None, hide=False, with_gradient=with_gradient)
+            draft = HeadSoftmax(tiles, hidden_WM[rows], labels_W[rows], hide=False, with_gradient=with_gradient)
+            teacher = HeadSoftmax(tiles, teacher_WM[rows], None, hide=False, with_gradient=with_gradient)
             gap_R = torch.zeros_like(draft.state.total_R)  # sum exp(teacher - reference) (teacher - draft)
             for start, head_CM in tiles:
-                draft_RC, teacher_RC = draft.logits(head_CM, 0), teacher.logits(head_CM, 1)
-                gap_RC = torch.sub(teacher_RC, draft_RC, out=tiles.scratch(tuple(draft_RC.shape), 2))
-                p_RC, scale_R = teacher.add(teacher_RC, start, head_CM)
-                gap_R = (gap_R if scale_R is None else gap_R * scale_R) + gap_RC.mul_(p_RC).sum(dim=1)
+                draft_RC, teacher_RC = draft.logits(start, head_CM, 0), teacher.logits(start, head_CM, 1)
+                gap_R = add_gap(gap_R, draft_RC, teacher, teacher_RC, start, head_CM)
                 draft.add(draft_RC, start, head_CM)
             kl_R = gap_R / teacher.state.total_R - teacher.state.log_total_R + draft.state.log_total_R
             kl_W[rows], correct_W[rows] = kl_R.to(tiles.dtype), draft.state.correct_R
@@ -143,7 +146,7 @@ class _Divergence(torch.autograd.Function):
         return gradient_WM * grad_kl_W.to(gradient_WM.dtype)[:, None], None, None, None, None
 
 
-class _Tiles:
+class Tiles:
     """How the rows and the vocabulary are cut on this device, the dtypes, the sweep, and the memory of the tiles.
 
     `dtype` is that of logits, sums and loss, `product` that of the factors of the matrix products.
@@ -177,22 +180,62 @@ class _Tiles:
         return self._memory[number][: shape[0] * shape[1]].view(shape)
 
 
-class _HeadSoftmax:
-    """The softmax over hidden head^T for a chunk of rows, and the head's rows summed with it, tile by tile."""
+@frozen(eq=False)
+class Bias:
+    """What a draft adds to the frozen head's logits of its slots: latent_Wr table_Vr^T, both differentiable."""
 
-    def __init__(self, tiles: _Tiles, hidden_RM: Tensor, labels_R: Tensor | None, *, hide: bool, with_gradient: bool):
+    latent_Wr: Tensor
+    table_Vr: Tensor
+
+    def of(self, rows: slice) -> Bias:
+        """That of some of the slots."""
+        return Bias(self.latent_Wr[rows], self.table_Vr)
+
+
+class TileLogits:
+    """hidden head^T for a chunk of rows, tile by tile, with the bias if there is one."""
+
+    def __init__(self, tiles: Tiles, hidden_RM: Tensor, bias: Bias | None = None):
         self.tiles = tiles
         self.hidden_RM = hidden_RM.to(tiles.product)
+        self.latent_Rr = None if bias is None else bias.latent_Wr.to(tiles.product)
+        self.table_Vr = None if bias is None else bias.table_Vr
+
+    def __call__(self, start: int, head_CM: Tensor, number: int) -> Tensor:
+        """The logits [R, C] of the tokens from start on, in the scratch memory of that number."""
+        out = self.tiles.scratch((len(self.hidden_RM), len(head_CM)), number)
+        if head_CM.dtype == out.dtype:
+            torch.mm(self.hidden_RM, head_CM.T, out=out)
+        else:
+            torch.mm(self.hidden_RM, head_CM.T, out_dtype=out.dtype, out=out)
+        if self.latent_Rr is not None:
+            add_product(out, self.latent_Rr, self.table_Cr(start, len(head_CM)).T)
+        return out
+
+    def table_Cr(self, start: int, columns: int) -> Tensor:
+        """The bias's rows of the tokens from start on."""
+        assert self.table_Vr is not None
+        return self.table_Vr[start : start + columns].to(self.tiles.product)
+
+
+class HeadSoftmax:
+    """The softmax over the logits of a chunk of rows, and the head's rows summed with it, tile by tile."""
+
+    def __init__(
+        self,
+        tiles: Tiles,
+        hidden_RM: Tensor,
+        labels_R: Tensor | None,
+        *,
+        hide: bool,
+        with_gradient: bool,
+        bias: Bias | None = None,
+    ):
+        self.tiles = tiles
+        self.logits = TileLogits(tiles, hidden_RM, bias)
         labels_R = None if labels_R is None else labels_R.to(torch.int64).contiguous()
         self.state = RowState(len(hidden_RM), tiles.dtype, tiles.device, labels_R, hide)
         self.sum_RM = torch.zeros_like(hidden_RM, dtype=tiles.dtype) if with_gradient else None
-
-    def logits(self, head_CM: Tensor, number: int) -> Tensor:
-        """hidden head^T [R, C] in the scratch memory of that number."""
-        out = self.tiles.scratch((len(self.hidden_RM), len(head_CM)), number)
-        if head_CM.dtype == out.dtype:
-            return torch.mm(self.hidden_RM, head_CM.T, out=out)
-        return torch.mm(self.hidden_RM, head_CM.T, out_dtype=out.dtype, out=out)
 
     def add(self, logits_RC: Tensor, start: int, head_CM: Tensor) -> tuple[Tensor, Tensor | None]:
         """Take a tile into the sums; its exponentials, and the scale of the sums made before, as a Sweep gives them."""
@@ -208,6 +251,18 @@ class _HeadSoftmax:
         """softmax head, in the memory of the sums: read it once."""
         assert self.sum_RM is not None
         return self.sum_RM.div_(self.state.total_R.to(self.sum_RM.dtype)[:, None])
+
+
+def add_gap(
+    gap_R: Tensor, draft_RC: Tensor, teacher: HeadSoftmax, teacher_RC: Tensor, start: int, head_CM: Tensor
+) -> Tensor:
+    """gap_R plus the tile's sum of exp(teacher - reference) (teacher - draft); takes the tile into the teacher's sums.
+
+    A label that the teacher's softmax hides is left out.
+    """
+    gap_RC = torch.sub(teacher_RC, draft_RC, out=teacher.tiles.scratch(tuple(draft_RC.shape), 2))
+    p_RC, scale_R = teacher.add(teacher_RC, start, head_CM)
+    return (gap_R if scale_R is None else gap_R * scale_R) + gap_RC.mul_(p_RC).sum(dim=1)
 
 
 def add_product(sum_RM: Tensor, p_RC: Tensor, head_CM: Tensor) -> None:

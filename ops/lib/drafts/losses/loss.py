@@ -1,17 +1,22 @@
-"""The losses: how the slots' cross-entropies or divergences become one number, and its denominator.
+"""The losses: that of every slot, by the name of its kind, how they become one number, and its denominator.
 
-Cross-entropies and divergences themselves come from head.py.
+head.py and comparison.py go through the vocabulary.
 
-Legend: W weighted slots, N blocks, K block size.
+Legend: W weighted slots, N blocks, K block size, M hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from attrs import frozen
 from torch import Tensor
+
+from dsl.errors import DataError
+from ops.lib.drafts.losses.comparison import Comparison, compare
+from ops.lib.drafts.losses.head import Bias, head_cross_entropy, head_kl
+from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_teacher
+
+LK_ETA = 3.0  # arXiv 2602.23881: how fast the divergence gives way as the overlap grows
 
 
 @frozen(kw_only=True)
@@ -19,34 +24,116 @@ class Loss:
     """Which loss a draft is trained with.
 
     dflash: cross-entropy with the slots' weights (arXiv 2602.06036, section 4.2). focal: that times
-    (1 - p)^focal_gamma, p the label's probability (arXiv 1708.02002, equation 4). kl: the divergence from the
-    target's distribution with the slots' weights (DistillSpec, arXiv 2310.08461). dpace: weights from the draft's own
-    confidence, smoothed by dpace_alpha (arXiv 2605.18810, equations 7 to 9).
+    (1 - p)^focal_gamma, p the label's probability (arXiv 1708.02002, equation 4). dpace: weights from the draft's own
+    confidence, smoothed by dpace_alpha (arXiv 2605.18810, equations 7 to 9). The others have the slots' weights too,
+    and are distances from the target's distribution: kl the divergence (DistillSpec, arXiv 2310.08461), l1 the sum of
+    the absolute differences, lk and nla the two LK losses (arXiv 2602.23881). own: the terms of the draft's algorithm.
     """
 
-    kind: Literal["dflash", "dpace", "focal", "kl"] = "dflash"
+    kind: LossKind = "dflash"
     focal_gamma: float = 2.0
     dpace_alpha: float = 0.5
+    own: Terms | None = None
+
+    @property
+    def base(self) -> float:
+        return 1.0 if self.own is None else self.own.base
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether it reads the target's distribution, which its final hidden states give."""
+        return needs_teacher(self.kind, self.own)
 
 
-def combine(loss: Loss, values_W: Tensor, weights_NK: Tensor, rows_W: Tensor) -> Tensor:
+@frozen(eq=False)
+class SlotLosses:
+    """values_W: the losses, differentiable; correct_W: whether the best token is the label, bool.
+
+    overlap_W: sum over the tokens of min(draft, target), the probability that a sampled token is accepted; without a
+    gradient; only where it was asked for.
+    """
+
+    values_W: Tensor
+    correct_W: Tensor
+    overlap_W: Tensor | None = None
+
+
+def slot_losses(
+    kind: LossKind,
+    hidden_WM: Tensor,
+    head_VM: Tensor,
+    labels_W: Tensor,
+    teacher_WM: Tensor | None = None,
+    bias: Bias | None = None,
+    *,
+    with_overlap: bool = False,
+    checked: bool = False,
+) -> SlotLosses:
+    """The losses of the slots before any weight; differentiable in hidden_WM and in the bias's latents and table.
+
+    kl, l1, lk and nla read teacher_WM, the target's final hidden states; dflash, dpace and focal are the
+    cross-entropy, and read it only for the overlap. dtypes, checked and IndexError as in `head_cross_entropy`.
+    Raises DataError if a teacher is needed and missing.
+    """
+    if teacher_WM is None and (with_overlap or needs_teacher(kind)):
+        raise DataError(f'the loss "{kind}" needs the target\'s final hidden states')
+    if bias is None and not with_overlap:
+        if kind == "kl":
+            return SlotLosses(*head_kl(hidden_WM, teacher_WM, head_VM, labels_W, checked=checked))
+        if not needs_teacher(kind):
+            return SlotLosses(*head_cross_entropy(hidden_WM, head_VM, labels_W, checked=checked))
+    found = compare(
+        hidden_WM,
+        head_VM,
+        labels_W,
+        teacher_WM if with_overlap or needs_teacher(kind) else None,
+        bias,
+        distances=with_overlap or kind != "kl",
+        checked=checked,
+    )
+    overlap_W = None
+    if with_overlap and found.overlap_W is not None:
+        overlap_W = found.overlap_W.detach().clamp(max=1)
+    return SlotLosses(value_of(kind, found), found.correct_W, overlap_W)
+
+
+def value_of(kind: LossKind, found: Comparison) -> Tensor:
+    """The loss of a kind."""
+    if not needs_teacher(kind):
+        return found.ce_W
+    assert found.kl_W is not None
+    if kind == "kl":
+        return found.kl_W
+    assert found.l1_W is not None and found.overlap_W is not None
+    if kind == "l1":
+        return found.l1_W
+    if kind == "nla":
+        return -found.overlap_W.clamp_min(torch.finfo(found.overlap_W.dtype).tiny).log()
+    blend_W = torch.exp(-LK_ETA * found.overlap_W.detach())
+    return blend_W * found.kl_W + (1 - blend_W) * found.l1_W / 2
+
+
+def combine(loss: Loss, values_W: Tensor, weights_NK: Tensor, rows_W: Tensor, added_W: Tensor | None = None) -> Tensor:
     """The sum over the weighted slots, float64 []: differentiable in values_W, to be divided by `denominator`.
 
-    values_W: cross-entropy of each weighted slot, for "kl" its divergence. rows_W (int64, each slot once) says which
+    values_W: of `slot_losses`. rows_W (int64, each slot once) says which
     slot: n * K + k; slots of weight 0 among them count nothing. weights_NK: the slots' weights, 0 for slots outside the
-    mask and for slot 0.
-    dflash, kl: sum(w value). focal: sum(w (1 - p)^gamma CE), p = exp(-CE), the gradient through both factors.
-    dpace: sum(c CE) with c of `dpace_weights`.
+    mask and for slot 0. added_W: an algorithm's own loss of each slot, to which the same weights apply, without the
+    focal factor.
+    focal: sum(w (1 - p)^gamma CE), p = exp(-CE), the gradient through both factors. dpace: sum(c CE) with c of
+    `dpace_weights`. All others: sum(w value).
     """
     values_W = values_W.to(torch.float64)
     if loss.kind == "dpace":
-        return (dpace_weights(values_W.detach(), weights_NK, rows_W, loss.dpace_alpha) * values_W).sum()
-    weights_W = weights_NK.flatten().index_select(0, rows_W).to(torch.float64)
+        weights_W = dpace_weights(values_W.detach(), weights_NK, rows_W, loss.dpace_alpha)
+    else:
+        weights_W = weights_NK.flatten().index_select(0, rows_W).to(torch.float64)
+    added = 0.0 if added_W is None else (weights_W * added_W.to(torch.float64)).sum()
     if loss.kind == "focal":
         # at CE = 0 the power has no finite slope for gammas below 1; the product's own limit there is 0
         wrong_W = -torch.expm1(-values_W)
         weights_W = weights_W * wrong_W.clamp_min(torch.finfo(torch.float64).tiny) ** loss.focal_gamma
-    return (weights_W * values_W).sum()
+    return loss.base * (weights_W * values_W).sum() + added
 
 
 def denominator(loss: Loss, weights_NK: Tensor) -> float:

@@ -73,13 +73,13 @@ def test_plain_answers_of_a_batch_are_those_of_one_by_one_wherever_they_end(case
 
 
 def almost_right(answers, samples, draft, features, wrong_at):
-    """In place of `DraftRows.logits`: each row proposes its answer, but for one slot, another in every step.
+    """In place of `DraftRows.propose`: each row proposes its answer, but for one slot, another in every step.
 
     A row is known by its context, which must be what `features` give in one pass.
     """
     slow = [draft.context_kv(rows, torch.arange(len(rows))) for rows in features]
 
-    def logits(self, target, anchors_B):
+    def propose(self, target, anchors_B, choice, check):
         said = torch.zeros(len(anchors_B), BLOCK - 1, target.embed_weight.shape[0])
         starts, ends = self.rows.start_B.tolist(), self.rows.end_B.tolist()
         for row, (start, end, anchor) in enumerate(zip(starts, ends, anchors_B.tolist(), strict=True)):
@@ -92,9 +92,9 @@ def almost_right(answers, samples, draft, features, wrong_at):
             if wrong < BLOCK - 1:
                 proposal[wrong] = (proposal[wrong] + 1) % said.shape[-1]
             said[row, torch.arange(BLOCK - 1), torch.tensor(proposal)] = 1.0
-        return said
+        return said.argmax(-1)
 
-    return logits
+    return propose
 
 
 def begins(whole, kv):
@@ -124,7 +124,7 @@ def test_rows_that_accept_different_numbers_of_tokens_give_the_plain_answers(cas
     schedule = [[2, 0, BLOCK, 1, 3, 0, 0], [BLOCK, BLOCK, BLOCK, 0], [0] * 20, [1, BLOCK, 0, 2, 3, 0], [3] * 20]
     wanted = [list(row) for row in schedule[: len(samples)]]
     features = features_of(target, samples, answers, draft.config.target_layer_ids)
-    monkeypatch.setattr(DraftRows, "logits", almost_right(answers, samples, draft, features, wanted))
+    monkeypatch.setattr(DraftRows, "propose", almost_right(answers, samples, draft, features, wanted))
     found = decode_speculative_batch(target, draft, samples, DecodeSettings(NEW))
     assert [answer.tokens[: NEW + 1] for answer in answers] == [one.tokens for one in found]
     for row, one in zip(schedule, found, strict=False):
@@ -137,22 +137,22 @@ def test_rows_that_accept_different_numbers_of_tokens_give_the_plain_answers(cas
 def recorded(monkeypatch, decode_all):
     """What `decode_all` returns, and the draft's proposals by anchor and length of the context, in order."""
     proposals = []
-    propose, logits = decode.propose, DraftRows.logits
+    propose, propose_all = decode.propose, DraftRows.propose
 
     def one(target, draft, context, anchor, use):
         proposal = propose(target, draft, context, anchor, use)
         proposals.append((anchor, context.length, proposal))
         return proposal
 
-    def batch(self, target, anchors_B):
-        said = logits(self, target, anchors_B)
-        rows = zip(anchors_B.tolist(), self.rows.length_B.tolist(), said.argmax(-1).tolist(), strict=True)
+    def batch(self, target, anchors_B, choice, check):
+        proposal_BD = propose_all(self, target, anchors_B, choice, check)
+        rows = zip(anchors_B.tolist(), self.rows.length_B.tolist(), proposal_BD.tolist(), strict=True)
         proposals.extend(rows)
-        return said
+        return proposal_BD
 
     with monkeypatch.context() as patch:
         patch.setattr(decode, "propose", one)
-        patch.setattr(DraftRows, "logits", batch)
+        patch.setattr(DraftRows, "propose", batch)
         return decode_all(), sorted(proposals)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from attention_cases import attended, error, random_case
 from case_reader import fast_step
 from device_cases import tolerance
@@ -12,8 +11,9 @@ from draft_cases import random_case as random_step
 from draft_cases import reference_gradients
 
 from ops.lib.drafts.attention.blocks import choose_attention, dense_attention
-from ops.lib.drafts.losses.head import head_cross_entropy, head_kl
-from ops.lib.drafts.losses.loss import Loss
+from ops.lib.drafts.losses.head import Bias
+from ops.lib.drafts.losses.loss import Loss, slot_losses
+from ops.lib.drafts.losses.reference import reference_slot_losses
 
 DTYPES = [(torch.float32, 2e-5, 5e-3), (torch.bfloat16, 5e-2, 5e-2)]
 
@@ -31,28 +31,28 @@ def test_attention_on_the_device_has_the_values_and_gradients_of_the_dense_mask(
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-@pytest.mark.parametrize("kind", ["cross-entropy", "kl"])
-def test_the_head_on_the_device_has_the_values_and_gradients_of_log_softmax(device, kind, dtype, limit):
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("kind", ["dflash", "kl", "l1", "lk"])
+def test_the_head_on_the_device_has_the_values_and_gradients_of_log_softmax(device, kind, biased, dtype, limit):
     generator = torch.Generator().manual_seed(0)
-    drawn = [torch.randn(300, 64, generator=generator) * 0.3, torch.randn(300, 64, generator=generator) * 0.3]
-    hidden, teacher, head = (x.to(device, dtype) for x in (*drawn, torch.randn(5000, 64, generator=generator)))
+    shapes = ((300, 64), (300, 64), (5000, 64), (300, 16), (5000, 16))
+    scales = (0.3, 0.3, 1, 0.3, 1)
+    drawn = (torch.randn(*shape, generator=generator) * by for shape, by in zip(shapes, scales, strict=True))
+    hidden, teacher, head, latent, table = (x.to(device, dtype) for x in drawn)
     labels = torch.randint(5000, (300,), generator=generator).to(device)
-    hidden.requires_grad_()
-    wide = hidden.detach().double().requires_grad_()
-    logits = (wide @ head.double().T).log_softmax(-1)
-    if kind == "kl":
-        losses, correct = head_kl(hidden, teacher, head, labels)
-        target = (teacher.double() @ head.double().T).log_softmax(-1)
-        expected = F.kl_div(logits, target, log_target=True, reduction="none").sum(-1)
-    else:
-        losses, correct = head_cross_entropy(hidden, head, labels)
-        expected = F.nll_loss(logits, labels, reduction="none")
-    losses.sum().backward()
+    leaves = [x.requires_grad_() for x in ((hidden, latent, table) if biased else (hidden,))]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    found = slot_losses(kind, hidden, head, labels, teacher, Bias(latent, table) if biased else None)
+    logits = wide[0] @ head.double().T + (wide[1] @ wide[2].T if biased else 0)
+    expected = reference_slot_losses(kind, logits, labels, teacher.double() @ head.double().T)
+    found.values_W.sum().backward()
     expected.sum().backward()
-    off = [(a.double() - e).norm() / e.norm() for a, e in ((losses, expected), (hidden.grad, wide.grad))]
-    assert float(max(off)) < limit
+    pairs = [(found.values_W, expected), *((leaf.grad, there.grad) for leaf, there in zip(leaves, wide, strict=True))]
+    if kind in ("l1", "lk"):
+        limit = max(limit, 1e-3)  # the slope jumps where both distributions are nearly equal
+    assert float(max((actual.double() - right).norm() / right.norm() for actual, right in pairs)) < limit
     if dtype == torch.float32:
-        assert torch.equal(correct, logits.argmax(-1) == labels)
+        assert torch.equal(found.correct_W, logits.argmax(-1) == labels)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -47,7 +47,7 @@ def test_what_flex_attention_does_not_take_goes_through_the_dense_mask(cuda, dty
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize("kind", ["dflash", "kl"])
+@pytest.mark.parametrize("kind", ["dflash", "kl", "lk"])
 def test_a_step_with_sliding_windows_and_heads_of_128_stays_near_the_float64_reference(device, kind, is_compiled):
     if is_compiled and device.type == "cpu":
         pytest.skip("compiling takes minutes on a CPU")

@@ -1,4 +1,4 @@
-"""The four losses against loops over slots, and their denominators."""
+"""The losses against loops over slots, and their denominators."""
 
 import math
 
@@ -47,6 +47,7 @@ def looped(loss, values, weights, rows):
     [
         Loss(),
         Loss(kind="kl"),
+        Loss(kind="nla"),
         Loss(kind="focal"),
         Loss(kind="focal", focal_gamma=0.5),
         Loss(kind="focal", focal_gamma=0.0),
@@ -75,7 +76,7 @@ def test_float32_values_are_summed_in_float64():
     torch.testing.assert_close(combine(Loss(), values.float(), weights, rows), expected, rtol=1e-15, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dpace", "focal", "kl"])
+@pytest.mark.parametrize("kind", ["dflash", "dpace", "focal", "kl", "l1", "lk", "nla"])
 def test_no_weighted_slot_gives_a_loss_of_zero_that_can_be_differentiated(kind):
     values = torch.zeros(0, requires_grad=True)
     loss = combine(Loss(kind=kind), values, torch.zeros(2, 4), torch.zeros(0, dtype=torch.int64))
@@ -108,7 +109,7 @@ def test_dpace_weights_have_no_gradient_and_a_slot_behind_a_hole_has_none():
 
 def test_the_denominator_is_the_sum_of_the_weights_and_for_dpace_the_number_of_blocks():
     weights, _rows, _values = slots()
-    for kind in ("dflash", "focal", "kl"):
+    for kind in ("dflash", "focal", "kl", "l1", "lk", "nla"):
         assert float(weights.double().sum()) == denominator(Loss(kind=kind), weights)
     assert 4.0 == denominator(Loss(kind="dpace"), weights)
     assert 0.0 == denominator(Loss(kind="dpace"), torch.zeros(3, 4))

@@ -19,6 +19,9 @@ LOSSES = [
     {"kind": "dflash", "gamma": 2.5},
     {"kind": "focal", "focal_gamma": 1.5},
     {"kind": "kl"},
+    {"kind": "l1"},
+    {"kind": "lk"},
+    {"kind": "nla"},
     {"kind": "dpace", "dpace_alpha": 0.3},
 ]
 # With theta = 16 the frequencies are powers of two, the same in float32 and float64.
@@ -113,12 +116,11 @@ def slow_losses(case, kind, gamma=None, focal_gamma=2.0, dpace_alpha=0.5):
                 value = -log_p[label]
                 if kind == "focal":
                     value *= (1 - p) ** focal_gamma
-                if kind == "kl":
+                if kind in ("kl", "l1", "lk", "nla"):
                     theirs = (case.head_VM @ sample.teacher_SM[place - 1]).tolist()
                     total = sum(map(math.exp, theirs))
-                    value = sum(
-                        math.exp(t) / total * (t - math.log(total) - ours)
-                        for t, ours in zip(theirs, log_p, strict=True)
+                    value = slow_distance(
+                        kind, [math.exp(t) / total for t in theirs], [math.exp(ours) for ours in log_p]
                     )
                 if kind != "dpace":
                     numerator += decay[k] * value
@@ -129,6 +131,17 @@ def slow_losses(case, kind, gamma=None, focal_gamma=2.0, dpace_alpha=0.5):
                     numerator += sum(math.prod(q[: m + 1]) for m in range(j, len(ces))) * ce
                 denominator += 1
     return numerator, denominator, correct, seen
+
+
+def slow_distance(kind, target, draft):
+    """Of two distributions, token by token."""
+    pairs = list(zip(target, draft, strict=True))
+    divergence = sum(p * math.log(p / q) for p, q in pairs)
+    difference = sum(abs(p - q) for p, q in pairs)
+    overlap = sum(min(p, q) for p, q in pairs)
+    blend = math.exp(-3 * overlap)
+    lk = blend * divergence + (1 - blend) * difference / 2
+    return {"kl": divergence, "l1": difference, "lk": lk, "nla": -math.log(overlap)}[kind]
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: "-".join(map(str, loss.values())))
@@ -166,7 +179,11 @@ def test_every_parameter_has_a_gradient(loss):
         assert gradient.isfinite().all() and gradient.abs().max() > 0, name
 
 
-@pytest.mark.parametrize("loss", LOSSES[:-1], ids=lambda loss: "-".join(map(str, loss.values())))
+@pytest.mark.parametrize(
+    "loss",
+    [loss for loss in LOSSES if loss["kind"] not in ("lk", "dpace")],
+    ids=lambda loss: "-".join(map(str, loss.values())),
+)
 def test_the_gradient_is_the_slope_of_the_loss(loss):
     case = random_case(4, samples=2, anchors=3, block_size=4, num_hidden_layers=1)
     _, gradients = reference_gradients(case, **loss)
@@ -178,6 +195,17 @@ def test_the_gradient_is_the_slope_of_the_loss(loss):
     ]
     slope = sum(float((direction[name] * gradient).sum()) for name, gradient in gradients.items())
     assert float(ends[0] - ends[1]) / 2 == pytest.approx(slope, rel=1e-5)
+
+
+def test_no_gradient_goes_through_the_blend_of_lk():
+    """It is that of the divergence and of half of l1, each slot's with its own share."""
+    case = random_case(4, samples=1, anchors=1, block_size=2)
+    parts = {kind: reference_gradients(case, kind=kind) for kind in ("lk", "kl", "l1")}
+    overlap = 1 - float(parts["l1"][0].loss.detach()) / 2
+    blend = math.exp(-3 * overlap)
+    for name, gradient in parts["lk"][1].items():
+        expected = blend * parts["kl"][1][name] + (1 - blend) / 2 * parts["l1"][1][name]
+        torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_no_gradient_goes_through_the_weights_of_dpace():
@@ -218,10 +246,11 @@ def test_float32_stays_near_float64():
     assert step_of(case.to(torch.bfloat16)).loss.isfinite()
 
 
-def test_the_kl_loss_asks_for_a_teacher():
+@pytest.mark.parametrize("kind", ["kl", "l1", "lk", "nla"])
+def test_a_distance_from_the_target_asks_for_a_teacher(kind):
     case = random_case(1, samples=1, anchors=1)
     with pytest.raises(DataError, match="needs the target's final hidden states"):
-        step_of(alone(case, attrs.evolve(case.samples[0], teacher_SM=None)), kind="kl")
+        step_of(alone(case, attrs.evolve(case.samples[0], teacher_SM=None)), kind=kind)
 
 
 def test_random_cases_hold_all_that_a_step_must_cope_with():

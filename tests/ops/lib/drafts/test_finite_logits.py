@@ -75,17 +75,17 @@ def test_a_draft_without_finite_logits_is_refused(case, way):
 
 def test_the_sample_and_the_token_are_named_where_logits_stop_being_finite(case, monkeypatch):
     target, samples = case
-    logits = DraftRows.logits
+    hidden = DraftRows.hidden
     calls = []
 
     def damaged_later(self, target, anchors_B):
-        said = logits(self, target, anchors_B)
-        calls.append(len(said))
+        states = hidden(self, target, anchors_B)
+        calls.append(len(states))
         if len(calls) == 2:
-            said[1, 2, 5] = float("nan")
-        return said
+            states[1, 2, 5] = float("nan")
+        return states
 
-    monkeypatch.setattr(DraftRows, "logits", damaged_later)
+    monkeypatch.setattr(DraftRows, "hidden", damaged_later)
     with pytest.raises(DataError, match=r"sample text 1, token \d+ of the answer: the draft's"):
         decode_speculative_batch(target, draft_for_family(), samples, GREEDY)
 

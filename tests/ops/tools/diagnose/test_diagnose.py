@@ -389,7 +389,7 @@ def run_command(store: Store, *arguments: str) -> int:
     ("name", "wrong", "now", "right"),
     [
         ("layer ids", {"target_layer_ids": [LAYER + 1]}, f"[{LAYER + 1}]", f"[{LAYER}], as trained"),
-        ("mask token", {"mask_token_id": 500}, "500", "7, as trained"),
+        pytest.param("mask token", {"mask_token_id": 500}, "500", "7, as trained", marks=pytest.mark.slow),
     ],
 )
 def test_the_command_names_a_wrong_export_of_a_run_whose_gate_refused_it(

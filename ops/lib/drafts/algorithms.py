@@ -1,0 +1,96 @@
+"""The seam between the backbone and the algorithms: what an algorithm's config declares, and where its code is found.
+
+Each algorithm is a folder of the same files; everything else knows none of them:
+
+    config.py     its fields in a draft's config, their checks, their form in the serving contract, sizes; torch-free
+    modules.py    `around_sublayers` and `heads`: what it adds to the backbone; `initialise`: their start values
+    propose.py    `propose`: the tokens of a block from the backbone's hidden states
+    loss.py       `block_losses`: the loss of every token, and whether the draft would propose it
+    contract.py   `shapes`, `MISSING`, `WRONG`: its tensors, and what engines do with wrong fields; torch-free
+    reference.py  the same slowly, of the tensors by their names: `enter`, `leave`, `scores`, `token_logits`,
+                  `block_losses`
+
+A draft's config holds the algorithm's config; its class's package is the folder. `part_of` imports from there by name,
+so that a node's key covers only the algorithms that its op names in `chosen_code`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from dsl.errors import ConfigError
+from dsl.named_function import named_function
+from ops.lib.drafts.layout import Layout
+
+if TYPE_CHECKING:
+    from ops.lib.drafts.backbone.config import DraftConfig
+
+DFLASH = "dflash"
+CONFIGS = {  # the config classes of the algorithms that come with dflow
+    DFLASH: "ops.lib.drafts.dflash.config:Dflash",
+    "dflash2": "ops.lib.drafts.dflash2.config:Dflash2",
+    "dspark": "ops.lib.drafts.dspark.config:Dspark",
+}
+# Where code begins that an op imports by name, for its `chosen_code`.
+MODEL, PROPOSAL, LOSS = ("modules:heads", "modules:around_sublayers"), ("propose:propose",), ("loss:block_losses",)
+CONTRACT, REFERENCE = ("contract:shapes", "contract:MISSING", "contract:WRONG"), ("reference:scores",)
+
+
+class Algorithm(Protocol):
+    """The config of an algorithm, a frozen attrs class; two with equal fields are equal."""
+
+    name: ClassVar[str]
+    architecture: ClassVar[str]  # of the serving contract
+    engine: ClassVar[str]  # SGLang's name for what serves it
+    metrics: ClassVar[tuple[str, ...]]  # what its loss finds of every token
+
+    def layout(self, block_size: int) -> Layout:
+        """Who predicts what in a block of that many verified tokens."""
+
+    def mistakes(self, draft: DraftConfig) -> list[str]:
+        """What does not fit in this draft, each as "field: what is wrong"."""
+
+    def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
+        """config.json of the contract from that of plain DFlash."""
+
+    @classmethod
+    def from_serving(cls, data: Mapping[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
+        """The algorithm of a config.json, and that of plain DFlash: the inverse. Raises KeyError or TypeError."""
+
+    def parameters(self, draft: DraftConfig) -> int:
+        """Trained weights beside the backbone's."""
+
+    def slot_floats(self, draft: DraftConfig) -> int:
+        """What one slot keeps for the backward pass beside the backbone, in numbers."""
+
+    def slot_flops(self, draft: DraftConfig) -> float:
+        """Floating-point operations of one slot's forward and backward pass beside the backbone and the head."""
+
+
+def algorithm_class(name: str) -> type[Algorithm]:
+    """Raises ConfigError for a name that no algorithm has."""
+    if name not in CONFIGS:
+        raise ConfigError(f'algorithm: "{name}" is none of {", ".join(CONFIGS)}')
+    found: type[Algorithm] = named_function(CONFIGS[name])
+    return found
+
+
+def plain() -> Algorithm:
+    """Plain DFlash."""
+    return algorithm_class(DFLASH)()
+
+
+def part_of(algorithm: Algorithm | type[Algorithm], place: str) -> Any:
+    """What "file:name" is in the algorithm's folder, that of the class of its config."""
+    cls = algorithm if isinstance(algorithm, type) else type(algorithm)
+    return named_function(f"{cls.__module__.rpartition('.')[0]}.{place}")
+
+
+def code_of(names: Iterable[str], *parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Where the code of algorithms begins, as `chosen_code` names it: their configs, and those of `parts`."""
+    places = [place for part in parts for place in part]
+    folders = {name: CONFIGS[name].rpartition(".config:")[0] for name in names}
+    return tuple(
+        place for name, folder in folders.items() for place in (CONFIGS[name], *(f"{folder}.{each}" for each in places))
+    )

@@ -1,0 +1,48 @@
+"""Plain DFlash adds nothing to the backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attrs import frozen
+
+from ops.lib.drafts.layout import Layout, masks_first
+
+if TYPE_CHECKING:
+    from ops.lib.drafts.backbone.config import DraftConfig
+
+
+ARCHITECTURE = "DFlashDraftModel"
+
+
+@frozen
+class Dflash:
+    """No fields of its own."""
+
+    name: ClassVar[str] = "dflash"
+    architecture: ClassVar[str] = ARCHITECTURE
+    engine: ClassVar[str] = "DFLASH"
+    metrics: ClassVar[tuple[str, ...]] = ()
+
+    def layout(self, block_size: int) -> Layout:
+        return masks_first(block_size)
+
+    def mistakes(self, draft: DraftConfig) -> list[str]:
+        return []
+
+    def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
+        return serving
+
+    @classmethod
+    def from_serving(cls, data: Mapping[str, Any]) -> tuple[Dflash, dict[str, Any]]:
+        return cls(), dict(data)
+
+    def parameters(self, draft: DraftConfig) -> int:
+        return 0
+
+    def slot_floats(self, draft: DraftConfig) -> int:
+        return 0
+
+    def slot_flops(self, draft: DraftConfig) -> float:
+        return 0.0

@@ -1,0 +1,15 @@
+"""The loss of every token by itself."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.losses.asked import Asked, Outcome
+from ops.lib.drafts.losses.loss import Loss, slot_losses
+
+
+def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -> Outcome:
+    """The losses of some slots of whole blocks, differentiable."""
+    found = slot_losses(loss.kind, asked.hidden_WM, head_VM, asked.labels_W, asked.teacher_WM, checked=True)
+    return Outcome(found.values_W, found.correct_W)

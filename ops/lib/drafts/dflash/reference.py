@@ -1,0 +1,49 @@
+"""The same slowly: tensors by their names in the serving contract, one block at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ops.lib.drafts.backbone.config import DraftConfig
+
+Weights = Mapping[str, Tensor]
+
+
+def enter(own: Weights, sublayer: str, x_NKM: Tensor) -> tuple[Tensor, Any]:
+    """The input of a sublayer, "attention" or "mlp"; own: the tensors of its layer."""
+    return x_NKM, None
+
+
+def leave(own: Weights, sublayer: str, y_NKM: Tensor, kept: Any) -> Tensor:
+    """What is added to the residual stream."""
+    return y_NKM
+
+
+def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Tensor, before: list[int]) -> Tensor:
+    """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
+    return hidden_DM[len(before) - 1].to(head_VM.dtype) @ head_VM.T
+
+
+def token_logits(
+    config: DraftConfig, weights: Weights, hidden_NKM: Tensor, head_VM: Tensor, tokens_NK: Tensor
+) -> Tensor:
+    """What the loss of every token is computed of, [N, K, V], where the tokens before it are the true ones."""
+    return hidden_NKM @ head_VM.T
+
+
+def block_losses(
+    config: DraftConfig,
+    weights: Weights,
+    hidden_NKM: Tensor,
+    tokens_NK: Tensor,
+    valid_NK: Tensor,
+    head_VM: Tensor,
+    teacher_NKV: Tensor | None,
+    options: Any,
+) -> tuple[Tensor, Tensor]:
+    """More loss of each token, and whether the draft would propose it, [N, K]; valid_NK: what has a weight."""
+    return torch.zeros(tokens_NK.shape, dtype=hidden_NKM.dtype), (hidden_NKM @ head_VM.T).argmax(-1) == tokens_NK

@@ -1,0 +1,85 @@
+"""The sizes of DFlash2, and their form in config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attrs import frozen
+
+from ops.lib.drafts.layout import Layout, masks_first
+
+if TYPE_CHECKING:
+    from ops.lib.drafts.backbone.config import DraftConfig
+
+SERVED = {
+    "taps": "conv_kernel_size",
+    "group": "conv_group_size",
+    "rank": "selector_rank",
+    "candidates": "selector_top_k",
+}
+NEST = "dflash_config"
+
+
+@frozen(kw_only=True)
+class Dflash2:
+    """taps: slots that a convolution reads, the own one among them. group: neighbouring dimensions that share a kernel
+    made of the slot. rank: of the selector's tables. candidates: tokens of each slot that the selector chooses among.
+    """
+
+    taps: int = 2
+    group: int = 16
+    rank: int = 256
+    candidates: int = 16
+
+    name: ClassVar[str] = "dflash2"
+    architecture: ClassVar[str] = "DFlash2DraftModel"
+    engine: ClassVar[str] = "DFLASH"
+    metrics: ClassVar[tuple[str, ...]] = ("candidate_recall",)
+
+    def layout(self, block_size: int) -> Layout:
+        return masks_first(block_size)
+
+    def mistakes(self, draft: DraftConfig) -> list[str]:
+        mistakes = [
+            f"{SERVED[name]}: must be at least 1, got {getattr(self, name)}"
+            for name in SERVED
+            if getattr(self, name) < 1
+        ]
+        if not mistakes and draft.hidden_size % self.group:
+            mistakes.append(f"conv_group_size: {self.group} does not divide hidden_size = {draft.hidden_size}")
+        if self.candidates > draft.vocab_size:
+            mistakes.append(f"selector_top_k: {self.candidates} of a vocabulary of {draft.vocab_size}")
+        return mistakes
+
+    def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
+        own = {served: getattr(self, name) for name, served in SERVED.items()}
+        return serving | {NEST: serving[NEST] | own}
+
+    @classmethod
+    def from_serving(cls, data: Mapping[str, Any]) -> tuple[Dflash2, dict[str, Any]]:
+        nest = dict(data[NEST])
+        own = {name: nest.pop(served) for name, served in SERVED.items()}
+        return cls(**own), {**data, NEST: nest}
+
+    def parameters(self, draft: DraftConfig) -> int:
+        M = draft.hidden_size
+        convolution = 2 * self.taps * M + 2 * self.taps * (M // self.group) * M
+        return 2 * draft.num_hidden_layers * convolution + 2 * draft.vocab_size * self.rank + self.rank * M
+
+    def slot_floats(self, draft: DraftConfig) -> int:
+        M = draft.hidden_size
+        convolution = 2 * self.taps * (M // self.group) + (2 * self.taps + 2) * M
+        return 2 * draft.num_hidden_layers * convolution + self.rank * (self.candidates + 3) + 4 * self.candidates
+
+    def slot_flops(self, draft: DraftConfig) -> float:
+        M = draft.hidden_size
+        convolution = 2 * self.taps * (M // self.group) * M + 4 * self.taps * M
+        selector = self.rank * (M + 2 * self.candidates) + M * draft.vocab_size  # the logits once more, for the best
+        return 3 * 2 * (2 * draft.num_hidden_layers * convolution + self.rank * M) + 2 * selector
+
+
+def sizes(draft: DraftConfig) -> Dflash2:
+    """The algorithm of a DFlash2 draft."""
+    assert isinstance(draft.algorithm, Dflash2)
+    return draft.algorithm

@@ -1,0 +1,90 @@
+"""The convolutions around the sublayers, and the selector's tables.
+
+N blocks, K slots, M hidden size, T taps, G groups of M / group dimensions, V vocabulary, R rank
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.hooks import Around, Drawn
+from ops.lib.drafts.backbone.model import Linear
+from ops.lib.drafts.dflash2.config import sizes
+
+
+class Convolution(Around):
+    """conv_i(y)_k = sum_t (base[i, t] + made_k[i, t]) * y_(k - t), i = 0 before the sublayer and 1 behind it.
+
+    made_k is one projection of the sublayer's normed input, each value of it for a group of neighbouring dimensions.
+    Before slot 0 there is nothing. At the start tap 0 is one and all else zero: x passes as it is.
+    """
+
+    def __init__(self, hidden_size: int, taps: int, group: int) -> None:
+        super().__init__()
+        self.taps, self.group = taps, group
+        self.base_kernel = nn.Parameter(torch.zeros(2, taps, hidden_size))
+        self.kernel_projection = Linear(hidden_size, 2 * taps * hidden_size // group, bias=False)
+
+    def enter(self, x_NKM: Tensor) -> tuple[Tensor, Tensor]:
+        made_NK2TG = self.kernel_projection(x_NKM).unflatten(-1, (2, self.taps, -1))
+        return self._convolved(x_NKM, made_NK2TG, 0), made_NK2TG
+
+    def leave(self, y_NKM: Tensor, kept: Tensor) -> Tensor:
+        return self._convolved(y_NKM, kept, 1)
+
+    def draw(self, generator: torch.Generator, std: float) -> None:
+        self.base_kernel.zero_()
+        self.base_kernel[:, 0] = 1.0
+        self.kernel_projection.weight.zero_()
+
+    def _convolved(self, y_NKM: Tensor, made_NK2TG: Tensor, side: int) -> Tensor:
+        base_TM = self.base_kernel[side].to(y_NKM.dtype)
+        total = None
+        for tap in range(min(self.taps, y_NKM.shape[1])):
+            kernel = base_TM[tap] + made_NK2TG[:, :, side, tap].repeat_interleave(self.group, dim=-1)
+            shifted = y_NKM if not tap else F.pad(y_NKM[:, :-tap], (0, 0, tap, 0))
+            total = kernel * shifted if total is None else total + kernel * shifted
+        assert total is not None
+        return total
+
+
+class Selector(Drawn):
+    """Scores of a candidate c behind a token p, given a slot's hidden state h: <A[p] * (H h), B[c]>.
+
+    At the start B is zero, so the logits alone decide; A and H move from the second step on. With A zero too, no
+    gradient would ever reach them.
+    """
+
+    def __init__(self, config: DraftConfig, rank: int) -> None:
+        super().__init__()
+        self.predecessor_codebook = nn.Parameter(torch.zeros(config.vocab_size, rank))
+        self.successor_codebook = nn.Parameter(torch.zeros(config.vocab_size, rank))
+        self.hidden_projection = Linear(config.hidden_size, rank, bias=False)
+
+    def draw(self, generator: torch.Generator, std: float) -> None:
+        for weight in (self.predecessor_codebook, self.hidden_projection.weight):
+            weight.copy_(torch.randn(weight.shape, generator=generator) * std)
+        self.successor_codebook.zero_()
+
+    def follow(self, projected: Tensor, before: Tensor, candidates: Tensor) -> Tensor:
+        """[..., C] for candidates [..., C] behind the tokens `before` [...]; projected: H h, [..., R]."""
+        wanted = self.predecessor_codebook[before].to(projected.dtype) * projected
+        return (self.successor_codebook[candidates].to(projected.dtype) @ wanted[..., None])[..., 0]
+
+
+def around_sublayers(config: DraftConfig) -> dict[str, Around]:
+    own = sizes(config)
+    return {name: Convolution(config.hidden_size, own.taps, own.group) for name in ("attention_conv", "mlp_conv")}
+
+
+def heads(config: DraftConfig) -> dict[str, Drawn]:
+    return {"candidate_selector": Selector(config, sizes(config).rank)}
+
+
+def selector_of(draft: nn.Module) -> Selector:
+    selector = draft.candidate_selector
+    assert isinstance(selector, Selector)
+    return selector

@@ -1,0 +1,35 @@
+"""What a training of DFlash2 may set: the table `dflash2` of train_dflash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen, validators
+
+from dsl.op import field
+
+AT_LEAST_1 = validators.ge(1)
+
+
+@frozen(kw_only=True)
+class Dflash2Options:
+    """Sizes and terms of the loss."""
+
+    taps: int = field(default=2, validator=AT_LEAST_1, help="slots that a convolution reads, the own one among them")
+    group: int = field(default=16, validator=AT_LEAST_1, help="dimensions that share a kernel made of the slot")
+    rank: int = field(default=256, validator=AT_LEAST_1, help="of the selector's tables")
+    candidates: int = field(
+        default=16, validator=AT_LEAST_1, help="tokens of each slot that the selector chooses among"
+    )
+    base: float = field(default=1.0, validator=validators.ge(0), help="weight of `loss`, that of the plain logits")
+    selector: float = field(
+        default=1.0, validator=validators.ge(0), help="weight of the selector's cross-entropy over the candidates"
+    )
+
+    @property
+    def needs_teacher(self) -> bool:
+        return False
+
+    def sizes(self) -> dict[str, Any]:
+        """The fields of the algorithm's config."""
+        return {"taps": self.taps, "group": self.group, "rank": self.rank, "candidates": self.candidates}

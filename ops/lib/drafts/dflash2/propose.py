@@ -1,0 +1,38 @@
+"""The walk: from the anchor left to right, at each slot the best of its candidates behind the token chosen before.
+
+B rows, D proposals, M hidden size, V vocabulary, C candidates, R rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.decoding.sampling import Choice
+from ops.lib.drafts.dflash2.config import sizes
+from ops.lib.drafts.dflash2.modules import selector_of
+
+
+def propose(
+    draft: DraftModel,
+    hidden_BDM: Tensor,
+    anchors_B: Tensor,
+    head_VM: Tensor,
+    choice: Choice,
+    check: Callable[[Tensor], None],
+) -> Tensor:
+    """As dflash/propose.py. Only candidates have a probability, when tokens are drawn."""
+    logits_BDV = hidden_BDM.to(head_VM.dtype) @ head_VM.T
+    check(logits_BDV)
+    best = logits_BDV.topk(sizes(draft.config).candidates, dim=-1)
+    selector = selector_of(draft)
+    projected_BDR = selector.hidden_projection(hidden_BDM).to(best.values.dtype)
+    tokens = [anchors_B]
+    for place in range(hidden_BDM.shape[1]):
+        candidates_BC = best.indices[:, place]
+        scores_BC = best.values[:, place] + selector.follow(projected_BDR[:, place], tokens[-1], candidates_BC)
+        tokens.append(choice.among(scores_BC, candidates_BC, len(head_VM), place))
+    return torch.stack(tokens[1:], dim=1)

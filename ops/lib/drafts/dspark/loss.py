@@ -1,0 +1,42 @@
+"""base * loss + l1 * L1 + confidence * BCE, all of the logits with the bias of the *true* token before.
+
+L1 is the sum over the vocabulary of |draft - target|; the confidence head's target is 1 - L1 / 2, which takes no
+gradient. A token counts as correct where it would be proposed behind the true ones, as it is when it is reached.
+Source: arXiv 2607.05147; ModelOpt and SpecForge have the same terms.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.dspark.modules import confidence_head, markov_head
+from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.lib.drafts.losses.asked import Asked, Outcome
+from ops.lib.drafts.losses.comparison import compare
+from ops.lib.drafts.losses.head import Bias
+from ops.lib.drafts.losses.loss import Loss, value_of
+
+
+def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -> Outcome:
+    """The losses of some slots of whole blocks, differentiable in the hidden states and both heads."""
+    options = loss.own
+    assert isinstance(options, DsparkOptions)
+    hidden_WM, head = asked.hidden_WM, markov_head(draft)
+    latent_WR = head.latent(asked.before_W, hidden_WM.dtype)
+    bias = Bias(latent_WR, head.markov_w2.weight)
+    found = compare(hidden_WM, head_VM, asked.labels_W, asked.teacher_WM, bias, checked=True)
+    losses_W = value_of(loss.kind, found)
+    if found.l1_W is None or found.overlap_W is None:
+        nothing_W = torch.zeros_like(losses_W.detach())
+        return Outcome(losses_W, found.correct_W, None, (nothing_W, nothing_W))
+    added_W, overlap_W = options.l1 * found.l1_W, found.overlap_W.detach().clamp(0, 1)
+    confidence_W = torch.zeros_like(overlap_W)
+    confidence = confidence_head(draft)
+    if confidence is not None:
+        logits_W = confidence(hidden_WM, latent_WR).to(overlap_W.dtype)
+        confidence_W = logits_W.detach().sigmoid()
+        added_W = added_W + options.confidence * binary_cross_entropy_with_logits(logits_W, overlap_W, reduction="none")
+    return Outcome(losses_W, found.correct_W, added_W, (overlap_W, confidence_W))

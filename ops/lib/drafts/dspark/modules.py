@@ -1,0 +1,78 @@
+"""The bias head, and the confidence head.
+
+V vocabulary, R rank, M hidden size
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.hooks import Around, Drawn
+from ops.lib.drafts.backbone.model import Linear
+from ops.lib.drafts.dspark.config import sizes
+
+
+class Table(nn.Module):
+    """A row a token."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(rows, columns))
+
+
+class MarkovHead(Drawn):
+    """w1 [V, R] is read at the token before, w2 [V, R] gives the bias. w2 is zero at the start: no bias yet."""
+
+    def __init__(self, vocabulary: int, rank: int) -> None:
+        super().__init__()
+        self.markov_w1, self.markov_w2 = Table(vocabulary, rank), Table(vocabulary, rank)
+
+    def latent(self, before: Tensor, dtype: torch.dtype) -> Tensor:
+        """[..., R] for tokens [...]."""
+        return self.markov_w1.weight[before].to(dtype)
+
+    def draw(self, generator: torch.Generator, std: float) -> None:
+        self.markov_w1.weight.copy_(torch.randn(self.markov_w1.weight.shape, generator=generator) * std)
+        self.markov_w2.weight.zero_()
+
+
+class ConfidenceHead(Drawn):
+    """The logit that a proposal is accepted if those before it are, from its hidden state and latent."""
+
+    def __init__(self, hidden_size: int, rank: int) -> None:
+        super().__init__()
+        self.proj = Linear(hidden_size + rank, 1)
+
+    def forward(self, hidden: Tensor, latent: Tensor) -> Tensor:
+        """[...] from [..., M] and [..., R]."""
+        return self.proj(torch.cat((hidden, latent), dim=-1))[..., 0]
+
+    def draw(self, generator: torch.Generator, std: float) -> None:
+        self.proj.weight.zero_()
+        self.proj.bias.zero_()
+
+
+def around_sublayers(config: DraftConfig) -> dict[str, Around]:
+    return {}
+
+
+def heads(config: DraftConfig) -> dict[str, Drawn]:
+    own = sizes(config)
+    found: dict[str, Drawn] = {"markov_head": MarkovHead(config.vocab_size, own.rank)}
+    if own.confidence_head:
+        found["confidence_head"] = ConfidenceHead(config.hidden_size, own.rank)
+    return found
+
+
+def markov_head(draft: nn.Module) -> MarkovHead:
+    head = draft.markov_head
+    assert isinstance(head, MarkovHead)
+    return head
+
+
+def confidence_head(draft: nn.Module) -> ConfidenceHead | None:
+    head = getattr(draft, "confidence_head", None)
+    assert head is None or isinstance(head, ConfidenceHead)
+    return head

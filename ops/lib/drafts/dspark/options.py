@@ -1,0 +1,38 @@
+"""What a training of DSpark may set: the table `dspark` of train_dflash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen, validators
+
+from dsl.op import field
+
+
+@frozen(kw_only=True)
+class DsparkOptions:
+    """Sizes, layout and terms of the loss. Without teacher terms (l1 and confidence 0) no final_hidden is needed."""
+
+    rank: int = field(default=256, validator=validators.ge(1), help="of the two tables that hold the bias")
+    sample_from_anchor: bool = field(
+        default=True,
+        help="the anchor's slot predicts too, so a block has one slot less; false: the layout of plain DFlash",
+    )
+    confidence_head: bool = field(default=True, help="a head for the probability that a proposal is accepted")
+    base: float = field(default=0.1, validator=validators.ge(0), help="weight of `loss`")
+    l1: float = field(
+        default=0.9, validator=validators.ge(0), help="weight of the distance to the target's distribution"
+    )
+    confidence: float = field(default=1.0, validator=validators.ge(0), help="weight of the confidence head's loss")
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.l1 > 0 or (self.confidence_head and self.confidence > 0)
+
+    def sizes(self) -> dict[str, Any]:
+        """The fields of the algorithm's config."""
+        return {
+            "rank": self.rank,
+            "sample_from_anchor": self.sample_from_anchor,
+            "confidence_head": self.confidence_head,
+        }

@@ -1,0 +1,37 @@
+"""Who predicts what in a block: which slots are asked, and how far behind the anchor the token of each of them lies."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class Layout:
+    """Slot q of a block of `queries` slots predicts the token at anchor + q + shift, the slots before `first` nothing.
+
+    A block's tokens are numbered 0..block_size - 1 behind the anchor, the anchor's number is 0, so the proposals are
+    the tokens 1..block_size - 1 in every layout.
+    """
+
+    queries: int
+    first: int
+    shift: int
+
+    @property
+    def proposals(self) -> int:
+        return self.queries - self.first
+
+    @property
+    def block_size(self) -> int:
+        """Tokens that the target verifies at once, the anchor among them: SGLang's num_draft_tokens."""
+        return self.proposals + 1
+
+
+def masks_first(block_size: int) -> Layout:
+    """Slot 0 is the anchor's and predicts nothing: every further slot predicts the token at its own position."""
+    return Layout(queries=block_size, first=1, shift=0)
+
+
+def anchor_first(block_size: int) -> Layout:
+    """Slot 0 predicts too: every slot predicts the token behind its position, with one slot less."""
+    return Layout(queries=block_size - 1, first=0, shift=1)

@@ -1,0 +1,26 @@
+"""Names of the losses, and which of them compare the draft with the target; torch-free, for ops and plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+LossKind = Literal["dflash", "dpace", "focal", "kl", "l1", "lk", "nla"]
+
+OF_TEACHER: tuple[LossKind, ...] = ("kl", "l1", "lk", "nla")
+
+
+class Terms(Protocol):
+    """An algorithm's table of train_dflash. base: the weight of the kind's loss beside the algorithm's own terms."""
+
+    @property
+    def base(self) -> float: ...
+    @property
+    def needs_teacher(self) -> bool: ...
+    def sizes(self) -> Mapping[str, Any]:
+        """The fields of the algorithm's config."""
+
+
+def needs_teacher(kind: LossKind, terms: Terms | None = None) -> bool:
+    """Whether the loss reads the target's distribution, which its final hidden states give; the others read labels."""
+    return kind in OF_TEACHER or (terms is not None and terms.needs_teacher)

@@ -1,0 +1,66 @@
+"""SGLang 0.5.21 behind the interface of adapter.py."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+from sglang.srt.managers.mm_utils import MultiModalityDataPaddingPatternMultimodalTokens
+from sglang.srt.managers.schedule_batch import MultimodalInputs, Req
+from sglang.srt.managers.tokenizer_manager import determine_tensor_transport_mode
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.model_executor.model_runner import ModelRunner
+
+from ops.lib.sglang.setters import SETTER, add_missing_setter
+
+
+class NoPrefixes(SimpleNamespace):
+    def supports_swa(self) -> bool:
+        return False
+
+    def supports_mamba(self) -> bool:
+        return False
+
+    def is_chunk_cache(self) -> bool:
+        return False
+
+    def is_tree_cache(self) -> bool:
+        return True
+
+    def evict(self, _params: Any) -> None:
+        """Nothing to evict."""
+
+
+def tensor_transport() -> Any:
+    return determine_tensor_transport_mode()
+
+
+def pad_image_tokens(input_ids: array[int], images: MultimodalInputs) -> array[int]:
+    padded: array[int] = MultiModalityDataPaddingPatternMultimodalTokens().pad_input_tokens(input_ids, images)
+    return padded
+
+
+def extend_to_end(request: Req) -> None:
+    request.set_extend_range(len(request.prefix_indices), len(request.origin_input_ids))
+
+
+def bind_slots(_forward_batch: ForwardBatch, _runner: ModelRunner) -> None:
+    """Nothing is missing: attention takes the slots of the batch as they are."""
+
+
+def patch_setter(model: Any) -> bool:
+    """Qwen3.5 without a vision tower defines the method twice, and the second, which wins, does not increment the ids.
+    Nothing fails; every feature is that of the previous layer, and the draft's proposals are rejected.
+    """
+    wrapper = type(model)
+    if wrapper.__module__.endswith(".qwen3_5_text") and getattr(wrapper, SETTER) is not _capture_behind:
+        setattr(wrapper, SETTER, _capture_behind)
+        return True
+    return add_missing_setter(model)
+
+
+def _capture_behind(wrapper: Any, layers: list[int]) -> None:
+    """The output of a layer is the input of the next one."""
+    wrapper.capture_aux_hidden_states = True
+    wrapper.model.set_dflash_layers_to_capture([layer + 1 for layer in layers])

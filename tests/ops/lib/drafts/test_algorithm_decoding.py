@@ -1,0 +1,89 @@
+"""Decoding with every algorithm: lossless, in batches as one by one, drawn tokens from what the draft says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from batch_cases import BLOCK, draft_for_family, family_case
+
+from ops.lib.drafts.backbone.load import random_draft
+from ops.lib.drafts.decoding.decode import DraftContext, decode_plain, decode_speculative, propose
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
+from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.decoding.sampling import SampledChoice
+from ops.lib.drafts.dflash.config import Dflash
+from ops.lib.drafts.dflash2.config import Dflash2
+from ops.lib.drafts.dspark.config import Dspark
+
+NEW = 12
+ALGORITHMS = {
+    "dflash2": Dflash2(taps=2, group=8, rank=6, candidates=8),
+    "dspark": Dspark(rank=6),
+    "dspark, masks first": Dspark(rank=6, sample_from_anchor=False),
+}
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    target, samples = family_case("qwen3_vl", tmp_path_factory.mktemp("case"))
+    return target, samples, [decode_plain(target, sample, NEW) for sample in samples]
+
+
+@pytest.fixture(params=ALGORITHMS)
+def draft(request):
+    """One whose heads change many tokens."""
+    draft = draft_for_family(algorithm=ALGORITHMS[request.param])
+    generator = torch.Generator().manual_seed(1)
+    plain = {name for name, _ in draft_for_family().named_parameters()}
+    with torch.no_grad():
+        for name, weight in draft.named_parameters():
+            if name not in plain:
+                weight.add_(torch.randn(weight.shape, generator=generator))
+    return draft
+
+
+def test_answers_are_the_targets_and_batches_accept_what_the_slow_loop_does(case, draft):
+    target, samples, answers = case
+    slow = [decode_speculative(target, draft, sample, NEW) for sample in samples]
+    fast = decode_speculative_batch(target, draft, samples, DecodeSettings(NEW))
+    assert [answer.tokens for answer in answers] == [one.tokens for one in slow] == [one.tokens for one in fast]
+    assert [one.accepted for one in slow] == [one.accepted for one in fast]
+
+
+def test_the_heads_change_what_is_proposed(case, draft):
+    target, samples, _ = case
+    plain = random_draft(draft.config.__class__(**fields_of(draft.config) | {"algorithm": Dflash()}), 0)
+    plain.load_state_dict({name: tensor for name, tensor in draft.state_dict().items() if name in plain.state_dict()})
+    found = []
+    for each in (draft, plain):
+        with torch.inference_mode(), target.capture_inputs(each.config.target_layer_ids) as captured:
+            target.forward(target.prompts(samples[:1]), use_cache=False)
+            context = DraftContext(each)
+            context.append(captured.features()[0])
+            found.append([propose(target, each, context, anchor) for anchor in range(8, 20)])
+    assert all(len(proposal) == BLOCK - 1 for proposal in found[0])
+    assert sum(one != other for one, other in zip(*found, strict=True)) > 6
+
+
+def fields_of(config):
+    return {field.name: getattr(config, field.name) for field in config.__attrs_attrs__}
+
+
+@pytest.mark.parametrize("block_size", [2, 3])
+def test_smaller_blocks_than_in_training_give_the_same_answers(case, draft, block_size):
+    target, samples, answers = case
+    use = DraftUse.of(draft.config, block_size)
+    fast = decode_speculative_batch(target, draft, samples, DecodeSettings(NEW), use)
+    assert [answer.tokens for answer in answers] == [one.tokens for one in fast]
+    assert max(max(one.accepted) for one in fast) < block_size
+
+
+def test_drawn_tokens_are_candidates_with_the_probabilities_of_their_scores():
+    count = 4000
+    choice = SampledChoice.of(0.7, 3, [str(row) for row in range(count)], 4, torch.device("cpu"))
+    choice.begin(torch.zeros(count, dtype=torch.int64))
+    scores, candidates = torch.tensor([1.0, 0.0, -1.0]), torch.tensor([5, 2, 9])
+    tokens = choice.among(scores.expand(count, 3), candidates.expand(count, 3), 12, 0)
+    shares = torch.bincount(tokens, minlength=12)[candidates] / count
+    torch.testing.assert_close(shares, (scores / 0.7).softmax(0), atol=0.03, rtol=0)
+    assert shares.sum() == 1

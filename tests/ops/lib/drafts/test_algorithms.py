@@ -1,0 +1,112 @@
+"""Every algorithm's fast step against its slow reference, and where it starts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attrs import evolve
+from case_reader import fast_step, hidden_of_blocks, make_engine
+from draft_cases import random_case
+from step_cases import assert_equal_steps
+
+from ops.lib.drafts.backbone.config import from_serving, to_serving
+from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.dflash.config import Dflash
+from ops.lib.drafts.dflash2.config import Dflash2
+from ops.lib.drafts.dflash2.options import Dflash2Options
+from ops.lib.drafts.dspark.config import Dspark
+from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.lib.drafts.losses.loss import Loss
+from ops.lib.sglang.serve_command import DraftOption, Served, launch_command
+
+KINDS = ("dflash", "dpace", "focal", "kl", "lk", "nla", "l1")
+CASES = {
+    "dflash": (Dflash(), None),
+    "dflash2": (Dflash2(taps=2, group=4, rank=6, candidates=4), Dflash2Options(base=0.7, selector=1.3)),
+    "dflash2, three taps": (Dflash2(taps=3, group=8, rank=3, candidates=2), Dflash2Options()),
+    "dspark": (Dspark(rank=3), DsparkOptions()),
+    "dspark, masks first": (Dspark(rank=5, sample_from_anchor=False), DsparkOptions(base=0.5, confidence=0.3)),
+    "dspark without a teacher": (Dspark(rank=4, confidence_head=False), DsparkOptions(base=1, l1=0)),
+}
+
+
+@pytest.fixture(params=CASES)
+def chosen(request):
+    """An algorithm, and the terms of its loss."""
+    algorithm, own = CASES[request.param]
+    if own is not None and algorithm.name == "dspark" and not algorithm.confidence_head:
+        own = evolve(own, confidence_head=False)
+    return algorithm, own
+
+
+@pytest.mark.parametrize("seed", range(7))
+def test_random_steps_equal_the_reference(chosen, seed):
+    algorithm, own = chosen
+    assert_equal_steps(random_case(seed, algorithm=algorithm), Loss(kind=KINDS[seed], own=own))
+
+
+@pytest.mark.parametrize("block_size", [2, 3, 16])
+def test_every_block_size_equals_the_reference(chosen, block_size):
+    algorithm, own = chosen
+    case = random_case(block_size, samples=3, block_size=block_size, algorithm=algorithm)
+    assert_equal_steps(case, Loss(own=own))
+
+
+def test_chunks_and_recomputed_layers_change_nothing(chosen):
+    algorithm, own = chosen
+    case = random_case(7, samples=3, algorithm=algorithm)
+    assert_equal_steps(case, Loss(own=own), anchor_chunk=2)
+    assert_equal_steps(case, Loss(own=own), activation_checkpointing=True, anchor_chunk=3)
+
+
+def test_the_config_goes_through_its_serving_form(chosen):
+    config = random_case(1, algorithm=chosen[0]).config
+    assert config == from_serving(to_serving(config))
+    assert to_serving(config)["architectures"] == [config.algorithm.architecture]
+
+
+@pytest.mark.parametrize("name", ["dflash2", "dspark, masks first"])
+def test_a_draft_starts_as_plain_dflash_of_the_same_seed_exactly(name):
+    case = random_case(4, samples=3)
+    plain, own = (
+        DraftModel(evolve(case.config, algorithm=algorithm)).double() for algorithm in (Dflash(), CASES[name][0])
+    )
+    hidden = []
+    for model in (plain, own):
+        model.initialise(3)
+        engine = make_engine(evolve(case, config=model.config, weights=model.state_dict()), Loss(own=CASES[name][1]))
+        hidden.append(hidden_of_blocks(engine.model, *block_inputs(case)))
+    torch.testing.assert_close(*hidden, rtol=0, atol=0)
+
+
+def block_inputs(case):
+    sample = next(sample for sample in case.samples if len(sample.anchors_A))
+    anchors = sample.anchors_A.tolist()
+    embeds = case.embed_VM[sample.input_ids_S[sample.anchors_A]]
+    return sample.features_SF, embeds, case.embed_VM[case.config.mask_token_id], anchors
+
+
+def test_no_start_is_dead():
+    """Whatever is zero at the start has a gradient, or gets one once its partner has moved."""
+    for name, (algorithm, own) in CASES.items():
+        case = random_case(4, samples=3, block_size=6, algorithm=algorithm)
+        model = DraftModel(case.config).double()
+        model.initialise(0)
+        moved = set()
+        weights = dict(model.state_dict())
+        for _ in range(2):
+            _, gradients, _ = fast_step(evolve(case, weights=weights), Loss(own=own))
+            moved |= {name for name, gradient in gradients.items() if gradient.abs().max() > 0}
+            weights = {name: weights[name] - 0.1 * gradients[name] for name in weights}
+        assert set(weights) - moved == set(), name
+
+
+@pytest.mark.parametrize("name", ["dflash2", "dspark", "dspark, masks first"])
+def test_the_command_of_a_server_names_the_algorithm_and_counts_verified_tokens(name):
+    config = random_case(1, algorithm=CASES[name][0], block_size=6).config
+    draft = DraftOption(path=".", block_size=config.block_size, algorithm=config.algorithm.engine)
+    served = Served(model_type="qwen3", vision=False, dtype="bfloat16", image_backend=None, pixels={})
+    command = launch_command("target", served, draft)
+    assert ("DSPARK" if "dspark" in name else "DFLASH") == command[command.index("--speculative-algorithm") + 1]
+    assert "6" == command[command.index("--speculative-num-draft-tokens") + 1]
+    assert (5 if "dspark" in name else 6) == to_serving(config)["block_size"]

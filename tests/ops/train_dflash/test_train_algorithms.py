@@ -1,0 +1,98 @@
+"""Every algorithm through the op: what it writes, resuming, warm starts, and whose keys its code is part of."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from draft_chain import make_inputs, make_plan, train_config
+from fake_stage import FakeStage, folder_digest
+from safetensors.torch import load_file
+
+from dsl.errors import ConfigError, DataError, StopRequested
+from dsl.fingerprint import code_fingerprints
+from dsl.op import op_of
+from ops.artifacts import Draft
+from ops.lib.data.files import read_json
+from ops.lib.drafts.backbone.config import from_serving
+from ops.lib.drafts.dflash2.options import Dflash2Options
+from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.run import train_dflash
+
+ROOT = Path(__file__).parents[3]
+FIELDS = {
+    "dflash": {},
+    "dflash2": {"algorithm": "dflash2", "dflash2": Dflash2Options(rank=4, candidates=3)},
+    "dspark": {"algorithm": "dspark", "dspark": DsparkOptions(rank=4)},
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    made = make_inputs(folder, final_hidden=True)
+    return made | {"batches": make_plan(folder / "short", made["features"], epochs=4, tokens_per_step=160)}
+
+
+def train(folder, inputs, name, stop_after=None, **changes):
+    stage = FakeStage(folder, inputs, stop_after=stop_after)
+    train_dflash(train_config(**{"lr": 1e-2, "checkpoint_every": 3} | FIELDS[name] | changes), stage)
+    return stage
+
+
+@pytest.mark.parametrize("name", ["dflash2", "dspark"])
+def test_a_training_writes_its_algorithm_and_resumes_to_the_same_bytes(tmp_path, inputs, name):
+    whole = train(tmp_path / "whole", inputs, name)
+    config = from_serving(read_json(whole.out_dir / "config.json"))
+    assert (name, 4) == (config.algorithm.name, config.algorithm.rank)
+    trained = read_json(whole.out_dir / "training.json")
+    assert {f"train/{metric}" for metric in config.algorithm.metrics} <= trained["final_metrics"].keys()
+    assert all(0 < trained["final_metrics"][f"train/{metric}"] <= 1 for metric in config.algorithm.metrics)
+    with pytest.raises(StopRequested):
+        train(tmp_path / "cut", inputs, name, stop_after=4)
+    assert folder_digest(whole.out_dir) == folder_digest(train(tmp_path / "cut", inputs, name).out_dir)
+
+
+@pytest.mark.parametrize("name", ["dflash2", "dspark"])
+def test_any_algorithm_starts_from_a_plain_draft_and_none_from_another(tmp_path, inputs, name):
+    plain = train(tmp_path / "plain", inputs, "dflash")
+    started = train(tmp_path / "started", inputs | {"warm_start": plain.artifact(Draft)}, name, max_steps=1, lr=1e-9)
+    before, after = (load_file(stage.out_dir / "model.safetensors") for stage in (plain, started))
+    assert before.keys() < after.keys()
+    assert all((before[each] - after[each]).abs().max() < 1e-6 for each in before)
+    other = "dspark" if name == "dflash2" else "dflash2"
+    with pytest.raises(ConfigError, match="this draft cannot start the training because its config differs"):
+        train(tmp_path / "other", inputs | {"warm_start": started.artifact(Draft)}, other, max_steps=1)
+
+
+def test_muon_leaves_what_an_algorithm_adds_to_adamw(tmp_path, inputs):
+    assert (train(tmp_path, inputs, "dflash2", optimizer="muon", max_steps=2).out_dir / "model.safetensors").exists()
+
+
+def test_without_the_targets_states_the_terms_that_need_them_are_named(tmp_path):
+    bare = make_inputs(tmp_path / "inputs")
+    with pytest.raises(DataError, match=r'the loss of algorithm = "dspark" needs .* set final_hidden = true'):
+        train(tmp_path / "train", bare, "dspark")
+
+
+def test_a_table_of_another_algorithm_is_refused():
+    with pytest.raises(ConfigError, match="'dspark' needs algorithm = \"dspark\""):
+        train_config(dspark=DsparkOptions())
+
+
+@pytest.mark.parametrize("edited", ["dflash", "dflash2", "dspark"])
+@pytest.mark.parametrize("file", ["config", "modules", "propose", "loss"])
+def test_editing_an_algorithm_changes_the_code_of_its_own_trainings_alone(tmp_path, edited, file):
+    shutil.copytree(ROOT / "ops", tmp_path / "ops", ignore=shutil.ignore_patterns("__pycache__"))
+    path = tmp_path / "ops" / "lib" / "drafts" / edited / f"{file}.py"
+    path.write_text(path.read_text().replace("return ", "return None or ", 1))
+    changed = set()
+    for name in FIELDS:
+        symbols = [op_of(TrainDflash).run, *train_config(**FIELDS[name]).chosen_code()]
+        codes = [
+            {place: digest for each in symbols for place, digest in code_fingerprints(each, [root]).items()}
+            for root in (ROOT, tmp_path)
+        ]
+        if codes[0] != codes[1]:
+            changed.add(name)
+    assert {edited} == changed
