@@ -166,7 +166,7 @@ from ops.lib.data.files import read_json, write_json
         (
             lambda config: config.update(hidden_act="gelu"),
             'hidden_act must be "silu", got "gelu"',
-            "refuses to start (ValueError: only silu is supported)",
+            "refuses to start (ValueError: unsupported activation), or computes another one",
             REWRITE,
         ),
         (
