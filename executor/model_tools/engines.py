@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from attrs import evolve
 
+from dsl.errors import DataError
 from executor.model_tools.served import ServedRun
 from ops.lib.sglang import serve_command as sglang_command
 from ops.lib.sglang.serve_command import Address, Served
@@ -20,6 +21,7 @@ from ops.lib.vllm.version import require_vllm
 from ops.tools.serve import sglang_arguments, vllm_arguments
 from ops.tools.serve.chat import SGLANG, VLLM, Dialect
 
+DFLASH = "DFLASH"
 WHAT = "the command above, which runs wherever that version is installed,"
 
 
@@ -118,6 +120,11 @@ class VLLMEngine(Engine):
         vllm_arguments.refuse_own(extra)
 
     def command(self, run: ServedRun, address: Address, extra: Sequence[str]) -> list[str]:
+        if run.draft.algorithm != DFLASH:
+            raise DataError(
+                f"the draft is served by SGLang's {run.draft.algorithm}; dflow knows no such command of vLLM: leave "
+                "--engine vllm out"
+            )
         draft = evolve(run.draft, path=str(draft_for_vllm(Path(run.draft.path))))
         return vllm_command.launch_command(str(run.target), run.served, draft, address=address, extra=extra)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from ports import free_port
 from serve_cases import (
     CHECK,
@@ -32,9 +33,11 @@ from serve_cases import (
 )
 
 from dsl.errors import DataError, StoreError
+from executor.model_tools.engines import ENGINES
 from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
+from ops.lib.sglang.serve_command import Address
 from ops.lib.sglang.version import NEWEST
 from ops.lib.vllm.version import VLLM_VERSION
 from ops.tools.serve.prompts import ChatPrompt
@@ -452,3 +455,13 @@ def test_a_draft_or_a_target_that_names_code_is_not_served(tmp_path, name, place
     store, run = record_run(tmp_path, made, more="" if name == "export" else CHECK)
     with pytest.raises(DataError, match="auto_map names code"):
         find_served(store, find_record(store.records, run), None)
+
+
+def test_a_draft_of_an_algorithm_that_vllm_is_not_known_to_serve_is_refused(tmp_path):
+    _store, served = found(tmp_path)
+    address = Address()
+    assert "vllm" == ENGINES["vllm"].command(served, address, ())[0]
+    dspark = evolve(served, draft=evolve(served.draft, algorithm="DSPARK"))
+    assert "DSPARK" in ENGINES["sglang"].command(dspark, address, ())
+    with pytest.raises(DataError, match="served by SGLang's DSPARK"):
+        ENGINES["vllm"].command(dspark, address, ())
