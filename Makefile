@@ -46,7 +46,7 @@ check: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/python $(PYTEST)
 
-check-slow: .venv/installed .venv-sglang/installed test-sglang-oldest
+check-slow: .venv/installed .venv-sglang/installed test-sglang-oldest test-vllm
 	$(BIN)/python -m pytest
 	.venv-sglang/bin/python -m pytest tests/sglang -m slow
 
