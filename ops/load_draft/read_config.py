@@ -266,13 +266,12 @@ def _windows(reading: _Reading, layers: int) -> dict[str, Any]:
     """
     slides = bool(reading.get("use_sliding_window"))
     types, window = reading.values.get("layer_types"), reading.values.get("sliding_window")
-    if reading.values.get("use_swa"):
-        types, slides = [SLIDING_ATTENTION] * layers, True
-        window = _swa_window(reading, window)
-    elif types is None:
+    if types is None:
         first = reading.get("max_window_layers") if slides else layers
         types = [SLIDING_ATTENTION if layer >= first else FULL_ATTENTION for layer in range(layers)]
         reading.assumed["layer_types"] = types
+    if reading.values.get("use_swa"):
+        types, slides, window = _swa_types(reading, types), True, _swa_window(reading, window)
     sliding = SLIDING_ATTENTION in types
     if sliding and not slides:
         reading.mistakes.append(
@@ -283,6 +282,21 @@ def _windows(reading: _Reading, layers: int) -> dict[str, Any]:
         reading.assumed["sliding_window"] = window = WINDOW
     _causal_mistakes(reading, types)
     return {"layer_types": types, "sliding_window": window if sliding else None}
+
+
+def _swa_types(reading: _Reading, types: list[str]) -> list[str]:
+    """The kinds of layers with ModelOpt's use_swa, as vLLM serves it: those of layer_types where one slides, and
+    otherwise windows in all layers, which are causal only where the file says so.
+    """
+    if SLIDING_ATTENTION in types:
+        return types
+    reading.assumed.pop("layer_types", None)
+    if not any(name in reading.values for name in ("causal", "is_causal")):
+        reading.mistakes.append(
+            "causal: is missing beside use_swa, which is as false where no layer slides by layer_types: sliding layers "
+            "would see their whole block, and dflow's are causal"
+        )
+    return [SLIDING_ATTENTION] * len(types)
 
 
 def _swa_window(reading: _Reading, window: int | None) -> int | None:

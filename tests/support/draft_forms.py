@@ -299,6 +299,16 @@ FORMS: Mapping[str, Form] = {
         {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
         publisher="ModelOpt",
     ),
+    "ModelOpt, windows by is_causal": Form(
+        zlab(is_causal=True, use_sliding_window=LEFT_OUT, dflash_config={"use_swa": True, "swa_window_size": 6}),
+        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
+        publisher="ModelOpt",
+    ),
+    "ModelOpt, windows beside layer_types with one": Form(
+        zlab(**SLIDING, dflash_config={"use_swa": True, "swa_window_size": 6}),
+        {name: SLIDING[name] for name in list(SLIDING)[:2]},
+        publisher="ModelOpt",
+    ),
     "speculators": Form(speculators(), publisher="speculators", assumed=("rms_norm_eps", "num_target_layers")),
     "speculators, unordered ids": Form(
         speculators(aux_hidden_state_layer_ids=[6, 2, 4]), order=(5, 1, 3), publisher="speculators"
@@ -452,6 +462,14 @@ REFUSED: Mapping[str, Refused] = {
     "causal full layers": Refused(zlab(is_causal=True), ("is_causal = true: full layers would be causal",)),
     "causal full layers of ModelOpt": Refused(
         zlab(dflash_config={"causal": True}),
+        ("causal = true: full layers would be causal",),
+    ),
+    "windows of ModelOpt without causal": Refused(
+        zlab(use_sliding_window=LEFT_OUT, dflash_config={"use_swa": True, "swa_window_size": 6}),
+        ("causal: is missing beside use_swa",),
+    ),
+    "windows of ModelOpt beside a full layer, causal": Refused(
+        zlab(**SLIDING, dflash_config={"use_swa": True, "causal": True}),
         ("causal = true: full layers would be causal",),
     ),
     "windows that are not causal": Refused(zlab(**SLIDING, is_causal=False), ("is_causal = false: sliding layers",)),

@@ -25,6 +25,7 @@ NOT_BY_CLASS = {
     "z-lab, a partial rotary of the training",
     "z-lab, rope by kind of layer, all the same",
     "ModelOpt, windows",
+    "ModelOpt, windows by is_causal",
     "z-lab, no num_target_layers",
 }
 
