@@ -14,6 +14,7 @@ from ops.export_draft.card import CardFacts, model_card
 from ops.lib.data.files import replace_file, write_json
 from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.load import read_config as read_draft_json
+from ops.lib.drafts.backbone.mistakes import refuse
 from ops.lib.drafts.backbone.serving_contract import (
     CARD,
     CONFIG,
@@ -21,6 +22,7 @@ from ops.lib.drafts.backbone.serving_contract import (
     ServedTarget,
     check_serving,
     config_mistakes,
+    tensors_digest_mistakes,
     training_record,
 )
 from ops.lib.drafts.backbone.stored_tensors import tensors_digest
@@ -61,6 +63,7 @@ def load_draft(config: LoadDraft, stage: Stage) -> None:
         imported |= {"source": config.source, "revision": config.revision}
     save_file(dict(tensors.by_name), stage.out_dir / WEIGHTS, metadata={"format": "pt"})
     serving, digest = to_serving(draft.config, tensors.dtype), tensors_digest(stage.out_dir / WEIGHTS)
+    refuse(directory, tensors_digest_mistakes(written, digest))
     server_args = (written.get(OF_DFLOW) or {}).get("server_args")
     serving["dflow"] |= training_record(draft.config, target.digest, digest, server_args) | {"imported": imported}
     write_json(stage.out_dir / CONFIG, serving)
@@ -95,15 +98,12 @@ def find_draft(source: str, revision: str | None) -> Path:
 
 
 def own_record(directory: Path, written: Mapping[str, Any], target: ServedTarget) -> list[str]:
-    """Whether an export of dflow is as it was written: a note if it was trained for another target.
+    """Whether the config.json of an export of dflow is as it was written: a note if it was trained for another target.
 
     Raises DataError that lists the fields that were changed.
     """
     trained_for = str(written[OF_DFLOW].get("target"))
-    mistakes = config_mistakes(written, target.info, trained_for, target.pad_token_ids)
-    if mistakes:
-        listed = "\n".join(str(mistake) for mistake in mistakes)
-        raise DataError(f"{directory}: this export of dflow breaks the serving contract:\n{listed}")
+    refuse(directory, config_mistakes(written, target.info, trained_for, target.pad_token_ids))
     if trained_for == target.digest:
         return []
     return [

@@ -13,7 +13,7 @@ from case_reader import hidden_of_blocks
 from draft_chain import EOS, HIDDEN, MASK, TEXT, VOCAB, make_target
 from draft_forms import FORMS, IDS, LAYERS, LEFT_OUT, PLAIN, REFUSED, SIZES, Form, prefixed, write_form, zlab
 from fake_stage import FakeStage, folder_digest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
@@ -135,6 +135,16 @@ def test_an_altered_export_of_dflow_is_refused(target, tmp_path):
     write_json(made.path / "config.json", read_json(made.path / "config.json") | {"rope_theta": 1.0})
     with pytest.raises(DataError, match=r"rope_theta is 1.0, but the draft was trained with 5000.0"):
         load(tmp_path / "again", made.path, target)
+
+
+def test_an_export_of_dflow_with_other_weights_is_refused(target, tmp_path):
+    write_form(FORMS["z-lab, plain"], tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    tensors = load_file(made.path / "model.safetensors")
+    save_file(tensors | {"norm.weight": tensors["norm.weight"] + 1}, made.path / "model.safetensors")
+    with pytest.raises(DataError, match=r"the tensors are not those of the export") as caught:
+        load(tmp_path / "again", made.path, target)
+    assert str(made.path) in str(caught.value)
 
 
 def test_the_dtype_stays_and_several_become_float32(target, tmp_path):
