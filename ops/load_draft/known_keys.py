@@ -7,6 +7,8 @@ from typing import Any
 
 from attrs import frozen
 
+from ops.lib.drafts.backbone.config import ROPE_NUMBERS
+
 # Of transformers, of a training, or of generation: none of them changes the hidden states or the logits of a draft.
 _WORDS = """
 architectures auto_map dtype torch_dtype transformers_version speculators_version _name_or_path name_or_path
@@ -19,21 +21,7 @@ num_anchors max_anchors loss_decay_gamma has_embed_tokens has_lm_head
 HARMLESS = frozenset(_WORDS.split())
 
 # Parameters of a rope that transformers' functions read, by what `DraftConfig.rope_scaling` holds.
-OF_ROPE = frozenset(
-    {
-        "rope_type",
-        "factor",
-        "original_max_position_embeddings",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-        "low_freq_factor",
-        "high_freq_factor",
-    }
-)
+OF_ROPE = frozenset({"rope_type", *ROPE_NUMBERS, "truncate"})
 # Of a target's 3-D positions. The classes of all publishers rotate by 1-D positions, and do not read them.
 OF_MROPE = frozenset({"mrope_section", "mrope_interleaved"})
 

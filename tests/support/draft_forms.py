@@ -497,6 +497,22 @@ REFUSED: Mapping[str, Refused] = {
         zlab(rope_scaling={"type": "dynamic", "factor": 2.0}),
         ('rope_type "dynamic" is not one of',),
     ),
+    "yarn without its factor": Refused(
+        zlab(rope_scaling={"rope_type": "yarn", "attention_factor": "x", "truncate": 1}),
+        (
+            'rope_scaling: factor is missing, and rope_type "yarn" needs it',
+            'rope_scaling: attention_factor must be a number, got "x"',
+            "rope_scaling: truncate must be true or false, got 1",
+        ),
+    ),
+    "a linear rope with a text as its factor": Refused(
+        zlab(rope_scaling={"type": "linear", "factor": "2"}),
+        ('rope_scaling: factor must be a number above 0, got "2"',),
+    ),
+    "llama3 without its frequencies": Refused(
+        zlab(rope_scaling=LLAMA3 | {"low_freq_factor": None, "high_freq_factor": 0}),
+        ("rope_scaling: low_freq_factor is missing", "rope_scaling: high_freq_factor must be a number above 0, got 0"),
+    ),
     "scaled embeddings": Refused(
         zlab(dflash_config={"input_embedding_scale": 4.0}), ("dflash_config.input_embedding_scale = 4.0",)
     ),
