@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,20 +53,24 @@ def load_draft(config: LoadDraft, stage: Stage) -> None:
         draft = read_draft_config(written, info, config.partial_rotary_factor)
     except ConfigError as error:
         raise DataError(f"{directory}: {error}") from error
-    notes = own_record(directory, written, ServedTarget.of(target)) if OF_DFLOW in written else []
+    record = written.get(OF_DFLOW, {})
+    notes = own_record(directory, written, ServedTarget.of(target)) if record else []
+    before = imported_before(directory, record)
     tensors = read_tensors(directory, draft.config, draft.layer_order, target)
     imported: dict[str, Any] = {
         "publisher": draft.publisher,
-        "assumed": dict(draft.assumed),
-        "notes": [*notes, *draft.notes, *tensors.notes],
+        "assumed": {**before["assumed"], **draft.assumed},
+        "notes": list(dict.fromkeys([*before["notes"], *notes, *draft.notes, *tensors.notes])),
     }
     if not Path(config.source).is_dir():  # a path is content, not a name
         imported |= {"source": config.source, "revision": config.revision}
     save_file(dict(tensors.by_name), stage.out_dir / WEIGHTS, metadata={"format": "pt"})
     serving, digest = to_serving(draft.config, tensors.dtype), tensors_digest(stage.out_dir / WEIGHTS)
     refuse(directory, tensors_digest_mistakes(written, digest))
-    server_args = (written.get(OF_DFLOW) or {}).get("server_args")
+    server_args, engine = record.get("server_args"), record.get("engine")
     serving["dflow"] |= training_record(draft.config, target.digest, digest, server_args) | {"imported": imported}
+    if engine is not None:
+        serving["dflow"]["engine"] = engine
     write_json(stage.out_dir / CONFIG, serving)
     parameters = sum(tensor.numel() for tensor in tensors.by_name.values())
     facts = CardFacts(
@@ -75,7 +80,7 @@ def load_draft(config: LoadDraft, stage: Stage) -> None:
         target=info,
         target_digest=target.digest,
         served=Served.as_trained(
-            info, read_config(target.path / "model"), {"server_args": server_args}, target.path / "model"
+            info, read_config(target.path / "model"), {"server_args": server_args}, target.path / "model", engine
         ),
         imported=imported,
     )
@@ -110,6 +115,24 @@ def own_record(directory: Path, written: Mapping[str, Any], target: ServedTarget
         f"target: it was trained for the target {trained_for[:12]}, and this one, of the same sizes, is "
         f"{target.digest[:12]}"
     ]
+
+
+def imported_before(directory: Path, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What was assumed and noted when this draft was imported before, by dflow's record. Raises DataError if that has
+    another form.
+    """
+    imported = record.get("imported", {"assumed": {}, "notes": []})
+    if (
+        not isinstance(imported, Mapping)
+        or not isinstance(imported.get("assumed"), Mapping)
+        or not isinstance(imported.get("notes"), list)
+        or not all(isinstance(note, str) for note in imported["notes"])
+    ):
+        raise DataError(
+            f"{directory}: config.json: dflow.imported is no record of an import ({json.dumps(imported)}); import the "
+            "draft again from where it came"
+        )
+    return imported
 
 
 def show(stage: Stage, draft: ReadDraft, tensors: DraftTensors, imported: Mapping[str, Any]) -> None:

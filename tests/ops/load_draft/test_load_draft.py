@@ -147,6 +147,32 @@ def test_an_export_of_dflow_with_other_weights_is_refused(target, tmp_path):
     assert str(made.path) in str(caught.value)
 
 
+def test_an_import_of_an_export_keeps_its_engine_and_what_was_assumed(target, tmp_path):
+    unordered = zlab(rope_theta=LEFT_OUT, dflash_config={"target_layer_ids": [5, 1, 3]})
+    write_form(Form(unordered, order=(5, 1, 3)), tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    config = read_json(made.path / "config.json")
+    config["dflow"]["engine"] = "sglang-0.5.21"
+    write_json(made.path / "config.json", config)
+    again = load(tmp_path / "again", made.path, target)
+    record = read_json(again.path / "config.json")["dflow"]
+    assert "sglang-0.5.21" == record["engine"]
+    assert {"rope_theta": 10000.0} == record["imported"]["assumed"]
+    assert config["dflow"]["imported"]["notes"] == record["imported"]["notes"]
+    assert "ascending order" in "\n".join(record["imported"]["notes"])
+
+
+@pytest.mark.parametrize("imported", ["z-lab", {"assumed": {}}, {"assumed": {}, "notes": [1]}])
+def test_a_record_of_an_import_in_another_form_is_refused(imported, target, tmp_path):
+    write_form(FORMS["z-lab, plain"], tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    config = read_json(made.path / "config.json")
+    config["dflow"]["imported"] = imported
+    write_json(made.path / "config.json", config)
+    with pytest.raises(DataError, match=r"dflow.imported is no record of an import"):
+        load(tmp_path / "again", made.path, target)
+
+
 def test_the_dtype_stays_and_several_become_float32(target, tmp_path):
     def halved(tensors):
         return {name: tensor.bfloat16() if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}
