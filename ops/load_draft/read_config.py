@@ -359,8 +359,8 @@ def _layers(reading: _Reading, layers: int, target: Mapping[str, Any] | None) ->
         reading.mistakes.append(f"{name}: must be a list of numbers, got {json.dumps(written)}")
     elif written is None and count is not None:
         reading.assumed[LAYERS] = list(spread_layers(count, layers, "num_hidden_layers"))
-    elif written is None:
-        reading.mistakes.append(f"{name}: is missing, and so is num_target_layers, from which it would follow")
+    elif written is None:  # with the target they follow from its layers; until then any of this number stand for them
+        reading.assumed[LAYERS] = list(range(layers))
     if not (_are_numbers(written) or LAYERS in reading.assumed):
         return {}
     ids = reading.layer_ids

@@ -210,6 +210,16 @@ FORMS: Mapping[str, Form] = {
         {"target_layer_ids": (1, 3, 5), "num_hidden_layers": 3},
         assumed=("target_layer_ids",),
     ),
+    "z-lab, ids and num_target_layers left open": Form(
+        zlab(
+            dflash_config={"target_layer_ids": LEFT_OUT},
+            num_target_layers=LEFT_OUT,
+            num_hidden_layers=3,
+            layer_types=["full_attention"] * 3,
+        ),
+        {"target_layer_ids": (1, 3, 5), "num_hidden_layers": 3},
+        assumed=("target_layer_ids", "num_target_layers"),
+    ),
     "z-lab, unordered ids": Form(
         zlab(dflash_config={"target_layer_ids": [5, 1, 3]}), order=(5, 1, 3), notes=("ascending order",)
     ),
