@@ -16,15 +16,19 @@ from fake_stage import FakeStage, folder_digest
 from safetensors.torch import load_file, save_file
 
 from dsl.errors import ConfigError, DataError
+from dsl.estimate import Outlook
+from dsl.launch import Launch
 from dsl.op import Ref
 from ops.artifacts import Draft, TargetModel
 from ops.check_export.run import rotary_warnings
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
+from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.drafts.backbone.load import load_draft as load_serving
 from ops.lib.drafts.backbone.load import load_weights
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.serving_contract import check_serving
+from ops.load_draft.estimate import estimate
 from ops.load_draft.op import LoadDraft
 from ops.load_draft.read_config import read_draft_config
 from ops.load_draft.report import report
@@ -294,6 +298,14 @@ def test_a_key_of_any_type_is_read_or_refused_without_another_error(key):
             read_draft_config(PLAIN | {key: value})
         except ConfigError as error:
             assert str(error)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), (["x"], 2), ({}, 2)])
+def test_a_plan_estimates_the_disk_for_a_dtype_of_any_type(dtype, size, tmp_path):
+    write_form(Form(zlab(dtype=dtype)), tmp_path / "source")
+    outlook = Outlook(launch=Launch(), inputs={}, artifact=None, root=tmp_path, free_disk=0)
+    found = estimate(LoadDraft(target=Ref("target"), source=str(tmp_path / "source")), outlook)
+    assert {"draft": draft_parameters(DraftConfig(**PLAIN_SHAPE)) * size} == found.disk
 
 
 def test_reading_a_config_loads_no_torch():
