@@ -1,4 +1,4 @@
-"""The keys and tensors of other people's drafts: those that cannot matter, and those that dflow does not reproduce."""
+"""The keys and tensors of drafts of others: those without effect, and those that `load_draft` does not reproduce."""
 
 from __future__ import annotations
 
@@ -44,10 +44,12 @@ def _one(value: Any) -> bool:
 
 
 def _algorithm(name: str) -> Neutral:
-    return Neutral(_off, f"is of the algorithm {name}, which dflow does not have yet")
+    return Neutral(_off, f"is of the algorithm {name}, which load_draft does not read yet")
 
 
-ANCHOR_FIRST = "slot 0 already predicts a token (anchor first, the layout of DSpark), which dflow does not have yet"
+ANCHOR_FIRST = (
+    "slot 0 already predicts a token (anchor first, the layout of DSpark), which load_draft does not read yet"
+)
 UNQUANTISED = "quantised weights; import the draft as it was before quantisation"
 QUANTISED = Neutral(_off, UNQUANTISED)
 LOGITS = "changes the draft's logits, and dflow uses the target's head as it is"
@@ -68,7 +70,7 @@ NEUTRAL: Mapping[str, Neutral] = {
     "sample_from_anchor": Neutral(_off, ANCHOR_FIRST),
     "shift_label": Neutral(_off, ANCHOR_FIRST),
     "projector_type": Neutral(
-        lambda value: value in (None, "", "dflash"), "names an algorithm that dflow does not have yet"
+        lambda value: value in (None, "", "dflash"), "names an algorithm that load_draft does not read yet"
     ),
     "pure_draft_prefix_len": _algorithm("Domino"),
     "gru_hidden_dim": _algorithm("Domino"),
@@ -111,7 +113,7 @@ TENSORS = {
     "d2t": REDUCED,
     "t2d": REDUCED,
     **{
-        part: f"the algorithm {name}, which dflow does not have yet"
+        part: f"the algorithm {name}, which load_draft does not read yet"
         for part, name in (
             ("candidate_selector.", "DFlash2"),
             ("attention_conv.", "DFlash2"),

@@ -142,7 +142,7 @@ def _algorithm_mistakes(publisher: Publisher, config: Mapping[str, Any]) -> Iter
     for name in [*architectures(config), *(str(name) for name in named if name is not None)]:
         known = next((full for part, full in ALGORITHMS.items() if part in name.lower()), None)
         if known is not None:
-            yield f"{name} is of the algorithm {known}, which dflow does not have yet"
+            yield f"{name} is of the algorithm {known}, which load_draft does not read yet"
         elif "dflash" not in name.lower():
             yield f"{name} is no DFlash draft ({ARCHITECTURE})"
     if publisher is DEEPSPEC and config.get("sample_from_anchor") is not False:

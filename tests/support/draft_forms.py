@@ -360,7 +360,9 @@ def without(name: str) -> Callable[[Tensors], Tensors]:
 
 
 REFUSED: Mapping[str, Refused] = {
-    "DFlash2": Refused(zlab(architectures=["DFlash2DraftModel"]), ("algorithm DFlash2",)),
+    "DFlash2": Refused(
+        zlab(architectures=["DFlash2DraftModel"]), ("algorithm DFlash2, which load_draft does not read yet",)
+    ),
     "DFlash2 by its fields": Refused(
         zlab(dflash_config={"selector_rank": 4, "conv_kernel_size": 2}),
         ("dflash_config.selector_rank = 4", "dflash_config.conv_kernel_size = 2"),
@@ -372,7 +374,7 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "DSpark": Refused(
         zlab(architectures=["Qwen3DSparkModel"], markov_rank=8, markov_head_type="vanilla"),
-        ("algorithm DSpark", "markov_rank = 8"),
+        ("algorithm DSpark, which load_draft does not read yet", "markov_rank = 8"),
     ),
     "DSpark named DFlash": Refused(
         zlab(), ("markov_head.markov_w1.weight",), plus("markov_head.markov_w1.weight", VOCAB, 4)
@@ -387,7 +389,10 @@ REFUSED: Mapping[str, Refused] = {
             mask_token_id=MASK,
             target_layer_ids=[1, 3, 5],
         ),
-        ("its class does not say so, but slot 0 already predicts a token",),
+        (
+            "its class does not say so, but slot 0 already predicts a token (anchor first, the layout of DSpark), "
+            "which load_draft does not read yet",
+        ),
         ends="float32",
     ),
     "DeepSpec's DFlash under the name of z-lab": Refused(

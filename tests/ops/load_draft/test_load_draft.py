@@ -22,12 +22,14 @@ from dsl.op import Ref
 from ops.artifacts import Draft, TargetModel
 from ops.check_export.run import rotary_warnings
 from ops.lib.data.files import read_json, write_json
+from ops.lib.drafts.algorithms import algorithm_class
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
 from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.drafts.backbone.load import load_draft as load_serving
-from ops.lib.drafts.backbone.load import load_weights
+from ops.lib.drafts.backbone.load import load_weights, random_draft
 from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.drafts.backbone.serving_contract import check_serving
+from ops.lib.drafts.backbone.serving_contract import check_serving, training_record
+from ops.lib.drafts.backbone.stored_tensors import tensors_digest
 from ops.load_draft.estimate import estimate
 from ops.load_draft.op import LoadDraft
 from ops.load_draft.read_config import read_draft_config
@@ -175,6 +177,22 @@ def test_a_record_of_an_import_in_another_form_is_refused(imported, target, tmp_
     write_json(made.path / "config.json", config)
     with pytest.raises(DataError, match=r"dflow.imported is no record of an import"):
         load(tmp_path / "again", made.path, target)
+
+
+@pytest.mark.parametrize("name", ["dflash", "dflash2", "dspark"])
+def test_an_export_of_dflow_is_read_whichever_its_algorithm(name, target, tmp_path):
+    config = DraftConfig(**PLAIN_SHAPE, algorithm=algorithm_class(name)())
+    tensors = random_draft(config, seed=1).state_dict()
+    save_file(tensors, tmp_path / "model.safetensors")
+    record = training_record(config, target.digest, tensors_digest(tmp_path / "model.safetensors"))
+    serving = to_serving(config)
+    serving["dflow"] |= record
+    write_json(tmp_path / "config.json", serving)
+    made = load(tmp_path / "stage", tmp_path, target)
+    assert config == load_serving(made.path).config
+    stored = load_file(made.path / "model.safetensors")
+    assert tensors.keys() == stored.keys()
+    assert all(torch.equal(tensors[key], tensor) for key, tensor in stored.items())
 
 
 def test_the_dtype_stays_and_several_become_float32(target, tmp_path):
