@@ -27,7 +27,7 @@ def estimate(config: LoadDraft, outlook: Outlook) -> Estimate:
     except (ConfigError, DataError):
         return Estimate()  # `unmet` says why
     named = written.get("dtype") or written.get("torch_dtype")
-    dtype = named if named in ITEM_SIZES else "bfloat16"
+    dtype = named if isinstance(named, str) and named in ITEM_SIZES else "bfloat16"
     return Estimate(
         disk={"draft": draft_parameters(shape) * ITEM_SIZES[dtype]}, foreseen=DraftForeseen(shape=shape, dtype=dtype)
     )

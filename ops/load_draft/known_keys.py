@@ -1,4 +1,4 @@
-"""The keys and tensors of other people's drafts: those that cannot matter, and those that dflow does not reproduce."""
+"""The keys and tensors of drafts of others: those without effect, and those that `load_draft` does not reproduce."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import frozen
+
+from ops.lib.drafts.backbone.config import ROPE_NUMBERS
 
 # Of transformers, of a training, or of generation: none of them changes the hidden states or the logits of a draft.
 _WORDS = """
@@ -19,21 +21,7 @@ num_anchors max_anchors loss_decay_gamma has_embed_tokens has_lm_head
 HARMLESS = frozenset(_WORDS.split())
 
 # Parameters of a rope that transformers' functions read, by what `DraftConfig.rope_scaling` holds.
-OF_ROPE = frozenset(
-    {
-        "rope_type",
-        "factor",
-        "original_max_position_embeddings",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-        "low_freq_factor",
-        "high_freq_factor",
-    }
-)
+OF_ROPE = frozenset({"rope_type", *ROPE_NUMBERS, "truncate"})
 # Of a target's 3-D positions. The classes of all publishers rotate by 1-D positions, and do not read them.
 OF_MROPE = frozenset({"mrope_section", "mrope_interleaved"})
 
@@ -56,10 +44,12 @@ def _one(value: Any) -> bool:
 
 
 def _algorithm(name: str) -> Neutral:
-    return Neutral(_off, f"is of the algorithm {name}, which dflow does not have yet")
+    return Neutral(_off, f"is of the algorithm {name}, which load_draft does not read yet")
 
 
-ANCHOR_FIRST = "slot 0 already predicts a token (anchor first, the layout of DSpark), which dflow does not have yet"
+ANCHOR_FIRST = (
+    "slot 0 already predicts a token (anchor first, the layout of DSpark), which load_draft does not read yet"
+)
 UNQUANTISED = "quantised weights; import the draft as it was before quantisation"
 QUANTISED = Neutral(_off, UNQUANTISED)
 LOGITS = "changes the draft's logits, and dflow uses the target's head as it is"
@@ -80,7 +70,7 @@ NEUTRAL: Mapping[str, Neutral] = {
     "sample_from_anchor": Neutral(_off, ANCHOR_FIRST),
     "shift_label": Neutral(_off, ANCHOR_FIRST),
     "projector_type": Neutral(
-        lambda value: value in (None, "", "dflash"), "names an algorithm that dflow does not have yet"
+        lambda value: value in (None, "", "dflash"), "names an algorithm that load_draft does not read yet"
     ),
     "pure_draft_prefix_len": _algorithm("Domino"),
     "gru_hidden_dim": _algorithm("Domino"),
@@ -123,7 +113,7 @@ TENSORS = {
     "d2t": REDUCED,
     "t2d": REDUCED,
     **{
-        part: f"the algorithm {name}, which dflow does not have yet"
+        part: f"the algorithm {name}, which load_draft does not read yet"
         for part, name in (
             ("candidate_selector.", "DFlash2"),
             ("attention_conv.", "DFlash2"),

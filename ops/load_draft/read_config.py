@@ -142,7 +142,7 @@ def _algorithm_mistakes(publisher: Publisher, config: Mapping[str, Any]) -> Iter
     for name in [*architectures(config), *(str(name) for name in named if name is not None)]:
         known = next((full for part, full in ALGORITHMS.items() if part in name.lower()), None)
         if known is not None:
-            yield f"{name} is of the algorithm {known}, which dflow does not have yet"
+            yield f"{name} is of the algorithm {known}, which load_draft does not read yet"
         elif "dflash" not in name.lower():
             yield f"{name} is no DFlash draft ({ARCHITECTURE})"
     if publisher is DEEPSPEC and config.get("sample_from_anchor") is not False:
@@ -266,13 +266,12 @@ def _windows(reading: _Reading, layers: int) -> dict[str, Any]:
     """
     slides = bool(reading.get("use_sliding_window"))
     types, window = reading.values.get("layer_types"), reading.values.get("sliding_window")
-    if reading.values.get("use_swa"):
-        types, slides = [SLIDING_ATTENTION] * layers, True
-        window = _swa_window(reading, window)
-    elif types is None:
+    if types is None:
         first = reading.get("max_window_layers") if slides else layers
         types = [SLIDING_ATTENTION if layer >= first else FULL_ATTENTION for layer in range(layers)]
         reading.assumed["layer_types"] = types
+    if reading.values.get("use_swa"):
+        types, slides, window = _swa_types(reading, types), True, _swa_window(reading, window)
     sliding = SLIDING_ATTENTION in types
     if sliding and not slides:
         reading.mistakes.append(
@@ -283,6 +282,21 @@ def _windows(reading: _Reading, layers: int) -> dict[str, Any]:
         reading.assumed["sliding_window"] = window = WINDOW
     _causal_mistakes(reading, types)
     return {"layer_types": types, "sliding_window": window if sliding else None}
+
+
+def _swa_types(reading: _Reading, types: list[str]) -> list[str]:
+    """The kinds of layers with ModelOpt's use_swa, as vLLM serves it: those of layer_types where one slides, and
+    otherwise windows in all layers, which are causal only where the file says so.
+    """
+    if SLIDING_ATTENTION in types:
+        return types
+    reading.assumed.pop("layer_types", None)
+    if not any(name in reading.values for name in ("causal", "is_causal")):
+        reading.mistakes.append(
+            "causal: is missing beside use_swa, which is as false where no layer slides by layer_types: sliding layers "
+            "would see their whole block, and dflow's are causal"
+        )
+    return [SLIDING_ATTENTION] * len(types)
 
 
 def _swa_window(reading: _Reading, window: int | None) -> int | None:
@@ -345,8 +359,8 @@ def _layers(reading: _Reading, layers: int, target: Mapping[str, Any] | None) ->
         reading.mistakes.append(f"{name}: must be a list of numbers, got {json.dumps(written)}")
     elif written is None and count is not None:
         reading.assumed[LAYERS] = list(spread_layers(count, layers, "num_hidden_layers"))
-    elif written is None:
-        reading.mistakes.append(f"{name}: is missing, and so is num_target_layers, from which it would follow")
+    elif written is None:  # with the target they follow from its layers; until then any of this number stand for them
+        reading.assumed[LAYERS] = list(range(layers))
     if not (_are_numbers(written) or LAYERS in reading.assumed):
         return {}
     ids = reading.layer_ids

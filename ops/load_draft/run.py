@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ops.export_draft.card import CardFacts, model_card
 from ops.lib.data.files import replace_file, write_json
 from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.load import read_config as read_draft_json
+from ops.lib.drafts.backbone.mistakes import refuse
 from ops.lib.drafts.backbone.serving_contract import (
     CARD,
     CONFIG,
@@ -21,6 +23,7 @@ from ops.lib.drafts.backbone.serving_contract import (
     ServedTarget,
     check_serving,
     config_mistakes,
+    tensors_digest_mistakes,
     training_record,
 )
 from ops.lib.drafts.backbone.stored_tensors import tensors_digest
@@ -50,19 +53,24 @@ def load_draft(config: LoadDraft, stage: Stage) -> None:
         draft = read_draft_config(written, info, config.partial_rotary_factor)
     except ConfigError as error:
         raise DataError(f"{directory}: {error}") from error
-    notes = own_record(directory, written, ServedTarget.of(target)) if OF_DFLOW in written else []
+    record = written.get(OF_DFLOW, {})
+    notes = own_record(directory, written, ServedTarget.of(target)) if record else []
+    before = imported_before(directory, record)
     tensors = read_tensors(directory, draft.config, draft.layer_order, target)
     imported: dict[str, Any] = {
         "publisher": draft.publisher,
-        "assumed": dict(draft.assumed),
-        "notes": [*notes, *draft.notes, *tensors.notes],
+        "assumed": {**before["assumed"], **draft.assumed},
+        "notes": list(dict.fromkeys([*before["notes"], *notes, *draft.notes, *tensors.notes])),
     }
     if not Path(config.source).is_dir():  # a path is content, not a name
         imported |= {"source": config.source, "revision": config.revision}
     save_file(dict(tensors.by_name), stage.out_dir / WEIGHTS, metadata={"format": "pt"})
     serving, digest = to_serving(draft.config, tensors.dtype), tensors_digest(stage.out_dir / WEIGHTS)
-    server_args = (written.get(OF_DFLOW) or {}).get("server_args")
+    refuse(directory, tensors_digest_mistakes(written, digest))
+    server_args, engine = record.get("server_args"), record.get("engine")
     serving["dflow"] |= training_record(draft.config, target.digest, digest, server_args) | {"imported": imported}
+    if engine is not None:
+        serving["dflow"]["engine"] = engine
     write_json(stage.out_dir / CONFIG, serving)
     parameters = sum(tensor.numel() for tensor in tensors.by_name.values())
     facts = CardFacts(
@@ -72,7 +80,7 @@ def load_draft(config: LoadDraft, stage: Stage) -> None:
         target=info,
         target_digest=target.digest,
         served=Served.as_trained(
-            info, read_config(target.path / "model"), {"server_args": server_args}, target.path / "model"
+            info, read_config(target.path / "model"), {"server_args": server_args}, target.path / "model", engine
         ),
         imported=imported,
     )
@@ -95,21 +103,36 @@ def find_draft(source: str, revision: str | None) -> Path:
 
 
 def own_record(directory: Path, written: Mapping[str, Any], target: ServedTarget) -> list[str]:
-    """Whether an export of dflow is as it was written: a note if it was trained for another target.
+    """Whether the config.json of an export of dflow is as it was written: a note if it was trained for another target.
 
     Raises DataError that lists the fields that were changed.
     """
     trained_for = str(written[OF_DFLOW].get("target"))
-    mistakes = config_mistakes(written, target.info, trained_for, target.pad_token_ids)
-    if mistakes:
-        listed = "\n".join(str(mistake) for mistake in mistakes)
-        raise DataError(f"{directory}: this export of dflow breaks the serving contract:\n{listed}")
+    refuse(directory, config_mistakes(written, target.info, trained_for, target.pad_token_ids))
     if trained_for == target.digest:
         return []
     return [
         f"target: it was trained for the target {trained_for[:12]}, and this one, of the same sizes, is "
         f"{target.digest[:12]}"
     ]
+
+
+def imported_before(directory: Path, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What was assumed and noted when this draft was imported before, by dflow's record. Raises DataError if that has
+    another form.
+    """
+    imported = record.get("imported", {"assumed": {}, "notes": []})
+    if (
+        not isinstance(imported, Mapping)
+        or not isinstance(imported.get("assumed"), Mapping)
+        or not isinstance(imported.get("notes"), list)
+        or not all(isinstance(note, str) for note in imported["notes"])
+    ):
+        raise DataError(
+            f"{directory}: config.json: dflow.imported is no record of an import ({json.dumps(imported)}); import the "
+            "draft again from where it came"
+        )
+    return imported
 
 
 def show(stage: Stage, draft: ReadDraft, tensors: DraftTensors, imported: Mapping[str, Any]) -> None:

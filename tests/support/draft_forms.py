@@ -210,6 +210,16 @@ FORMS: Mapping[str, Form] = {
         {"target_layer_ids": (1, 3, 5), "num_hidden_layers": 3},
         assumed=("target_layer_ids",),
     ),
+    "z-lab, ids and num_target_layers left open": Form(
+        zlab(
+            dflash_config={"target_layer_ids": LEFT_OUT},
+            num_target_layers=LEFT_OUT,
+            num_hidden_layers=3,
+            layer_types=["full_attention"] * 3,
+        ),
+        {"target_layer_ids": (1, 3, 5), "num_hidden_layers": 3},
+        assumed=("target_layer_ids", "num_target_layers"),
+    ),
     "z-lab, unordered ids": Form(
         zlab(dflash_config={"target_layer_ids": [5, 1, 3]}), order=(5, 1, 3), notes=("ascending order",)
     ),
@@ -299,6 +309,16 @@ FORMS: Mapping[str, Form] = {
         {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
         publisher="ModelOpt",
     ),
+    "ModelOpt, windows by is_causal": Form(
+        zlab(is_causal=True, use_sliding_window=LEFT_OUT, dflash_config={"use_swa": True, "swa_window_size": 6}),
+        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6},
+        publisher="ModelOpt",
+    ),
+    "ModelOpt, windows beside layer_types with one": Form(
+        zlab(**SLIDING, dflash_config={"use_swa": True, "swa_window_size": 6}),
+        {name: SLIDING[name] for name in list(SLIDING)[:2]},
+        publisher="ModelOpt",
+    ),
     "speculators": Form(speculators(), publisher="speculators", assumed=("rms_norm_eps", "num_target_layers")),
     "speculators, unordered ids": Form(
         speculators(aux_hidden_state_layer_ids=[6, 2, 4]), order=(5, 1, 3), publisher="speculators"
@@ -340,7 +360,9 @@ def without(name: str) -> Callable[[Tensors], Tensors]:
 
 
 REFUSED: Mapping[str, Refused] = {
-    "DFlash2": Refused(zlab(architectures=["DFlash2DraftModel"]), ("algorithm DFlash2",)),
+    "DFlash2": Refused(
+        zlab(architectures=["DFlash2DraftModel"]), ("algorithm DFlash2, which load_draft does not read yet",)
+    ),
     "DFlash2 by its fields": Refused(
         zlab(dflash_config={"selector_rank": 4, "conv_kernel_size": 2}),
         ("dflash_config.selector_rank = 4", "dflash_config.conv_kernel_size = 2"),
@@ -352,7 +374,7 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "DSpark": Refused(
         zlab(architectures=["Qwen3DSparkModel"], markov_rank=8, markov_head_type="vanilla"),
-        ("algorithm DSpark", "markov_rank = 8"),
+        ("algorithm DSpark, which load_draft does not read yet", "markov_rank = 8"),
     ),
     "DSpark named DFlash": Refused(
         zlab(), ("markov_head.markov_w1.weight",), plus("markov_head.markov_w1.weight", VOCAB, 4)
@@ -367,7 +389,10 @@ REFUSED: Mapping[str, Refused] = {
             mask_token_id=MASK,
             target_layer_ids=[1, 3, 5],
         ),
-        ("its class does not say so, but slot 0 already predicts a token",),
+        (
+            "its class does not say so, but slot 0 already predicts a token (anchor first, the layout of DSpark), "
+            "which load_draft does not read yet",
+        ),
         ends="float32",
     ),
     "DeepSpec's DFlash under the name of z-lab": Refused(
@@ -454,6 +479,14 @@ REFUSED: Mapping[str, Refused] = {
         zlab(dflash_config={"causal": True}),
         ("causal = true: full layers would be causal",),
     ),
+    "windows of ModelOpt without causal": Refused(
+        zlab(use_sliding_window=LEFT_OUT, dflash_config={"use_swa": True, "swa_window_size": 6}),
+        ("causal: is missing beside use_swa",),
+    ),
+    "windows of ModelOpt beside a full layer, causal": Refused(
+        zlab(**SLIDING, dflash_config={"use_swa": True, "causal": True}),
+        ("causal = true: full layers would be causal",),
+    ),
     "windows that are not causal": Refused(zlab(**SLIDING, is_causal=False), ("is_causal = false: sliding layers",)),
     "windows without use_sliding_window": Refused(
         zlab(**SLIDING | {"use_sliding_window": False}),
@@ -478,6 +511,22 @@ REFUSED: Mapping[str, Refused] = {
     "a rope of another kind": Refused(
         zlab(rope_scaling={"type": "dynamic", "factor": 2.0}),
         ('rope_type "dynamic" is not one of',),
+    ),
+    "yarn without its factor": Refused(
+        zlab(rope_scaling={"rope_type": "yarn", "attention_factor": "x", "truncate": 1}),
+        (
+            'rope_scaling: factor is missing, and rope_type "yarn" needs it',
+            'rope_scaling: attention_factor must be a number, got "x"',
+            "rope_scaling: truncate must be true or false, got 1",
+        ),
+    ),
+    "a linear rope with a text as its factor": Refused(
+        zlab(rope_scaling={"type": "linear", "factor": "2"}),
+        ('rope_scaling: factor must be a number above 0, got "2"',),
+    ),
+    "llama3 without its frequencies": Refused(
+        zlab(rope_scaling=LLAMA3 | {"low_freq_factor": None, "high_freq_factor": 0}),
+        ("rope_scaling: low_freq_factor is missing", "rope_scaling: high_freq_factor must be a number above 0, got 0"),
     ),
     "scaled embeddings": Refused(
         zlab(dflash_config={"input_embedding_scale": 4.0}), ("dflash_config.input_embedding_scale = 4.0",)

@@ -13,18 +13,24 @@ from case_reader import hidden_of_blocks
 from draft_chain import EOS, HIDDEN, MASK, TEXT, VOCAB, make_target
 from draft_forms import FORMS, IDS, LAYERS, LEFT_OUT, PLAIN, REFUSED, SIZES, Form, prefixed, write_form, zlab
 from fake_stage import FakeStage, folder_digest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dsl.errors import ConfigError, DataError
+from dsl.estimate import Outlook
+from dsl.launch import Launch
 from dsl.op import Ref
 from ops.artifacts import Draft, TargetModel
 from ops.check_export.run import rotary_warnings
 from ops.lib.data.files import read_json, write_json
+from ops.lib.drafts.algorithms import algorithm_class
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
+from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.drafts.backbone.load import load_draft as load_serving
-from ops.lib.drafts.backbone.load import load_weights
+from ops.lib.drafts.backbone.load import load_weights, random_draft
 from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.drafts.backbone.serving_contract import check_serving
+from ops.lib.drafts.backbone.serving_contract import check_serving, training_record
+from ops.lib.drafts.backbone.stored_tensors import tensors_digest
+from ops.load_draft.estimate import estimate
 from ops.load_draft.op import LoadDraft
 from ops.load_draft.read_config import read_draft_config
 from ops.load_draft.report import report
@@ -135,6 +141,58 @@ def test_an_altered_export_of_dflow_is_refused(target, tmp_path):
     write_json(made.path / "config.json", read_json(made.path / "config.json") | {"rope_theta": 1.0})
     with pytest.raises(DataError, match=r"rope_theta is 1.0, but the draft was trained with 5000.0"):
         load(tmp_path / "again", made.path, target)
+
+
+def test_an_export_of_dflow_with_other_weights_is_refused(target, tmp_path):
+    write_form(FORMS["z-lab, plain"], tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    tensors = load_file(made.path / "model.safetensors")
+    save_file(tensors | {"norm.weight": tensors["norm.weight"] + 1}, made.path / "model.safetensors")
+    with pytest.raises(DataError, match=r"the tensors are not those of the export") as caught:
+        load(tmp_path / "again", made.path, target)
+    assert str(made.path) in str(caught.value)
+
+
+def test_an_import_of_an_export_keeps_its_engine_and_what_was_assumed(target, tmp_path):
+    unordered = zlab(rope_theta=LEFT_OUT, dflash_config={"target_layer_ids": [5, 1, 3]})
+    write_form(Form(unordered, order=(5, 1, 3)), tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    config = read_json(made.path / "config.json")
+    config["dflow"]["engine"] = "sglang-0.5.21"
+    write_json(made.path / "config.json", config)
+    again = load(tmp_path / "again", made.path, target)
+    record = read_json(again.path / "config.json")["dflow"]
+    assert "sglang-0.5.21" == record["engine"]
+    assert {"rope_theta": 10000.0} == record["imported"]["assumed"]
+    assert config["dflow"]["imported"]["notes"] == record["imported"]["notes"]
+    assert "ascending order" in "\n".join(record["imported"]["notes"])
+
+
+@pytest.mark.parametrize("imported", ["z-lab", {"assumed": {}}, {"assumed": {}, "notes": [1]}])
+def test_a_record_of_an_import_in_another_form_is_refused(imported, target, tmp_path):
+    write_form(FORMS["z-lab, plain"], tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    config = read_json(made.path / "config.json")
+    config["dflow"]["imported"] = imported
+    write_json(made.path / "config.json", config)
+    with pytest.raises(DataError, match=r"dflow.imported is no record of an import"):
+        load(tmp_path / "again", made.path, target)
+
+
+@pytest.mark.parametrize("name", ["dflash", "dflash2", "dspark"])
+def test_an_export_of_dflow_is_read_whichever_its_algorithm(name, target, tmp_path):
+    config = DraftConfig(**PLAIN_SHAPE, algorithm=algorithm_class(name)())
+    tensors = random_draft(config, seed=1).state_dict()
+    save_file(tensors, tmp_path / "model.safetensors")
+    record = training_record(config, target.digest, tensors_digest(tmp_path / "model.safetensors"))
+    serving = to_serving(config)
+    serving["dflow"] |= record
+    write_json(tmp_path / "config.json", serving)
+    made = load(tmp_path / "stage", tmp_path, target)
+    assert config == load_serving(made.path).config
+    stored = load_file(made.path / "model.safetensors")
+    assert tensors.keys() == stored.keys()
+    assert all(torch.equal(tensors[key], tensor) for key, tensor in stored.items())
 
 
 def test_the_dtype_stays_and_several_become_float32(target, tmp_path):
@@ -258,6 +316,14 @@ def test_a_key_of_any_type_is_read_or_refused_without_another_error(key):
             read_draft_config(PLAIN | {key: value})
         except ConfigError as error:
             assert str(error)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), (["x"], 2), ({}, 2)])
+def test_a_plan_estimates_the_disk_for_a_dtype_of_any_type(dtype, size, tmp_path):
+    write_form(Form(zlab(dtype=dtype)), tmp_path / "source")
+    outlook = Outlook(launch=Launch(), inputs={}, artifact=None, root=tmp_path, free_disk=0)
+    found = estimate(LoadDraft(target=Ref("target"), source=str(tmp_path / "source")), outlook)
+    assert {"draft": draft_parameters(DraftConfig(**PLAIN_SHAPE)) * size} == found.disk
 
 
 def test_reading_a_config_loads_no_torch():

@@ -20,12 +20,14 @@ from ops.lib.drafts.backbone.load import load_draft as load_serving
 
 CONTEXT, WITHIN = 19, 2e-6
 # Read otherwise than by the class, on purpose: a share of the heads that engines honour; a window by ModelOpt's own
-# keys, which it does not read; and two that it cannot load.
+# keys, which it does not read; and those that it cannot load.
 NOT_BY_CLASS = {
     "z-lab, a partial rotary of the training",
     "z-lab, rope by kind of layer, all the same",
     "ModelOpt, windows",
+    "ModelOpt, windows by is_causal",
     "z-lab, no num_target_layers",
+    "z-lab, ids and num_target_layers left open",
 }
 
 

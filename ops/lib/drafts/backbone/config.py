@@ -18,7 +18,14 @@ POSITIONS = "sequential"
 FORMAT = 1
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
-ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+ROPE_NEEDS: Mapping[str, tuple[str, ...]] = {  # rope_type -> the parameters without which it has no frequencies
+    "default": (),
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+ROPE_SIZES = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")  # above 0
+ROPE_NUMBERS = (*ROPE_SIZES, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
 SHAPE_FIELDS = (  # decide the shapes of the tensors
     "hidden_size",
@@ -160,10 +167,7 @@ def _layer_mistakes(config: DraftConfig) -> list[str]:
 
 
 def _rope_mistakes(config: DraftConfig) -> list[str]:
-    mistakes = []
-    rope_type = (config.rope_scaling or {}).get("rope_type", "default")
-    if rope_type not in ROPE_TYPES:
-        mistakes.append(f'rope_scaling: rope_type "{rope_type}" is not one of {", ".join(ROPE_TYPES)}')
+    mistakes = [*_scaling_mistakes(config.rope_scaling or {})]
     if config.rope_theta <= 0:
         mistakes.append(f"rope_theta: must be positive, got {config.rope_theta}")
     if not 0 < config.partial_rotary_factor <= 1 or config.rotary_dim < 2 or config.rotary_dim % 2:
@@ -174,6 +178,26 @@ def _rope_mistakes(config: DraftConfig) -> list[str]:
     if config.positions != POSITIONS:
         mistakes.append(f'positions: must be "{POSITIONS}", got "{config.positions}"')
     return mistakes
+
+
+def _scaling_mistakes(scaling: Mapping[str, Any]) -> Iterator[str]:
+    """A kind that is not supported, a parameter that it lacks, and values that are no numbers."""
+    rope_type = scaling.get("rope_type", "default")
+    if rope_type not in list(ROPE_NEEDS):
+        yield f'rope_scaling: rope_type "{rope_type}" is not one of {", ".join(ROPE_NEEDS)}'
+        return
+    present = {name: value for name, value in scaling.items() if value is not None}
+    for name in ROPE_NEEDS[rope_type]:
+        if name not in present:
+            yield f'rope_scaling: {name} is missing, and rope_type "{rope_type}" needs it'
+    for name in ROPE_NUMBERS:
+        value = present.get(name, 1)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or (name in ROPE_SIZES and not value > 0):
+            wanted = "a number above 0" if name in ROPE_SIZES else "a number"
+            yield f"rope_scaling: {name} must be {wanted}, got {json.dumps(value)}"
+    if not isinstance(present.get("truncate", True), bool):
+        yield f"rope_scaling: truncate must be true or false, got {json.dumps(present['truncate'])}"
 
 
 def unfit_fields(draft: DraftConfig, target: Mapping[str, Any]) -> dict[str, str]:

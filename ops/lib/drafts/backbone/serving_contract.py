@@ -166,7 +166,9 @@ def _weight_mistakes(path: Path, config: Mapping[str, Any]) -> list[Mistake]:
     except DataError as error:
         return [Mistake(f"{WEIGHTS}: {error}", "refuses to start, or loads the rest of the file", REWRITE)]
     # Mistakes of single tensors are more specific than a different digest.
-    return [*tensor_mistakes(config, stored), *value_mistakes(path)] or _tensors_digest_mistakes(config, path)
+    return [*tensor_mistakes(config, stored), *value_mistakes(path)] or tensors_digest_mistakes(
+        config, tensors_digest(path)
+    )
 
 
 def _stray(name: str) -> Mistake:
@@ -281,7 +283,7 @@ def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[
 
 
 def _fields_digest_mistakes(record: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
-    """Digests that are missing, and fields changed together with their record; `_tensors_digest_mistakes` checks the
+    """Digests that are missing, and fields changed together with their record; `tensors_digest_mistakes` checks the
     tensors.
     """
     trained, digests = record.get("trained"), record.get("digest")
@@ -506,12 +508,12 @@ def value_mistakes(path: Path) -> list[Mistake]:
     return mistakes
 
 
-def _tensors_digest_mistakes(config: Mapping[str, Any], path: Path) -> list[Mistake]:
-    """Whether the tensors are those that were exported; not checked if the config has no digest of them."""
+def tensors_digest_mistakes(config: Mapping[str, Any], found: str) -> list[Mistake]:
+    """Whether tensors of this digest are those that were exported; not checked if the config has no digest of them."""
     digests = _nest(config, "dflow").get("digest")
     if not isinstance(digests, Mapping) or "tensors" not in digests:
         return []  # the config's own mistakes report it
-    found, written = tensors_digest(path), str(digests["tensors"])
+    written = str(digests["tensors"])
     if found == written:
         return []
     what = f"the tensors are not those of the export: {found[:12]}, but dflow.digest.tensors is {written[:12]}"
