@@ -12,7 +12,7 @@ sglang_on_cpu.install(os.environ)
 import torch  # noqa: E402 (after the patches)
 from dflash_cases import make_case  # noqa: E402
 
-LONGEST = ("test_sglang_pipeline.py", "test_sglang_server.py")
+LONGEST = ("test_sglang_capture_stage.py", "test_sglang_gate.py", "test_sglang_dflash.py", "test_sglang_server.py")
 
 
 @pytest.fixture(scope="session", autouse=True)

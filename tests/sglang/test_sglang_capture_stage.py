@@ -164,6 +164,7 @@ def plain_config(**changes):
     return {name: value for name, value in given.items() if name not in ("tokens", "target")}
 
 
+@pytest.mark.slow
 def test_two_ranks_that_share_the_shards_end_with_the_same_bytes(undisturbed, tokens, target, tmp_path):
     job = tmp_path / "job.json"
     write_job(job, tmp_path / "stage", tokens, target, **plain_config(final_hidden=True))

@@ -15,7 +15,8 @@ import pytest
 
 from ops.lib.sglang.version import installed_version
 
-pytestmark = pytest.mark.timeout(1800)  # ten stages, each of which loads torch and transformers, two also SGLang
+# Ten stages, each of which loads torch and transformers, and two of them SGLang.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = ROOT / "pipelines" / "vlm_dflash_sglang.toml"
 SMALL = [
