@@ -32,8 +32,9 @@ from serve_cases import (
     write_folder,
 )
 
-from dsl.errors import DataError, StoreError
+from dsl.errors import DataError, ServerError, StoreError
 from executor.model_tools.engines import ENGINES
+from executor.model_tools.serve import EngineServer
 from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
@@ -89,6 +90,23 @@ def test_a_draft_that_sglang_was_not_asked_about_is_served_with_a_warning(tmp_pa
     (warning,) = find_served(store, find_record(store.records, run), None).warnings
     assert "check checked the draft without SGLang (no DFLASH | on a CPU)" in warning
     assert f"dflow resume {run} --from check" in warning
+
+
+def test_a_skipped_check_that_sglang_has_no_worker_for_is_not_advised_to_run_again(tmp_path):
+    made = make_artifacts(tmp_path / "made")
+    live = {"status": "skipped", "reason": "no worker"}
+    (made["check"] / "check.json").write_text(json.dumps({"live": live, "engine": "DSPARK"}))
+    store, run = record_run(tmp_path, made)
+    (warning,) = find_served(store, find_record(store.records, run), None).warnings
+    assert "--from check" not in warning and "with the tau of the evaluation" in warning
+
+
+@pytest.mark.parametrize("algorithm", ["DFLASH", "DSPARK"])
+def test_a_refusal_names_the_algorithm_that_was_asked_for(tmp_path, algorithm):
+    refusal = ["echo", "ValueError: speculative decoding is not supported by CpuPlatform"]
+    server = EngineServer(ENGINES["sglang"], refusal, {}, tmp_path / "log", algorithm=algorithm)
+    with server, pytest.raises(ServerError, match=f"SGLang refuses {algorithm} on this machine"):
+        server.wait()
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
