@@ -27,8 +27,8 @@ LONGEST_ERROR = 500
 
 @frozen(kw_only=True)
 class ServedRun:
-    """warnings: why the draft may not be fit to serve. tau: as `evaluate` measured it, None where it did not.
-    engine: that of export_draft.
+    """algorithm: the draft's, as train_dflash names it. warnings: why the draft may not be fit to serve. tau: as
+    `evaluate` measured it, None where it did not. engine: that of export_draft.
 
     prompts: held-out ones; none where the store holds no samples.
     """
@@ -36,6 +36,7 @@ class ServedRun:
     target: Path
     served: Served
     draft: DraftOption
+    algorithm: str
     engine: str | None
     warnings: tuple[str, ...]
     tau: float | None
@@ -61,6 +62,7 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
         target=model,
         served=Served.as_trained(info, _read(model / "config.json"), made.captured(export), model, engine),
         draft=_draft_option(draft, config),
+        algorithm=algorithm_of(config).name,
         engine=engine,
         warnings=tuple(warnings),
         tau=made.tau(export),
