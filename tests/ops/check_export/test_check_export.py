@@ -28,12 +28,15 @@ from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedProm
 from ops.check_export.op import CheckExport
 from ops.check_export.report import report as check_export_sections
 from ops.export_draft.op import ExportDraft
+from ops.export_draft.report import report as export_draft_sections
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.drafts.backbone.mistakes import Mistake
 from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.lib.sglang.serve_command import launch_command
 from ops.lib.vision.pixel_limits import pixel_limits
+from ops.load_draft.op import LoadDraft
+from ops.load_draft.run import load_draft
 
 ROOT = Path(__file__).parents[3]
 
@@ -104,6 +107,30 @@ def test_the_card_tells_target_data_recipe_the_mlflow_run_and_the_command(gate_i
         assert part in command
     assert "\nTARGET=/path/to/target\n" in card
     assert f"`objects/{gate_inputs['target'].digest}/model` in the store of the training" in card
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_card_and_report_tell_the_algorithm_and_count_blocks_as_the_training(tmp_path, gate_inputs, name):
+    algorithm = ALGORITHMS[name]
+    export = with_algorithm(tmp_path, gate_inputs, algorithm)["draft"].path
+    card = (export / "README.md").read_text()
+    assert f"\n# Draft for a qwen3_vl checkpoint ({name})\n" in card and f"tags:\n- {name}\n" in card
+    for row in (f"algorithm | {name}", f"rank | {algorithm.rank}", "block_size | 4"):
+        assert f"| {row} |" in card.splitlines()
+    (section,) = export_draft_sections(export)
+    written = read_json(gate_inputs["draft"].path / "config.json")
+    expected = {"algorithm": name, "rank": algorithm.rank, "block_size": 4}
+    expected["mask_token_id"] = written["dflash_config"]["mask_token_id"]
+    expected["target_layer_ids"] = json.dumps(written["dflash_config"]["target_layer_ids"])
+    assert expected.items() <= dict(section.body.rows).items()
+
+
+def test_nobody_knows_how_the_images_of_an_imported_draft_were_prepared(tmp_path, gate_inputs):
+    told = "The images of the training were prepared with"
+    stage = FakeStage(tmp_path, {"target": gate_inputs["target"]})
+    load_draft(LoadDraft(source=str(gate_inputs["draft"].path), target=Ref("target")), stage)
+    assert told not in (stage.out_dir / "README.md").read_text()
+    assert told in (gate_inputs["draft"].path / "README.md").read_text()
 
 
 def test_the_cards_command_is_what_dflow_serve_runs_with_the_sizes_of_the_trainings_images(tmp_path, gate_inputs):
