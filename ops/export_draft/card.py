@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import attrs
 from attrs import frozen
 
+from ops.lib.drafts.algorithms import name_and_fields
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.serving_contract import SGLANG, SPECULATORS
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
@@ -180,8 +180,7 @@ def _shell(line: str, model_id: str | None) -> str:
 def _draft(facts: CardFacts) -> str:
     draft = facts.draft
     rows = [
-        ("algorithm", draft.algorithm.name),
-        *((name, _plain(value)) for name, value in attrs.asdict(draft.algorithm).items()),
+        *((name, _plain(value)) for name, value in name_and_fields(draft.algorithm).items()),
         ("block_size", draft.block_size),
         ("layers", f"{draft.num_hidden_layers}: {', '.join(sorted(set(draft.layer_types)))}"),
         ("sliding_window", draft.sliding_window if draft.slides else "-"),

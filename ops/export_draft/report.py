@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict
-
 from ops.lib.data.files import read_json
+from ops.lib.drafts.algorithms import name_and_fields
 from ops.lib.drafts.backbone.config import algorithm_of
 from ops.lib.report_sections import Section, facts
 
@@ -30,6 +29,6 @@ def report(folder: Path) -> Sequence[Section]:
     """The algorithm and the shape of the draft, and its serving contract in the form of plain DFlash."""
     written = read_json(folder / "config.json")
     algorithm, config = algorithm_of(written).from_serving(written)
-    values: dict[str, Any] = {"algorithm": algorithm.name, **asdict(algorithm), **config.get("dflash_config", {})}
+    values: dict[str, Any] = {**name_and_fields(algorithm), **config.get("dflash_config", {})}
     values["bytes"] = (folder / "model.safetensors").stat().st_size
     return [Section("draft", facts({**values, **{name: config[name] for name in SHOWN if name in config}}))]
