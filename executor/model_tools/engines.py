@@ -12,6 +12,7 @@ from attrs import evolve
 
 from dsl.errors import DataError
 from executor.model_tools.served import ServedRun
+from ops.lib.drafts.algorithms import plain
 from ops.lib.sglang import serve_command as sglang_command
 from ops.lib.sglang.serve_command import Address, Served
 from ops.lib.sglang.version import either, installed_version, require_sglang
@@ -135,7 +136,15 @@ class VLLMEngine(Engine):
         return vllm_command.environment(run.served)
 
     def warnings(self, run: ServedRun) -> Sequence[str]:
-        return warnings_for_vllm(run.served)
+        warnings = list(warnings_for_vllm(run.served))
+        if run.algorithm != plain().name:
+            warnings.append(
+                f"no {run.algorithm} draft was tried in vLLM: compare the accepted lengths with the tau of the "
+                "evaluation"
+            )
+        if run.engine is not None:
+            warnings.append(f"the draft was exported for {run.engine} (engine of export_draft), not for vLLM")
+        return warnings
 
     def refusal(self, log: str) -> str | None:
         return vllm_arguments.refusal(log)

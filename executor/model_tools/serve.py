@@ -43,7 +43,7 @@ class ServeOptions:
 
 
 class EngineServer(Server):
-    """A server of an engine, whose refusals are reported as such."""
+    """A server of an engine, whose refusals are reported as such. algorithm: that of the draft, as SGLang names it."""
 
     def __init__(
         self,
@@ -52,8 +52,9 @@ class EngineServer(Server):
         environment: Mapping[str, str],
         log: Path,
         pipe: Path | None = None,
+        algorithm: str = "speculative decoding",
     ) -> None:
-        self.engine = engine
+        self.engine, self.algorithm = engine, algorithm
         super().__init__(command, {**compile_cache(), **environment}, log, pipe)
 
     def died(self) -> ServerError:
@@ -61,8 +62,8 @@ class EngineServer(Server):
         if refused is None:
             return super().died()
         return ServerError(
-            f"{self.engine.name} refuses DFLASH on this machine; run the command on one with a GPU\n    {refused}\n"
-            f"log: {self.log}"
+            f"{self.engine.name} refuses {self.algorithm} on this machine; run the command on one with a GPU\n"
+            f"    {refused}\nlog: {self.log}"
         )
 
 
@@ -115,7 +116,7 @@ def _started(
     """The server. Its key is in no argument, and not in its log, where engines write all their settings."""
     environment = engine.environment(run)
     if not key:
-        with EngineServer(engine, command, environment, log) as server:
+        with EngineServer(engine, command, environment, log, algorithm=run.draft.algorithm) as server:
             yield server
         return
     with tempfile.TemporaryDirectory(prefix="dflow-serve-") as private:
@@ -123,7 +124,7 @@ def _started(
         redacted = RedactedLog(Path(private, "output"), log, [key])
         try:
             command = [*command, *engine.key_arguments(key, extra, Path(private))]
-            with EngineServer(engine, command, environment, log, redacted.pipe) as server:
+            with EngineServer(engine, command, environment, log, redacted.pipe, run.draft.algorithm) as server:
                 yield server
         finally:
             redacted.close()

@@ -14,6 +14,7 @@ from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
+from ops.check_export.op import WORKER
 from ops.lib.data.checkpoint_code import check_code
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.config import algorithm_of
@@ -26,8 +27,8 @@ LONGEST_ERROR = 500
 
 @frozen(kw_only=True)
 class ServedRun:
-    """warnings: why the draft may not be fit to serve. tau: as `evaluate` measured it, None where it did not.
-    engine: that of export_draft.
+    """algorithm: the draft's, as train_dflash names it. warnings: why the draft may not be fit to serve. tau: as
+    `evaluate` measured it, None where it did not. engine: that of export_draft.
 
     prompts: held-out ones; none where the store holds no samples.
     """
@@ -35,6 +36,7 @@ class ServedRun:
     target: Path
     served: Served
     draft: DraftOption
+    algorithm: str
     engine: str | None
     warnings: tuple[str, ...]
     tau: float | None
@@ -60,6 +62,7 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
         target=model,
         served=Served.as_trained(info, _read(model / "config.json"), made.captured(export), model, engine),
         draft=_draft_option(draft, config),
+        algorithm=algorithm_of(config).name,
         engine=engine,
         warnings=tuple(warnings),
         tau=made.tau(export),
@@ -114,13 +117,14 @@ class _Made:
 
     def _skipped(self, check: GraphNode) -> list[str]:
         """A warning where the gate passed the draft without SGLang."""
-        live = _read(self.path(check.id) / "check.json").get("live", {})
+        checked = _read(self.path(check.id) / "check.json")
+        live = checked.get("live", {})
         if live.get("status") != "skipped":
             return []
-        return [
-            f"{check.id} checked the draft without SGLang ({_one_line(live['reason'])}): run it where SGLang can "
-            f"serve, dflow resume {self.record.run} --from {check.id}"
-        ]
+        remedy = f"run it where SGLang can serve, dflow resume {self.record.run} --from {check.id}"
+        if checked.get("engine", WORKER) != WORKER:
+            remedy = "compare the accepted lengths of the server with the tau of the evaluation"
+        return [f"{check.id} checked the draft without SGLang ({_one_line(live['reason'])}): {remedy}"]
 
     def _require_unaltered(self, export: GraphNode, check: GraphNode) -> None:
         """Raises StoreError where a file is not as the gate passed it. The export may share it, as a hard link."""

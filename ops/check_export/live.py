@@ -40,7 +40,7 @@ from ops.check_export.live_cause import (
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt, ServedPrompt
 from ops.check_export.op import CheckExport
 from ops.lib.data.files import read_json
-from ops.lib.drafts.backbone.config import DraftConfig, algorithm_of
+from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.backbone.mistakes import REWRITE, Mistake
 from ops.lib.drafts.backbone.model import DraftModel
@@ -57,7 +57,6 @@ TOGETHER = 16  # requests of a batch
 LONGEST_CONTEXT = 512  # tokens, of a compared forward pass
 SMALLEST_POOL = 1024
 ROUNDINGS = 4  # allowed difference of a forward pass below float32, in multiples of dflow's own rounding
-WORKER = "DFLASH"  # the one that runs in this process
 
 
 @frozen(kw_only=True)
@@ -188,13 +187,7 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> DflashEngine | 
 
     Raises LiveUnavailable if SGLang cannot be imported, rejects the device or runs out of memory.
     """
-    config = read_json(setting.draft_dir / "config.json")
-    block_size, algorithm = config.get("block_size", 16), algorithm_of(config)
-    if algorithm.engine != WORKER:
-        raise LiveUnavailable(
-            f"the live stage runs SGLang's {WORKER} worker, and {algorithm.name} drafts are served by "
-            f"{algorithm.engine}, which nothing here runs: look at the accepted lengths of a server (dflow serve)"
-        )
+    block_size = read_json(setting.draft_dir / "config.json").get("block_size", 16)
     try:
         from ops.lib.sglang import dflash_worker
 

@@ -18,9 +18,17 @@ from torch import Tensor
 
 from ops.check_export.departures import Departure
 from ops.check_export.live_result import Prompt, largest, nan_last
+from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.mistakes import REWRITE, Mistake
 from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.drafts.decoding.decode import Decoded, DraftContext, decode_speculative, matching_prefix, propose
+from ops.lib.drafts.decoding.decode import (
+    Decoded,
+    DraftContext,
+    Scores,
+    decode_speculative,
+    matching_prefix,
+    propose,
+)
 from ops.lib.sglang.version import installed_version
 from ops.lib.target.model import Target
 from ops.lib.vision.families import VisionFamily
@@ -270,11 +278,11 @@ OTHER_REPORT = Cause(
 
 @torch.inference_mode()
 def is_tie(target: Target, draft: DraftModel, departure: Departure, margin: float) -> bool:
-    """Whether the two best logits are closer than `margin` where SGLang first differs from `evaluate`.
+    """Whether the two best scores are closer than `margin` where SGLang first differs from `evaluate`.
 
-    For a token these are the target's. For an accepted length they are the draft's at the first slot that only one
-    side accepts: the slots before it are the same tokens on both sides. An answer that `evaluate` itself decodes
-    differently in blocks and token by token counts as tied too.
+    For a token these are the target's logits. For an accepted length they are what the draft chooses by at the first
+    slot that only one side accepts: the slots before it are the same tokens on both sides. An answer that `evaluate`
+    itself decodes differently in blocks and token by token counts as tied too.
     """
     prompt = departure.prompt
     if decode_speculative(target, draft, prompt.sample, prompt.max_new_tokens).tokens != prompt.tokens:
@@ -291,7 +299,14 @@ def is_tie(target: Target, draft: DraftModel, departure: Departure, margin: floa
     context = draft.context_kv(features_SF[:anchor], torch.arange(anchor, device=features_SF.device))
     anchor_M, mask_M = target.embed_weight[[prompt.tokens[done], draft.config.mask_token_id]]
     slot = min(prompt.accepted[departure.step], departure.served.accepted[departure.step])
-    return _margin(draft.propose(anchor_M, mask_M, context)[slot] @ target.head_weight.T) < margin
+    hidden_DM = draft.propose(anchor_M, mask_M, context)
+    scores: Scores = part_of(draft.config.algorithm, "reference:scores")
+    tokens = list(prompt.tokens[done : done + slot + 1])
+    while True:
+        scores_V = scores(draft.config, draft.state_dict(), hidden_DM, target.head_weight, tokens)
+        if len(tokens) > slot:
+            return _margin(scores_V) < margin
+        tokens.append(int(scores_V.argmax()))  # accepted behind the end of the answer
 
 
 def find_cause(target: Target, draft: DraftModel, departure: Departure, comparison: Comparison) -> Cause:

@@ -10,27 +10,28 @@ from attrs import frozen
 from dsl.stage import Stage
 from ops.check_export.departures import served_tau
 from ops.check_export.live_result import LiveResult, Prompt, largest
+from ops.check_export.op import WORKER
 from ops.export_draft.card import table
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.report_sections import interval_text
 
 ALL = "all"
-SKIPPED = (
-    "the live stage was SKIPPED, so SGLang has not checked this draft: dflow resume RUN --from check (docs/serving.md)"
-)
+SKIPPED = "the live stage was SKIPPED, so SGLang has not checked this draft"
 REPEAT = (
     "on a machine with a GPU and SGLang, check it with `dflow resume RUN --from check`: until then the result is kept"
 )
+COMPARE = "compare the accepted lengths of a server (`dflow serve`) with the tau of the evaluation"
 
 
 @frozen(kw_only=True)
 class Outcome:
     """report: the evaluation's report.json. prompts: those that SGLang decoded, or would have decoded.
-    skipped: why SGLang was not used, if served is None.
+    engine: what serves the draft in SGLang. skipped: why SGLang was not used, if served is None.
     """
 
     report: Mapping[str, Any]
     prompts: Sequence[Prompt]
+    engine: str
     served: LiveResult | None
     skipped: str | None
     warnings: tuple[str, ...] = ()
@@ -38,7 +39,13 @@ class Outcome:
     @property
     def shown_warnings(self) -> tuple[str, ...]:
         """All that the user is warned of; `warnings` are those of the draft."""
-        return (*(() if self.served is not None else (SKIPPED,)), *self.warnings)
+        short = "dflow resume RUN --from check (docs/serving.md)" if self.engine == WORKER else COMPARE
+        return (*(() if self.served is not None else (f"{SKIPPED}: {short}",)), *self.warnings)
+
+    @property
+    def remedy(self) -> str:
+        """What to do where the live stage was skipped."""
+        return REPEAT if self.engine == WORKER else COMPARE
 
     @property
     def tau_evaluate(self) -> dict[str, float | None]:
@@ -58,7 +65,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The content of check.json, written only for drafts that passed."""
-        live: dict[str, Any] = {"status": "skipped", "reason": self.skipped, "remedy": REPEAT}
+        live: dict[str, Any] = {"status": "skipped", "reason": self.skipped, "remedy": self.remedy}
         if self.served is not None:
             live = {
                 "status": "passed",
@@ -69,6 +76,7 @@ class Outcome:
             }
         return {
             "static": "passed",
+            "engine": self.engine,
             "live": live,
             "prompts": len(self.prompts),
             "tau": {"evaluate": self.tau_evaluate, "served": self.tau_served},
@@ -152,7 +160,7 @@ def card_text(outcome: Outcome) -> str:
         "tie of two logits.",
     ]
     if outcome.served is None or outcome.tau_served is None:
-        parts.append(f"Not served by SGLang yet ({outcome.skipped}); {REPEAT}.")
+        parts.append(f"Not served by SGLang yet ({outcome.skipped}); {outcome.remedy}.")
     else:
         compared = [
             (name, number(outcome.tau_evaluate.get(name)), number(served))

@@ -13,11 +13,12 @@ from typing import Any
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
-from ops.check_export.op import CheckExport
+from ops.check_export.op import WORKER, CheckExport, without_worker
 from ops.check_export.outcome import Outcome, card_text
 from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.backbone.config import algorithm_of
 from ops.lib.drafts.backbone.mistakes import refuse
 from ops.lib.drafts.backbone.serving_contract import CARD, CONFIG, SPECULATORS, WEIGHTS, check_serving, formats_of
 from ops.lib.sglang.serve_command import number_formats
@@ -42,6 +43,7 @@ def check_export(config: CheckExport, stage: Stage) -> None:
     outcome = Outcome(
         report=report,
         prompts=prompts,
+        engine=algorithm_of(read_json(draft.path / CONFIG)).engine,
         served=served,
         skipped=skipped,
         warnings=(
@@ -105,8 +107,12 @@ def serve(config: CheckExport, stage: Stage, prompts: Sequence[Prompt]) -> tuple
     if config.live == "off":
         return None, 'live = "off"'
     draft_dir, target_dir = stage.inputs["draft"].path, stage.inputs["target"].path / "model"
+    written = read_json(draft_dir / CONFIG)
+    engine = algorithm_of(written).engine
+    if engine != WORKER:
+        return _skipped(config, LiveUnavailable(without_worker(engine)))
     try:
-        require_sglang("the live stage of check_export", read_json(draft_dir / CONFIG)["dflow"].get("engine"))
+        require_sglang("the live stage of check_export", written["dflow"].get("engine"))
     except DataError as error:
         return _skipped(config, error)
     try:

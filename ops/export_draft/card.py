@@ -11,6 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
+from ops.lib.drafts.algorithms import name_and_fields
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.serving_contract import SGLANG, SPECULATORS
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
@@ -54,7 +55,7 @@ def model_card(facts: CardFacts) -> str:
     """README.md, with front matter as Hugging Face reads it."""
     parts = [
         _front_matter(facts),
-        f"# DFlash draft for {facts.target_name}",
+        f"# Draft for {facts.target_name} ({facts.draft.algorithm.name})",
         "A draft model for speculative decoding by block diffusion ([DFlash](https://arxiv.org/abs/2602.06036)): it "
         f"proposes {facts.draft.block_size - 1} tokens at once, and the target verifies them in one forward pass. At "
         "temperature 0 the answers are the target's own. It has neither an embedding nor a head, because it uses the "
@@ -92,7 +93,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _front_matter(facts: CardFacts) -> str:
-    tags = ["dflash", "speculative-decoding", "block-diffusion", "draft-model", "sglang"]
+    tags = [facts.draft.algorithm.name, "speculative-decoding", "block-diffusion", "draft-model", "sglang"]
     if SPECULATORS in facts.formats:
         tags += ["vllm", "speculators"]
     lines = ["library_name: transformers"]
@@ -149,7 +150,7 @@ def _serving(facts: CardFacts) -> str:
             "The features of the training were captured by SGLang with "
             f"`{shell_line(served.captured_flags, {})}`; without that the target computes something else."
         )
-    if facts.target["vision"]:
+    if facts.target["vision"] and facts.imported is None:
         engines = "Both engines use" if SPECULATORS in facts.formats else "SGLang uses"
         text.append(
             f"The images of the training were prepared with {served.image_backend}. {engines} torchvision by "
@@ -179,6 +180,7 @@ def _shell(line: str, model_id: str | None) -> str:
 def _draft(facts: CardFacts) -> str:
     draft = facts.draft
     rows = [
+        *((name, _plain(value)) for name, value in name_and_fields(draft.algorithm).items()),
         ("block_size", draft.block_size),
         ("layers", f"{draft.num_hidden_layers}: {', '.join(sorted(set(draft.layer_types)))}"),
         ("sliding_window", draft.sliding_window if draft.slides else "-"),

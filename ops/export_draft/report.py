@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ops.lib.data.files import read_json
+from ops.lib.drafts.algorithms import name_and_fields
+from ops.lib.drafts.backbone.config import algorithm_of
 from ops.lib.report_sections import Section, facts
 
 SHOWN = (
@@ -23,7 +26,9 @@ SHOWN = (
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The shape of the draft, and its serving contract."""
-    config = read_json(folder / "config.json")
-    contract = {**config.get("dflash_config", {}), "bytes": (folder / "model.safetensors").stat().st_size}
-    return [Section("draft", facts({**contract, **{name: config[name] for name in SHOWN if name in config}}))]
+    """The algorithm and the shape of the draft, and its serving contract in the form of plain DFlash."""
+    written = read_json(folder / "config.json")
+    algorithm, config = algorithm_of(written).from_serving(written)
+    values: dict[str, Any] = {**name_and_fields(algorithm), **config.get("dflash_config", {})}
+    values["bytes"] = (folder / "model.safetensors").stat().st_size
+    return [Section("draft", facts({**values, **{name: config[name] for name in SHOWN if name in config}}))]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 from fake_stage import FakeStage
+from safetensors.torch import save_file
 
 from dsl.op import Ref
 from ops.artifacts import (
@@ -23,10 +27,18 @@ from ops.evaluate.op import Evaluate
 from ops.evaluate.run import evaluate
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
+from ops.lib.data.files import read_json, write_json
+from ops.lib.drafts.algorithms import Algorithm
+from ops.lib.drafts.backbone.config import from_serving, to_serving
+from ops.lib.drafts.backbone.load import random_draft
+from ops.lib.drafts.dflash2.config import Dflash2
+from ops.lib.drafts.dspark.config import Dspark
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
+
+ALGORITHMS = {"dflash2": Dflash2(group=8, rank=6, candidates=4), "dspark": Dspark(rank=6)}
 
 
 def make_gate_inputs(
@@ -56,6 +68,20 @@ def make_gate_inputs(
     )
     inputs = {"draft": draft, "target": target, "tokens": tokens}
     return {**inputs, "report": stage_of("eval", config, evaluate, Report, **inputs), "trained": trained}
+
+
+def with_algorithm(folder: Path, inputs: Mapping[str, Any], algorithm: Algorithm) -> dict[str, Any]:
+    """The inputs with the export of an untrained draft of this algorithm in the place of theirs."""
+    shape = attrs.evolve(from_serving(read_json(inputs["trained"].path / "config.json")), algorithm=algorithm)
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir(parents=True)
+    write_json(checkpoint / "config.json", to_serving(shape))
+    save_file(random_draft(shape, 0).state_dict(), checkpoint / "model.safetensors")
+    shutil.copy(inputs["trained"].path / "training.json", checkpoint)
+    trained = attrs.evolve(inputs["trained"], path=checkpoint)
+    stage = FakeStage(folder / "export", {"draft": trained, "target": inputs["target"]})
+    export_draft(ExportDraft(draft=Ref("a"), target=Ref("b")), stage)
+    return {**inputs, "trained": trained, "draft": attrs.evolve(inputs["draft"], path=stage.out_dir)}
 
 
 def check(folder: Path, inputs: dict[str, Any], **changes: Any) -> FakeStage:

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import attrs
+
 from dsl.errors import ConfigError
 from dsl.named_function import named_function
 from ops.lib.drafts.layout import Layout
@@ -79,6 +81,13 @@ def algorithm_class(name: str) -> type[Algorithm]:
 def plain() -> Algorithm:
     """Plain DFlash."""
     return algorithm_class(DFLASH)()
+
+
+def name_and_fields(algorithm: Algorithm) -> dict[str, Any]:
+    """What a reader is shown of an algorithm: its name, and its config's fields."""
+    cls = type(algorithm)
+    assert attrs.has(cls)
+    return {"algorithm": algorithm.name, **{each.name: getattr(algorithm, each.name) for each in attrs.fields(cls)}}
 
 
 def part_of(algorithm: Algorithm | type[Algorithm], place: str) -> Any:

@@ -91,7 +91,7 @@ class Bench:
 
 def _shape(config: DraftConfig) -> dict[str, Any]:
     fed = ("target_layer_ids", "mask_token_id")
-    return {name: value for name, value in asdict(config).items() if name not in fed}
+    return {name: value for name, value in asdict(config, recurse=False).items() if name not in fed}
 
 
 def misfits(config: DraftConfig, weights: Mapping[str, Tensor]) -> list[str]:

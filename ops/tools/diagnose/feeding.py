@@ -151,7 +151,7 @@ def differing(config: DraftConfig, trained: DraftConfig | None) -> dict[str, Any
     if trained is None:
         return {}
     own = {"target_layer_ids", "mask_token_id", "tie_word_embeddings"}
-    now, then = asdict(config), asdict(trained)
+    now, then = asdict(config, recurse=False), asdict(trained, recurse=False)
     return {name: then[name] for name in now if name not in own and now[name] != then[name]}
 
 
@@ -224,8 +224,9 @@ def _values(kind: str, setting: Setting, other: Setting) -> tuple[str, str]:
         names = differing(setting.config, other.config)
         if not names:
             return "the exported config", "the exported config"
-        values = [asdict(one.config) for one in (setting, other)]
-        before, after = (", ".join(f"{name} {value[name]}" for name in names) for value in values)
+        before, after = (
+            ", ".join(f"{name} {_shown(getattr(one.config, name))}" for name in names) for one in (setting, other)
+        )
         return before, after
     show = {
         LAYERS: lambda one: str(list(one.config.target_layer_ids)),
@@ -234,6 +235,10 @@ def _values(kind: str, setting: Setting, other: Setting) -> tuple[str, str]:
         WEIGHTS: lambda one: "the exported weights" if one.weights == EXPORTED else "the training's weights",
     }[kind]
     return show(setting), show(other)
+
+
+def _shown(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _place(offset: int) -> str:

@@ -9,11 +9,12 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from dsl.errors import ConfigError, DataError
+from dsl.errors import DataError
 from ops.artifacts import Draft, DraftCheckpoint, TargetModel
 from ops.lib.data.files import read_json
-from ops.lib.drafts.backbone.config import DraftConfig, from_serving
+from ops.lib.drafts.backbone.config import from_serving
 from ops.lib.drafts.backbone.load import read_config, read_weights
+from ops.lib.drafts.backbone.serving_contract import trained_config
 from ops.lib.target.model import target_info
 from ops.tools.diagnose.bench import EXPORTED, TRAINED
 from ops.tools.diagnose.feeding import Trained
@@ -40,7 +41,7 @@ def trained_of(
         exported = {}
     weights: dict[str, Mapping[str, Tensor]] = {EXPORTED: exported}
     if training is None:
-        return Trained(_recorded(draft), target_info(target)["mask_token_id"], None), weights
+        return Trained(trained_config(_config_json(draft)), target_info(target)["mask_token_id"], None), weights
     own = read_weights(training.path)
     differing = tuple(sorted(name for name in own.keys() | exported.keys() if not _same(own, exported, name)))
     if differing:
@@ -53,24 +54,12 @@ def trained_of(
     return Trained(config, config.mask_token_id, differing), weights
 
 
-def _recorded(draft: Draft) -> DraftConfig | None:
-    """The training config that the export records; None if missing or invalid."""
-    trained = _of_dflow(draft).get("trained")
-    if not isinstance(trained, Mapping):
-        return None
+def _config_json(draft: Draft) -> Mapping[str, Any]:
+    """The export's config.json; empty if unreadable."""
     try:
-        return DraftConfig(**trained)
-    except (ConfigError, TypeError):
-        return None
-
-
-def _of_dflow(draft: Draft) -> Mapping[str, Any]:
-    """The export's values under `dflow`; empty if unreadable."""
-    try:
-        recorded = read_config(draft.path).get("dflow")
+        return read_config(draft.path)
     except DataError:
         return {}
-    return recorded if isinstance(recorded, Mapping) else {}
 
 
 def _same(own: Mapping[str, Tensor], exported: Mapping[str, Tensor], name: str) -> bool:
@@ -90,7 +79,8 @@ def explained(finding: Finding, by: Finding) -> Finding:
 def target_finding(draft: Draft, training: DraftCheckpoint | None, target: TargetModel) -> Finding:
     """Whether the target, whose embedding and head the draft shares, is that of the training."""
     record: dict[str, Any] = read_json(training.path / "training.json") if training is not None else {}
-    known = record.get("target") or _of_dflow(draft).get("target")
+    recorded = _config_json(draft).get("dflow")
+    known = record.get("target") or (recorded.get("target") if isinstance(recorded, Mapping) else None)
     if not isinstance(known, str):
         return unmeasured("target", "the training's record is gone, so its target is not known")
     return Finding(

@@ -32,8 +32,9 @@ from serve_cases import (
     write_folder,
 )
 
-from dsl.errors import DataError, StoreError
+from dsl.errors import DataError, ServerError, StoreError
 from executor.model_tools.engines import ENGINES
+from executor.model_tools.serve import EngineServer
 from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
@@ -89,6 +90,23 @@ def test_a_draft_that_sglang_was_not_asked_about_is_served_with_a_warning(tmp_pa
     (warning,) = find_served(store, find_record(store.records, run), None).warnings
     assert "check checked the draft without SGLang (no DFLASH | on a CPU)" in warning
     assert f"dflow resume {run} --from check" in warning
+
+
+def test_a_skipped_check_that_sglang_has_no_worker_for_is_not_advised_to_run_again(tmp_path):
+    made = make_artifacts(tmp_path / "made")
+    live = {"status": "skipped", "reason": "no worker"}
+    (made["check"] / "check.json").write_text(json.dumps({"live": live, "engine": "DSPARK"}))
+    store, run = record_run(tmp_path, made)
+    (warning,) = find_served(store, find_record(store.records, run), None).warnings
+    assert "--from check" not in warning and "with the tau of the evaluation" in warning
+
+
+@pytest.mark.parametrize("algorithm", ["DFLASH", "DSPARK"])
+def test_a_refusal_names_the_algorithm_that_was_asked_for(tmp_path, algorithm):
+    refusal = ["echo", "ValueError: speculative decoding is not supported by CpuPlatform"]
+    server = EngineServer(ENGINES["sglang"], refusal, {}, tmp_path / "log", algorithm=algorithm)
+    with server, pytest.raises(ServerError, match=f"SGLang refuses {algorithm} on this machine"):
+        server.wait()
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -465,3 +483,24 @@ def test_a_draft_of_an_algorithm_that_vllm_is_not_known_to_serve_is_refused(tmp_
     assert "DSPARK" in ENGINES["sglang"].command(dspark, address, ())
     with pytest.raises(DataError, match="served by SGLang's DSPARK"):
         ENGINES["vllm"].command(dspark, address, ())
+
+
+def test_what_vllm_was_not_tried_with_and_an_engine_that_it_is_not_are_warned_of(tmp_path):
+    _store, served = found(tmp_path)
+    assert () == tuple(ENGINES["vllm"].warnings(served))
+    (untried,) = ENGINES["vllm"].warnings(evolve(served, algorithm="dflash2"))
+    assert "no dflash2 draft was tried in vLLM" in untried
+    (pinned,) = ENGINES["vllm"].warnings(evolve(served, engine="sglang-0.5.21"))
+    assert "exported for sglang-0.5.21" in pinned
+    assert () == tuple(ENGINES["sglang"].warnings(evolve(served, algorithm="dflash2", engine="sglang-0.5.21")))
+
+
+def test_the_algorithm_of_a_draft_is_read_from_its_config(tmp_path):
+    made = make_artifacts(tmp_path / "made")
+    nest = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
+    config = {"block_size": 4, "dflash_config": nest, "dflow": {"algorithm": "dflash2"}}
+    for file in (made["check"] / "draft" / "config.json", made["export"] / "config.json"):
+        file.write_text(json.dumps(config))
+    store, run = record_run(tmp_path, made)
+    served = find_served(store, find_record(store.records, run), None)
+    assert ("dflash2", "DFLASH", 4) == (served.algorithm, served.draft.algorithm, served.draft.block_size)

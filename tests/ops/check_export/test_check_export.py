@@ -10,12 +10,15 @@ from pathlib import Path
 
 import attrs
 import pytest
+from draft_chain import tiny_config
 from fake_stage import FakeStage
-from gate_cases import check
+from gate_cases import ALGORITHMS, check, with_algorithm
 from serve_cases import record_run
 
 from dsl.errors import ConfigError, DataError
+from dsl.estimate import Outlook
 from dsl.fingerprint import code_fingerprints
+from dsl.launch import Launch
 from dsl.op import Ref, op_of
 from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
@@ -23,12 +26,17 @@ from ops.artifacts import CheckedDraft
 from ops.check_export import estimate, live
 from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt, largest
 from ops.check_export.op import CheckExport
+from ops.check_export.report import report as check_export_sections
 from ops.export_draft.op import ExportDraft
+from ops.export_draft.report import report as export_draft_sections
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.drafts.backbone.mistakes import Mistake
+from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.lib.sglang.serve_command import launch_command
 from ops.lib.vision.pixel_limits import pixel_limits
+from ops.load_draft.op import LoadDraft
+from ops.load_draft.run import load_draft
 
 ROOT = Path(__file__).parents[3]
 
@@ -99,6 +107,30 @@ def test_the_card_tells_target_data_recipe_the_mlflow_run_and_the_command(gate_i
         assert part in command
     assert "\nTARGET=/path/to/target\n" in card
     assert f"`objects/{gate_inputs['target'].digest}/model` in the store of the training" in card
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_card_and_report_tell_the_algorithm_and_count_blocks_as_the_training(tmp_path, gate_inputs, name):
+    algorithm = ALGORITHMS[name]
+    export = with_algorithm(tmp_path, gate_inputs, algorithm)["draft"].path
+    card = (export / "README.md").read_text()
+    assert f"\n# Draft for a qwen3_vl checkpoint ({name})\n" in card and f"tags:\n- {name}\n" in card
+    for row in (f"algorithm | {name}", f"rank | {algorithm.rank}", "block_size | 4"):
+        assert f"| {row} |" in card.splitlines()
+    (section,) = export_draft_sections(export)
+    written = read_json(gate_inputs["draft"].path / "config.json")
+    expected = {"algorithm": name, "rank": algorithm.rank, "block_size": 4}
+    expected["mask_token_id"] = written["dflash_config"]["mask_token_id"]
+    expected["target_layer_ids"] = json.dumps(written["dflash_config"]["target_layer_ids"])
+    assert expected.items() <= dict(section.body.rows).items()
+
+
+def test_nobody_knows_how_the_images_of_an_imported_draft_were_prepared(tmp_path, gate_inputs):
+    told = "The images of the training were prepared with"
+    stage = FakeStage(tmp_path, {"target": gate_inputs["target"]})
+    load_draft(LoadDraft(source=str(gate_inputs["draft"].path), target=Ref("target")), stage)
+    assert told not in (stage.out_dir / "README.md").read_text()
+    assert told in (gate_inputs["draft"].path / "README.md").read_text()
 
 
 def test_the_cards_command_is_what_dflow_serve_runs_with_the_sizes_of_the_trainings_images(tmp_path, gate_inputs):
@@ -274,6 +306,55 @@ def test_a_skipped_stage_says_how_it_is_repeated(tmp_path, gate_inputs, capsys):
     assert repeat in read_json(stage.out_dir / "check.json")["live"]["remedy"]
     assert repeat in (stage.out_dir / "draft" / "README.md").read_text()
     assert repeat in capsys.readouterr().out
+
+
+def test_no_remedy_of_a_dspark_draft_is_to_run_the_live_stage_which_has_no_worker_for_it(tmp_path, gate_inputs, capsys):
+    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS["dspark"])
+    stage = check(tmp_path / "check", inputs)
+    checked, card = read_json(stage.out_dir / "check.json"), (stage.out_dir / "draft" / "README.md").read_text()
+    texts = [checked["live"]["remedy"], card, *(str(section.body) for section in check_export_sections(stage.out_dir))]
+    assert [] == [text for text in [*texts, capsys.readouterr().out] if "--from check" in text]
+    assert "DFLASH worker only, and this draft is served by DSPARK" in checked["live"]["reason"]
+    assert "(`dflow serve`)" in checked["live"]["remedy"]
+    assert "meets the contract of SGLang's DSPARK worker" in " ".join(texts)
+    with pytest.raises(DataError, match="DFLASH worker only, and this draft is served by DSPARK"):
+        check(tmp_path / "required", inputs, live="required")
+
+
+@pytest.mark.parametrize("algorithm", ["dflash", "dflash2", "dspark"])
+def test_a_plan_tells_where_the_live_stage_has_no_worker(algorithm):
+    has_none = algorithm == "dspark"
+    trained = {"algorithm": algorithm}
+    found = CheckExport.mistakes_with_nodes_above({"live": "required"}, lambda *_edges: trained)
+    assert has_none == ("served by DSPARK" in found.get("live", ""))
+    assert {} == CheckExport.mistakes_with_nodes_above({"live": "auto"}, lambda *_edges: trained)
+    assert {} == CheckExport.mistakes_with_nodes_above({"live": "required"}, lambda *_edges: {})
+
+
+@pytest.mark.parametrize(("live", "told"), [("auto", 1), ("off", 0)])
+def test_the_plan_of_a_dspark_draft_has_no_live_stage(live, told):
+    edges = {"draft": Ref("a"), "target": Ref("b"), "tokens": Ref("c"), "report": Ref("d")}
+    found = estimate.estimate(CheckExport(**edges, live=live), foreseen(ALGORITHMS["dspark"]))
+    assert (told, {}) == (len([note for note in found.notes if "served by DSPARK" in note]), found.memory)
+    assert {} != estimate.estimate(CheckExport(**edges), foreseen(ALGORITHMS["dflash2"])).memory
+
+
+def foreseen(algorithm):
+    """The outlook of a gate that reads a draft of this algorithm."""
+    family = {"model_type": "qwen3", "vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 4}
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 32}
+    return Outlook(
+        inputs={
+            "target": TargetForeseen.of(family | sizes),
+            "draft": DraftForeseen(shape=tiny_config(algorithm=algorithm)),
+            "tokens": None,
+            "report": ReportForeseen(max_prompts=2, max_new_tokens=8, dtype="float32"),
+        },
+        launch=Launch(device="cpu"),
+        artifact=None,
+        root=ROOT,
+        free_disk=1,
+    )
 
 
 def test_not_a_number_is_the_largest_difference():

@@ -35,8 +35,12 @@ from ops.check_export.live_result import LiveUnavailable, Prompt
 from ops.check_export.op import CheckExport
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.load import load_draft
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding import decode
 from ops.lib.drafts.decoding.decode import Decoded, decode_speculative
+from ops.lib.drafts.dflash2.config import Dflash2
+from ops.lib.drafts.dflash2.modules import selector_of
+from ops.lib.drafts.dflash2.propose import propose as propose_walk
 from ops.lib.sglang.version import installed_version
 
 
@@ -132,6 +136,44 @@ def test_a_step_is_tied_where_the_drafts_two_best_logits_are_close_at_the_slot_i
             decode_speculative(case.loaded, draft, prompt.sample, NEW_TOKENS)
         assert is_tie(case.loaded, draft, departure, margins[step] * 1.01 + 1e-3)
         assert not is_tie(case.loaded, draft, departure, margins[step] * 0.99 - 1e-3)
+
+
+def test_a_step_of_dflash2_is_tied_where_its_selectors_two_best_scores_are_close(case, draft, monkeypatch):
+    own = DraftModel(attrs.evolve(draft.config, algorithm=Dflash2(group=4, rank=4, candidates=4))).eval()
+    own.initialise(0)
+    own.load_state_dict(draft.state_dict(), strict=False)
+    with torch.no_grad():
+        for table in (selector_of(own).predecessor_codebook, selector_of(own).successor_codebook):
+            table.normal_(generator=torch.Generator().manual_seed(1))
+    choices: list[Scored] = []
+
+    def watched(target, draft, context, anchor, _use):
+        hidden_DM = draft.propose(*target.embed_weight[[anchor, draft.config.mask_token_id]], context.kv)
+        choices.append(Scored([]))
+        given = hidden_DM[None], torch.tensor([anchor]), target.head_weight
+        return propose_walk(draft, *given, choices[-1], lambda _: None)[0].tolist()
+
+    for sample, plain in zip(case.prompts[:3], case.plain, strict=False):
+        choices.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(decode, "propose", watched)
+            answer = decode_speculative(case.loaded, own, sample, NEW_TOKENS)
+        departure = left_at_step(Prompt(sample, plain.tokens, answer.accepted, NEW_TOKENS), 1)
+        margin = choices[1].margins[min(answer.accepted[1], departure.served.accepted[1])]
+        assert is_tie(case.loaded, own, departure, margin * 1.01 + 1e-3)
+        assert not is_tie(case.loaded, own, departure, margin * 0.99 - 1e-3)
+
+
+@attrs.frozen
+class Scored:
+    """A greedy choice that keeps by how much each token was better than the next one."""
+
+    margins: list[float]
+
+    def among(self, scores_BC, candidates_BC, _size, _place):
+        best = scores_BC[0].topk(2).values
+        self.margins.append(float(best[0] - best[1]))
+        return candidates_BC.gather(1, scores_BC.argmax(-1, keepdim=True))[:, 0]
 
 
 def test_what_evaluate_itself_could_decode_in_two_ways_is_tied(case, draft, prompts):

@@ -117,7 +117,7 @@ def test_target_draft_and_gate_show_what_they_are(tmp_path: Path) -> None:
         tmp_path / "config.json", {"block_size": 8, "dflash_config": {"mask_token_id": 7}, "dflow": {"format": 1}}
     )
     (tmp_path / "model.safetensors").write_bytes(bytes(12))
-    shown = [("mask_token_id", 7), ("bytes", 12), ("block_size", 8)]
+    shown = [("algorithm", "dflash"), ("mask_token_id", 7), ("bytes", 12), ("block_size", 8)]
     assert shown == body(export_draft_sections(tmp_path), "draft").rows
     check = {
         "static": "passed",

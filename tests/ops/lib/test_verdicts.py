@@ -12,7 +12,7 @@ from ops.evaluate.verdicts import SLOWER
 from ops.evaluate.verdicts import verdicts as of_evaluation
 from ops.finetune_vlm.verdicts import verdicts as of_target
 from ops.finetune_vlm.verdicts import wilson
-from ops.lib.data.files import write_json
+from ops.lib.data.files import read_json, write_json
 from ops.lib.report_sections import Section, Verdict
 from ops.train_dflash.verdicts import LONGER, MORE_SAMPLES
 from ops.train_dflash.verdicts import verdicts as of_training
@@ -216,6 +216,9 @@ def test_the_gate_says_whether_sglang_served_it(tmp_path: Path) -> None:
         verdict(skipped, "served").judgement,
         verdict(skipped, "served").advice,
     )
+    for own, contract in (({}, "DFLASH"), ({"engine": "DSPARK"}, "DSPARK")):
+        write_json(tmp_path / "check.json", read_json(tmp_path / "check.json") | own)
+        assert f"SGLang's {contract} worker" in verdict(check_export_sections(tmp_path), "gate").text
     live = {"status": "passed", "sglang": "0.5.21", "ties": 1}
     taus = {"evaluate": {"all": 3.5}, "served": {"all": 3.4}}
     write_json(tmp_path / "check.json", check | {"live": live, "tau": taus})

@@ -214,6 +214,21 @@ def training_record(
     }
 
 
+def trained_config(config: Mapping[str, Any]) -> DraftConfig | None:
+    """The config that `training_record` wrote into this config.json; None if the record is missing or invalid."""
+    trained = _nest(config, "dflow").get("trained")
+    if not isinstance(trained, Mapping):
+        return None
+    try:
+        written = {name: dict(value) if name in NESTS else value for name, value in example(config).items()}
+        for name, place in _trained_fields(config).items():
+            nest, _, inner = place.rpartition(".")
+            (written[nest] if nest else written)[inner] = trained[name]
+        return from_serving(written | {"use_sliding_window": _slides(written)})
+    except (ConfigError, KeyError, TypeError):
+        return None
+
+
 def fields_digest(trained: Mapping[str, Any]) -> str:
     """sha256 over the fields as JSON with sorted names."""
     return hashlib.sha256(json.dumps(trained, sort_keys=True).encode()).hexdigest()

@@ -10,13 +10,23 @@ from attrs import evolve
 from diagnose_cases import AGAIN, BLOCK, LAYER, causes, diagnosed, finding, make_chain, with_config
 from evaluate_cases import make_draft, small_draft
 from lively_target import make_lively
+from safetensors.torch import save_file
 
 from dsl.errors import DataError
-from ops.artifacts import DraftCheckpoint
+from ops.artifacts import Draft, DraftCheckpoint
 from ops.lib.data.files import read_json, write_json
+from ops.lib.drafts.backbone.config import from_serving, to_serving
+from ops.lib.drafts.backbone.load import random_draft
+from ops.lib.drafts.backbone.serving_contract import training_record
+from ops.lib.drafts.dflash2.config import Dflash2
+from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.target.model import Target
 from ops.tools.diagnose.chain import Chain
 
+ALGORITHMS = {
+    "sample_from_anchor": (Dspark(rank=3), Dspark(rank=3, sample_from_anchor=False)),
+    "group": (Dflash2(group=4, rank=3, candidates=4), Dflash2(group=8, rank=3, candidates=4)),
+}
 UNMEASURED_TAU = {"exported": None, "low": None, "high": None}
 BEYOND = {"dflash_config": {"target_layer_ids": [LAYER + 8]}, "num_target_layers": 16}
 
@@ -154,3 +164,22 @@ def test_where_the_split_holds_no_prompts_another_is_decoded_and_told(chain):
 def test_where_no_split_holds_prompts_it_is_told_what_to_do(chain, others, told):
     with pytest.raises(DataError, match=f"no prompts to decode {told}"):
         diagnosed(evolve(chain, split="empty", other_splits=others))
+
+
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["by its training", "by the record in the export"])
+@pytest.mark.parametrize("field", ALGORITHMS)
+def test_an_algorithm_with_another_field_than_in_training_is_named(chain, tmp_path, field, is_recorded):
+    trained, exported = ALGORITHMS[field]
+    plain = from_serving(read_json(chain.training.path / "config.json"))
+    model = random_draft(evolve(plain, algorithm=trained), 0)
+    folders = {"training": model.config, "export": evolve(plain, algorithm=exported)}
+    for name, config in folders.items():
+        (tmp_path / name).mkdir()
+        written = to_serving(config)
+        written["dflow"] |= training_record(model.config, chain.target.digest, "tensors")
+        write_json(tmp_path / name / "config.json", written)
+        save_file(random_draft(config, 0).state_dict(), tmp_path / name / "model.safetensors")
+    shutil.copy(chain.training.path / "training.json", tmp_path / "training")
+    training = None if is_recorded else DraftCheckpoint(tmp_path / "training", "training")
+    result = diagnosed(evolve(chain, draft=Draft(tmp_path / "export", "export"), training=training))
+    assert f"{field}={getattr(trained, field)}" in finding(result, "config")["measured"]
