@@ -231,6 +231,7 @@ def test_a_checkpoints_json_that_libraries_cannot_read_is_refused_by_name(tmp_pa
 def test_a_servers_answer_that_is_nested_too_deeply_is_no_answer():
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))  # else closing resets the connection
             self.send_response(200)
             self.end_headers()
             self.wfile.write(DEEP.encode())

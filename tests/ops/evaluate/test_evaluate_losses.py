@@ -111,7 +111,7 @@ def test_a_block_that_prefers_another_token_by_little_is_a_bug_unless_plain_deco
 def test_a_token_that_is_not_the_best_of_its_own_pass_is_a_bug_however_near_it_is(
     draft, target, tokens, tmp_path, monkeypatch
 ):
-    def second_best(_self, _proposal, logits, _done):
+    def second_best(_self, _proposal, logits):
         return torch.zeros(len(logits), dtype=torch.int64), logits[:, 0].topk(2).indices[:, 1]
 
     monkeypatch.setattr(GreedyChoice, "accept", second_best)
