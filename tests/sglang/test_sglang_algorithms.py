@@ -20,7 +20,7 @@ CPU = {"device": "cpu", "dtype": "float32"}
 ALGORITHMS = {"dflash2": Dflash2(taps=2, group=8, rank=8, candidates=8)}
 
 
-def grown(plain, folder, algorithm, noise=0.1):
+def grown(plain, folder, algorithm, noise=0.03):
     """A serving directory of the algorithm on a plain draft's backbone, with heads that change tokens."""
     config = attrs.evolve(load_draft(plain).config, algorithm=algorithm)
     model = DraftModel(config)
