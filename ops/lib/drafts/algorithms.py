@@ -3,7 +3,7 @@
 Each algorithm is a folder of the same files; everything else knows none of them:
 
     config.py     its fields in a draft's config, their checks, their form in the serving contract, sizes; torch-free
-    modules.py    `around_sublayers` and `heads`: what it adds to the backbone; `initialise`: their start values
+    modules.py    `around_sublayers` and `heads`: what it adds to the backbone, with start values of its own
     propose.py    `propose`: the tokens of a block from the backbone's hidden states
     loss.py       `block_losses`: the loss of every token, and whether the draft would propose it
     contract.py   `shapes`, `MISSING`, `WRONG`: its tensors, and what engines do with wrong fields; torch-free

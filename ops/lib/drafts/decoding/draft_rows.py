@@ -21,7 +21,7 @@ from ops.lib.drafts.decoding.sampling import Choice
 from ops.lib.drafts.layout import Layout
 from ops.lib.target.model import Target
 
-Propose = Callable[[DraftModel, Tensor, Tensor, Tensor, Choice, Callable[[Tensor], None]], Tensor]
+Propose = Callable[[DraftModel, Tensor, Tensor, Tensor, Choice], Tensor]
 
 
 @define(eq=False)
@@ -57,7 +57,10 @@ class DraftRows:
         check: refuses logits [B, D, V] that are not finite.
         """
         propose: Propose = part_of(self.draft.config.algorithm, "propose:propose")
-        return propose(self.draft, self.hidden(target, anchors_B), anchors_B, target.head_weight, choice, check)
+        hidden_BDM = self.hidden(target, anchors_B)
+        logits_BDV = hidden_BDM.to(target.head_weight.dtype) @ target.head_weight.T
+        check(logits_BDV)
+        return propose(self.draft, hidden_BDM, logits_BDV, anchors_B, choice)
 
     def hidden(self, target: Target, anchors_B: Tensor) -> Tensor:
         """The draft's states that predict the K - 1 tokens behind each anchor, [B, D, M]."""

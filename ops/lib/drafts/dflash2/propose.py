@@ -5,8 +5,6 @@ B rows, D proposals, M hidden size, V vocabulary, C candidates, R rank
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -16,17 +14,8 @@ from ops.lib.drafts.dflash2.config import sizes
 from ops.lib.drafts.dflash2.modules import selector_of
 
 
-def propose(
-    draft: DraftModel,
-    hidden_BDM: Tensor,
-    anchors_B: Tensor,
-    head_VM: Tensor,
-    choice: Choice,
-    check: Callable[[Tensor], None],
-) -> Tensor:
+def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Tensor:
     """As dflash/propose.py. Only candidates have a probability, when tokens are drawn."""
-    logits_BDV = hidden_BDM.to(head_VM.dtype) @ head_VM.T
-    check(logits_BDV)
     best = logits_BDV.topk(sizes(draft.config).candidates, dim=-1)
     selector = selector_of(draft)
     projected_BDR = selector.hidden_projection(hidden_BDM).to(best.values.dtype)
@@ -34,5 +23,5 @@ def propose(
     for place in range(hidden_BDM.shape[1]):
         candidates_BC = best.indices[:, place]
         scores_BC = best.values[:, place] + selector.follow(projected_BDR[:, place], tokens[-1], candidates_BC)
-        tokens.append(choice.among(scores_BC, candidates_BC, len(head_VM), place))
+        tokens.append(choice.among(scores_BC, candidates_BC, logits_BDV.shape[-1], place))
     return torch.stack(tokens[1:], dim=1)

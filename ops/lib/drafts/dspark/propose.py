@@ -5,8 +5,6 @@ B rows, D proposals, M hidden size, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -15,21 +13,12 @@ from ops.lib.drafts.decoding.sampling import Choice
 from ops.lib.drafts.dspark.modules import markov_head
 
 
-def propose(
-    draft: DraftModel,
-    hidden_BDM: Tensor,
-    anchors_B: Tensor,
-    head_VM: Tensor,
-    choice: Choice,
-    check: Callable[[Tensor], None],
-) -> Tensor:
+def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Tensor:
     """As dflash/propose.py."""
-    logits_BDV = hidden_BDM.to(head_VM.dtype) @ head_VM.T
-    check(logits_BDV)
     head = markov_head(draft)
-    table_VR = head.markov_w2.weight.to(head_VM.dtype)
+    table_VR = head.markov_w2.weight.to(logits_BDV.dtype)
     tokens = [anchors_B]
     for place in range(hidden_BDM.shape[1]):
-        bias_BV = head.latent(tokens[-1], head_VM.dtype) @ table_VR.T
+        bias_BV = head.latent(tokens[-1], logits_BDV.dtype) @ table_VR.T
         tokens.append(choice.next(logits_BDV[:, place] + bias_BV, place))
     return torch.stack(tokens[1:], dim=1)
