@@ -21,11 +21,6 @@ class Layout:
     def proposals(self) -> int:
         return self.queries - self.first
 
-    @property
-    def block_size(self) -> int:
-        """Tokens that the target verifies at once, the anchor among them: SGLang's num_draft_tokens."""
-        return self.proposals + 1
-
 
 def masks_first(block_size: int) -> Layout:
     """Slot 0 is the anchor's and predicts nothing: every further slot predicts the token at its own position."""
