@@ -10,7 +10,7 @@ from attrs import Attribute, frozen, validators
 from dsl.op import field, op
 from ops.artifacts import CheckedDraft, Draft, Report, TargetModel, TokenShards
 from ops.capture_targets.server_args import refused_args
-from ops.lib.drafts.algorithms import CONFIGS, CONTRACT, MODEL, PROPOSAL, REFERENCE, algorithm_class, code_of
+from ops.lib.drafts.algorithms import CONTRACT, MODEL, PROPOSAL, REFERENCE, algorithm_class, algorithm_names, code_of
 
 WORKER = "DFLASH"  # of SGLang: the one that the live stage runs
 
@@ -73,7 +73,7 @@ class CheckExport:
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
         """Checks that the live stage can serve the draft, if it is required and the pipeline trains the draft."""
         trained = above("draft", "draft").get("algorithm")
-        if values.get("live") != "required" or trained not in CONFIGS:
+        if values.get("live") != "required" or trained not in algorithm_names():
             return {}
         engine = algorithm_class(trained).engine
         return {} if engine == WORKER else {"live": f'"required", but {without_worker(engine)}; use "auto"'}
@@ -84,4 +84,4 @@ class CheckExport:
 
     def chosen_code(self) -> tuple[str, ...]:
         """The draft's algorithm is known once it is there: of all of them."""
-        return code_of(CONFIGS, MODEL, PROPOSAL, CONTRACT, REFERENCE)
+        return code_of(algorithm_names(), MODEL, PROPOSAL, CONTRACT, REFERENCE)
