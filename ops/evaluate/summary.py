@@ -99,6 +99,9 @@ class Summary:
             "speculative_seconds": sum(time.speculative_seconds for time in times),
             "speculative_tokens": sum(time.speculative_tokens for time in times),
             "batches": len(times),
+            "times": [
+                {"prompts": [result.id for result in batch.results], **asdict(batch.time)} for batch in self.batches
+            ],
             "batch_size": self.config.batch_size,
             **speedup(times, self.config.bootstrap, self.config.seed or 0),
             "parts": {way: self._parts(way) for way in WAYS},

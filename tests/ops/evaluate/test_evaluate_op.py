@@ -93,6 +93,10 @@ def test_the_time_is_split_into_parts_that_add_up(stage):
     assert measured["plain_seconds"] / measured["speculative_seconds"] == pytest.approx(measured["speedup"])
     assert measured["speedup_low"] <= measured["speedup_high"]
     assert (2, 2) == (measured["batches"], measured["batch_size"])
+    ids = [row["id"] for row in read_jsonl(stage.out_dir / "prompts.jsonl")]
+    assert sorted(ids) == sorted(each for batch in measured["times"] for each in batch["prompts"])
+    for name in ("plain_seconds", "speculative_tokens"):
+        assert measured[name] == pytest.approx(sum(batch[name] for batch in measured["times"]))
     for way in ("plain", "speculative"):
         parts = measured["parts"][way]
         assert {"prefill", "draft", "verify", "overhead"} == set(parts)
