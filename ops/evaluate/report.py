@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ops.evaluate.comparison import compare_evaluations
 from ops.evaluate.metric_names import ALL
 from ops.evaluate.verdicts import verdicts
 from ops.lib.data.files import read_json
-from ops.lib.report_sections import Cell, Chart, Html, Section, Series, Table, interval_text
+from ops.lib.report_sections import Cell, Chart, Compared, Html, Section, Series, Table, interval_text
 
 PAGE_HEIGHT = 640
 
@@ -27,6 +28,11 @@ def report(folder: Path) -> Sequence[Section]:
         Section("Answers", Html((folder / "prompts.html").read_text("utf-8"), PAGE_HEIGHT)),
         *verdicts(report, measured),
     ]
+
+
+def compare(artifacts: Sequence[Compared]) -> Sequence[Section]:
+    """Drafts on the same prompts."""
+    return list(compare_evaluations(artifacts))
 
 
 def _tau(report: Mapping[str, Any]) -> Section:
