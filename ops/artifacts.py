@@ -166,8 +166,8 @@ class Report(Artifact):
                         "speculative": the speculative one, null where it is the same, "accepted": how many draft
                         tokens per verification step, "tau", "accepted_random", "identical"}
     prompts.html        prompts and answers as a person reads them, with every accepted run in its colour
-    measurements.json   wall-clock figures, those of every batch under "times", and by how much margins were rounded
-                        (outside the digest)
+    measurements.json   wall-clock figures, those of every batch under "times"; by how much margins were rounded; where
+                        there is a confidence head, under "confidence" how well it is calibrated (outside the digest)
     """
 
     required_files = ("report.json", "prompts.jsonl")
