@@ -131,8 +131,8 @@ class DraftCheckpoint(Artifact):
                         features.json says but for its shards, "measured": [{"step", "loss", "tau": {"all" |
                         category: {"tau", "low", "high", ...}}, ...}] on the split val, "selected_step": whose weights
                         these are, "val_metrics" of that step, ...}
-    measurements.json   {"seconds", "measuring_seconds": of these on the split val, "measuring_share", ...} (outside
-                        the digest)
+    measurements.json   {"seconds", "measuring_seconds": of these on the split val, "measuring_share", "step_seconds":
+                        the median of a step, ...} (outside the digest)
     """
 
     required_files = ("config.json", "model.safetensors", "training.json")
@@ -166,7 +166,8 @@ class Report(Artifact):
                         "speculative": the speculative one, null where it is the same, "accepted": how many draft
                         tokens per verification step, "tau", "accepted_random", "identical"}
     prompts.html        prompts and answers as a person reads them, with every accepted run in its colour
-    measurements.json   wall-clock figures, and by how much margins were rounded (outside the digest)
+    measurements.json   wall-clock figures, those of every batch under "times"; by how much margins were rounded; where
+                        there is a confidence head, under "confidence" how well it is calibrated (outside the digest)
     """
 
     required_files = ("report.json", "prompts.jsonl")

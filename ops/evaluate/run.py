@@ -87,7 +87,7 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
     write_json(folder / "measurements.json", measured)
     write_page(folder / "prompts.html", summary, processor)
     stage.log(metrics(report, measured), step=0)
-    for name, figure in figures(report):
+    for name, figure in figures(report, measured):
         stage.figure(name, figure)
     text = partial(token_text, processor)
     report_result(stage, summary, report["tau"]["all"], measured, text)
