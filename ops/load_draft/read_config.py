@@ -377,16 +377,18 @@ def _layers(reading: _Reading, layers: int, target: Mapping[str, Any] | None) ->
 
 
 def _layer_mistakes(reading: _Reading, name: str, ids: list[int], count: int) -> None:
-    """Layers that cannot be captured; other mistakes are those of `DraftConfig`."""
+    """Layers that an engine does not capture as the draft was trained on them; others are those of `DraftConfig`."""
     offset = reading.publisher.layers_from
     if -1 in ids:
         reading.mistakes.append(
-            f"{name}: {-1 - offset} names the target's embeddings, and SGLang and dflow only capture outputs of layers"
+            f"{name}: {-1 - offset} names the target's embeddings, and SGLang does not start with them: it captures "
+            "outputs of layers only"
         )
     if count - 1 in ids:
         reading.mistakes.append(
-            f"{name}: {count - 1 - offset} names the target's last layer, whose output engines do not capture "
-            "(publishers' classes read it behind the final norm)"
+            f"{name}: {count - 1 - offset} names the target's last layer, and SGLang fails at the first prompt: it "
+            "captures what enters a layer, and nothing is behind this one. vLLM captures it before the final norm, "
+            "behind which z-lab's class reads it"
         )
 
 

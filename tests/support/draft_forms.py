@@ -699,15 +699,22 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "the target's embeddings as a layer": Refused(
         zlab(dflash_config={"target_layer_ids": [-1, 3, 5]}),
-        ("target_layer_ids: -1 names the target's embeddings",),
+        ("target_layer_ids: -1 names the target's embeddings, and SGLang does not start with them",),
     ),
     "speculators, the target's embeddings as a layer": Refused(
         speculators(aux_hidden_state_layer_ids=[0, 4, 6]),
-        ("aux_hidden_state_layer_ids: 0 names the target's embeddings",),
+        ("aux_hidden_state_layer_ids: 0 names the target's embeddings, and SGLang does not start",),
     ),
     "the target's last layer": Refused(
         zlab(dflash_config={"target_layer_ids": [1, 3, 7]}),
-        ("target_layer_ids: 7 names the target's last layer",),
+        ("target_layer_ids: 7 names the target's last layer, and SGLang fails at the first prompt",),
+    ),
+    "DeepSpec, the target's embeddings as a layer": Refused(
+        deepspec(target_layer_ids=[-1, 3, 5]), ("target_layer_ids: -1 names the target's embeddings",)
+    ),
+    "speculators, the target's last layer": Refused(
+        speculators(aux_hidden_state_layer_ids=[2, 4, 8]),
+        ("aux_hidden_state_layer_ids: 8 names the target's last layer",),
     ),
     "a layer twice": Refused(zlab(dflash_config={"target_layer_ids": [1, 1, 5]}), ("must be distinct",)),
     "no mask token": Refused(
