@@ -56,7 +56,7 @@ def load_draft(config: LoadDraft, stage: Stage) -> None:
     record = written.get(OF_DFLOW, {})
     notes = own_record(directory, written, ServedTarget.of(target)) if record else []
     before = imported_before(directory, record)
-    tensors = read_tensors(directory, draft.config, draft.layer_order, target)
+    tensors = read_tensors(directory, draft, target)
     imported: dict[str, Any] = {
         "publisher": draft.publisher,
         "assumed": {**before["assumed"], **draft.assumed},

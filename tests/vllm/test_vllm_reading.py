@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from draft_chain import MASK, VOCAB
-from draft_forms import IDS, SIZES
+from draft_forms import IDS, LAYERS, SIZES
 from speculators_cases import SHAPES, written
 
-from ops.lib.drafts.backbone.config import SLIDING_ATTENTION
+from ops.lib.data.files import write_json
+from ops.lib.drafts.backbone.config import SLIDING_ATTENTION, DraftConfig, to_serving
 from ops.lib.drafts.backbone.rope import rope_frequencies, rotation
 from ops.lib.drafts.backbone.speculators_format import unwritable
+from ops.lib.drafts.dspark.config import Dspark
 
 NATIVE_ONLY = {
     "some layers with windows": {"layer_types": (SLIDING_ATTENTION, "full_attention"), "sliding_window": 6},
@@ -92,3 +94,25 @@ def test_what_vllm_would_misread_in_the_format_of_speculators_is_what_export_ref
     for name, shape in NATIVE_ONLY.items():
         draft, _ = written(tmp_path / name, **shape)
         assert [] != list(unwritable(draft))
+
+
+def test_vllm_reads_dspark_with_a_bias_of_zero(tmp_path):
+    """As load_draft writes plain drafts whose slot 0 predicts a token, which vLLM refuses for DFlash."""
+    from types import SimpleNamespace
+
+    from vllm.transformers_utils.config import get_config
+    from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
+
+    shape = {"block_size": 4, "mask_token_id": MASK, "target_layer_ids": IDS, "num_target_layers": LAYERS}
+    draft = DraftConfig(**SIZES | shape, algorithm=Dspark(rank=1, confidence_head=False))
+    write_json(tmp_path / "config.json", to_serving(draft))
+    config = get_config(str(tmp_path), trust_remote_code=False)
+    assert (["Qwen3DSparkModel"], 1, True, 3, MASK) == (
+        config.architectures,
+        config.markov_rank,
+        config.sample_from_anchor,
+        config.block_size,
+        config.mask_token_id,
+    )
+    model = SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=config))
+    assert tuple(layer + 1 for layer in IDS) == get_eagle3_aux_layers_from_config(model)

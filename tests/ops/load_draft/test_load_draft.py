@@ -11,7 +11,24 @@ import pytest
 import torch
 from case_reader import hidden_of_blocks
 from draft_chain import EOS, HIDDEN, MASK, TEXT, VOCAB, make_target
-from draft_forms import FORMS, IDS, LAYERS, LEFT_OUT, PLAIN, REFUSED, SIZES, Form, prefixed, write_form, zlab
+from draft_forms import (
+    FLAT,
+    FORMS,
+    IDS,
+    LAYERS,
+    LEFT_OUT,
+    NESTED,
+    PLAIN,
+    REFUSED,
+    SIZES,
+    Form,
+    deepspec,
+    prefixed,
+    specforge,
+    speculators_of,
+    write_form,
+    zlab,
+)
 from fake_stage import FakeStage, folder_digest
 from safetensors.torch import load_file, save_file
 
@@ -309,13 +326,18 @@ def test_a_mask_token_that_ends_answers_is_refused(target, tmp_path):
         load(tmp_path / "stage", tmp_path / "source", target)
 
 
-@pytest.mark.parametrize("key", sorted(PLAIN))
+@pytest.mark.parametrize("key", sorted(PLAIN | NESTED | FLAT | {"sample_from_anchor": True, "shift_label": True}))
 def test_a_key_of_any_type_is_read_or_refused_without_another_error(key):
-    for value in (None, True, -1, 0.5, "text", [], [None], {}, {"a": {"b": [1]}}):
-        try:
-            read_draft_config(PLAIN | {key: value})
-        except ConfigError as error:
-            assert str(error)
+    plain, dspark, nested = PLAIN, deepspec(), specforge()
+    second = speculators_of("dflash2", **FLAT)
+    for value in (None, True, -1, 0, 0.5, "text", [], [None], {}, {"a": {"b": [1]}}):
+        changes = [config | {key: value} for config in (plain, dspark, nested, second)]
+        changes.append(nested | {"dflash_config": nested["dflash_config"] | {key: value}})
+        for config in changes:
+            try:
+                read_draft_config(config)
+            except ConfigError as error:
+                assert str(error)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), (["x"], 2), ({}, 2)])
