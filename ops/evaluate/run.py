@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,10 +22,10 @@ from ops.evaluate.prompts import check_lengths, choose_prompts, processor_of
 from ops.evaluate.statistics import is_repetition
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import JOURNAL, Decoder, decode_in_turns
-from ops.lib.data.files import read_json, write_json, write_jsonl
+from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import check_draft_fits
-from ops.lib.drafts.backbone.load import load_draft, random_draft
+from ops.lib.drafts.backbone.load import import_record, load_draft, random_draft
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.report_sections import interval_text
@@ -72,15 +71,9 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         batches=batches,
         losses=compare(results) if config.temperature == 0 else None,
         inputs={name: stage.inputs[name].digest for name in ("draft", "target", "tokens")},
-        imported=imported_of(stage.inputs["draft"].path),
+        imported=import_record(stage.inputs["draft"].path),
     )
     finish(summary, processor, stage)
-
-
-def imported_of(draft: Path) -> Mapping[str, Any] | None:
-    """The record of the import of a draft that was trained elsewhere."""
-    record: Mapping[str, Any] = read_json(draft / "config.json").get("dflow", {})
-    return record.get("imported")
 
 
 def finish(summary: Summary, processor: Processor, stage: Stage) -> None:

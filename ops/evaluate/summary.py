@@ -29,9 +29,7 @@ WAYS = ("plain", "speculative")
 
 @frozen(kw_only=True)
 class Summary:
-    """All results. losses: None if answers were sampled, which cannot be compared. imported: of a draft that was trained
-    elsewhere, what its config.json says of that.
-    """
+    """All results. losses: None if answers were sampled, which cannot be compared. imported: as of `import_record`."""
 
     config: Evaluate
     use: DraftUse
