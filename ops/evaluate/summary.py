@@ -24,12 +24,13 @@ from ops.evaluate.turns import BatchResult, PromptResult
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_options import DraftUse
 
+ORIGIN = ("publisher", "trained_for")
 WAYS = ("plain", "speculative")
 
 
 @frozen(kw_only=True)
 class Summary:
-    """All results. losses: None if answers were sampled, which cannot be compared."""
+    """All results. losses: None if answers were sampled, which cannot be compared. imported: as of `import_record`."""
 
     config: Evaluate
     use: DraftUse
@@ -39,6 +40,7 @@ class Summary:
     batches: Sequence[BatchResult]
     losses: Losses | None
     inputs: Mapping[str, str]
+    imported: Mapping[str, Any] | None = None
 
     def report(self) -> dict[str, Any]:
         """The content of report.json."""
@@ -66,6 +68,8 @@ class Summary:
         if self.losses is not None:
             report["lossless"] = {"errors": len(self.losses.errors), "ties": len(self.losses.ties)}
             report["differences"] = self.losses.rows()
+        if self.imported is not None:
+            report["imported"] = {name: self.imported[name] for name in ORIGIN if name in self.imported}
         if untrained:
             report["tau_random"] = self._by_category(untrained)
             report["acceptance_by_slot_random"] = acceptance_by_slot(untrained, size)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 from case_reader import hidden_of_blocks
 from draft_chain import EOS, HIDDEN, MASK, TEXT, VOCAB, make_target
 from draft_forms import (
@@ -150,6 +151,20 @@ def test_an_import_is_an_export(target, tmp_path):
     assert "dflow" == after["dflow"].pop("imported")["publisher"]
     assert "z-lab" == before["dflow"].pop("imported")["publisher"]
     assert before == after
+
+
+def test_the_record_of_another_target_is_kept_until_that_target_is_given(target, tmp_path):
+    write_form(FORMS["z-lab, plain"], tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    other = load(tmp_path / "other", made.path, evolve(target, digest="cd" * 32))
+    imported = read_json(other.path / "config.json")["dflow"]["imported"]
+    assert target.digest == imported["trained_for"]
+    assert f"it was trained for the target {target.digest[:12]}, and this one" in imported["notes"][-1]
+    for place, digest in enumerate(("ef" * 32, target.digest)):
+        again = load(tmp_path / f"again-{place}", other.path, evolve(target, digest=digest))
+        record = read_json(again.path / "config.json")["dflow"]["imported"]
+        assert (None if digest == target.digest else target.digest) == record.get("trained_for")
+        assert (digest != target.digest) == ("trained for the target" in "\n".join(record["notes"]))
 
 
 def test_an_altered_export_of_dflow_is_refused(target, tmp_path):
