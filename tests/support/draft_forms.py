@@ -483,6 +483,11 @@ FORMS: Mapping[str, Form] = {
         {"partial_rotary_factor": 0.5},
         fields={"partial_rotary_factor": 0.5},
     ),
+    "z-lab, a partial rotary with yarn": Form(
+        zlab(rope_scaling=YARN, partial_rotary_factor=0.5),
+        {"rope_scaling": YARN, "partial_rotary_factor": 0.5},
+        fields={"partial_rotary_factor": 0.5},
+    ),
     "z-lab, scales and caps without effect": Form(
         zlab(final_logit_softcapping=None, dflash_config={"input_embedding_scale": 1.0, "final_logit_softcapping": 0.0})
     ),
@@ -757,6 +762,10 @@ REFUSED: Mapping[str, Refused] = {
     "a partial rotary in rope_parameters": Refused(
         zlab(rope_parameters={"rope_theta": 5000, "partial_rotary_factor": 0.25}),
         ("partial_rotary_factor = 0.25",),
+    ),
+    "a partial rotary with yarn": Refused(
+        zlab(rope_scaling=YARN, partial_rotary_factor=0.5),
+        ("transformers' Qwen3 class, which publishers use, does not run with it and a scaled rope",),
     ),
     "two ropes": Refused(
         zlab(rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),

@@ -6,7 +6,7 @@ Q slots of a block, T context, M hidden size, V vocabulary, F width of the featu
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,9 +217,14 @@ def modelopt(directory: Path) -> Published:
     nest = config.pop("dflash_config")
     module_config = Qwen3Config(**config | nest)
     module_config._attn_implementation = "eager"
-    is_dspark = nest.get("projector_type") == "dspark"
-    model = (DSparkModule if is_dspark else DFlashModule)(module_config).eval()
+    cls = DSparkModule if nest.get("projector_type") == "dspark" else DFlashModule
+    model = cls(module_config).eval()
     model.load_state_dict(load_file(directory / "model.safetensors"))
+    return modelopt_model(model, nest["target_layer_ids"])
+
+
+def modelopt_model(model: Any, layer_ids: Sequence[int]) -> Published:
+    is_dspark = type(model).__name__ == "DSparkModule"
 
     def slots(features: Tensor, block: Tensor) -> Tensor:
         return model(block[None], features[None], positions(features, block))[0]
@@ -235,4 +240,4 @@ def modelopt(directory: Path) -> Published:
 
         return step_by_step(step, len(hidden), anchor)
 
-    return Published(model, tuple(nest["target_layer_ids"]), 0 if is_dspark else 1, slots, tokens)
+    return Published(model, tuple(layer_ids), 0 if is_dspark else 1, slots, tokens)

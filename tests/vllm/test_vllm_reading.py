@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from draft_chain import MASK, VOCAB
-from draft_forms import IDS, LAYERS, SIZES
+from draft_forms import IDS, LAYERS, SIZES, YARN
 from speculators_cases import SHAPES, written
 
 from ops.lib.data.files import write_json
@@ -17,6 +17,7 @@ from ops.lib.drafts.dspark.config import Dspark
 NATIVE_ONLY = {
     "some layers with windows": {"layer_types": (SLIDING_ATTENTION, "full_attention"), "sliding_window": 6},
     "a part of the heads": {"partial_rotary_factor": 0.5},
+    "yarn on a part of the heads": {"partial_rotary_factor": 0.5, "rope_scaling": YARN},
 }
 CASES = [(name, form) for name in SHAPES for form in ("native", "speculators")]
 CASES += [(name, "native") for name in NATIVE_ONLY]

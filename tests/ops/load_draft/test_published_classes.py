@@ -1,5 +1,5 @@
-"""The forms of others' drafts, as their published classes compute them and as dflow does once they are imported; and
-dflow's export in speculators' format, as its class computes it.
+"""Drafts of others, written by hand and by their own code, as their published classes compute them and as dflow does
+once they are imported; and dflow's exports, as the classes of z-lab and speculators compute them.
 
 Skipped where a class is not installed: `make test-vllm` installs those of z-lab and speculators. SpecForge, ModelOpt
 and DeepSpec need other versions of libraries than dflow, or are on no index; their sources on PYTHONPATH are enough.
@@ -7,27 +7,35 @@ and DeepSpec need other versions of libraries than dflow, or are on no index; th
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import published_drafts
 import pytest
 import torch
 from draft_chain import HIDDEN, VOCAB
-from draft_forms import FORMS, write_form
+from draft_forms import DFLASH2, FORMS, LLAMA3, OF_TENSORS, SLIDING, YARN, tensors_of, write_form
 from published_drafts import ENDS_OF_SPECULATORS, Published
+from safetensors.torch import save_file
+from saved_drafts import SAVED
 from speculators_cases import SHAPES, written
-from test_load_draft import MASK, load, target  # noqa: F401 (a fixture)
+from test_load_draft import MASK, PLAIN_SHAPE, load, target  # noqa: F401 (a fixture)
 from torch import nn
 
 from ops.artifacts import Draft
-from ops.lib.data.files import read_json
+from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.algorithms import part_of
+from ops.lib.drafts.backbone.config import DraftConfig, to_serving
 from ops.lib.drafts.backbone.load import load_draft as load_serving
 from ops.lib.drafts.decoding.sampling import GreedyChoice
+from ops.lib.drafts.dflash2.config import Dflash2
 
 CONTEXT, WITHIN, ANCHOR = 19, 2e-6, 7
 # Read otherwise than by z-lab's class, on purpose: a share of the heads that engines honour; a window by ModelOpt's own
 # keys, which it does not read; and those that it cannot load.
 NOT_BY_Z_LAB = {
     "z-lab, a partial rotary of the training",
+    "z-lab, a partial rotary with yarn",
     "z-lab, rope by kind of layer, all the same",
     "ModelOpt, windows",
     "ModelOpt, windows by is_causal",
@@ -48,6 +56,13 @@ BY_Z_LAB = [
 
 def assert_equal(published: Published, made: Draft) -> None:
     """The same hidden states of all slots that predict a token, relative to the largest, and the same tokens."""
+    difference, theirs, ours = compared(published, made)
+    print(f"largest difference: {difference:.1e}")
+    assert difference <= WITHIN
+    assert theirs == ours
+
+
+def compared(published: Published, made: Draft) -> tuple[float, list[int], list[int]]:
     own = load_serving(made.path)
     layout = own.config.layout()
     generator = torch.Generator().manual_seed(3)
@@ -65,10 +80,7 @@ def assert_equal(published: Published, made: Draft) -> None:
         propose = part_of(own.config.algorithm, "propose:propose")
         proposed = propose(own, found[None], found[None] @ head.T, torch.tensor([ANCHOR]), GreedyChoice())
     assert expected.shape == found.shape
-    difference = float((expected - found).abs().max() / expected.abs().max())
-    print(f"largest difference: {difference:.1e}")
-    assert difference <= WITHIN
-    assert tokens.tolist() == proposed[0].tolist()
+    return float((expected - found).abs().max() / expected.abs().max()), tokens.tolist(), proposed[0].tolist()
 
 
 @pytest.mark.parametrize("name", BY_Z_LAB)
@@ -95,6 +107,49 @@ def test_the_class_of_speculators_computes_what_is_imported(name, target, tmp_pa
     write_form(form, tmp_path / "source", target.path)
     made = load(tmp_path / "stage", tmp_path / "source", target)
     assert_equal(published_drafts.speculators(form.config, tmp_path / "source"), made)
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_what_a_publishers_own_code_saves_is_read_as_its_class_computes_it(name, target, tmp_path):  # noqa: F811
+    published = SAVED[name](tmp_path / "source", target.path)
+    assert_equal(published, load(tmp_path / "stage", tmp_path / "source", target))
+
+
+def export(folder: Path, **shape: Any) -> Draft:
+    """A serving directory of random weights."""
+    folder.mkdir()
+    write_json(folder / "config.json", to_serving(DraftConfig(**PLAIN_SHAPE | shape)))
+    tensors = tensors_of(**{name: shape[name] for name in OF_TENSORS if name in shape})
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return Draft(path=folder, digest="")
+
+
+EXPORTS = SHAPES | {
+    "a sliding and a full layer": {"layer_types": SLIDING["layer_types"], "sliding_window": 6},
+    "DFlash2": DFLASH2,
+    "DFlash2 of three taps": {"algorithm": Dflash2(taps=3, group=2, rank=8, candidates=5)},
+}
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_z_labs_class_computes_what_is_exported(name, tmp_path):
+    made = export(tmp_path / "export", **EXPORTS[name])
+    assert_equal(published_drafts.z_lab(made.path), made)
+
+
+def test_z_labs_class_rotates_whole_heads_where_an_export_rotates_a_part(tmp_path):
+    """So partial_rotary_factor is a decision of load_draft's user, and 1 in every training of dflow."""
+    part = export(tmp_path / "part", partial_rotary_factor=0.5)
+    difference, *_ = compared(published_drafts.z_lab(part.path), part)
+    assert difference > 0.01
+    assert_equal(published_drafts.z_lab(part.path), export(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("scaling", [YARN, LLAMA3, {"rope_type": "linear", "factor": 2.0}])
+def test_z_labs_class_does_not_run_where_a_scaled_rope_rotates_a_part(scaling, tmp_path):
+    made = export(tmp_path / "export", partial_rotary_factor=0.5, rope_scaling=scaling)
+    with pytest.raises(RuntimeError, match="The size of tensor a"):
+        compared(published_drafts.z_lab(made.path), made)
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "windows"])

@@ -22,6 +22,8 @@ from ops.lib.drafts.dflash2.modules import selector_of
 from ops.lib.drafts.dflash2.options import Dflash2Options
 from ops.lib.drafts.losses.asked import Asked, Outcome
 from ops.lib.drafts.losses.candidates import best_tokens, token_logits
+from ops.lib.drafts.losses.head import head_cross_entropy_and_best
+from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss, slot_losses
 
 
@@ -30,9 +32,8 @@ def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -
     options = loss.own
     assert isinstance(options, Dflash2Options)
     hidden_WM, labels_W = asked.hidden_WM, asked.labels_W
-    base_W = slot_losses(loss.kind, hidden_WM, head_VM, labels_W, asked.teacher_WM, checked=True).values_W
+    base_W, candidates_WC = _base(asked, head_VM, loss, sizes(draft.config).candidates)
     selector = selector_of(draft)
-    _, candidates_WC = best_tokens(hidden_WM, head_VM, sizes(draft.config).candidates)
     wanted_W = labels_W
     if options.label == "target":
         assert asked.teacher_WM is not None
@@ -51,3 +52,14 @@ def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -
         chosen_W = torch.where(is_offered_W, chosen_W, 0.0)
     recall_W = (candidates_WC == labels_W[:, None]).any(dim=1).to(torch.float64)
     return Outcome(base_W, walked_W == labels_W, options.selector * chosen_W, (recall_W,))
+
+
+def _base(asked: Asked, head_VM: Tensor, loss: Loss, count: int) -> tuple[Tensor, Tensor]:
+    """The base loss and the candidates; a cross-entropy has all logits in its hands once, and finds them there."""
+    if needs_teacher(loss.kind):
+        found = slot_losses(loss.kind, asked.hidden_WM, head_VM, asked.labels_W, asked.teacher_WM, checked=True)
+        return found.values_W, best_tokens(asked.hidden_WM, head_VM, count)[1]
+    base_W, _, candidates_WC = head_cross_entropy_and_best(
+        asked.hidden_WM, head_VM, asked.labels_W, count, checked=True
+    )
+    return base_W, candidates_WC
