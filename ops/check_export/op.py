@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from attrs import Attribute, frozen, validators
@@ -10,14 +9,7 @@ from attrs import Attribute, frozen, validators
 from dsl.op import field, op
 from ops.artifacts import CheckedDraft, Draft, Report, TargetModel, TokenShards
 from ops.capture_targets.server_args import refused_args
-from ops.lib.drafts.algorithms import CONFIGS, CONTRACT, MODEL, PROPOSAL, REFERENCE, algorithm_class, code_of
-
-WORKER = "DFLASH"  # of SGLang: the one that the live stage runs
-
-
-def without_worker(engine: str) -> str:
-    """Why the live stage cannot serve a draft, by what serves it in SGLang."""
-    return f"the live stage runs SGLang's {WORKER} worker only, and this draft is served by {engine}"
+from ops.lib.drafts.algorithms import CONFIGS, CONTRACT, MODEL, PROPOSAL, REFERENCE, code_of
 
 
 def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, object] | None) -> None:
@@ -68,15 +60,6 @@ class CheckExport:
     shows_results = True
     main_figures = "check/(tau_served(_.+)?|live_skipped)"
     answers = ("safe",)
-
-    @staticmethod
-    def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
-        """Checks that the live stage can serve the draft, if it is required and the pipeline trains the draft."""
-        trained = above("draft", "draft").get("algorithm")
-        if values.get("live") != "required" or trained not in CONFIGS:
-            return {}
-        engine = algorithm_class(trained).engine
-        return {} if engine == WORKER else {"live": f'"required", but {without_worker(engine)}; use "auto"'}
 
     def chosen_libraries(self) -> tuple[str, ...]:
         """SGLang, so that the node runs again once it is installed."""

@@ -92,19 +92,17 @@ def test_a_draft_that_sglang_was_not_asked_about_is_served_with_a_warning(tmp_pa
     assert f"dflow resume {run} --from check" in warning
 
 
-def test_a_skipped_check_that_sglang_has_no_worker_for_is_not_advised_to_run_again(tmp_path):
-    made = make_artifacts(tmp_path / "made")
-    live = {"status": "skipped", "reason": "no worker"}
-    (made["check"] / "check.json").write_text(json.dumps({"live": live, "engine": "DSPARK"}))
-    store, run = record_run(tmp_path, made)
-    (warning,) = find_served(store, find_record(store.records, run), None).warnings
-    assert "--from check" not in warning and "with the tau of the evaluation" in warning
-
-
-@pytest.mark.parametrize("algorithm", ["DFLASH", "DSPARK"])
-def test_a_refusal_names_the_algorithm_that_was_asked_for(tmp_path, algorithm):
-    refusal = ["echo", "ValueError: speculative decoding is not supported by CpuPlatform"]
-    server = EngineServer(ENGINES["sglang"], refusal, {}, tmp_path / "log", algorithm=algorithm)
+@pytest.mark.parametrize(
+    ("algorithm", "refusal"),
+    [
+        ("DFLASH", "DFLASH speculative decoding is not supported by CpuPlatform on device 'cpu'."),
+        ("DSPARK", "DSpark speculative decoding only supports CUDA, NPU or XPU device."),
+    ],
+)
+def test_a_refusal_names_the_algorithm_that_was_asked_for(tmp_path, algorithm, refusal):
+    server = EngineServer(
+        ENGINES["sglang"], ["echo", f"ValueError: {refusal}"], {}, tmp_path / "log", algorithm=algorithm
+    )
     with server, pytest.raises(ServerError, match=f"SGLang refuses {algorithm} on this machine"):
         server.wait()
 
