@@ -49,7 +49,7 @@ def search_path(op_files: Sequence[Path]) -> list[str]:
     end = _end_of_front(here)
     given = {_absolute(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
     late = {_absolute(entry) for entry in sys.path if entry not in _at_start}
-    op_folders = [str(file.parent) for file in op_files]
+    op_folders = [str(module_folder(file)) for file in op_files]
     added = {*_added_folders} - {*op_folders}
     own = [entry for entry in here if is_interpreters(entry)]
     front = [entry for entry in here[:end] if entry in given or entry in late]
@@ -81,6 +81,11 @@ def is_below(path: str, folders: Iterable[str]) -> bool:
 def places_of(name: str, folder: Path) -> list[Path]:
     """Where a package with `__init__` or a module of that name would be in a folder, compiled ones included."""
     return [folder / name / "__init__.py", *(folder / f"{name}{suffix}" for suffix in all_suffixes())]
+
+
+def module_folder(file: Path) -> Path:
+    """The folder from which a module, or the package whose `__init__.py` the file is, is imported."""
+    return file.parent.parent if file.name == "__init__.py" else file.parent
 
 
 def put_on_path(folder: Path) -> None:

@@ -8,6 +8,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from dsl.draft_folders import is_draft_folder, use_draft_folders
 from dsl.errors import DflowError, Mistake, PipelineError, Position, did_you_mean, shortened
 from dsl.imports import import_from_source, path_without_added, put_on_path, source_of
 from dsl.named_function import named_function
@@ -17,6 +18,8 @@ from dsl.paths import is_there, store_above
 
 def load_op(name: str, op_files: Sequence[Path] = ()) -> OpSpec:
     """The op of that name. A built-in op is loaded alone. Raises PipelineError, with a suggestion, if there is none."""
+    if op_files:
+        use_draft_folders(op_files)
     built_in = _built_in_table()
     if name in built_in:
         return _load_built_in(built_in[name])
@@ -43,12 +46,14 @@ def unknown_op(name: str, op_files: Sequence[Path] = ()) -> Mistake:
 
 
 def user_ops(op_files: Sequence[Path]) -> dict[str, OpSpec]:
-    """The ops declared in the user's files, which are absolute paths. Raises PipelineError with all mistakes."""
+    """The ops declared in the user's files, which are absolute paths; folders of draft algorithms among them declare
+    none. Raises PipelineError with all mistakes.
+    """
     mistakes: list[Mistake] = []
     found: dict[str, OpSpec] = {}
     declared_in = dict.fromkeys(_built_in_table(), "the built-in ops")
     stems: dict[str, Path] = {}
-    for file in dict.fromkeys(op_files):
+    for file in dict.fromkeys(file for file in op_files if not is_draft_folder(file)):
         if file.stem in stems:
             mistakes.append(
                 Mistake(f'{file} and {stems[file.stem]} would both be the module "{file.stem}": rename one')

@@ -63,8 +63,10 @@ def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Mistake
         elif field == "op" and owner not in TABLE_NAMES:
             message = "-s changes a node's values, not its op"
             mistakes.append(Mistake(message, position=position, hint="change the op in the file"))
-        elif (owner, field) == ("pipeline", "ops"):
-            mistakes.append(Mistake("-s cannot change pipeline.ops", position=position, hint="change it in the file"))
+        elif owner == "pipeline" and field in ("ops", "drafts"):
+            mistakes.append(
+                Mistake(f"-s cannot change pipeline.{field}", position=position, hint="change it in the file")
+            )
         else:
             overrides.append(Override(owner, field, value, position))
     return overrides, mistakes

@@ -18,6 +18,7 @@ import attrs
 from attrs import frozen
 
 from dsl.document import TABLE_NAMES, Places
+from dsl.draft_folders import INIT, use_draft_folders
 from dsl.errors import ConfigError, did_you_mean
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec, Ref, op_of
@@ -99,7 +100,8 @@ class Pipeline:
     """A named list of nodes.
 
     root is the folder that relative paths start from (default: that of the pipeline file if there is one, else the
-    working directory). op_files are the user's own op modules, loaded beside the built-in ones. tags and notes stand
+    working directory). op_files are the user's own op modules, loaded beside the built-in ones; drafts: folders of
+    draft algorithms of their own, from then on known to configs. tags and notes stand
     in MLflow at the pipeline's run, which is sent there unless tracking is false. machine: what its nodes may use
     of this machine together. sort_by: the metric by which the table of a sweep is sorted, "-" before it where the least
     comes first. upload: the nodes whose whole artifacts are sent to MLflow.
@@ -115,6 +117,7 @@ class Pipeline:
         tracking_uri: str | None = None,
         root: Path | None = None,
         op_files: tuple[Path, ...] = (),
+        drafts: tuple[Path, ...] = (),
         tags: Mapping[str, str] | None = None,
         notes: str = "",
         machine: Machine | None = None,
@@ -130,7 +133,9 @@ class Pipeline:
         self.tracking_uri = tracking_uri
         self.root_given = root is not None
         self.root = (root or Path.cwd()).absolute()
-        self.op_files = op_files
+        self.op_files = (*op_files, *(self.root / folder / INIT for folder in drafts))
+        if drafts:
+            use_draft_folders(self.op_files)
         self.tags = dict(tags or {})
         self.notes = notes
         self.machine = machine or Machine()

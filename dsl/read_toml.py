@@ -10,12 +10,14 @@ import attrs
 
 from dsl.aliases import alias_hint
 from dsl.document import TABLE_NAMES, Document, Places, read_document
+from dsl.draft_folders import INIT, folder_mistakes, is_draft_folder, use_draft_folders
 from dsl.edge_checks import Absent, absolute_path, wiring_mistakes
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean, listed
 from dsl.for_each import expanded, merged_mistakes
 from dsl.graph import Graph, compiled, ids_to_upload
 from dsl.imports import import_from_source, put_on_path
 from dsl.interpolation import TRACKING_URI, interpolate
+from dsl.named_function import named_function
 from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, raised_in, run_source, unknown_op, user_ops
 from dsl.overrides import apply_overrides, parsed_overrides, put_into, unknown_owners
@@ -26,6 +28,7 @@ from dsl.tables import pipeline_of, tables_of, upload_mistakes, written_table
 from dsl.unchecked_node import WrittenNode, add_checked_node, ops_of, written_nodes
 from dsl.variants import Sweep, sort_of
 
+COMES_WITH_DFLOW = "ops.lib.drafts.algorithms:CONFIGS"
 TABLES = (*TABLE_NAMES, "node", "for_each", "sweep")
 
 
@@ -58,7 +61,7 @@ def op_files_of(file: Path) -> tuple[Path, ...]:
     _require_file(file)
     document = read_document(file)
     head = written_table("pipeline", document.table("pipeline"), Places(document, ("pipeline",)))
-    return _op_files(document, {"pipeline": head}, absolute_path(file.parent, Path.cwd()), [])
+    return _op_files({"pipeline": head}, absolute_path(file.parent, Path.cwd()), [])
 
 
 def tracking_uri_of(file: Path) -> str | None:
@@ -95,7 +98,7 @@ def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep], absent
     overrides, wrong = put_into(tables, overrides)
     mistakes += wrong
     root = absolute_path(file.parent, Path.cwd())
-    op_files = _op_files(document, tables, root, mistakes)
+    op_files = _op_files(tables, root, mistakes)
     reader = _NodeReader(document, op_files, mistakes)
     nodes = {node_id: reader.read(node_id, table) for node_id, table in document.table("node").items()}
     overrides, wrong = put_into(nodes, overrides)
@@ -154,21 +157,24 @@ def _top_level_mistakes(document: Document, file: Path, ops: Mapping[str, str]) 
     return mistakes
 
 
-def _op_files(
-    document: Document, tables: Mapping[str, WrittenNode], root: Path, mistakes: list[Mistake]
-) -> tuple[Path, ...]:
-    """The files of `[pipeline] ops`, from the folder of the file that lists them."""
-    head = tables["pipeline"]
-    alone = attrs.evolve(head, values={name: value for name, value in head.values.items() if name == "ops"})
+def _op_files(tables: Mapping[str, WrittenNode], root: Path, mistakes: list[Mistake]) -> tuple[Path, ...]:
+    """The files of `[pipeline] ops`, and its `drafts` by their `__init__.py`, from the listing file's folder."""
+    files = _listed("ops", tables["pipeline"], root, mistakes)
+    folders = _listed("drafts", tables["pipeline"], root, mistakes)
+    return (*files, *(folder / INIT for folder in folders))
+
+
+def _listed(key: str, head: WrittenNode, root: Path, mistakes: list[Mistake]) -> tuple[Path, ...]:
+    alone = attrs.evolve(head, values={name: value for name, value in head.values.items() if name == key})
     mistakes += interpolate({}, {"pipeline": alone})
-    names = alone.values.get("ops", ())
-    if "ops" in alone.values:
-        head.values["ops"] = names
+    names = alone.values.get(key, ())
+    if key in alone.values:
+        head.values[key] = names
     else:
-        head.values.pop("ops", None)
+        head.values.pop(key, None)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return ()  # reported with the table's other mistakes
-    folder = head.places.folder("ops") or root
+    folder = head.places.folder(key) or root
     return tuple(absolute_path(name, folder) for name in names)
 
 
@@ -181,6 +187,8 @@ class _NodeReader:
         self._mistakes = mistakes
         self._ops: dict[str, OpSpec] = {}
         self._op_files_work = True
+        where = document.position(("pipeline", "drafts"))
+        mistakes += [attrs.evolve(each, path="pipeline.drafts", position=where) for each in _use_drafts(op_files)]
         try:
             user_ops(op_files)
         except PipelineError as error:
@@ -229,11 +237,21 @@ class _NodeReader:
         return None
 
 
+def _use_drafts(op_files: tuple[Path, ...]) -> list[Mistake]:
+    """Let nodes name the algorithms of the folders among them. Returns what is wrong with the folders."""
+    taken: Mapping[str, str] = named_function(COMES_WITH_DFLOW) if any(map(is_draft_folder, op_files)) else {}
+    mistakes = folder_mistakes(op_files, list(taken))
+    use_draft_folders(() if mistakes else op_files)
+    return mistakes
+
+
 def _read_python(file: Path, overrides: Sequence[str], sweeps: Sequence[Sweep], absent: Absent | None) -> Pipeline:
     pipeline = _run_python(file)
     if not pipeline.root_given:
         pipeline.root = absolute_path(file.parent, Path.cwd())
     pipeline.op_files = tuple(absolute_path(name, pipeline.root) for name in pipeline.op_files)
+    if mistakes := _use_drafts(pipeline.op_files):
+        raise PipelineError(mistakes)
     known = all_ops(pipeline.op_files)
     strangers = [node for node in pipeline.nodes.values() if known.get(node.op.name) != node.op]
     if strangers:

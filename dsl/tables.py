@@ -19,11 +19,12 @@ from dsl.unchecked_node import WrittenNode, table_mistakes
 
 @frozen(kw_only=True)
 class PipelineTable:
-    """The table `[pipeline]`; the paths in ops are relative to the file."""
+    """The table `[pipeline]`; the paths in ops, files, and in drafts, folders, are relative to the file."""
 
     name: str = attrs.field(validator=validators.min_len(1))
     seed: int = 0
     ops: tuple[str, ...] = ()
+    drafts: tuple[str, ...] = ()
 
 
 def _are_tags(_table: MlflowTable, _field: attrs.Attribute[dict[str, str]], tags: dict[str, str]) -> None:

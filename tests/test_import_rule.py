@@ -72,6 +72,7 @@ def test_modules_are_imported_by_name_only_by_named_function_for_hooks_and_as_a_
     assert {file for file, function in calls if function == "named_function"} == {
         "dsl/aliases.py",
         "dsl/op_table.py",
+        "dsl/read_toml.py",
         "executor/cli.py",
         "executor/launchers/forkserver.py",
         "executor/launchers/worker.py",

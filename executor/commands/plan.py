@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING
 
 from dsl.edge_checks import Absent
 from dsl.graph import Graph
@@ -18,15 +20,18 @@ from executor.commands.arguments import (
     open_store,
 )
 from executor.launchers.cluster_address import use_cluster
-from executor.planning.estimates import cached_artifacts, estimate_row, graph_estimates, too_large
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
+from executor.planning.planner import Decision
 from executor.planning.preflight import nodes_of, unmet
 from executor.planning.selection import require_others, selected
 from executor.planning.session import make_planner
+from executor.store.artifact_store import Store
 from executor.system.disk_space import free_bytes
-from executor.system.hardware import gpu_memory, machine_memory
 from executor.system.output import OK, USAGE, print_json, print_lines
+
+if TYPE_CHECKING:
+    from dsl.estimate import Estimate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,11 +56,14 @@ def main(options: argparse.Namespace) -> int:
     require_others(decisions, only)
     decisions = {node_id: each for node_id, each in decisions.items() if not only or node_id in only}
     free_disk = free_bytes(store.path)
-    estimates = graph_estimates(graph, cached_artifacts(store, decisions), free_disk, refused=nodes_of(graph, lacking))
-    needs = {node_id: need for node_id, need in estimates.items() if node_id not in absent}
-    does_not_fit = too_large(graph, needs, gpu_memory, graph.machine.memory_bytes or machine_memory())
+    needs: dict[str, Estimate] = {}
+    does_not_fit: list[str] = []
+    if any(decision.cache != "hit" for decision in decisions.values()):
+        needs, does_not_fit = _needs(graph, store, decisions, {*absent}, nodes_of(graph, lacking))
     cluster = _cluster_lines(graph)
     if options.json:
+        from executor.planning.estimates import estimate_row
+
         sizes = {node_id: estimate_row(need) for node_id, need in needs.items()}
         rows = plan_rows(graph, decisions, PreviousNodes(store, graph.name).seconds)
         plan = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk}
@@ -66,6 +74,19 @@ def main(options: argparse.Namespace) -> int:
         for line in [*does_not_fit, *cluster]:
             print_lines(line)
     return USAGE if missing else OK
+
+
+def _needs(
+    graph: Graph, store: Store, decisions: Mapping[str, Decision], absent: Container[str], refused: Container[str]
+) -> tuple[dict[str, Estimate], list[str]]:
+    """What the nodes need, and what of it this machine does not have. absent: nodes whose inputs are not there."""
+    from executor.planning.estimates import cached_artifacts, graph_estimates, too_large  # not where all is cached
+    from executor.system.hardware import gpu_memory, machine_memory
+
+    made = cached_artifacts(store, decisions)
+    estimates = graph_estimates(graph, made, free_bytes(store.path), refused=refused)
+    needs = {node_id: need for node_id, need in estimates.items() if node_id not in absent}
+    return needs, too_large(graph, needs, gpu_memory, graph.machine.memory_bytes or machine_memory())
 
 
 def _cluster_lines(graph: Graph) -> list[str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dsl.estimate import Estimate
 from dsl.graph import Graph
 from dsl.sizes import shown_bytes
 from executor.planning.planner import WORDS, Decision
 from executor.system.output import columns, print_lines, shown_digest
+
+if TYPE_CHECKING:
+    from dsl.estimate import Estimate
 
 
 def print_plan(graph: Graph, decisions: Mapping[str, Decision], missing: Sequence[str]) -> None:

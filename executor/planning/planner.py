@@ -15,7 +15,6 @@ from attrs import frozen
 from dsl.convert import flat, unstructure
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
-from executor.keys.differences import differences, distance, reasons, with_given, with_paths
 from executor.keys.node_key import KeyParts, node_inputs
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes, untrusted_code
 from executor.store.index_line import IndexLine
@@ -167,6 +166,8 @@ class Planner:
     def compared_with(self, node: GraphNode, digests: Mapping[str, str]) -> Previous | None:
         """The earlier state that reasons compare a node with: the one with the fewest differences."""
 
+        from executor.keys.differences import differences, distance  # only where something runs
+
         def count(previous: Previous) -> int:
             found = differences(previous.parts, self.parts[node.id])
             return distance(found) + bool(_changed_inputs(node, digests, previous))
@@ -175,6 +176,8 @@ class Planner:
 
     def _why(self, node: GraphNode, digests: Mapping[str, str], unknown: Sequence[str] = ()) -> str:
         """Why a node runs that is neither forced nor lost its artifact. unknown: the parents that will run."""
+        from executor.keys.differences import differences, reasons, with_given, with_paths
+
         previous = self.compared_with(node, digests)
         if previous is None:
             return "new"

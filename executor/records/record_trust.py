@@ -16,8 +16,9 @@ from pathlib import Path
 
 from attrs import frozen
 
+from dsl.draft_folders import is_draft_folder
 from dsl.errors import NotTrusted
-from dsl.imports import path_without_added, places_of
+from dsl.imports import module_folder, path_without_added, places_of
 from dsl.paths import is_there
 from dsl.secrets import without_credentials
 from executor.system.trust import (
@@ -101,10 +102,10 @@ def untrusted_op_files(op_files: Sequence[Path]) -> list[Path]:
 
 
 def _op_file(file: Path) -> Trusted:
-    """An op file with the modules beside it that it imports, whatever folder they all lie in."""
-    folder = file.parent
+    """An op file with the modules beside it that it imports, whatever folder they all lie in; of a folder all."""
+    folder = module_folder(file)
     code: dict[Path, bytes] = {}
-    pending = [file]
+    pending = [file, *_below(file.parent)] if is_draft_folder(file) else [file]
     while pending:
         one = pending.pop()
         if one not in code:
@@ -139,8 +140,13 @@ def _beside(name: str, folder: Path) -> Iterator[Path]:
     if _comes_first(name):
         return
     yield from (place for place in places_of(name, folder) if place.parent == folder and place.is_file())
+    yield from _below(folder / name)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """All code files in a folder and those below it."""
     suffixes = tuple(all_suffixes())
-    for here, _, files in os.walk(folder / name):
+    for here, _, files in os.walk(folder):
         yield from (Path(here, file) for file in files if file.endswith(suffixes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from attrs import Attribute, frozen, validators
@@ -9,7 +10,15 @@ from attrs import Attribute, frozen, validators
 from dsl.op import field, op
 from ops.artifacts import CheckedDraft, Draft, Report, TargetModel, TokenShards
 from ops.capture_targets.server_args import refused_args
-from ops.lib.drafts.algorithms import CONFIGS, CONTRACT, MODEL, PROPOSAL, REFERENCE, code_of
+from ops.lib.drafts.algorithms import CONTRACT, MODEL, PROPOSAL, REFERENCE, algorithm_class, algorithm_names, code_of
+
+WORKERS = ("DFLASH", "DSPARK")  # of SGLang: those that the live stage runs
+
+
+def without_worker(engine: str) -> str:
+    """Why the live stage cannot serve a draft, by what serves it in SGLang."""
+    served = f"this draft is served by {engine}" if engine else "nothing in SGLang serves this draft"
+    return f"the live stage runs SGLang's workers {' and '.join(WORKERS)} only, and {served}"
 
 
 def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, object] | None) -> None:
@@ -61,10 +70,19 @@ class CheckExport:
     main_figures = "check/(tau_served(_.+)?|live_skipped)"
     answers = ("safe",)
 
+    @staticmethod
+    def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
+        """Checks that the live stage can serve the draft, if it is required and the pipeline trains the draft."""
+        trained = above("draft", "draft").get("algorithm")
+        if values.get("live") != "required" or trained not in algorithm_names():
+            return {}
+        engine = algorithm_class(trained).engine
+        return {} if engine in WORKERS else {"live": f'"required", but {without_worker(engine)}; use "auto"'}
+
     def chosen_libraries(self) -> tuple[str, ...]:
         """SGLang, so that the node runs again once it is installed."""
         return () if self.live == "off" else ("sglang",)
 
     def chosen_code(self) -> tuple[str, ...]:
         """The draft's algorithm is known once it is there: of all of them."""
-        return code_of(CONFIGS, MODEL, PROPOSAL, CONTRACT, REFERENCE)
+        return code_of(algorithm_names(), MODEL, PROPOSAL, CONTRACT, REFERENCE)

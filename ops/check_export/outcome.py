@@ -10,6 +10,7 @@ from attrs import frozen
 from dsl.stage import Stage
 from ops.check_export.departures import served_tau
 from ops.check_export.live_result import LiveResult, Prompt, largest
+from ops.check_export.op import WORKERS
 from ops.export_draft.card import table
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.report_sections import interval_text
@@ -19,7 +20,7 @@ SKIPPED = "the live stage was SKIPPED, so SGLang has not checked this draft"
 REPEAT = (
     "on a machine with a GPU and SGLang, check it with `dflow resume RUN --from check`: until then the result is kept"
 )
-SHORT = "dflow resume RUN --from check (docs/serving.md)"
+COMPARE = "compare the accepted lengths of a server (`dflow serve`) with the tau of the evaluation"
 
 
 @frozen(kw_only=True)
@@ -38,7 +39,13 @@ class Outcome:
     @property
     def shown_warnings(self) -> tuple[str, ...]:
         """All that the user is warned of; `warnings` are those of the draft."""
-        return (*(() if self.served is not None else (f"{SKIPPED}: {SHORT}",)), *self.warnings)
+        short = "dflow resume RUN --from check (docs/serving.md)" if self.engine in WORKERS else COMPARE
+        return (*(() if self.served is not None else (f"{SKIPPED}: {short}",)), *self.warnings)
+
+    @property
+    def remedy(self) -> str:
+        """What to do where the live stage was skipped."""
+        return REPEAT if self.engine in WORKERS else COMPARE
 
     @property
     def tau_evaluate(self) -> dict[str, float | None]:
@@ -58,7 +65,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The content of check.json, written only for drafts that passed."""
-        live: dict[str, Any] = {"status": "skipped", "reason": self.skipped, "remedy": REPEAT}
+        live: dict[str, Any] = {"status": "skipped", "reason": self.skipped, "remedy": self.remedy}
         if self.served is not None:
             live = {
                 "status": "passed",
@@ -153,7 +160,7 @@ def card_text(outcome: Outcome) -> str:
         "tie of two logits.",
     ]
     if outcome.served is None or outcome.tau_served is None:
-        parts.append(f"Not served by SGLang yet ({outcome.skipped}); {REPEAT}.")
+        parts.append(f"Not served by SGLang yet ({outcome.skipped}); {outcome.remedy}.")
     else:
         compared = [
             (name, number(outcome.tau_evaluate.get(name)), number(served))

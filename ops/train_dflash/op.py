@@ -7,11 +7,23 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
-from dsl.field_rules import ChosenBy, Given, Needs, Only
+from dsl.convert import structure
+from dsl.draft_folders import own_algorithms
+from dsl.errors import ConfigError, StructureError
+from dsl.field_rules import ChosenBy, Clash, Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import LAYER_IDS, ascending_layers
-from ops.lib.drafts.algorithms import LOSS, MODEL, PROPOSAL, code_of
+from ops.lib.drafts.algorithms import (
+    CONFIGS,
+    LOSS,
+    MODEL,
+    PROPOSAL,
+    algorithm_class,
+    code_of,
+    options_code,
+    own_options,
+)
 from ops.lib.drafts.dflash2.options import Dflash2Options
 from ops.lib.drafts.dspark.options import DsparkOptions
 from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_teacher
@@ -88,6 +100,34 @@ def _of_algorithm(name: str) -> ChosenBy:
     return ChosenBy("algorithm", name, f"'{{name}}' needs algorithm = \"{name}\"")
 
 
+def _known_algorithm(_instance: Any, _attribute: object, name: str) -> None:
+    """It comes with dflow, or its config can be imported."""
+    try:
+        algorithm_class(name)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
+def _own_table(instance: Any, _attribute: object, table: Mapping[str, Any] | None) -> None:
+    """The fields of an algorithm of the user's, each of its type; no other algorithm has such a table."""
+    algorithm: str = getattr(instance, "algorithm", "")  # missing if its own value is wrong
+    if algorithm in CONFIGS and table is not None:
+        raise Clash(f"'own' is the table of an algorithm of your own, and \"{algorithm}\" is none", ["algorithm"])
+    if algorithm in own_algorithms():
+        try:
+            _own_terms(algorithm, table)
+        except (StructureError, ConfigError) as error:
+            raise ValueError(f"'own': {error}") from error
+
+
+def _own_terms(algorithm: str, table: Mapping[str, Any] | None) -> Terms | None:
+    options = own_options(algorithm)
+    if options is None and table:
+        raise ConfigError(f"the algorithm {algorithm} has no options.py, so no fields")
+    terms: Terms | None = None if options is None else structure(options, dict(table or {}))
+    return terms
+
+
 PHASE = validators.and_(validators.ge(0), validators.lt(1), _phases)
 
 
@@ -132,13 +172,18 @@ class TrainDflash:
     capture_dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", validator=ONLINE_ONLY, help="online: of the target's forward pass and of the features"
     )
-    algorithm: Literal["dflash", "dflash2", "dspark"] = field(
+    algorithm: str = field(
         default="dflash",
+        validator=_known_algorithm,
+        schema={"examples": list(CONFIGS)},
         help="dflash: every token by itself; dflash2: convolutions, and a walk over each slot's best tokens; dspark: a "
-        "bias that knows the token before",
+        "bias that knows the token before; or one of your own, whose folder [pipeline] drafts names",
     )
     dflash2: Dflash2Options | None = field(default=None, validator=_of_algorithm("dflash2"), help="see algorithm")
     dspark: DsparkOptions | None = field(default=None, validator=_of_algorithm("dspark"), help="see algorithm")
+    own: dict[str, bool | int | float | str] | None = field(
+        default=None, validator=_own_table, help="the fields of an algorithm of your own, those of its options.py"
+    )
     block_size: int = field(default=16, validator=validators.ge(2), help="tokens proposed and verified at once")
     num_layers: int = field(default=5, validator=validators.ge(1), help="draft layers")
     num_heads: int | None = field(default=None, validator=AT_LEAST_1, help="query heads; default: the target's")
@@ -298,6 +343,8 @@ class TrainDflash:
     @property
     def terms(self) -> Terms | None:
         """The chosen algorithm's table; plain DFlash has none."""
+        if self.algorithm not in CONFIGS:
+            return _own_terms(self.algorithm, self.own)
         chosen: Terms | None = getattr(self, self.algorithm, None)
         return chosen
 
@@ -307,7 +354,7 @@ class TrainDflash:
         return needs_teacher(self.loss, self.terms)
 
     def chosen_code(self) -> tuple[str, ...]:
-        return code_of((self.algorithm,), MODEL, PROPOSAL, LOSS)
+        return (*code_of((self.algorithm,), MODEL, PROPOSAL, LOSS), *options_code(self.algorithm))
 
     @property
     def measures_tau(self) -> bool:

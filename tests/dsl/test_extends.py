@@ -176,7 +176,7 @@ def test_a_base_that_is_no_toml_is_told_with_its_own_line(tmp_path: Path) -> Non
 
 def test_extends_inside_a_table_is_an_unknown_key(tmp_path: Path) -> None:
     assert mistakes(tmp_path, top='[pipeline]\nname = "p"\nextends = "base.toml"\n[node]\n') == [
-        "top.toml:3:1: pipeline.extends: unknown key (keys: name, seed, ops)"
+        "top.toml:3:1: pipeline.extends: unknown key (keys: name, seed, ops, drafts)"
     ]
 
 

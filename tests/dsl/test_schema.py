@@ -296,7 +296,8 @@ BETWEEN_VALUES = {
     "ingest": ["__attrs_post_init__"],
     "regenerate_answers": ["__attrs_post_init__"],
     "train_dflash": [
-        *("decay_ratio: _phases", "num_kv_heads: _kv_heads", "select: _select", "sliding_layers: _sliding_layers"),
+        *("algorithm: _known_algorithm", "decay_ratio: _phases", "num_kv_heads: _kv_heads", "own: _own_table"),
+        *("select: _select", "sliding_layers: _sliding_layers"),
         *("sp_exchange: known_exchange", "target_layer_ids: ascending_layers", "warmup_ratio: _phases"),
     ],
 }

@@ -216,16 +216,14 @@ ERRORS = {
 
 
 def departs_in_accepted_lengths_only(case, sound, result, text):
-    """Answers are the target's; several prompts are accepted otherwise, all of which the gate counts, and fewer tokens
-    in total.
-    """
+    """Answers are the target's; the gate counts every prompt that is accepted otherwise, and there is one."""
     assert len(case.prompts) == result.details["equal_answers"]
     served, expected = [prompt.accepted for prompt in result.prompts], case.reference(sound.path)
     departed = sum(ours.accepted != theirs for ours, theirs in zip(expected, served, strict=True))
     print(f"{departed} prompts depart; {sum(map(len, served))} steps, {sum(one.steps for one in expected)} expected")
-    assert departed > 1
+    assert departed > 0 == result.ties
+    assert 1 > result.details["equal_steps"]
     assert f"{departed} of {len(case.prompts)} prompts are accepted differently than in evaluate:\n    sample " in text
-    assert sum(map(len, served)) > sum(one.steps for one in expected)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)

@@ -10,18 +10,23 @@ Each algorithm is a folder of the same files; everything else knows none of them
     reference.py  the same slowly, of the tensors by their names: `enter`, `leave`, `scores`, `token_logits`,
                   `block_losses`
 
+A pipeline's own algorithms are such folders, too (dsl/draft_folders.py): the class of `my_draft/config.py` is MyDraft,
+that of the training's table in `my_draft/options.py`, if there is one, MyDraftOptions.
+
 A draft's config holds the algorithm's config; its class's package is the folder. `part_of` imports from there by name,
 so that a node's key covers only the algorithms that its op names in `chosen_code`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import attrs
 
-from dsl.errors import ConfigError
+from dsl.draft_folders import OPTIONS, own_algorithms
+from dsl.errors import ConfigError, did_you_mean
 from dsl.named_function import named_function
 from ops.lib.drafts.layout import Layout
 
@@ -70,11 +75,46 @@ class Algorithm(Protocol):
         """Floating-point operations of one slot's forward and backward pass beside the backbone and the head."""
 
 
+def algorithm_names() -> tuple[str, ...]:
+    """Those that come with dflow, then the pipeline's own."""
+    return (*CONFIGS, *own_algorithms())
+
+
 def algorithm_class(name: str) -> type[Algorithm]:
-    """Raises ConfigError for a name that no algorithm has."""
-    if name not in CONFIGS:
-        raise ConfigError(f'algorithm: "{name}" is none of {", ".join(CONFIGS)}')
-    found: type[Algorithm] = named_function(CONFIGS[name])
+    """Raises ConfigError for a name that no algorithm has, and for an own one whose config.py cannot be used."""
+    names = algorithm_names()
+    if name not in names:
+        hint = did_you_mean(name, names) or f"one of {', '.join(names)}"
+        raise ConfigError(f'algorithm: there is no "{name}" ({hint}); [pipeline] drafts names folders of your own')
+    found: type[Algorithm] = named_function(CONFIGS[name]) if name in CONFIGS else _own(name, "config", "")
+    return found
+
+
+def own_options(name: str) -> type | None:
+    """The class of the table of trainings with an own algorithm; None where it has none. Raises ConfigError."""
+    folder = own_algorithms()[name]
+    found: type | None = _own(name, "options", "Options") if (folder / OPTIONS).is_file() else None
+    return found
+
+
+def _place(name: str, file: str = "config", suffix: str = "") -> str:
+    """Where a class of an algorithm is, as "module:name"."""
+    if name in CONFIGS:
+        return CONFIGS[name]
+    return f"{name}.{file}:{''.join(map(str.capitalize, name.split('_')))}{suffix}"
+
+
+def _own(name: str, file: str, suffix: str) -> Any:
+    place, where = _place(name, file, suffix), own_algorithms()[name] / f"{file}.py"
+    try:
+        found = named_function(place)
+    except Exception as error:  # whatever the user's code raises
+        raise ConfigError(f"algorithm: {where}: {type(error).__name__}: {error}") from error
+    loaded = sys.modules[f"{name}.{file}"].__file__
+    if loaded != str(where):
+        raise ConfigError(f"algorithm: {where} is not used, since this process has imported {loaded} before")
+    if not attrs.has(found):
+        raise ConfigError(f"algorithm: {place} is no attrs class")
     return found
 
 
@@ -98,8 +138,14 @@ def part_of(algorithm: Algorithm | type[Algorithm], place: str) -> Any:
 
 def code_of(names: Iterable[str], *parts: tuple[str, ...]) -> tuple[str, ...]:
     """Where the code of algorithms begins, as `chosen_code` names it: their configs, and those of `parts`."""
-    places = [place for part in parts for place in part]
-    folders = {name: CONFIGS[name].rpartition(".config:")[0] for name in names}
-    return tuple(
-        place for name, folder in folders.items() for place in (CONFIGS[name], *(f"{folder}.{each}" for each in places))
-    )
+    code: list[str] = []
+    for name in names:
+        folder = _place(name).rpartition(".config:")[0]
+        code += [_place(name), *(f"{folder}.{each}" for part in parts for each in part)]
+    return tuple(code)
+
+
+def options_code(name: str) -> tuple[str, ...]:
+    """As `code_of`, of the table of trainings with an algorithm of the user's."""
+    own = name not in CONFIGS and own_options(name) is not None
+    return (_place(name, "options", "Options"),) if own else ()

@@ -92,6 +92,15 @@ def test_a_draft_that_sglang_was_not_asked_about_is_served_with_a_warning(tmp_pa
     assert f"dflow resume {run} --from check" in warning
 
 
+def test_a_skipped_check_that_sglang_has_no_worker_for_is_not_advised_to_run_again(tmp_path):
+    made = make_artifacts(tmp_path / "made")
+    live = {"status": "skipped", "reason": "no worker"}
+    (made["check"] / "check.json").write_text(json.dumps({"live": live, "engine": "OTHER"}))
+    store, run = record_run(tmp_path, made)
+    (warning,) = find_served(store, find_record(store.records, run), None).warnings
+    assert "--from check" not in warning and "with the tau of the evaluation" in warning
+
+
 @pytest.mark.parametrize(
     ("algorithm", "refusal"),
     [

@@ -1,0 +1,78 @@
+"""The folders of a pipeline's own draft algorithms, which `[pipeline] drafts` names.
+
+A folder is a package, named like the algorithm, with the files that ops/lib/drafts/algorithms.py lists. It stands among
+the pipeline's op files by its `__init__.py`, so it is trusted, recorded and looked for as they are. Its modules are
+imported only where the algorithm is used.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from dsl.errors import Mistake
+from dsl.imports import import_from_source, path_without_added, put_on_path
+from dsl.paths import is_there, store_above
+
+INIT = "__init__.py"
+FILES = ("config.py", "modules.py", "propose.py", "loss.py", "contract.py", "reference.py")
+OPTIONS = "options.py"  # the table of its training; an algorithm without one has no options
+
+_used: dict[str, Path] = {}
+
+
+def is_draft_folder(op_file: Path) -> bool:
+    return op_file.name == INIT
+
+
+def draft_folders(op_files: Sequence[Path]) -> dict[str, Path]:
+    """The folders among the op files by the names of their algorithms."""
+    return {file.parent.name: file.parent for file in op_files if is_draft_folder(file)}
+
+
+def use_draft_folders(op_files: Sequence[Path]) -> None:
+    """From now on the algorithms of these folders are known in this process, and no others."""
+    _used.clear()
+    _used.update(draft_folders(op_files))
+    for folder in _used.values():
+        put_on_path(folder.parent)
+        import_from_source()
+
+
+def own_algorithms() -> Mapping[str, Path]:
+    """The folders that are used, by the names of their algorithms."""
+    return _used
+
+
+def folder_mistakes(op_files: Sequence[Path], taken: Sequence[str]) -> list[Mistake]:
+    """What is wrong with the folders among the op files. taken: the names of the algorithms that come with dflow."""
+    mistakes = []
+    seen: dict[str, Path] = {}
+    for file in dict.fromkeys(filter(is_draft_folder, op_files)):
+        folder = file.parent
+        name = folder.name
+        if name in seen:
+            mistakes.append(Mistake(f'{folder} and {seen[name]} would both be the algorithm "{name}": rename one'))
+        seen[name] = folder
+        if not is_there(folder, Path.is_dir):
+            mistakes.append(Mistake(f"there is no folder {folder}"))
+        elif store := store_above(file):
+            mistakes.append(Mistake(f"{folder} lies inside the store {store}, from which no code is imported"))
+        elif not name.isidentifier() or name != name.lower():
+            mistakes.append(Mistake(f"{folder}: the name of an algorithm has lower-case letters, digits and _"))
+        elif name in taken:
+            mistakes.append(Mistake(f'{folder}: the algorithm "{name}" comes with dflow: rename the folder'))
+        elif _hides(name, folder):
+            mistakes.append(Mistake(f"{folder} would hide the installed module {name}: rename it"))
+        elif missing := [each for each in (INIT, *FILES) if not is_there(folder / each, Path.is_file)]:
+            mistakes.append(Mistake(f"{folder} lacks {', '.join(missing)}", hint="docs/drafts.md has an example"))
+    return mistakes
+
+
+def _hides(name: str, folder: Path) -> bool:
+    if name in sys.stdlib_module_names or name in sys.builtin_module_names:
+        return True
+    installed = PathFinder.find_spec(name, path_without_added())
+    return installed is not None and installed.origin is not None and Path(installed.origin).parent != folder

@@ -1,0 +1,47 @@
+"""The bias has as many columns as a block has proposals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attrs import frozen
+
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.layout import Layout, masks_first
+
+SCALE = "slot_bias_scale"
+
+
+@frozen(kw_only=True)
+class SlotBias:
+    """scale: what the bias is multiplied by."""
+
+    scale: float = 1.0
+
+    name: ClassVar[str] = "slot_bias"
+    architecture: ClassVar[str] = "SlotBiasDraftModel"
+    engine: ClassVar[str] = ""  # no server knows it
+    metrics: ClassVar[tuple[str, ...]] = ()
+
+    def layout(self, block_size: int) -> Layout:
+        return masks_first(block_size)
+
+    def mistakes(self, draft: DraftConfig) -> list[str]:
+        return [] if self.scale > 0 else [f"{SCALE}: must be positive, got {self.scale}"]
+
+    def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
+        return serving | {SCALE: self.scale}
+
+    @classmethod
+    def from_serving(cls, data: Mapping[str, Any]) -> tuple[SlotBias, dict[str, Any]]:
+        return cls(scale=data[SCALE]), {name: value for name, value in data.items() if name != SCALE}
+
+    def parameters(self, draft: DraftConfig) -> int:
+        return (draft.block_size - 1) * draft.vocab_size
+
+    def slot_floats(self, draft: DraftConfig) -> int:
+        return draft.block_size - 1
+
+    def slot_flops(self, draft: DraftConfig) -> float:
+        return 3 * 2 * (draft.block_size - 1) * draft.vocab_size

@@ -1,0 +1,54 @@
+"""The same slowly, of the tensors by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ops.lib.drafts.backbone.config import DraftConfig
+from slot_bias.modules import scale_of
+
+Weights = Mapping[str, Tensor]
+
+
+def enter(own: Weights, sublayer: str, x_NKM: Tensor) -> tuple[Tensor, Any]:
+    """The input of a sublayer, "attention" or "mlp"."""
+    return x_NKM, None
+
+
+def leave(own: Weights, sublayer: str, y_NKM: Tensor, kept: Any) -> Tensor:
+    """What is added to the residual stream."""
+    return y_NKM
+
+
+def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Tensor, before: list[int]) -> Tensor:
+    """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
+    slot = len(before) - 1
+    bias_V = scale_of(config) * weights["slot_bias.table"][:, slot].to(head_VM.dtype)
+    return head_VM @ hidden_DM[slot].to(head_VM.dtype) + bias_V
+
+
+def token_logits(
+    config: DraftConfig, weights: Weights, hidden_NKM: Tensor, head_VM: Tensor, tokens_NK: Tensor
+) -> Tensor:
+    """What the loss of every token is computed of, [N, K, V], where the tokens before it are the true ones."""
+    table_VD = scale_of(config) * weights["slot_bias.table"]
+    return hidden_NKM @ head_VM.T + torch.cat((table_VD[:, :1], table_VD), dim=1).T
+
+
+def block_losses(
+    config: DraftConfig,
+    weights: Weights,
+    hidden_NKM: Tensor,
+    tokens_NK: Tensor,
+    valid_NK: Tensor,
+    head_VM: Tensor,
+    teacher_NKV: Tensor | None,
+    options: Any,
+) -> tuple[Tensor, Tensor]:
+    """More loss of each token, and whether the draft would propose it, [N, K]."""
+    logits_NKV = token_logits(config, weights, hidden_NKM, head_VM, tokens_NK)
+    return torch.zeros(tokens_NK.shape, dtype=hidden_NKM.dtype), logits_NKV.argmax(-1) == tokens_NK
