@@ -17,7 +17,8 @@ from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.backbone.model import DraftModel
 
-IN_LAYERS, IN_HEADS = 0.03, 0.6  # noise by which some tokens change
+# By which some tokens change, but not all.
+NOISE = {"layers": 0.03, "candidate_selector": 0.3, "markov_head": 1.0, "confidence_head": 1.0}
 
 
 def grown(plain: Path, folder: Path, algorithm: Algorithm) -> Path:
@@ -32,8 +33,7 @@ def grown(plain: Path, folder: Path, algorithm: Algorithm) -> Path:
             if name in backbone:
                 weight.copy_(backbone[name])
             else:
-                noise = IN_LAYERS if name.startswith("layers.") else IN_HEADS
-                weight.add_(torch.randn(weight.shape, generator=generator) * noise)
+                weight.add_(torch.randn(weight.shape, generator=generator) * NOISE[name.partition(".")[0]])
     folder.mkdir()
     write_json(folder / "config.json", to_serving(config))
     save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
