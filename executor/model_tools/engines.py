@@ -17,12 +17,11 @@ from ops.lib.sglang import serve_command as sglang_command
 from ops.lib.sglang.serve_command import Address, Served
 from ops.lib.sglang.version import either, installed_version, require_sglang
 from ops.lib.vllm import serve_command as vllm_command
-from ops.lib.vllm.serve_command import draft_for_vllm, warnings_for_vllm
+from ops.lib.vllm.serve_command import METHODS, draft_for_vllm, warnings_for_vllm
 from ops.lib.vllm.version import require_vllm
 from ops.tools.serve import sglang_arguments, vllm_arguments
 from ops.tools.serve.chat import SGLANG, VLLM, Dialect
 
-DFLASH = "DFLASH"
 WHAT = "the command above, which runs wherever that version is installed,"
 
 
@@ -121,10 +120,10 @@ class VLLMEngine(Engine):
         vllm_arguments.refuse_own(extra)
 
     def command(self, run: ServedRun, address: Address, extra: Sequence[str]) -> list[str]:
-        if run.draft.algorithm != DFLASH:
+        if run.draft.algorithm not in METHODS:
             raise DataError(
-                f"the draft is served by SGLang's {run.draft.algorithm}; dflow knows no such command of vLLM: leave "
-                "--engine vllm out"
+                f"vLLM does not serve drafts of the algorithm {run.algorithm}, as far as dflow knows; it serves what "
+                f"SGLang serves as {' or '.join(METHODS)}: leave --engine vllm out"
             )
         draft = evolve(run.draft, path=str(draft_for_vllm(Path(run.draft.path))))
         return vllm_command.launch_command(str(run.target), run.served, draft, address=address, extra=extra)

@@ -14,7 +14,7 @@ from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
-from ops.check_export.op import WORKER
+from ops.check_export.op import WORKERS
 from ops.lib.data.checkpoint_code import check_code
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.config import algorithm_of
@@ -122,7 +122,7 @@ class _Made:
         if live.get("status") != "skipped":
             return []
         remedy = f"run it where SGLang can serve, dflow resume {self.record.run} --from {check.id}"
-        if checked.get("engine", WORKER) != WORKER:
+        if checked.get("engine", WORKERS[0]) not in WORKERS:
             remedy = "compare the accepted lengths of the server with the tau of the evaluation"
         return [f"{check.id} checked the draft without SGLang ({_one_line(live['reason'])}): {remedy}"]
 

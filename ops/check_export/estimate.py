@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsl.estimate import Estimate, Growth, Outlook
-from ops.check_export.op import WORKER, CheckExport, without_worker
+from ops.check_export.op import WORKERS, CheckExport, without_worker
 from ops.evaluate.estimate import LONGEST
 from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
@@ -43,7 +43,7 @@ def estimate(config: CheckExport, outlook: Outlook) -> Estimate:
     disk = {"draft": draft_parameters(shape) * ITEM_SIZES[draft.dtype]}
     if config.live == "off":
         return Estimate(disk=disk, growth=growth)
-    if shape.algorithm.engine != WORKER:
+    if shape.algorithm.engine not in WORKERS:
         return Estimate(disk=disk, growth=growth, notes=(f"live: skipped, {without_worker(shape.algorithm.engine)}",))
     item_size = ITEM_SIZES[config.dtype or (report.dtype if on_cpu else "bfloat16")]
     tokens = outlook.inputs["tokens"]

@@ -1,4 +1,4 @@
-"""The gate's live stage: SGLang's own draft class and DFLASH worker, in this process, compared with `evaluate`.
+"""The gate's live stage: SGLang's own draft class and worker, in this process, compared with `evaluate`.
 
 Identical output does not prove a good draft, since the target verifies every token: the accepted lengths of every step
 are compared. In float32 they must be equal, except for ties of two logits; in bfloat16 and float16 rounding makes ties
@@ -56,6 +56,7 @@ ENOUGH = 4  # departures to examine, if this many are not ties
 TOGETHER = 16  # requests of a batch
 LONGEST_CONTEXT = 512  # tokens, of a compared forward pass
 SMALLEST_POOL = 1024
+BLOCK = 16  # of a draft whose config.json does not say it
 ROUNDINGS = 4  # allowed difference of a forward pass below float32, in multiples of dflow's own rounding
 
 
@@ -116,7 +117,7 @@ def no_room(error: Exception) -> LiveUnavailable:
 def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
     """Runs SGLang first; dflow's target is loaded after it is closed."""
     draft, mistakes = own_draft(setting.draft_dir)
-    engine = start_engine(setting, prompts)
+    engine = start_engine(setting, prompts, BLOCK if draft is None else draft.config.block_size)
     if isinstance(engine, Mistake):
         return LiveResult(str(installed_version()), (), {}, mistakes=(*mistakes, engine))
     with engine:
@@ -182,12 +183,11 @@ def own_draft(draft_dir: Path) -> tuple[DraftModel | None, list[Mistake]]:
         return None, [mistake]
 
 
-def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> DflashEngine | Mistake:
+def start_engine(setting: Setting, prompts: Sequence[Prompt], block_size: int) -> DflashEngine | Mistake:
     """SGLang with this target and draft, and a pool for a batch of prompts; a mistake if it rejects the draft.
 
     Raises LiveUnavailable if SGLang cannot be imported, rejects the device or runs out of memory.
     """
-    block_size = read_json(setting.draft_dir / "config.json").get("block_size", 16)
     try:
         from ops.lib.sglang import dflash_worker
 
@@ -231,9 +231,10 @@ def setting_mistakes(engine: DflashEngine, config: DraftConfig) -> list[Mistake]
             remedy=f"{REWRITE}; if config.json is right, reinstall SGLang {installed_version()}",
         )
         for name, expected, actual in (
-            ("block_size", config.block_size, engine.block_size),
-            ("dflash_config.mask_token_id", config.mask_token_id, engine.mask_token_id),
-            ("dflash_config.target_layer_ids", list(config.target_layer_ids), engine.layer_ids),
+            ("the number of tokens verified at once", config.block_size, engine.block_size),
+            ("the number of slots of a block", config.layout().queries, engine.worker.queries),
+            ("mask_token_id", config.mask_token_id, engine.mask_token_id),
+            ("target_layer_ids", list(config.target_layer_ids), engine.layer_ids),
         )
         if expected != actual
     ]
@@ -243,7 +244,7 @@ def compare_forward(
     engine: DflashEngine, draft: DraftModel, setting: Setting
 ) -> tuple[dict[str, float], list[Mistake]]:
     """The largest difference between SGLang's draft class and dflow's for several contexts, and the mistakes."""
-    if engine.block_size != draft.config.block_size:
+    if engine.worker.queries != draft.config.layout().queries:
         return {}, []
     from ops.lib.sglang import draft_forward
 

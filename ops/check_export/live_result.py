@@ -43,7 +43,7 @@ class Prompt:
 
 @frozen
 class ServedPrompt:
-    """The result of SGLang's DFLASH worker for a prompt; tokens and accepted are counted as in Prompt."""
+    """The result of SGLang's worker for a prompt; tokens and accepted are counted as in Prompt."""
 
     id: str
     category: str

@@ -12,7 +12,7 @@ from ops.artifacts import CheckedDraft, Draft, Report, TargetModel, TokenShards
 from ops.capture_targets.server_args import refused_args
 from ops.lib.drafts.algorithms import CONTRACT, MODEL, PROPOSAL, REFERENCE, algorithm_class, algorithm_names, code_of
 
-WORKER = "DFLASH"  # of SGLang: the one that the live stage runs
+WORKERS = ("DFLASH", "DSPARK")  # of SGLang: those that the live stage runs
 COMPARED = (
     "a served draft is compared with one of the held-out split, greedy and in blocks as trained: give check_export "
     "such an evaluation, and evaluate the rest in a separate node"
@@ -21,7 +21,8 @@ COMPARED = (
 
 def without_worker(engine: str) -> str:
     """Why the live stage cannot serve a draft, by what serves it in SGLang."""
-    return f"the live stage runs SGLang's {WORKER} worker only, and this draft is served by {engine}"
+    served = f"this draft is served by {engine}" if engine else "nothing in SGLang serves this draft"
+    return f"the live stage runs SGLang's workers {' and '.join(WORKERS)} only, and {served}"
 
 
 def unlike_serving(evaluated: Mapping[str, Any], block_size_trained: int | None) -> list[str]:
@@ -98,7 +99,7 @@ class CheckExport:
         algorithm = trained.get("algorithm")
         if values.get("live") == "required" and algorithm in algorithm_names():
             engine = algorithm_class(algorithm).engine
-            if engine != WORKER:
+            if engine not in WORKERS:
                 wrong["live"] = f'"required", but {without_worker(engine)}; use "auto"'
         return wrong
 

@@ -10,7 +10,7 @@ from attrs import frozen
 from dsl.stage import Stage
 from ops.check_export.departures import served_tau
 from ops.check_export.live_result import LiveResult, Prompt, largest
-from ops.check_export.op import WORKER
+from ops.check_export.op import WORKERS
 from ops.export_draft.card import table
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.report_sections import interval_text
@@ -39,13 +39,13 @@ class Outcome:
     @property
     def shown_warnings(self) -> tuple[str, ...]:
         """All that the user is warned of; `warnings` are those of the draft."""
-        short = "dflow resume RUN --from check (docs/serving.md)" if self.engine == WORKER else COMPARE
+        short = "dflow resume RUN --from check (docs/serving.md)" if self.engine in WORKERS else COMPARE
         return (*(() if self.served is not None else (f"{SKIPPED}: {short}",)), *self.warnings)
 
     @property
     def remedy(self) -> str:
         """What to do where the live stage was skipped."""
-        return REPEAT if self.engine == WORKER else COMPARE
+        return REPEAT if self.engine in WORKERS else COMPARE
 
     @property
     def tau_evaluate(self) -> dict[str, float | None]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ops.check_export.op import WORKER
 from ops.lib.data.files import read_json
+from ops.lib.drafts.algorithms import plain
 from ops.lib.report_sections import Section, Table, Verdict, facts
 
 
@@ -27,7 +27,7 @@ def report(folder: Path) -> Sequence[Section]:
 def _verdicts(check: Mapping[str, Any]) -> Iterator[Section]:
     """check: check.json, which only a draft that passed has."""
     live, tau = check["live"], check["tau"]
-    contract = f"the contract of SGLang's {check.get('engine', WORKER)} worker"
+    contract = f"the contract of SGLang's {check.get('engine', plain().engine)} worker"
     yield Section("gate", Verdict("safe", f"the serving directory meets {contract}", "good"))
     if live["status"] == "passed":
         figures = [of["all"] for of in (tau["served"], tau["evaluate"])]

@@ -13,7 +13,7 @@ from typing import Any
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
-from ops.check_export.op import COMPARED, WORKER, CheckExport, unlike_serving, without_worker
+from ops.check_export.op import COMPARED, WORKERS, CheckExport, unlike_serving, without_worker
 from ops.check_export.outcome import Outcome, card_text
 from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
@@ -100,7 +100,7 @@ def serve(config: CheckExport, stage: Stage, prompts: Sequence[Prompt]) -> tuple
     draft_dir, target_dir = stage.inputs["draft"].path, stage.inputs["target"].path / "model"
     written = read_json(draft_dir / CONFIG)
     engine = algorithm_of(written).engine
-    if engine != WORKER:
+    if engine not in WORKERS:
         return _skipped(config, LiveUnavailable(without_worker(engine)))
     try:
         require_sglang("the live stage of check_export", written["dflow"].get("engine"))

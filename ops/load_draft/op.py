@@ -17,7 +17,7 @@ from ops.lib.drafts.algorithms import CONTRACT, MODEL, algorithm_names, code_of
 )
 @frozen(kw_only=True)
 class LoadDraft:
-    """Use a draft that z-lab, SpecForge, ModelOpt, DeepSpec, speculators or dflow wrote: read it, or refuse it by name."""
+    """Use a draft of z-lab, SpecForge, ModelOpt, DeepSpec, speculators or dflow: read it, or refuse it by name."""
 
     target: TargetModel
     source: str = field(external=True, model_id=True, pinned_by="revision", help="a draft's directory, or a model id")

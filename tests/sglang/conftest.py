@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import pytest
@@ -10,7 +11,10 @@ import sglang_on_cpu
 sglang_on_cpu.install(os.environ)
 
 import torch  # noqa: E402 (after the patches)
-from dflash_cases import make_case  # noqa: E402
+from algorithm_cases import anchor_first_draft  # noqa: E402
+from dflash_cases import Case, make_case  # noqa: E402
+
+from ops.artifacts import Draft  # noqa: E402
 
 LONGEST = ("test_sglang_capture_stage.py", "test_sglang_gate.py", "test_sglang_dflash.py", "test_sglang_server.py")
 
@@ -38,6 +42,18 @@ def text_case(tmp_path_factory):
 def vision_case(tmp_path_factory):
     """The same of a tiny dense Qwen3-VL, most of whose prompts hold images."""
     return make_case("qwen3_vl", tmp_path_factory.mktemp("vision"), images=True)
+
+
+@pytest.fixture(scope="session")
+def anchor_first(request, tmp_path_factory):
+    """By the name of a case: it, and its draft of DSpark whose slot 0 predicts."""
+
+    @functools.cache
+    def make(name: str) -> tuple[Case, Draft]:
+        case = request.getfixturevalue(name)
+        return case, anchor_first_draft(case, tmp_path_factory.mktemp("anchor_first"))
+
+    return make
 
 
 @pytest.fixture(scope="session")

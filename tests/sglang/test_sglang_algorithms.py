@@ -4,61 +4,104 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from pathlib import Path
 
-import attrs
 import pytest
 import torch
-from dflash_cases import NEW_TOKENS
-from safetensors.torch import load_file, save_file
+from algorithm_cases import grown
+from dflash_cases import NEW_TOKENS, Case
 
 from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.backbone.config import to_serving
+from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.load import load_draft
-from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.drafts.decoding.decode import decode_speculative
+from ops.lib.drafts.decoding.decode import Decoded, decode_speculative
 from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dspark.config import Dspark
+from ops.lib.drafts.dspark.modules import confidence_head
 from ops.lib.sglang.dflash_worker import DflashEngine, DraftRefused
+from ops.lib.sglang.draft_forward import compare_forward, context_lengths
 
 CPU = {"device": "cpu", "dtype": "float32"}
-ALGORITHMS = {"dflash2": Dflash2(taps=2, group=8, rank=8, candidates=8)}
+MASKS_FIRST = {  # on a backbone that was trained as plain DFlash
+    "dflash2": Dflash2(taps=2, group=8, rank=8, candidates=8),
+    "dspark, masks first": Dspark(rank=8, sample_from_anchor=False),
+    "dspark, masks first, no confidence": Dspark(rank=8, sample_from_anchor=False, confidence_head=False),
+}
+CASES = ("text_case", "vision_case")
 
 
-def grown(plain, folder, algorithm, noise=0.03):
-    """A serving directory of the algorithm on a plain draft's backbone, with heads that change tokens."""
-    config = attrs.evolve(load_draft(plain).config, algorithm=algorithm)
-    model = DraftModel(config)
-    model.initialise(0)
-    backbone = load_file(plain / "model.safetensors")
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name in backbone:
-                weight.copy_(backbone[name])
-            else:
-                weight.add_(torch.randn(weight.shape, generator=generator) * noise)
-    folder.mkdir()
-    write_json(folder / "config.json", to_serving(config))
-    save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
-    return folder
+def decoded(case: Case, draft: Path, heads: bool = True) -> list[Decoded]:
+    """dflow's own decoding; heads: with what the algorithm adds beside the layers."""
+    model = load_draft(draft)
+    if not heads:
+        with torch.no_grad():
+            for head in part_of(model.config.algorithm, "modules:heads")(model.config):
+                for weight in getattr(model, head).parameters():
+                    weight.zero_()
+    return [decode_speculative(case.loaded, model, prompt, NEW_TOKENS) for prompt in case.prompts]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("case_name", ["text_case", "vision_case"])
+def lengths(answers: list[Decoded]) -> list[tuple[int, ...]]:
+    return [answer.accepted for answer in answers]
+
+
+def is_served_as_evaluated(case: Case, draft: Path) -> None:
+    """SGLang's worker gives the target's own answers and dflow's accepted lengths of each step, by means of the heads;
+    its draft class gives dflow's hidden states.
+    """
+    model, expected = load_draft(draft), decoded(case, draft)
+    with DflashEngine.start(case.checkpoint, draft, **CPU, pool_tokens=1024) as engine:
+        served = engine.decode(case.prompts, NEW_TOKENS, case.eos)
+        contexts = context_lengths(model.config, longest=200)
+        assert 1e-5 > max(one.difference for one in compare_forward(engine, model, contexts))
+    assert [answer.tokens for answer in case.plain] == [answer.tokens for answer in served]
+    assert lengths(expected) == lengths(served)
+    assert len({length for accepted in lengths(served) for length in accepted}) > 2
+    assert lengths(decoded(case, draft, heads=False)) != lengths(served)
+
+
+@pytest.mark.parametrize("name", MASKS_FIRST)
+@pytest.mark.parametrize("case_name", CASES)
 def test_served_answers_are_the_targets_own_and_accepted_lengths_are_those_of_evaluate(
     request, tmp_path, case_name, name
 ):
     case = request.getfixturevalue(case_name)
-    draft = grown(case.drafts["trained"].path, tmp_path / "draft", ALGORITHMS[name])
-    model = load_draft(draft)
-    expected = [decode_speculative(case.loaded, model, prompt, NEW_TOKENS) for prompt in case.prompts]
-    plain = case.reference(case.drafts["trained"].path)
-    with DflashEngine.start(case.checkpoint, draft, **CPU, pool_tokens=1024) as engine:
+    is_served_as_evaluated(case, grown(case.drafts["trained"].path, tmp_path / "draft", MASKS_FIRST[name]))
+
+
+@pytest.mark.parametrize("case_name", CASES)
+def test_so_they_are_in_the_layout_whose_first_slot_predicts(anchor_first, case_name):
+    case, draft = anchor_first(case_name)
+    is_served_as_evaluated(case, draft.path)
+    trained, without = (sum(map(len, lengths(decoded(case, draft.path, heads)))) for heads in (True, False))
+    assert trained < without
+
+
+@pytest.mark.parametrize("mode", ["cap-accept", "compact"])
+def test_where_verification_is_ragged_the_confidence_is_that_of_dflows_head(anchor_first, monkeypatch, mode):
+    """SGLang cuts blocks by it only where it knows the speed of its GPU."""
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", mode)
+    case, draft = anchor_first("text_case")
+    model = load_draft(draft.path)
+    seen = []
+    with DflashEngine.start(case.checkpoint, draft.path, **CPU, pool_tokens=1024) as engine:
+        engine.worker.own.draft_model.confidence_head.register_forward_hook(
+            lambda _head, given, found: seen.append((*given, found))
+        )
         served = engine.decode(case.prompts, NEW_TOKENS, case.eos)
-    assert [answer.tokens for answer in case.plain] == [answer.tokens for answer in served]
-    assert [answer.accepted for answer in expected] == [answer.accepted for answer in served]
-    assert [answer.accepted for answer in expected] != [answer.accepted for answer in plain]
-    assert len({length for answer in served for length in answer.accepted}) > 2
+    assert lengths(decoded(case, draft.path)) == lengths(served)
+    assert len(seen) >= max(answer.steps for answer in served)
+    for hidden, latent, confidence in seen:
+        torch.testing.assert_close(confidence_head(model)(hidden, latent), confidence)
+    assert len({round(float(value), 3) for *_, confidence in seen for value in confidence.flatten()}) > 10
+
+
+def test_where_verification_is_ragged_a_draft_without_a_confidence_head_is_refused(text_case, tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "cap-accept")
+    without = MASKS_FIRST["dspark, masks first, no confidence"]
+    draft = grown(text_case.drafts["trained"].path, tmp_path / "draft", without)
+    with pytest.raises(DraftRefused, match="confidence head is enabled but the checkpoint is missing"):
+        DflashEngine.start(text_case.checkpoint, draft, **CPU, pool_tokens=1024)
 
 
 def test_sglang_serves_dspark_with_a_bias_of_zero(text_case, tmp_path):
@@ -70,7 +113,7 @@ def test_sglang_serves_dspark_with_a_bias_of_zero(text_case, tmp_path):
     )
 
     algorithm = Dspark(rank=1, confidence_head=False)
-    draft = grown(text_case.drafts["trained"].path, tmp_path / "draft", algorithm, noise=0)
+    draft = grown(text_case.drafts["trained"].path, tmp_path / "draft", algorithm)
     config = read_json(draft / "config.json")
     read = parse_dspark_draft_config(draft_hf_config=config)
     assert (load_draft(draft).config.block_size - 1, True) == (read.gamma, read.require_markov())

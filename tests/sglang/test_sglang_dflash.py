@@ -91,7 +91,7 @@ def test_decoding_goes_on_from_the_input_that_a_server_for_decoding_alone_makes(
     """Under prefill-decode disaggregation the draft's input is not that of a prefill in the same process."""
     draft = text_case.drafts["noisy"].path
     with DflashEngine.start(text_case.checkpoint, draft, **CPU, pool_tokens=1024) as engine:
-        forward, made = engine.worker.forward_batch_generation, []
+        forward, made = engine.worker.own.forward_batch_generation, []
 
         def handed_over(batch):
             prefill = batch.forward_mode.is_extend()
@@ -102,7 +102,7 @@ def test_decoding_goes_on_from_the_input_that_a_server_for_decoding_alone_makes(
                 result.next_draft_input = made[-1]
             return result
 
-        monkeypatch.setattr(engine.worker, "forward_batch_generation", handed_over)
+        monkeypatch.setattr(engine.worker.own, "forward_batch_generation", handed_over)
         answers = engine.decode(text_case.prompts, NEW_TOKENS, text_case.eos)
     assert [answer.accepted for answer in text_case.reference(draft)] == [answer.accepted for answer in answers]
     assert [True] == [each is not None for each in made]

@@ -1,6 +1,6 @@
 """Decodes prompts with a draft in vLLM, in a process of its own: python decode.py REQUEST ANSWER, both JSON files.
 
-REQUEST: {"target", "draft", "block_size", "prompts": [[id, ...], ...], "tokens", "stop": [id, ...]}
+REQUEST: {"target", "draft", "algorithm", "block_size", "prompts": [[id, ...], ...], "tokens", "stop": [id, ...]}
 ANSWER: [{"tokens": [...], "accepted": [...]}, ...]
 """
 
@@ -24,7 +24,9 @@ def main() -> None:
         max_num_seqs=8,
         disable_log_stats=False,
         per_request_spec_decode_metrics="detailed",
-        speculative_config=speculative_config(DraftOption(path=request["draft"], block_size=request["block_size"])),
+        speculative_config=speculative_config(
+            DraftOption(path=request["draft"], block_size=request["block_size"], algorithm=request["algorithm"])
+        ),
     )
     params = SamplingParams(temperature=0, max_tokens=request["tokens"], stop_token_ids=request["stop"])
     answers = []

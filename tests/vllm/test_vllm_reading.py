@@ -6,6 +6,7 @@ import pytest
 import torch
 from draft_chain import MASK, VOCAB
 from draft_forms import IDS, LAYERS, SIZES, YARN
+from elsewhere_cases import BEYOND_PLAIN, written_draft
 from speculators_cases import SHAPES, written
 
 from ops.lib.data.files import write_json
@@ -117,3 +118,50 @@ def test_vllm_reads_dspark_with_a_bias_of_zero(tmp_path):
     )
     model = SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=config))
     assert tuple(layer + 1 for layer in IDS) == get_eagle3_aux_layers_from_config(model)
+
+
+@pytest.fixture
+def read_beyond_plain(tmp_path):
+    """The same of a draft of DFlash2 or DSpark, through vLLM's own speculative config."""
+
+    def of(name, form):
+        from vllm.transformers_utils.config import get_config
+        from vllm.transformers_utils.configs.eagle import EAGLEConfig
+
+        draft = written_draft(tmp_path / "export", BEYOND_PLAIN[name]).config
+        config = get_config(str(tmp_path / "export" / ("speculators" if form == "speculators" else "")), False)
+        if form == "native" and draft.algorithm.engine == "DFLASH":
+            config = EAGLEConfig(config, method="dflash", model_type="eagle")
+        return draft, config
+
+    return of
+
+
+BEYOND = [(name, form) for name in BEYOND_PLAIN for form in ("native", "speculators")]
+
+
+@pytest.mark.parametrize(("name", "form"), BEYOND)
+def test_vllm_reads_the_algorithm_its_sizes_and_its_layout(read_beyond_plain, name, form):
+    from vllm.model_executor.models.qwen3_dflash import _dflash_layer_causal
+
+    draft, config = read_beyond_plain(name, form)
+    own = draft.algorithm
+    assert [own.architecture] == config.architectures
+    assert SIZES == {field: getattr(config, field) for field in SIZES}
+    nested = config.dflash_config if own.engine == "DFLASH" else vars(config)
+    assert {"mask_token_id": MASK, "target_layer_ids": list(IDS), **own.to_speculators()}.items() <= nested.items()
+    # As vllm/v1/worker/gpu/spec_decode reads it: false for DFlash2, true by default for DSpark.
+    from_anchor = nested.get("sample_from_anchor", own.engine == "DSPARK")
+    assert (draft.layout().first == 0) is from_anchor
+    assert not any(_dflash_layer_causal(config, layer) for layer in range(draft.num_hidden_layers))
+
+
+@pytest.mark.parametrize(("name", "form"), BEYOND)
+def test_vllm_captures_the_layers_that_the_algorithms_drafts_were_trained_on(read_beyond_plain, name, form):
+    from types import SimpleNamespace
+
+    from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
+
+    _draft, config = read_beyond_plain(name, form)
+    draft = SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=config))
+    assert tuple(layer + 1 for layer in IDS) == get_eagle3_aux_layers_from_config(draft)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import attrs
 
@@ -73,6 +73,17 @@ class Algorithm(Protocol):
 
     def slot_flops(self, draft: DraftConfig) -> float:
         """Floating-point operations of one slot's forward and backward pass beside the backbone and the head."""
+
+
+@runtime_checkable
+class InSpeculators(Protocol):
+    """What the config of an algorithm that speculators has too adds: the format of speculators can express it."""
+
+    speculators_type: ClassVar[str]
+    speculators_architecture: ClassVar[str]
+
+    def to_speculators(self) -> dict[str, Any]:
+        """The fields of its own in that format."""
 
 
 def algorithm_names() -> tuple[str, ...]:

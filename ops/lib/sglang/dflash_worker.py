@@ -1,4 +1,4 @@
-"""SGLang's own DFLASH worker in this process: a target and its draft, and prompts decoded with both.
+"""SGLang's own worker for drafts in this process: a target and its draft, and prompts decoded with both.
 
 The worker drafts, verifies and keeps both caches; this module replaces SGLang's scheduler around it, without its
 queues: a prefill, and one verification step after the other until every request of a batch is done.
@@ -19,29 +19,31 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.managers import mm_schedule
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.server_args import ServerArgs
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.batching import padded_length
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.backbone.config import algorithm_of
+from ops.lib.drafts.backbone.load import read_config
 from ops.lib.drafts.decoding.decode import Decoded, until_eos
 from ops.lib.sglang.adapter import adapter
+from ops.lib.sglang.draft_workers import WORKERS, DraftWorker
 from ops.lib.sglang.meeting import environment
 from ops.lib.sglang.process import NO_PORT, enter, leave, make_server_args
+from ops.lib.sglang.refusals import REFUSAL
 from ops.lib.sglang.requests import VisionTokens, make_request
 from ops.lib.sglang.runtime import clear_pools, fitting_groups, prefill_batch
 from ops.lib.sglang.version import require_sglang
 
 MAX_REQUESTS = 16
-REFUSAL = "speculative decoding is not supported by"
 NO_ROOM = ("leave no GPU memory for the KV cache", "Not enough memory")  # SGLang raises plain errors for these
 # When a request stops, the worker has reserved two blocks after the one that it verifies.
 RESERVED_BLOCKS = 3
 
 
 class DflashRefused(DataError):
-    """SGLang does not support DFLASH on this device."""
+    """SGLang does not support the draft's algorithm on this device."""
 
 
 class DraftRefused(DataError):
@@ -70,7 +72,7 @@ class DflashEngine:
 
     server_args: ServerArgs
     target: TpModelWorker
-    worker: Any
+    worker: DraftWorker
     model_config: ModelConfig
     vision: VisionTokens | None
     pool_tokens: int
@@ -93,12 +95,14 @@ class DflashEngine:
 
         dtype: "float32", "bfloat16" or "float16", of both. pool_tokens: tokens of all requests of a batch together, see
         `tokens_of`. context_length: default: the target's own, as in a server. server_args: further
-        arguments of SGLang's ServerArgs. Raises DflashRefused if SGLang has no DFLASH on this device, DraftRefused
-        if it rejects the draft or the target, NoRoom if memory is short, and DataError if SGLang is
-        missing or an unsupported version, or this process holds an open runtime.
+        arguments of SGLang's ServerArgs. Raises DflashRefused if SGLang does not serve the draft's algorithm on this
+        device, DraftRefused if it rejects the draft or the target, NoRoom if memory is short, and DataError if SGLang
+        is missing or an unsupported version, or this process holds an open runtime.
         """
         require_sglang("serving a draft")
+        kind = WORKERS[algorithm_of(read_config(draft_dir)).engine]
         arguments = _arguments(
+            kind,
             target_dir,
             draft_dir,
             device=device,
@@ -114,13 +118,13 @@ class DflashEngine:
                 undo.callback(leave)
                 common = {"server_args": arguments, "gpu_id": place.gpu_id, "nccl_port": NO_PORT}
                 target = TpModelWorker(**common)
-                worker = SpeculativeAlgorithm.DFLASH.create_worker(arguments)(**common, target_worker=target)
-                _allocate(target, worker)
+                worker = kind(kind.algorithm.create_worker(arguments)(**common, target_worker=target))
+                _allocate(target, worker.own)
                 undo.pop_all()
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, AssertionError) as error:  # the last one for tensors of other shapes
             if isinstance(error, torch.OutOfMemoryError) or any(said in str(error) for said in NO_ROOM):
                 raise NoRoom(str(error)) from error
-            if isinstance(error, ValueError):
+            if not isinstance(error, RuntimeError):
                 raise DraftRefused(f"SGLang refuses to start with {draft_dir}: {error}") from error
             raise
         vision = VisionTokens.of(place.model_config.hf_config)
@@ -135,7 +139,7 @@ class DflashEngine:
 
     def close(self) -> None:
         """Releases everything, so that another model can be started in this process."""
-        self.target = self.worker = None
+        del self.target, self.worker
         leave()
 
     @property
@@ -146,11 +150,11 @@ class DflashEngine:
     @property
     def block_size(self) -> int:
         """The block that the worker drafts and verifies, the anchor included."""
-        return int(self.worker.block_size)
+        return self.worker.block_size
 
     @property
     def mask_token_id(self) -> int:
-        return int(self.worker._mask_token_id)
+        return self.worker.mask_token_id
 
     @property
     def layer_ids(self) -> list[int]:
@@ -178,27 +182,14 @@ class DflashEngine:
         """The draft's inputs for a sample's prompt and answer: the features and positions behind its keys."""
         features: list[Tensor] = []
         seen_positions: list[Tensor] = []
-        worker, model = self.worker, self.worker.draft_model
-        append, project = worker._append_target_hidden_to_draft_kv_by_loc, model.project_target_hidden
 
-        def record(*, positions: Tensor, commit_lens: Tensor | None = None, **others: Any) -> None:
-            append(positions=positions, commit_lens=commit_lens, **others)
-            kept = len(positions) if commit_lens is None else int(commit_lens[0])
-            seen_positions.append(positions[:kept].to("cpu", copy=True))  # the worker fills the same tensor again
-            features[-1] = features[-1][:kept]
-
-        def projected(target_hidden: Tensor) -> Tensor:
-            features.append(target_hidden.to("cpu", torch.float32, copy=True))
-            return project(target_hidden)
+        def record(features_SF: Tensor, positions_S: Tensor) -> None:
+            features.append(features_SF)
+            seen_positions.append(positions_S)
 
         mm_schedule.embedding_cache.clear()
-        worker._append_target_hidden_to_draft_kv_by_loc = record
-        model.project_target_hidden = projected  # its inputs become the keys
-        try:
+        with self.worker.recorded(record):
             (answer,) = self._decode_together([sample], max_new_tokens, frozenset(eos_token_ids))
-        finally:
-            del worker._append_target_hidden_to_draft_kv_by_loc
-            del model.project_target_hidden
         return SeenContext(torch.cat(features), torch.cat(seen_positions), answer)
 
     @torch.inference_mode()
@@ -211,11 +202,12 @@ class DflashEngine:
                 make_request(sample, sample.input_ids[: sample.prompt_tokens], self.vision, max_new_tokens + 1)
                 for sample in samples
             ]
-            batch = prefill_batch(self.target.model_runner, requests, SpeculativeAlgorithm.DFLASH)
-            result = self.worker.forward_batch_generation(batch)
+            batch = prefill_batch(self.target.model_runner, requests, self.worker.algorithm)
+            result = self.worker.own.forward_batch_generation(batch)
             tokens = [[token] for token in result.next_token_ids.tolist()]
             accepted: list[list[int]] = [[] for _ in samples]
             running = list(range(len(samples)))
+            batch.forward_iter = 0  # SGLang's scheduler counts its passes
             while True:
                 batch.spec_info, batch.seq_lens, batch.input_ids = result.next_draft_input, result.new_seq_lens, None
                 kept = [row for row, at in enumerate(running) if not _is_done(tokens[at], max_new_tokens, eos)]
@@ -226,8 +218,9 @@ class DflashEngine:
                     ]
                 batch.filter_batch(keep_indices=kept)
                 running = [running[row] for row in kept]
+                batch.forward_iter += 1
                 batch.prepare_for_decode()
-                result = self.worker.forward_batch_generation(batch)
+                result = self.worker.own.forward_batch_generation(batch)
                 blocks = result.next_token_ids.view(len(running), -1).tolist()
                 for row, (at, yielded) in enumerate(zip(running, result.accept_lens.tolist(), strict=True)):
                     batch.reqs[row].kv.kv_committed_len += yielded
@@ -261,16 +254,17 @@ def _is_done(tokens: Sequence[int], max_new_tokens: int, eos: frozenset[int]) ->
     return tokens[-1] in eos or len(tokens) > max_new_tokens
 
 
-def _arguments(target_dir: Path, draft_dir: Path, **further: Any) -> ServerArgs:
-    """The server's arguments; SGLang rejects them if it does not support DFLASH."""
+def _arguments(kind: type[DraftWorker], target_dir: Path, draft_dir: Path, **further: Any) -> ServerArgs:
+    """The server's arguments; SGLang rejects them if it does not support the algorithm on this device."""
+    name = kind.algorithm.name
     try:
         return make_server_args(
-            target_dir, speculative_algorithm="DFLASH", speculative_draft_model_path=str(draft_dir), **further
+            target_dir, speculative_algorithm=name, speculative_draft_model_path=str(draft_dir), **further
         )
     except ConfigError as error:
-        if REFUSAL not in str(error):
+        if not REFUSAL.search(str(error)):
             raise DraftRefused(str(error)) from error
-        raise DflashRefused(f"SGLang refuses DFLASH on a {further['device'].upper()}: {error.__cause__}") from error
+        raise DflashRefused(f"SGLang refuses {name} on a {further['device'].upper()}: {error.__cause__}") from error
 
 
 def _allocate(target: TpModelWorker, worker: Any) -> None:

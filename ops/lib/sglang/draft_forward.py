@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from attrs import frozen
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from ops.lib.data.batching import padded_length
@@ -43,7 +42,7 @@ class ForwardDifference:
 def compare_forward(
     engine: DflashEngine, draft: DraftModel, lengths: Sequence[int], seed: int = 0
 ) -> list[ForwardDifference]:
-    """Compares the hidden states of slots 1.. of one block after contexts of these lengths, with random features.
+    """Compares the hidden states of one block that predict, after contexts of these lengths, with random features.
 
     draft: dflow's, in float32 and on the CPU, with the weights of the directory that the engine serves.
     """
@@ -86,18 +85,16 @@ def describe(config: DraftConfig) -> str:
 @torch.inference_mode()
 def sglang_hidden(engine: DflashEngine, features_TF: Tensor, anchor: int, config: DraftConfig) -> Tensor:
     """Hidden states [K - 1, M] of SGLang's draft, after its final norm, for one block behind the context."""
-    worker, runner = engine.worker, engine.worker.draft_model_runner
-    length, block, device = len(features_TF), config.block_size, runner.device
-    total = length + block
+    worker, runner, layout = engine.worker, engine.worker.own.draft_model_runner, config.layout()
+    length, device = len(features_TF), runner.device
+    total = length + layout.queries
     slots = runner.token_to_kv_pool_allocator.alloc(padded_length(total, runner.page_size))[:total].to(torch.int64)
     requests = torch.ones(1, dtype=torch.int64, device=device)  # row 0 is for padding
     runner.req_to_token_pool.req_to_token[1, :total] = slots.to(runner.req_to_token_pool.req_to_token.dtype)
     positions = torch.arange(total, device=device)
     try:
-        worker._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=features_TF.to(device, engine.dtype), cache_loc=slots[:length], positions=positions[:length]
-        )
-        ids = torch.tensor([anchor] + [config.mask_token_id] * (block - 1), device=device)
+        worker.write_context(features_TF.to(device, engine.dtype), slots[:length], positions[:length])
+        ids = torch.tensor([anchor] + [config.mask_token_id] * (layout.queries - 1), device=device)
         prefix = torch.tensor([length], device=device)
         forward_batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY,
@@ -110,13 +107,13 @@ def sglang_hidden(engine: DflashEngine, features_TF: Tensor, anchor: int, config
             seq_lens_cpu=torch.tensor([total], dtype=torch.int32),
             positions=positions[length:],
             input_embeds=_embeddings(engine, ids.tolist()),
-            spec_algorithm=SpeculativeAlgorithm.DFLASH,
-            spec_info=worker._draft_block_spec_info,
+            spec_algorithm=worker.algorithm,
+            spec_info=worker.own._draft_block_spec_info,
             capture_hidden_mode=CaptureHiddenMode.NULL,
-            global_num_token_non_padded_cpu=block,
+            global_num_token_non_padded_cpu=layout.queries,
         )
         adapter().bind_slots(forward_batch, runner)
-        return runner.forward(forward_batch).logits_output.hidden_states[1:]
+        return runner.forward(forward_batch).logits_output.hidden_states[layout.first :]
     finally:
         clear_pools(engine.target.model_runner)
 
@@ -132,4 +129,4 @@ def _hidden(draft: DraftModel, features_TF: Tensor, embeds: Tensor, dtype: torch
 def _embeddings(engine: DflashEngine, ids: list[int]) -> Tensor:
     """Rows [len(ids), M] of the target's embedding as SGLang holds it."""
     embed = engine.target.model_runner.model.get_input_embeddings()
-    return embed(torch.tensor(ids, device=engine.worker.draft_model_runner.device))
+    return embed(torch.tensor(ids, device=engine.worker.own.draft_model_runner.device))

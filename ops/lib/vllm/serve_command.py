@@ -11,7 +11,7 @@ from ops.lib.drafts.backbone.speculators_format import FOLDER
 from ops.lib.sglang.serve_command import Address, DraftOption, Served
 
 PROGRAM = "vllm"
-METHOD = "dflash"
+METHODS = {"DFLASH": "dflash", "DSPARK": "dspark"}  # SGLang's name of an algorithm -> vLLM's
 LOCAL = Address(port=8000)  # vLLM's own default
 
 
@@ -41,8 +41,8 @@ def launch_command(
 
 
 def speculative_config(draft: DraftOption) -> dict[str, Any]:
-    """vLLM counts the proposals of a step, which are one fewer than the slots of a block."""
-    return {"method": METHOD, "model": draft.path, "num_speculative_tokens": draft.block_size - 1}
+    """vLLM counts the proposals of a step, which are one fewer than the tokens that are verified at once."""
+    return {"method": METHODS[draft.algorithm], "model": draft.path, "num_speculative_tokens": draft.block_size - 1}
 
 
 def image_arguments(served: Served) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from ops.lib.sglang.refusals import REFUSAL
 from ops.tools.serve.own_arguments import IN_ARGUMENTS, OF_THE_RUN, refuse
 
 API_KEY = "SGLANG_API_KEY"
@@ -23,7 +23,6 @@ OWN = {
 }
 SECRET = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 # SGLang's messages without a GPU: before it loads a model it picks a device, and then checks the algorithm.
-REFUSALS = re.compile(r"^.*(?:speculative decoding is not supported by|No accelerator \(CUDA).*$", re.MULTILINE)
 
 
 def refuse_own(extra: Sequence[str]) -> None:
@@ -44,5 +43,5 @@ def key_config(key: str, extra: Sequence[str], folder: Path) -> list[str]:
 
 def refusal(log: str) -> str | None:
     """The last line of a server's log with which SGLang refuses the draft on this machine, None without one."""
-    found = REFUSALS.findall(log)
+    found = REFUSAL.findall(log)
     return found[-1].strip() if found else None

@@ -95,16 +95,23 @@ def test_a_draft_that_sglang_was_not_asked_about_is_served_with_a_warning(tmp_pa
 def test_a_skipped_check_that_sglang_has_no_worker_for_is_not_advised_to_run_again(tmp_path):
     made = make_artifacts(tmp_path / "made")
     live = {"status": "skipped", "reason": "no worker"}
-    (made["check"] / "check.json").write_text(json.dumps({"live": live, "engine": "DSPARK"}))
+    (made["check"] / "check.json").write_text(json.dumps({"live": live, "engine": "OTHER"}))
     store, run = record_run(tmp_path, made)
     (warning,) = find_served(store, find_record(store.records, run), None).warnings
     assert "--from check" not in warning and "with the tau of the evaluation" in warning
 
 
-@pytest.mark.parametrize("algorithm", ["DFLASH", "DSPARK"])
-def test_a_refusal_names_the_algorithm_that_was_asked_for(tmp_path, algorithm):
-    refusal = ["echo", "ValueError: speculative decoding is not supported by CpuPlatform"]
-    server = EngineServer(ENGINES["sglang"], refusal, {}, tmp_path / "log", algorithm=algorithm)
+@pytest.mark.parametrize(
+    ("algorithm", "refusal"),
+    [
+        ("DFLASH", "DFLASH speculative decoding is not supported by CpuPlatform on device 'cpu'."),
+        ("DSPARK", "DSpark speculative decoding only supports CUDA, NPU or XPU device."),
+    ],
+)
+def test_a_refusal_names_the_algorithm_that_was_asked_for(tmp_path, algorithm, refusal):
+    server = EngineServer(
+        ENGINES["sglang"], ["echo", f"ValueError: {refusal}"], {}, tmp_path / "log", algorithm=algorithm
+    )
     with server, pytest.raises(ServerError, match=f"SGLang refuses {algorithm} on this machine"):
         server.wait()
 
@@ -475,14 +482,18 @@ def test_a_draft_or_a_target_that_names_code_is_not_served(tmp_path, name, place
         find_served(store, find_record(store.records, run), None)
 
 
-def test_a_draft_of_an_algorithm_that_vllm_is_not_known_to_serve_is_refused(tmp_path):
+def test_vllms_command_names_its_own_method_and_another_algorithm_is_refused_by_name(tmp_path):
     _store, served = found(tmp_path)
     address = Address()
-    assert "vllm" == ENGINES["vllm"].command(served, address, ())[0]
-    dspark = evolve(served, draft=evolve(served.draft, algorithm="DSPARK"))
-    assert "DSPARK" in ENGINES["sglang"].command(dspark, address, ())
-    with pytest.raises(DataError, match="served by SGLang's DSPARK"):
-        ENGINES["vllm"].command(dspark, address, ())
+    for algorithm, method in (("DFLASH", "dflash"), ("DSPARK", "dspark")):
+        run = evolve(served, draft=evolve(served.draft, algorithm=algorithm))
+        command = ENGINES["vllm"].command(run, address, ())
+        given = json.loads(command[command.index("--speculative-config") + 1])
+        assert (method, served.draft.block_size - 1) == (given["method"], given["num_speculative_tokens"])
+        assert algorithm in ENGINES["sglang"].command(run, address, ())
+    other = evolve(served, algorithm="mine", draft=evolve(served.draft, algorithm=""))
+    with pytest.raises(DataError, match="vLLM does not serve drafts of the algorithm mine"):
+        ENGINES["vllm"].command(other, address, ())
 
 
 def test_what_vllm_was_not_tried_with_and_an_engine_that_it_is_not_are_warned_of(tmp_path):

@@ -32,6 +32,7 @@ from ops.export_draft.report import report as export_draft_sections
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.drafts.backbone.mistakes import Mistake
+from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.lib.sglang.serve_command import launch_command
 from ops.lib.vision.pixel_limits import pixel_limits
@@ -308,35 +309,65 @@ def test_a_skipped_stage_says_how_it_is_repeated(tmp_path, gate_inputs, capsys):
     assert repeat in capsys.readouterr().out
 
 
-def test_no_remedy_of_a_dspark_draft_is_to_run_the_live_stage_which_has_no_worker_for_it(tmp_path, gate_inputs, capsys):
+@pytest.fixture
+def without_worker(monkeypatch):
+    """What serves DSpark drafts is something that the live stage does not run, as it may be for a user's algorithm."""
+    monkeypatch.setattr(Dspark, "engine", "OTHER")
+
+
+@pytest.mark.usefixtures("without_worker")
+def test_no_remedy_of_a_draft_is_to_run_the_live_stage_where_that_has_no_worker_for_it(tmp_path, gate_inputs, capsys):
     inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS["dspark"])
     stage = check(tmp_path / "check", inputs)
     checked, card = read_json(stage.out_dir / "check.json"), (stage.out_dir / "draft" / "README.md").read_text()
     texts = [checked["live"]["remedy"], card, *(str(section.body) for section in check_export_sections(stage.out_dir))]
     assert [] == [text for text in [*texts, capsys.readouterr().out] if "--from check" in text]
-    assert "DFLASH worker only, and this draft is served by DSPARK" in checked["live"]["reason"]
+    assert "workers DFLASH and DSPARK only, and this draft is served by OTHER" in checked["live"]["reason"]
     assert "(`dflow serve`)" in checked["live"]["remedy"]
-    assert "meets the contract of SGLang's DSPARK worker" in " ".join(texts)
-    with pytest.raises(DataError, match="DFLASH worker only, and this draft is served by DSPARK"):
+    assert "meets the contract of SGLang's OTHER worker" in " ".join(texts)
+    with pytest.raises(DataError, match="workers DFLASH and DSPARK only, and this draft is served by OTHER"):
         check(tmp_path / "required", inputs, live="required")
 
 
+@pytest.mark.usefixtures("without_worker")
 @pytest.mark.parametrize("algorithm", ["dflash", "dflash2", "dspark"])
 def test_a_plan_tells_where_the_live_stage_has_no_worker(algorithm):
     has_none = algorithm == "dspark"
     trained = {"algorithm": algorithm}
     found = CheckExport.mistakes_with_nodes_above({"live": "required"}, lambda *_edges: trained)
-    assert has_none == ("served by DSPARK" in found.get("live", ""))
+    assert has_none == ("served by OTHER" in found.get("live", ""))
     assert {} == CheckExport.mistakes_with_nodes_above({"live": "auto"}, lambda *_edges: trained)
     assert {} == CheckExport.mistakes_with_nodes_above({"live": "required"}, lambda *_edges: {})
 
 
+@pytest.mark.usefixtures("without_worker")
 @pytest.mark.parametrize(("live", "told"), [("auto", 1), ("off", 0)])
-def test_the_plan_of_a_dspark_draft_has_no_live_stage(live, told):
+def test_the_plan_of_such_a_draft_has_no_live_stage(live, told):
     edges = {"draft": Ref("a"), "target": Ref("b"), "tokens": Ref("c"), "report": Ref("d")}
     found = estimate.estimate(CheckExport(**edges, live=live), foreseen(ALGORITHMS["dspark"]))
-    assert (told, {}) == (len([note for note in found.notes if "served by DSPARK" in note]), found.memory)
+    assert (told, {}) == (len([note for note in found.notes if "served by OTHER" in note]), found.memory)
     assert {} != estimate.estimate(CheckExport(**edges), foreseen(ALGORITHMS["dflash2"])).memory
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_live_stage_serves_drafts_of_every_algorithm(tmp_path, gate_inputs, monkeypatch, name):
+    pretend_sglang(monkeypatch, tmp_path, "0.5.21")
+    serving = Serving(served)
+    monkeypatch.setattr(live, "check_live", serving.check_live)
+    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS[name])
+    checked = read_json(check(tmp_path / "check", inputs, live="required").out_dir / "check.json")
+    assert ("passed", ALGORITHMS[name].engine) == (checked["live"]["status"], checked["engine"])
+    assert inputs["draft"].path == serving.asked[0]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_plan_knows_the_memory_of_the_live_stage_for_every_algorithm(name):
+    edges = {"draft": Ref("a"), "target": Ref("b"), "tokens": Ref("c"), "report": Ref("d")}
+    needed, off = (
+        estimate.estimate(CheckExport(**edges, live=live), foreseen(ALGORITHMS[name])) for live in ("auto", "off")
+    )
+    assert {"target", "drafts", "pool of keys and values", "prefill"} == needed.memory.keys()
+    assert {} == off.memory
 
 
 def foreseen(algorithm):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from damaged_cases import RANDOM, REWRITE, edit_config, edit_tensors, mistakes
-from gate_cases import ALGORITHMS, check, with_algorithm
+from damaged_cases import REWRITE, edit_config, mistakes
 
 from ops.lib.data.files import read_json, write_json
 
@@ -233,47 +232,3 @@ def test_a_mask_token_that_texts_hold_is_told(tmp_path, damaged, kind):
     [(what, sglang, remedy)] = mistakes(tmp_path, damaged)
     assert f"config.json: dflash_config.mask_token_id is {kind} of the target" == what
     assert "silently embeds the EOS token in every slot" in sglang and "give load_target a mask_token_id" in remedy
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_an_export_of_every_algorithm_passes_undamaged(tmp_path, gate_inputs, name):
-    check(tmp_path / "gate", with_algorithm(tmp_path, gate_inputs, ALGORITHMS[name]))
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "value", "what", "sglang"),
-    [
-        ("dflash2", "architectures", ["DFlashDraftModel"], 'must be ["DFlash2DraftModel"]', "without its convolutions"),
-        ("dflash2", "selector_top_k", 3, "is 3, but the draft was trained with 4", "more or fewer candidates"),
-        ("dflash2", "conv_group_size", 4, "is 4, but the draft was trained with 8", "stops at the weights' shapes"),
-        ("dspark", "architectures", ["DFlashDraftModel"], 'must be ["Qwen3DSparkModel"]', "drops both heads"),
-        ("dspark", "sample_from_anchor", False, "is false, but the draft was trained with true", "by one"),
-        ("dspark", "block_size", 4, "is 4, but the draft was trained with 3", "another number of tokens"),
-    ],
-)
-def test_a_wrong_field_of_an_algorithm_is_told(tmp_path, gate_inputs, name, field, value, what, sglang):
-    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS[name])
-
-    def change(config):
-        (config["dflash_config"] if field in config.get("dflash_config", {}) else config)[field] = value
-
-    edit_config(inputs, change)
-    found = mistakes(tmp_path / "gate", inputs)
-    assert [True] == [sglang in does for told, does, _ in found if f"{field} {what}" in told]
-    assert [] == [told for told, _, _ in found if field not in told and "model.safetensors" not in told]
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor"),
-    [
-        ("dflash2", "candidate_selector.successor_codebook"),
-        ("dflash2", "layers.1.mlp_conv.base_kernel"),
-        ("dspark", "markov_head.markov_w2.weight"),
-        ("dspark", "confidence_head.proj.bias"),
-    ],
-)
-def test_a_missing_tensor_of_an_algorithm_is_told_by_its_name(tmp_path, gate_inputs, name, tensor):
-    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS[name])
-    edit_tensors(inputs, lambda weights: weights.pop(tensor))
-    [(what, sglang, _)] = mistakes(tmp_path / "gate", inputs)
-    assert (f"model.safetensors: {tensor} is missing", True) == (what, RANDOM in sglang)

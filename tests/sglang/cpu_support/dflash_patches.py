@@ -1,4 +1,4 @@
-"""What SGLang's DFLASH worker needs on a CPU: the gates opened, and plain indexing in place of triton kernels.
+"""What SGLang's workers for drafts need on a CPU: the gates opened, and plain indexing in place of triton kernels.
 
 Only what was seen to fail without its patch is here. The arithmetic stays SGLang's own: its draft model, its worker,
 its verification.
@@ -35,10 +35,40 @@ class DflashOnCpu:
         return "torch_native"
 
 
+class OnAGpu:
+    """The server's arguments, as they would be on a GPU."""
+
+    device = "cuda"
+
+    def __init__(self, arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.arguments, name)
+
+
 @after_import("sglang.srt.arg_groups.speculative_hook")
 def open_the_gate(hook: ModuleType) -> None:
     """DFLASH is refused on a CPU when the server's arguments are made."""
     hook.current_platform = DflashOnCpu(hook.current_platform)
+
+
+@after_import("sglang.srt.arg_groups.speculative_hook")
+def open_the_gate_of_dspark(hook: ModuleType) -> None:
+    """So is DSPARK, by the name of the device alone; the rest of these checks is SGLang's."""
+    handle, view = hook._handle_dspark, hook.resolving_view
+
+    def on_a_gpu(server_args: Any) -> Any:
+        return OnAGpu(view(server_args))
+
+    def handle_dspark(server_args: Any) -> None:
+        hook.resolving_view = on_a_gpu
+        try:
+            handle(server_args)
+        finally:
+            hook.resolving_view = view
+
+    hook._handle_dspark = handle_dspark
 
 
 @after_import("sglang.srt.arg_groups.choices")
@@ -125,6 +155,7 @@ def attend_to_a_verified_block(backend: ModuleType) -> None:
 
 
 @after_import("sglang.srt.speculative.dflash_worker_v2")
+@after_import("sglang.srt.speculative.dspark_components.dspark_worker_v2")
 def record_no_stream(_worker: ModuleType) -> None:
     """A tensor on the CPU belongs to no stream."""
     import torch
@@ -162,3 +193,9 @@ def turn_heads_natively_in_bfloat16(dflash: ModuleType) -> None:
         self.use_table_qk_norm_rope = False
 
     dflash.DFlashAttention.__init__ = init
+
+
+@after_import("sglang.srt.models.dspark")
+def write_the_context_step_by_step_in_bfloat16(dspark: ModuleType) -> None:
+    """So do keys and values of DSPARK's context, whose other path is that of other dtypes."""
+    dspark.DSparkDraftMixin._fused_kv_write_bundle = lambda _self, _pool: None

@@ -25,7 +25,7 @@ from safetensors import safe_open
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.files import read_json
-from ops.lib.drafts.algorithms import part_of
+from ops.lib.drafts.algorithms import DFLASH, part_of
 from ops.lib.drafts.backbone import contract_effects
 from ops.lib.drafts.backbone.config import (
     ALGORITHM,
@@ -157,6 +157,10 @@ def _read_config(path: Path) -> tuple[dict[str, Any], list[Mistake]]:
         return {}, [Mistake(f"{CONFIG}: not valid JSON ({error})", "refuses to start", REWRITE)]
     if not isinstance(config, dict):
         return {}, [Mistake(f"{CONFIG}: holds no object", "refuses to start", REWRITE)]
+    try:
+        algorithm_of(config)
+    except ConfigError as error:
+        return {}, [_config_mistake("dflow", str(error), contract_effects.missing("dflow.format"))]
     return config, []
 
 
@@ -482,12 +486,14 @@ REPLACED = (
 def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Mistake]:
     """What is wrong with the tensors beside a config.json.
 
-    If the config lacks a size, the tensors cannot be compared; the config's own mistakes report it.
+    If the config lacks a size, also one of the algorithm, they cannot be compared; the config's own mistakes report it.
     """
     ids = _lookup(config, _full("target_layer_ids", config))[1]
     if not isinstance(ids, list) or not all(type(config.get(name)) is int for name in SHAPE_FIELDS):
         return []
     expected = expected_shapes(config)
+    if algorithm_of(config).name != DFLASH and not _contract(config, "shapes")(config):
+        return []
     prefixed = {name for name in stored if name.removeprefix(PREFIX) in expected and name.startswith(PREFIX)}
     known = {name.removeprefix(PREFIX) if name in prefixed else name: entry for name, entry in stored.items()}
     mistakes = {name: _tensor_mistake(name, "is missing", RANDOM) for name in expected if name not in known}

@@ -41,7 +41,8 @@ EFFECTS = {  # of a field that is missing, or has another value; the longest nam
     "mask_token_id": "refuses to start without it, and silently embeds any other token in all slots",
     "draft_vocab_size": "expects a head and a map of a reduced vocabulary, which are not there",
     AUX_LAYER_IDS: "refuses to start without it, and silently captures other layers than in training",
-    "sample_from_anchor": "refuses to start if it is true, and assumes false without it; others assume true",
+    "sample_from_anchor": "refuses to start if it is true for DFlash, silently accepts almost nothing in the wrong "
+    "layout of DSpark, and assumes false without it; others assume true",
     NON_CAUSAL: "silently makes all layers causal, full ones too, if it is false; without it, none",
     LAYER_CONFIG: OTHER_DRAFT,
 }

@@ -8,7 +8,7 @@ others read in silence as another draft is written in the one way that all of th
   for sliding layers only. So it is true without windows, and false where all layers slide; both kinds together cannot
   be written.
 - `sample_from_anchor` has other defaults elsewhere, so it is always written.
-- `speculative_tokens` are the proposals of a block, one fewer than its slots.
+- `block_size` counts the slots of a block, `speculative_tokens` those that predict; the layout says how many they are.
 - There is no `model_type` at the top: vLLM would look for a model of that name.
 - Everything of the transformer is written, since vLLM applies no defaults of Qwen3 to it.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ops.lib.drafts.algorithms import plain
+from ops.lib.drafts.algorithms import InSpeculators
 from ops.lib.drafts.backbone.config import FULL_ATTENTION, DraftConfig
 
 SPECULATORS_VERSION = "0.9.0"
@@ -46,24 +46,26 @@ class Verifier:
 
 def to_speculators(config: DraftConfig, dtype: str, verifier: Verifier) -> dict[str, Any]:
     """The config.json; `unwritable` says which drafts have none."""
-    scaling = dict(config.rope_scaling or {})
+    scaling, layout, algorithm = dict(config.rope_scaling or {}), config.layout(), config.algorithm
+    assert isinstance(algorithm, InSpeculators)
     return {
-        "architectures": ["DFlashSpeculator"],
-        "speculators_model_type": "dflash",
+        "architectures": [algorithm.speculators_architecture],
+        "speculators_model_type": algorithm.speculators_type,
         "speculators_version": SPECULATORS_VERSION,
         "speculators_config": {
-            "algorithm": "dflash",
+            "algorithm": algorithm.speculators_type,
             "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.block_size - 1}],
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": layout.proposals}],
             "verifier": {"name_or_path": verifier.name_or_path, "architectures": list(verifier.architectures)},
         },
         "dtype": dtype,
-        "block_size": config.block_size,
+        "block_size": layout.queries,
         "mask_token_id": config.mask_token_id,
         "draft_vocab_size": config.vocab_size,
         AUX_LAYER_IDS: [layer + LAYER_OFFSET for layer in config.target_layer_ids],
-        "sample_from_anchor": False,
+        "sample_from_anchor": layout.first == 0,
         NON_CAUSAL: not config.slides,
+        **algorithm.to_speculators(),
         LAYER_CONFIG: {
             "model_type": "qwen3",
             "hidden_act": "silu",
@@ -88,8 +90,8 @@ def to_speculators(config: DraftConfig, dtype: str, verifier: Verifier) -> dict[
 
 def unwritable(config: DraftConfig) -> Iterator[str]:
     """Why the format cannot express a draft; nothing where it can."""
-    if config.algorithm != plain():
-        yield f"algorithm: {config.algorithm.name}, and dflow writes this format for plain DFlash alone"
+    if not isinstance(config.algorithm, InSpeculators):
+        yield f"algorithm: {config.algorithm.name}, which speculators does not have"
     if config.slides and FULL_ATTENTION in config.layer_types:
         yield (
             f"layer_types: full and sliding layers, and vLLM reads {NON_CAUSAL} as that of all layers: either the full "

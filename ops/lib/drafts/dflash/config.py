@@ -24,6 +24,8 @@ class Dflash:
     architecture: ClassVar[str] = ARCHITECTURE
     engine: ClassVar[str] = "DFLASH"
     metrics: ClassVar[tuple[str, ...]] = ()
+    speculators_type: ClassVar[str] = "dflash"
+    speculators_architecture: ClassVar[str] = "DFlashSpeculator"
 
     def layout(self, block_size: int) -> Layout:
         return masks_first(block_size)
@@ -37,6 +39,9 @@ class Dflash:
     @classmethod
     def from_serving(cls, data: Mapping[str, Any]) -> tuple[Dflash, dict[str, Any]]:
         return cls(), dict(data)
+
+    def to_speculators(self) -> dict[str, Any]:
+        return {}
 
     def parameters(self, draft: DraftConfig) -> int:
         return 0

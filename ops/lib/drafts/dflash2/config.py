@@ -36,6 +36,8 @@ class Dflash2:
     architecture: ClassVar[str] = "DFlash2DraftModel"
     engine: ClassVar[str] = "DFLASH"
     metrics: ClassVar[tuple[str, ...]] = ("candidate_recall",)
+    speculators_type: ClassVar[str] = "dflash2"
+    speculators_architecture: ClassVar[str] = "DFlash2DraftModel"
 
     def layout(self, block_size: int) -> Layout:
         return masks_first(block_size)
@@ -53,14 +55,16 @@ class Dflash2:
         return mistakes
 
     def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
-        own = {served: getattr(self, name) for name, served in SERVED.items()}
-        return serving | {NEST: serving[NEST] | own}
+        return serving | {NEST: serving[NEST] | self.to_speculators()}
 
     @classmethod
     def from_serving(cls, data: Mapping[str, Any]) -> tuple[Dflash2, dict[str, Any]]:
         nest = dict(data[NEST])
         own = {name: nest.pop(served) for name, served in SERVED.items()}
         return cls(**own), {**data, NEST: nest}
+
+    def to_speculators(self) -> dict[str, Any]:
+        return {served: getattr(self, name) for name, served in SERVED.items()}
 
     def parameters(self, draft: DraftConfig) -> int:
         M = draft.hidden_size

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 WITHOUT = "serves the draft as less than it is, in silence: without {what}, fewer tokens are accepted"
+CONVOLUTIONS = "refuses to start; without both conv fields it " + WITHOUT.format(what="its convolutions")
 MISSING: Mapping[str, str] = {
-    "dflash_config.conv_kernel_size": WITHOUT.format(what="its convolutions"),
-    "dflash_config.conv_group_size": WITHOUT.format(what="its convolutions"),
+    "dflash_config.conv_kernel_size": CONVOLUTIONS,
+    "dflash_config.conv_group_size": CONVOLUTIONS,
     "dflash_config.selector_rank": "refuses to start",
     "dflash_config.selector_top_k": "refuses to start",
     "dflow.algorithm": "does not read it",
 }
 WRONG: Mapping[str, str] = {
-    "architectures": WITHOUT.format(what="its convolutions and its selector"),
+    "architectures": WITHOUT.format(what="its selector"),
     "conv_kernel_size": "stops at the weights' shapes",
     "conv_group_size": "stops at the weights' shapes",
     "selector_rank": "stops at the weights' shapes",

@@ -35,6 +35,8 @@ class Dspark:
     architecture: ClassVar[str] = "Qwen3DSparkModel"
     engine: ClassVar[str] = "DSPARK"
     metrics: ClassVar[tuple[str, ...]] = ("overlap", "confidence")
+    speculators_type: ClassVar[str] = "dspark"
+    speculators_architecture: ClassVar[str] = "DSparkSpeculator"
 
     def layout(self, block_size: int) -> Layout:
         return anchor_first(block_size) if self.sample_from_anchor else masks_first(block_size)
@@ -45,15 +47,8 @@ class Dspark:
     def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
         """block_size counts proposals in both layouts, as SGLang reads it."""
         top = dict(serving)
-        return top | {
-            **top.pop(NEST),
-            "block_size": serving["block_size"] - 1,
-            "markov_rank": self.rank,
-            "markov_head_type": HEAD,
-            "sample_from_anchor": self.sample_from_anchor,
-            "enable_confidence_head": self.confidence_head,
-            "confidence_head_with_markov": self.confidence_head,
-        }
+        own = {"sample_from_anchor": self.sample_from_anchor, **self.to_speculators()}
+        return top | {**top.pop(NEST), "block_size": self.layout(serving["block_size"]).proposals, **own}
 
     @classmethod
     def from_serving(cls, data: Mapping[str, Any]) -> tuple[Dspark, dict[str, Any]]:
@@ -64,6 +59,14 @@ class Dspark:
         )
         plain = {name: value for name, value in data.items() if name not in (*TOP, *OWN)}
         return own, plain | {NEST: {name: data[name] for name in TOP}, "block_size": data["block_size"] + 1}
+
+    def to_speculators(self) -> dict[str, Any]:
+        return {
+            "markov_rank": self.rank,
+            "markov_head_type": HEAD,
+            "enable_confidence_head": self.confidence_head,
+            "confidence_head_with_markov": self.confidence_head,
+        }
 
     def parameters(self, draft: DraftConfig) -> int:
         confidence = draft.hidden_size + self.rank + 1 if self.confidence_head else 0

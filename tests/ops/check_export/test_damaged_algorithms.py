@@ -1,0 +1,275 @@
+"""Exports of DFlash2 and DSpark, each damaged in a way that SGLang serves in silence, or that other projects write."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from damaged_cases import RANDOM, REWRITE, edit_config, edit_tensors, mistakes
+from gate_cases import ALGORITHMS, check, with_algorithm
+
+NEST = "dflash_config"
+CONVOLUTIONS = ("conv_kernel_size", "conv_group_size")
+SELECTOR = ("selector_rank", "selector_top_k")
+OF_DSPARK = (
+    *("markov_rank", "markov_head_type", "sample_from_anchor"),
+    *("enable_confidence_head", "confidence_head_with_markov"),
+)
+
+
+def drop(*names: str, nest: str | None = None):
+    def change(config: dict[str, Any]) -> None:
+        for name in names:
+            del (config[nest] if nest else config)[name]
+
+    return change
+
+
+def put(nest: str | None = None, **fields: Any):
+    return lambda config: (config[nest] if nest else config).update(fields)
+
+
+def drop_tensors(part: str):
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if part in name]:
+            del tensors[name]
+
+    return change
+
+
+def rename_tensors(old: str, new: str):
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if old in name]:
+            tensors[name.replace(old, new)] = tensors.pop(name)
+
+    return change
+
+
+def flat(config: dict[str, Any]) -> None:
+    """As speculators writes DFlash2."""
+    for name in (*CONVOLUTIONS, *SELECTOR):
+        config[name] = config["dflash_config"].pop(name)
+
+
+def nested(config: dict[str, Any]) -> None:
+    """As SpecForge writes DSpark."""
+    names = ("block_size", "mask_token_id", "target_layer_ids", *OF_DSPARK)
+    config["dflash_config"] = {name: config.pop(name) for name in names}
+
+
+def plain(config: dict[str, Any]) -> None:
+    """As ModelOpt names its DSpark."""
+    config["architectures"] = ["DFlashDraftModel"]
+
+
+def up(name: str):
+    """Counts one more, as speculators counts layers and blocks."""
+
+    def change(config: dict[str, Any]) -> None:
+        value = config[name]
+        config[name] = [each + 1 for each in value] if isinstance(value, list) else value + 1
+
+    return change
+
+
+def both(config: dict[str, Any]) -> None:
+    config["dflash_config"] = {"block_size": 4}
+
+
+WINDOWS = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8, "use_sliding_window": True}
+UNKNOWN, TRAINED, IN_SILENCE = "is not a field of the contract", "but the draft was trained with", "in silence"
+OTHERS = {"output_multiplier": 0.5, "final_logit_softcapping": 3.0, "input_embedding_scale": 2.0}
+NO_FORMULA = "by the formula for the number of draft layers"
+BOTH_CONV = "without both conv fields it serves the draft as less than it is, in silence"
+# What is damaged, of which algorithm: how, the fields that the gate names with what is wrong, and SGLang's behaviour
+# as measured with 0.5.21 and 0.5.23 (tests/sglang/test_sglang_damaged.py).
+FIELDS = {
+    "the name of plain DFlash": ("dflash2", plain, ["architectures must be"], f"{IN_SILENCE}: without its selector"),
+    "no convolutions": (
+        "dflash2",
+        drop(*CONVOLUTIONS, nest=NEST),
+        [f"{NEST}.{n} is missing" for n in CONVOLUTIONS],
+        BOTH_CONV,
+    ),
+    "no selector": (
+        "dflash2",
+        drop(*SELECTOR, nest=NEST),
+        [f"{NEST}.{n} is missing" for n in SELECTOR],
+        "refuses to start",
+    ),
+    "fewer candidates": (
+        "dflash2",
+        put(NEST, selector_top_k=3),
+        [f"selector_top_k is 3, {TRAINED} 4"],
+        "fewer candidates",
+    ),
+    "what vLLM alone reads": (
+        "dflash2",
+        put(NEST, **OTHERS),
+        [f"{NEST}.{n} {UNKNOWN}" for n in sorted(OTHERS)],
+        "silently change",
+    ),
+    "flat fields": (
+        "dflash2",
+        flat,
+        [f"{NEST}.{n} is missing" for n in (*CONVOLUTIONS, *SELECTOR)]
+        + [f"{n} {UNKNOWN}" for n in sorted((*CONVOLUTIONS, *SELECTOR))],
+        None,
+    ),
+    "another algorithm's projector": (
+        "dflash2",
+        put(NEST, projector_type="domino"),
+        [f"{NEST}.projector_type {UNKNOWN}"],
+        "silently change",
+    ),
+    "an algorithm that there is not": (
+        "dflash2",
+        put("dflow", algorithm="domino"),
+        ['there is no "domino"'],
+        "does not read it",
+    ),
+    "an algorithm that is no name": ("dspark", put("dflow", algorithm=3), ['there is no "3"'], "does not read it"),
+    "DSpark as plain DFlash": ("dspark", plain, ["architectures must be"], "drops both heads, in silence"),
+    "the other layout": (
+        "dspark",
+        put(sample_from_anchor=False),
+        [f"sample_from_anchor is false, {TRAINED} true"],
+        "by one",
+    ),
+    "no layout": (
+        "dspark",
+        drop("sample_from_anchor"),
+        ["sample_from_anchor is missing"],
+        "takes it for true, in silence",
+    ),
+    "a block counted otherwise": (
+        "dspark",
+        up("block_size"),
+        [f"block_size is 4, {TRAINED} 3"],
+        "another number of tokens",
+    ),
+    "no block": ("dspark", drop("block_size"), ["block_size is missing"], "silently proposes 7 tokens"),
+    "layers counted from one": (
+        "dspark",
+        up("target_layer_ids"),
+        [f"target_layer_ids is [2, 3, 4, 5, 6], {TRAINED}"],
+        "other layers",
+    ),
+    "no layers": ("dspark", drop("target_layer_ids"), ["target_layer_ids is missing"], NO_FORMULA),
+    "no mask token": ("dspark", drop("mask_token_id"), ["mask_token_id is missing"], "refuses to start"),
+    "another mask token": (
+        "dspark",
+        put(mask_token_id=9),
+        [f"mask_token_id is 9, {TRAINED}"],
+        "silently embeds any other",
+    ),
+    "no rank": ("dspark", drop("markov_rank"), ["markov_rank is missing"], "refuses to start"),
+    "rank 0": ("dspark", put(markov_rank=0), ["markov_rank: must be at least 1, got 0"], "refuses to start"),
+    "no kind of head": ("dspark", drop("markov_head_type"), ["markov_head_type is missing"], "refuses to start"),
+    "another head": (
+        "dspark",
+        put(markov_head_type="gated"),
+        [f'markov_head_type is "gated", {TRAINED}'],
+        "another bias",
+    ),
+    "confidence unsaid": (
+        "dspark",
+        drop("enable_confidence_head"),
+        ["enable_confidence_head is missing"],
+        "does not read it",
+    ),
+    "the confidence's input unsaid": (
+        "dspark",
+        drop("confidence_head_with_markov"),
+        ["confidence_head_with_markov is missing"],
+        "takes it for true",
+    ),
+    "nested fields": (
+        "dspark",
+        nested,
+        [f"{n} is missing" for n in ("block_size", "mask_token_id", "target_layer_ids", *OF_DSPARK)]
+        + [f"dflash_config {UNKNOWN}"],
+        None,
+    ),
+    "a nested field beside its own": ("dspark", both, [f"dflash_config {UNKNOWN}"], "silently change"),
+    "causal without windows": ("dspark", put(is_causal=False), [f"is_causal {UNKNOWN}"], "silently change"),
+    "windows that are not causal": (
+        "dflash2",
+        put(**WINDOWS, is_causal=False),
+        [
+            "is_causal: false does not fit these layer_types",
+            f"layer_types is {json.dumps(WINDOWS['layer_types'])}, {TRAINED}",
+            f"sliding_window is 8, {TRAINED} null",
+        ],
+        None,
+    ),
+}
+MISSING, STRAY = "is missing", "does not belong here"
+LAYERS = [f"layers.{layer}.{conv}_conv" for layer in (0, 1) for conv in ("attention", "mlp")]
+CODEBOOKS = [f"candidate_selector.{name}_codebook" for name in ("predecessor", "successor")]
+TABLES = ("markov_w1.weight", "markov_w2.weight")
+TENSORS = {
+    "no kernels made of the slot": (
+        "dflash2",
+        drop_tensors("kernel_projection"),
+        {f"{name}.kernel_projection.weight": MISSING for name in LAYERS},
+    ),
+    "no kernels": ("dflash2", drop_tensors("base_kernel"), {f"{name}.base_kernel": MISSING for name in LAYERS}),
+    "no codebooks": ("dflash2", drop_tensors("codebook"), dict.fromkeys(CODEBOOKS, MISSING)),
+    "codebooks named as layers": (
+        "dflash2",
+        rename_tensors("codebook", "codebook.weight"),
+        {name + suffix: wrong for name in CODEBOOKS for suffix, wrong in (("", MISSING), (".weight", STRAY))},
+    ),
+    "no bias": ("dspark", drop_tensors("markov_head"), {f"markov_head.{name}": MISSING for name in TABLES}),
+    "tables without their prefix": (
+        "dspark",
+        rename_tensors("markov_head.", ""),
+        {f"markov_head.{name}": MISSING for name in TABLES} | dict.fromkeys(TABLES, STRAY),
+    ),
+    "no confidence": (
+        "dspark",
+        drop_tensors("confidence_head"),
+        {f"confidence_head.proj.{name}": MISSING for name in ("bias", "weight")},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_undamaged_export_passes(tmp_path, gate_inputs, name):
+    check(tmp_path / "gate", with_algorithm(tmp_path, gate_inputs, ALGORITHMS[name]))
+
+
+@pytest.mark.parametrize("label", FIELDS)
+def test_every_wrong_field_is_named_alone_with_what_sglang_does(tmp_path, gate_inputs, label):
+    name, change, wrong, sglang = FIELDS[label]
+    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS[name])
+    edit_config(inputs, change)
+    found = mistakes(tmp_path / "gate", inputs)
+    assert [True] * len(wrong) == [each in what for each, (what, _, _) in zip(wrong, found, strict=True)], found
+    assert sglang is None or all(sglang in does for _, does, _ in found)
+
+
+@pytest.mark.parametrize("label", TENSORS)
+def test_every_tensor_that_is_missing_or_named_otherwise_is_told(tmp_path, gate_inputs, label):
+    name, change, wrong = TENSORS[label]
+    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS[name])
+    edit_tensors(inputs, change)
+    found = mistakes(tmp_path / "gate", inputs)
+    assert [f"model.safetensors: {tensor} {wrong[tensor]}" for tensor in sorted(wrong)] == [
+        what for what, _, _ in found
+    ]
+    for what, does, remedy in found:
+        assert (RANDOM if what.endswith(MISSING) else "silently ignores an unknown tensor") in does
+        assert REWRITE in remedy
+
+
+def test_sizes_of_other_tensors_are_told_with_them(tmp_path, gate_inputs):
+    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS["dflash2"])
+    edit_config(inputs, put(NEST, selector_rank=3, conv_group_size=4))
+    found = [what for what, does, _ in mistakes(tmp_path / "gate", inputs) if "stops at the weights' shapes" in does]
+    assert [f"config.json: {NEST}.conv_group_size is 4", f"config.json: {NEST}.selector_rank is 3"] == [
+        what.partition(",")[0] for what in found
+    ]

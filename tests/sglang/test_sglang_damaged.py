@@ -1,0 +1,163 @@
+"""What SGLang does with exports of DFlash2 and DSpark that are damaged or labelled otherwise: what the gate says.
+
+tests/ops/check_export/test_damaged_algorithms.py has the gate's side of each.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from algorithm_cases import grown
+from dflash_cases import NEW_TOKENS
+from safetensors.torch import load_file, save_file
+
+from ops.lib.data.files import read_json, write_json
+from ops.lib.drafts.backbone.load import load_draft
+from ops.lib.drafts.decoding.decode import decode_speculative
+from ops.lib.drafts.dflash2.config import Dflash2
+from ops.lib.drafts.dspark.config import Dspark
+from ops.lib.sglang.dflash_worker import DflashEngine, DraftRefused
+
+pytestmark = pytest.mark.slow
+CPU = {"device": "cpu", "dtype": "float32"}
+NEST = "dflash_config"
+DRAFTS = {
+    "dflash2": Dflash2(taps=2, group=8, rank=8, candidates=8),
+    "dspark": Dspark(rank=8, sample_from_anchor=False),
+}
+Change = Callable[[dict[str, Any]], object]
+
+
+def without(*names: str, nest: str | None = None) -> Change:
+    return lambda table: [(table[nest] if nest else table).pop(name) for name in names]
+
+
+def other(nest: str | None = None, **fields: Any) -> Change:
+    return lambda table: (table[nest] if nest else table).update(fields)
+
+
+def no_tensors(part: str) -> Change:
+    return lambda tensors: [tensors.pop(name) for name in list(tensors) if part in name]
+
+
+def renamed(old: str, new: str) -> Change:
+    return lambda tensors: [
+        tensors.update({name.replace(old, new): tensors.pop(name)}) for name in list(tensors) if old in name
+    ]
+
+
+def plain(config: dict[str, Any]) -> None:
+    """Named and served as plain DFlash."""
+    config["architectures"] = ["DFlashDraftModel"]
+    del config["dflow"]["algorithm"]
+
+
+def up(name: str) -> Change:
+    return lambda config: config.update({name: config[name] + 1})
+
+
+# (algorithm, what is damaged): served all the same, and accepted otherwise than as trained.
+IN_SILENCE_FIELDS = {
+    ("dflash2", "architectures"): other(architectures=["DFlashDraftModel"]),
+    ("dflash2", "both conv fields"): without("conv_kernel_size", "conv_group_size", nest=NEST),
+    ("dflash2", "candidates"): other(NEST, selector_top_k=1),
+    ("dflash2", "as plain DFlash"): plain,
+    ("dspark", "as plain DFlash"): plain,
+    ("dspark", "layout"): other(sample_from_anchor=True),
+    ("dspark", "no layout"): without("sample_from_anchor"),
+    ("dspark", "block_size"): up("block_size"),
+    ("dspark", "no block_size"): without("block_size"),
+    ("dspark", "layers"): lambda config: config.update(target_layer_ids=[1, 2, 4, 5]),
+    ("dspark", "mask token"): other(mask_token_id=9),
+    ("dspark", "head"): other(markov_head_type="gated"),
+}
+IN_SILENCE_TENSORS = {
+    ("dflash2", "no kernels made of the slot"): no_tensors("kernel_projection"),
+    ("dflash2", "no codebooks"): no_tensors("codebook"),
+    ("dflash2", "codebooks named as layers"): renamed("codebook", "codebook.weight"),
+    ("dspark", "no tables"): no_tensors("markov_head"),
+    ("dspark", "tables without their prefix"): renamed("markov_head.", ""),
+}
+REFUSED = {
+    ("dflash2", "one conv field"): (
+        without("conv_group_size", nest=NEST),
+        "needs conv_kernel_size and conv_group_size",
+    ),
+    ("dflash2", "selector fields"): (without("selector_rank", "selector_top_k", nest=NEST), "requires .*selector_rank"),
+    ("dflash2", "rank"): (other(NEST, selector_rank=4), "Attempted to load weight"),
+    ("dspark", "no rank"): (without("markov_rank"), "requires markov_rank > 0"),
+    ("dspark", "rank"): (other(markov_rank=4), "Attempted to load weight"),
+    ("dspark", "no kind of head"): (without("markov_head_type"), "requires markov_head_type"),
+    ("dspark", "no mask token"): (without("mask_token_id"), "requires mask_token_id"),
+}
+UNREAD = {  # as long as the verification is static
+    ("dspark", "confidence"): other(enable_confidence_head=False),
+    ("dspark", "the confidence's input"): other(confidence_head_with_markov=False),
+}
+
+
+@pytest.fixture(scope="module")
+def sound(text_case, tmp_path_factory):
+    """The sound drafts by algorithm, with the accepted lengths of `evaluate`."""
+    folder = tmp_path_factory.mktemp("sound")
+    drafts = {
+        name: grown(text_case.drafts["trained"].path, folder / name, algorithm) for name, algorithm in DRAFTS.items()
+    }
+    return {name: (path, lengths_of_dflow(text_case, path)) for name, path in drafts.items()}
+
+
+def lengths_of_dflow(case, draft: Path) -> list[tuple[int, ...]]:
+    model = load_draft(draft)
+    return [decode_speculative(case.loaded, model, prompt, NEW_TOKENS).accepted for prompt in case.prompts]
+
+
+def served(case, draft: Path) -> list[tuple[int, ...]]:
+    """SGLang's accepted lengths; its answers are the target's, whatever the draft is."""
+    with DflashEngine.start(case.checkpoint, draft, **CPU, pool_tokens=1024) as engine:
+        answers = engine.decode(case.prompts, NEW_TOKENS, case.eos)
+    assert [answer.tokens for answer in case.plain] == [answer.tokens for answer in answers]
+    return [answer.accepted for answer in answers]
+
+
+def damaged(draft: Path, folder: Path, config: Change | None = None, tensors: Change | None = None) -> Path:
+    shutil.copytree(draft, folder)
+    if config is not None:
+        table = read_json(folder / "config.json")
+        config(table)
+        write_json(folder / "config.json", table)
+    if tensors is not None:
+        weights = load_file(folder / "model.safetensors")
+        tensors(weights)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("case", IN_SILENCE_FIELDS, ids=", ".join)
+def test_a_wrong_field_is_served_in_silence_as_another_draft(text_case, sound, tmp_path, case):
+    draft, expected = sound[case[0]]
+    assert expected != served(text_case, damaged(draft, tmp_path / "draft", config=IN_SILENCE_FIELDS[case]))
+
+
+@pytest.mark.parametrize("case", IN_SILENCE_TENSORS, ids=", ".join)
+def test_a_missing_tensor_is_served_in_silence_as_another_draft(text_case, sound, tmp_path, case):
+    draft, expected = sound[case[0]]
+    assert expected != served(text_case, damaged(draft, tmp_path / "draft", tensors=IN_SILENCE_TENSORS[case]))
+
+
+@pytest.mark.parametrize("case", UNREAD, ids=", ".join)
+def test_what_is_not_read_changes_nothing(text_case, sound, tmp_path, case):
+    draft, expected = sound[case[0]]
+    assert expected == served(text_case, damaged(draft, tmp_path / "draft", config=UNREAD[case]))
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=", ".join)
+def test_the_others_are_refused(text_case, sound, tmp_path, case):
+    draft, _ = sound[case[0]]
+    change, message = REFUSED[case]
+    with pytest.raises(DraftRefused, match=re.compile(message, re.DOTALL)):
+        served(text_case, damaged(draft, tmp_path / "draft", config=change))
