@@ -17,7 +17,7 @@ from ops.lib.drafts.algorithms import CONFIGS, CONTRACT, MODEL, code_of
 )
 @frozen(kw_only=True)
 class LoadDraft:
-    """Use a draft that z-lab, SpecForge, ModelOpt, DeepSpec, speculators or dflow wrote: read it, or refuse it by name."""
+    """Read a draft that z-lab, SpecForge, ModelOpt, DeepSpec, speculators or dflow wrote, or refuse it by name."""
 
     target: TargetModel
     source: str = field(external=True, model_id=True, pinned_by="revision", help="a draft's directory, or a model id")
