@@ -6,18 +6,18 @@ from attrs import frozen, validators
 
 from dsl.op import field, op
 from ops.artifacts import Draft, TargetModel
-from ops.lib.drafts.algorithms import CONTRACT, MODEL, algorithm_names, code_of
+from ops.lib.drafts.algorithms import CONFIGS, CONTRACT, MODEL, code_of
 
 
 @op(
-    version=3,
+    version=2,
     run="ops.load_draft.run:load_draft",
     key_libraries=("safetensors",),
     single_process=True,
 )
 @frozen(kw_only=True)
 class LoadDraft:
-    """Use a draft of z-lab, SpecForge, ModelOpt, DeepSpec, speculators or dflow: read it, or refuse it by name."""
+    """Read a draft that z-lab, SpecForge, ModelOpt, DeepSpec, speculators or dflow wrote, or refuse it by name."""
 
     target: TargetModel
     source: str = field(external=True, model_id=True, pinned_by="revision", help="a draft's directory, or a model id")
@@ -32,4 +32,4 @@ class LoadDraft:
 
     def chosen_code(self) -> tuple[str, ...]:
         """The draft's algorithm is known once it is there: of all of them."""
-        return code_of(algorithm_names(), MODEL, CONTRACT)
+        return code_of(CONFIGS, MODEL, CONTRACT)
