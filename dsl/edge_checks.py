@@ -141,9 +141,12 @@ def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake
             continue
         value = node.values.get(field.name)
         path = external_path(value, node.places.folder(field.name) or root)
+        commit = node.values.get(field.pinned_by)
+        if path is not None and is_there(path) and commit is not None and node.is_argument(field.pinned_by):
+            message = f"a commit belongs to a model id, and {shortened(str(value))} is a path; leave it out"
+            yield node.mistake(field.pinned_by, message)
         if path is None or is_there(path) or not _may_be_model_id(str(value), field, path):
             continue
-        commit = node.values.get(field.pinned_by)
         if isinstance(commit, str) and COMMIT.fullmatch(commit):
             continue
         if commit is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -22,6 +22,7 @@ NEAR = 0.85  # from which likeness on a name is taken for a misspelled one
 # The files beside a built-in op's op.py in which its hooks lie, as functions of the same names.
 HOOK_FILES = {
     "report": "report",
+    "compare": "report",
     "unmet": "unmet",
     "estimate": "estimate",
     "smoke": "estimate",
@@ -94,6 +95,12 @@ class OpClass(Protocol):
     @staticmethod
     def report(folder: Path) -> Iterable[Any]:
         """The sections of an artifact in `dflow report`: each a Section of ops/lib/report_sections.py."""
+
+    @staticmethod
+    def compare(artifacts: Sequence[Any]) -> Iterable[Any]:
+        """The sections that compare artifacts of this op, of a sweep's combinations or of several runs, in
+        `dflow report`. artifacts: at least two, each a Compared of ops/lib/report_sections.py.
+        """
 
     @staticmethod
     def logged_model(folder: Path) -> Any:

@@ -213,11 +213,13 @@ def _check_table(
             table[name] = declared.structure(value)
         except StructureError as error:
             mistakes.append(node.mistake(prefix + name, "; ".join(map(str, error.mistakes))))
+            node.wrong.add(prefix + name)
             del table[name]
     for name, refusal in _refused_by_validators({**table, **wrong_tables}, cls, written - set(table)).items():
         given = [prefix + each for each in refusal.others if each in written] if isinstance(refusal, Clash) else []
         unset = _unset_hint(node, prefix + name, given)
         mistakes.append(node.mistake(prefix + name, readable(refusal), unset))
+        node.wrong.add(prefix + name)
         table.pop(name, None)
     for attribute in attrs.fields(cls):
         name = attribute.name

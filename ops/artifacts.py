@@ -131,8 +131,8 @@ class DraftCheckpoint(Artifact):
                         features.json says but for its shards, "measured": [{"step", "loss", "tau": {"all" |
                         category: {"tau", "low", "high", ...}}, ...}] on the split val, "selected_step": whose weights
                         these are, "val_metrics" of that step, ...}
-    measurements.json   {"seconds", "measuring_seconds": of these on the split val, "measuring_share", ...} (outside
-                        the digest)
+    measurements.json   {"seconds", "measuring_seconds": of these on the split val, "measuring_share", "step_seconds":
+                        the median of a step, ...} (outside the digest)
     """
 
     required_files = ("config.json", "model.safetensors", "training.json")
@@ -144,7 +144,8 @@ class Draft(Artifact):
 
     config.json         the contract's fields; under "dflow" what the draft was trained with, which the gate compares,
                         and of an imported draft "imported": {"publisher", "assumed": {field: value}, "notes": [...]},
-                        with "source" and "revision" where it came by a model id; "formats" where there are several
+                        with "source" and "revision" where it came by a model id, "trained_for" where its record names
+                        another target's digest; "formats" where there are several
     model.safetensors   the contract's tensors
     README.md           the model card
     speculators/        where export_draft was asked for it, the same draft in that format: config.json and
@@ -161,12 +162,14 @@ class Report(Artifact):
     report.json         tau in total, by category and by position in the answer, with bootstrap intervals; acceptance by
                         slot and accepted lengths; the same of a random draft; losslessness, null where answers were
                         sampled; what was asked (split or benchmark, temperature, block sizes, ...); "inputs": digests
-                        of draft, target and tokens
+                        of draft, target and tokens; "imported" of a draft that was trained elsewhere: {"publisher",
+                        "trained_for"} as its config.json has them
     prompts.jsonl       one object per prompt: {"id", "category", "prompt_tokens", "tokens": the target's plain answer,
                         "speculative": the speculative one, null where it is the same, "accepted": how many draft
                         tokens per verification step, "tau", "accepted_random", "identical"}
     prompts.html        prompts and answers as a person reads them, with every accepted run in its colour
-    measurements.json   wall-clock figures, and by how much margins were rounded (outside the digest)
+    measurements.json   wall-clock figures, those of every batch under "times"; by how much margins were rounded; where
+                        there is a confidence head, under "confidence" how well it is calibrated (outside the digest)
     """
 
     required_files = ("report.json", "prompts.jsonl")

@@ -16,11 +16,15 @@ from attrs import evolve
 from torch import Tensor
 
 from benchmarks.sides import measured
-from benchmarks.sides.problem import Problem, Sizes, slot_targets
+from benchmarks.sides.problem import SEED, Problem, Sizes, final_hidden, slot_targets
+from ops.lib.drafts.algorithms import Algorithm, algorithm_class, plain
 from ops.lib.drafts.attention.blocks import ContextRange, choose_attention
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.step import Engine, MicroBatch
+from ops.lib.drafts.dflash2.options import Dflash2Options
+from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.lib.drafts.losses.kinds import Terms
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.sequence_parallel.exchange import Alone
 from ops.train_dflash.engine import weights_to_compute_with
@@ -28,8 +32,11 @@ from ops.train_dflash.engine import weights_to_compute_with
 
 def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     """The step in one pass over all anchors, or with `--chunk` in passes of this many."""
-    engine = make_engine(draft_model(problem), problem, arguments.chunk)
-    next_batch = micro_batches(problem)
+    own, algorithm = terms(arguments), algorithm_class(arguments.algorithm)
+    model = draft_model(problem, algorithm() if own is None else algorithm(**own.sizes()))
+    loss = Loss(kind=arguments.loss or "dflash", own=own)
+    engine = make_engine(model, problem, arguments.chunk, loss=loss)
+    next_batch = micro_batches(problem, with_teacher=loss.needs_teacher)
     weight = float(slot_targets(problem)[1].sum(dtype=torch.float64))
 
     def run() -> tuple[Tensor, Tensor]:
@@ -43,18 +50,30 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     return measured.Step(run, gradients, engine.model.zero_grad)
 
 
-def draft_model(problem: Problem) -> DraftModel:
-    """The draft with the problem's weights, in float32 at least."""
+def terms(arguments: argparse.Namespace) -> Terms | None:
+    """The algorithm's table of train_dflash, with its defaults but for the rank; plain DFlash has none."""
+    options = {"dflash": None, "dflash2": Dflash2Options, "dspark": DsparkOptions}[arguments.algorithm]
+    return None if options is None else options(rank=arguments.rank)
+
+
+def draft_model(problem: Problem, algorithm: Algorithm | None = None) -> DraftModel:
+    """The draft with the problem's weights, in float32 at least; what its algorithm adds as at the start."""
     dtype, device = problem.features_SF.dtype, problem.features_SF.device
-    model = DraftModel(draft_config(problem.sizes)).to(device, torch.promote_types(dtype, torch.float32))
-    model.load_state_dict(problem.weights)
+    model = DraftModel(draft_config(problem.sizes, algorithm))
+    model.initialise(SEED)
+    model = model.to(device, torch.promote_types(dtype, torch.float32))
+    model.load_state_dict({**model.state_dict(), **problem.weights})
     if device.type == "cuda":
         model.compile_layers()
     return model
 
 
 def make_engine(
-    model: DraftModel, problem: Problem, anchor_chunk: int | None = None, computing: Callable[[], Any] | None = None
+    model: DraftModel,
+    problem: Problem,
+    anchor_chunk: int | None = None,
+    computing: Callable[[], Any] | None = None,
+    loss: Loss | None = None,
 ) -> Engine:
     """Computes in the problem's dtype. computing: around a step; default: casts the weights."""
     dtype, device = problem.features_SF.dtype, problem.features_SF.device
@@ -62,7 +81,7 @@ def make_engine(
         model=model,
         embed_VM=problem.embed_VM,
         head_VM=problem.head_VM,
-        loss=Loss(kind="dflash"),
+        loss=loss or Loss(kind="dflash"),
         attend=choose_attention(device, model.config, dtype)[1],
         exchange=Alone(),
         anchor_chunk=anchor_chunk,
@@ -70,8 +89,12 @@ def make_engine(
     )
 
 
-def micro_batches(problem: Problem) -> Callable[[], MicroBatch]:
+def micro_batches(problem: Problem, *, with_teacher: bool = False) -> Callable[[], MicroBatch]:
     """The sequence up to its last anchor, as a new micro-batch for every call."""
+    teacher_NKM = None
+    if with_teacher:
+        places_AK = problem.anchors_A[:, None] + (torch.arange(problem.sizes.block) - 1).clamp(min=0).to(problem.ids_S)
+        teacher_NKM = final_hidden(problem)[places_AK.clamp(max=problem.sizes.context - 1)]
     anchors_N, last = problem.anchors_A, int(problem.anchors_A.max())
     labels_NK, weights_NK = slot_targets(problem)
     start_N, end_N = torch.zeros(len(anchors_N), dtype=torch.int64), anchors_N.cpu()
@@ -83,13 +106,15 @@ def micro_batches(problem: Problem) -> Callable[[], MicroBatch]:
         positions_N=anchors_N,
         labels_NK=labels_NK,
         weights_NK=weights_NK,
+        teacher_NKM=teacher_NKM,
     )
     return lambda: evolve(batch, seen=(ContextRange(start_N, end_N),))
 
 
-def draft_config(sizes: Sizes) -> DraftConfig:
-    """The draft's config at these sizes."""
+def draft_config(sizes: Sizes, algorithm: Algorithm | None = None) -> DraftConfig:
+    """The draft's config at these sizes; algorithm: default plain DFlash."""
     return DraftConfig(
+        algorithm=algorithm or plain(),
         hidden_size=sizes.hidden,
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,

@@ -113,6 +113,11 @@ def slot_targets(problem: Problem) -> tuple[Tensor, Tensor]:
     return labels_AK, inside_AK * torch.exp(-(slots_K - 1).clamp(min=0) / GAMMA)
 
 
+def final_hidden(problem: Problem) -> Tensor:
+    """The target's states behind its final norm, [S, M]: the last layer's features stand in for them."""
+    return problem.features_SF[:, -problem.sizes.hidden :]
+
+
 def _weight(shape: tuple[int, ...], normal) -> Tensor:
     """Matrices as at the start of a training; norms other than 1, so that their gradients differ."""
     return normal(*shape, std=0.02) if len(shape) == 2 else 1 + normal(*shape, std=0.1)

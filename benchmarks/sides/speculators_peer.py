@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
 
 from benchmarks.sides import measured
-from benchmarks.sides.problem import GAMMA, Problem, Sizes
+from benchmarks.sides.problem import GAMMA, Problem, Sizes, final_hidden
 
 FROZEN = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
 
@@ -33,7 +33,7 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     model = _model(problem, arguments.attention or ("simple_flex_attention" if on_gpu else "sdpa"))
     losses = resolve_loss_config("ce", "fused" if on_gpu else "eager")
     anchors_A = problem.anchors_A.clamp(max=sizes.context - sizes.block - 1)
-    verifier_SM = problem.features_SF[:, -sizes.hidden :]
+    verifier_SM = final_hidden(problem)
 
     def run() -> tuple[float, int]:
         core.select_anchors = lambda *_: (anchors_A, torch.ones_like(anchors_A, dtype=torch.bool))

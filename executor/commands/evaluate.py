@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from dsl.graph import compiled
+from dsl.errors import DataError, PipelineError
+from dsl.graph import Graph, compiled
 from dsl.read_toml import checked_pipeline
 from executor.commands.arguments import add_overrides, add_store, add_trust, check_store, count, store_of
 from executor.planning.session import new_run
@@ -13,9 +14,9 @@ from executor.report.in_short import in_short
 from executor.scheduler.run_and_report import run_and_report
 from executor.store.artifact_store import Store
 from executor.system.output import OK, print_lines
-from ops.tools.evaluate.pipeline import evaluation_pipeline
-
-PROMPTS = 16
+from ops.tools.evaluate.pipeline import evaluation_pipeline, leave_out_gate
+from ops.tools.evaluate.prompt_file import check_prompts
+from ops.tools.evaluate.typed import as_typed, source_mistakes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help="conversations with answers, in any form that ingest reads; default: sixteen questions without images",
+        help="prompts, or conversations whose last question is asked, in any form that ingest reads; all of them are "
+        "asked, whatever their split; default: sixteen questions without images",
     )
     parser.add_argument(
         "--max-prompts",
         type=partial(count, least=1),
-        default=PROMPTS,
         metavar="N",
-        help=f"prompts of each category; default: {PROMPTS}",
+        help="only the first N prompts with images, and N without; default: all",
     )
     add_overrides(parser)
     add_store(parser)
@@ -46,14 +47,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """The exit code of the run; it ends with the verdicts of the report's first screen."""
-    pipeline = evaluation_pipeline(options.draft, options.target, options.prompts, options.max_prompts)
-    graph = compiled(checked_pipeline(pipeline, options.set))
+    graph = checked_graph(options)
     path = store_of(options)
     check_store(options, path)
     store = Store.open(path, write=True)
-    session = new_run(store, graph)
+    try:
+        session = new_run(store, graph)
+    except PipelineError as error:
+        raise as_typed(error) from None
     code = run_and_report(session)
     if code == OK:
         for line in in_short(store, session.record):
             print_lines(line)
     return code
+
+
+def checked_graph(options: argparse.Namespace) -> Graph:
+    """Raises PipelineError with all mistakes in the arguments, DataError for a file without prompts."""
+    pipeline = evaluation_pipeline(options.draft, options.target, options.prompts, options.max_prompts)
+    unlike = leave_out_gate(pipeline, options.set)
+    wrong = source_mistakes(options.draft, options.target)
+    try:
+        graph = compiled(checked_pipeline(pipeline, options.set))
+    except PipelineError as error:
+        raise as_typed(error, wrong) from None
+    if wrong:
+        raise PipelineError(wrong)
+    try:
+        check_prompts(graph.nodes["ingest"].config)
+    except DataError as error:
+        raise DataError(f"--prompts: {error}") from None
+    if unlike:
+        print_lines(
+            "note: the gate (node check) is left out, since it compares greedy answers, in whole blocks, with those of "
+            f"a server: {', '.join(unlike)}"
+        )
+    return graph

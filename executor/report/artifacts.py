@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeGuard
 
-import attrs
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 from markupsafe import Markup
 
 from dsl.op_table import op_names
 from dsl.sizes import shown_bytes
 from executor.report.chart import drawn, is_named, together
 from executor.report.comparison import compared
-from executor.report.op_sections import Request, Shown, shown_by_ops
+from executor.report.op_sections import Part, Request, Shown, shown_by_ops
 from executor.report.run_data import NodeFacts, RunFacts, named, node_ids, shared
 from executor.report.templates import faint, limited, mark, render, table
 from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section, Table, Verdict
@@ -53,9 +52,10 @@ class Embedded:
         data = base64.b64encode(content).decode("ascii")
         return render("artifacts.html", "picture", kind, data, alt)
 
-    def page(self, text: str, height: int, title: str, folder: Path) -> Markup:
+    def page(self, text: str, height: int, title: str, folder: Path | None) -> Markup:
         if not self._takes(len(text.encode(errors="replace")), PAGE_MOST):
-            return faint(f"{title}: {shown_bytes(len(text))}, too large to be shown here; it is in {folder}")
+            where = f"; it is in {folder}" if folder is not None else ""
+            return faint(f"{title}: {shown_bytes(len(text))}, too large to be shown here{where}")
         return render("artifacts.html", "page", text, title, height)
 
     def _takes(self, size: int, most: int) -> bool:
@@ -76,15 +76,56 @@ class Piece:
 
 def sections_of(runs: Sequence[RunFacts]) -> ShownByOps:
     """What the op of each node shows of its artifact, if it has one."""
+    requests = _requests(runs)
+    shown = shown_by_ops(list(requests.values()))
+    return {where: shown[request] for where, request in requests.items()}
+
+
+def sections_and_comparisons(runs: Sequence[RunFacts]) -> tuple[ShownByOps, Mapping[str, Shown]]:
+    """Also, by node as it is in the file, what its op shows of the artifacts of several combinations or runs."""
+    requests = _requests(runs)
+    comparisons = _comparisons(runs, requests)
+    shown = shown_by_ops([*requests.values(), *comparisons.values()])
+    return (
+        {where: shown[request] for where, request in requests.items()},
+        {name: shown[request] for name, request in comparisons.items()},
+    )
+
+
+def _requests(runs: Sequence[RunFacts]) -> dict[tuple[str, str], Request]:
     built_in = op_names()
-    requests = {
-        (run.run, node.id): Request(node.op, tuple(run.op_files or ()), node.folder, node.own)
+    return {
+        (run.run, node.id): Request(node.op, tuple(run.op_files or ()), (Part(node.folder, node.own),))
         for run in runs
         for node in run.nodes.values()
         if node.folder is not None and node.op and (run.op_files is not None or node.op in built_in)
     }
-    shown = shown_by_ops(list(requests.values()))
-    return {where: shown[request] for where, request in requests.items()}
+
+
+def _comparisons(runs: Sequence[RunFacts], requests: Mapping[tuple[str, str], Request]) -> dict[str, Request]:
+    """For each node with several artifacts of one op a request for all, in the order of the file."""
+    found: dict[str, list[tuple[Request, Mapping[str, str]]]] = {}
+    for run in runs:
+        chosen = _values_of_copies(run)
+        for node in run.nodes.values():
+            if (run.run, node.id) in requests:
+                values = {**chosen.get(node.id, {}), **({"run": run.label} if len(runs) > 1 else {})}
+                found.setdefault(node.template or node.id, []).append((requests[run.run, node.id], values))
+    return {
+        name: evolve(of_node[0][0], parts=tuple(evolve(one.parts[0], values=values) for one, values in of_node))
+        for name, of_node in found.items()
+        if len({one.folder for one, _ in of_node}) > 1 and len({(one.op, one.op_files) for one, _ in of_node}) == 1
+    }
+
+
+def _values_of_copies(run: RunFacts) -> dict[str, Mapping[str, str]]:
+    """By copy, its values of the groups that copied it."""
+    return {
+        node.id: {group: row.combination.values[group] for group in node.copy.values}
+        for row in run.combinations
+        for node in row.combination.nodes
+        if node.copy is not None
+    }
 
 
 def accounts_of(shown: ShownByOps) -> dict[str, dict[str, Account]]:
@@ -95,6 +136,25 @@ def accounts_of(shown: ShownByOps) -> dict[str, dict[str, Account]]:
             if isinstance(section.body, Account):
                 found.setdefault(run, {})[node_id] = section.body
     return found
+
+
+def compared_sections(shown: Mapping[str, Shown], embedded: Embedded) -> Markup:
+    """What the ops show of several artifacts together, node by node in the order of the data."""
+
+    def of_node(name: str) -> Markup:
+        one = shown[name]
+        failed = [f"The comparison of {name} is missing here: {one.failed}"] if one.failed else []
+        sections = [
+            render(
+                *("artifacts.html", "titled", section.title, None),
+                _body(section.body, embedded, f"{name}: {section.title}"),
+                *((), [(None, section.note)] if section.note else [], needs_width(section.body)),
+            )
+            for section in one.sections
+        ]
+        return render("artifacts.html", "node", failed, sections, []) if failed or sections else Markup("")
+
+    return limited(list(shown), of_node)
 
 
 def node_sections(columns: Sequence[RunFacts], shown: ShownByOps, embedded: Embedded) -> Markup:
@@ -134,7 +194,7 @@ def _of_op(
                 pieces.setdefault(section.title, {}).setdefault(same, []).append(Piece(run, node, section))
     sections = []
     for title, of_title in pieces.items():
-        merged = [attrs.evolve(same[0], run=named([piece.run for piece in same])) for same in of_title.values()]
+        merged = [evolve(same[0], run=named([piece.run for piece in same])) for same in of_title.values()]
         sections.append(_titled(title, merged, len(columns) == 1, embedded))
     return list(failed), sections
 
@@ -153,7 +213,13 @@ def _titled(title: str, pieces: Sequence[Piece], is_one: bool, embedded: Embedde
     elif len(facts) == len(pieces) > 1:
         content = compared(runs, facts, "")
     else:
-        cells = [(piece.run if len(pieces) > 1 else None, _body(piece, embedded)) for piece in pieces]
+        cells = [
+            (
+                piece.run if len(pieces) > 1 else None,
+                _body(piece.section.body, embedded, f"{piece.node.id}: {title}", piece.node.folder),
+            )
+            for piece in pieces
+        ]
     is_wide = len(cells) > 1 or (len(cells) == 1 and needs_width(bodies[0]))
     return render("artifacts.html", "titled", title, sole_run, content, cells, notes, is_wide)
 
@@ -180,16 +246,17 @@ def is_facts(body: Body) -> TypeGuard[Table]:
     return isinstance(body, Table) and list(body.columns) == ["", ""]
 
 
-def _body(piece: Piece, embedded: Embedded) -> Markup:
-    body = piece.section.body
+def _body(body: Body, embedded: Embedded, title: str, folder: Path | None = None) -> Markup:
+    """title: of a page. folder: where it is."""
     if isinstance(body, Table):
         return table(body.columns, body.rows)
     if isinstance(body, Chart):
         return drawn(body)
     if isinstance(body, Picture):
         return embedded.picture(body.path, body.alt)
-    assert isinstance(body, Html) and piece.node.folder is not None
-    return embedded.page(body.text, body.height, f"{piece.node.id}: {piece.section.title}", piece.node.folder)
+    if isinstance(body, Html):
+        return embedded.page(body.text, body.height, title, folder)
+    return faint(f"{title}: an account or a verdict is of one artifact")
 
 
 @frozen

@@ -1,4 +1,5 @@
-"""The sections that ops show of their artifacts. Each op's own function is called in a separate process.
+"""The sections that ops show of their artifacts, and of several together. Each op's own function is called in a
+separate process.
 
     python -m executor.report.op_sections REQUESTS.json ANSWERS.jsonl SECONDS
 
@@ -29,7 +30,7 @@ from executor.store.run_measurements import with_own_files
 from executor.system.jsonlines import append_line, read_json, read_lines, write_json
 from executor.system.supervisor import Finished, run_module
 from executor.system.symlinks import links_in
-from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section, Series, Table, Verdict
+from ops.lib.report_sections import Account, Body, Chart, Compared, Html, Picture, Section, Series, Table, Verdict
 
 BODIES: dict[str, type[Body]] = {kind.__name__: kind for kind in (Table, Chart, Html, Picture, Account, Verdict)}
 TIME_S = 20.0  # of one op's function
@@ -37,13 +38,26 @@ TOTAL_S = 30.0  # of all; MLflow's report of a run waits a little longer
 
 
 @frozen
+class Part:
+    """An artifact. own: its files outside the digest by name. values: see ops.lib.report_sections.Compared."""
+
+    folder: Path
+    own: Mapping[str, Path] = field(eq=lambda own: tuple(own.items()))
+    values: Mapping[str, str] = field(factory=dict, eq=lambda values: tuple(values.items()))
+
+
+@frozen
 class Request:
-    """An artifact that its op is to show. own: its files outside the digest by name."""
+    """An artifact that its op is to show, or several that it is to compare."""
 
     op: str
     op_files: tuple[Path, ...]
-    folder: Path
-    own: Mapping[str, Path] = field(eq=lambda own: tuple(own.items()))
+    parts: tuple[Part, ...]
+
+    @property
+    def folder(self) -> Path:
+        """What the paths of pictures are relative to."""
+        return self.parts[0].folder
 
 
 @frozen
@@ -55,7 +69,7 @@ class Shown:
 
 
 def shown_by_ops(requests: Sequence[Request]) -> dict[Request, Shown]:
-    """What each op shows of its artifact; no sections where it has no function for that."""
+    """What each op shows of its artifact or artifacts; no sections where it has no function for that."""
     found: dict[Request, Shown] = {}
     pending = list(dict.fromkeys(requests))
     end = time.monotonic() + TOTAL_S
@@ -128,13 +142,20 @@ def main() -> int:
 def _answer(request: Request, view: Path) -> dict[str, Any]:
     """view: where a folder with the run's own files is made."""
     try:
-        show = hook(load_op(request.op, request.op_files), "report")
+        show = hook(load_op(request.op, request.op_files), "report" if len(request.parts) == 1 else "compare")
         if show is None:
             return {"sections": []}
-        if link := next(links_in(request.folder), None):
+        if link := next((link for part in request.parts for link in links_in(part.folder)), None):
             return {"failed": f"its artifact holds a link, {link.name}; see `dflow verify`"}
-        folder = with_own_files(request.own, request.folder, view)
-        sections = list(show(folder))
+        views = [view.with_name(f"{view.name}-{place}") for place in range(len(request.parts))]
+        folders = [with_own_files(part.own, part.folder, own) for part, own in zip(request.parts, views, strict=True)]
+        folder = folders[0]
+        if len(folders) == 1:
+            sections = list(show(folder))
+        else:
+            sections = list(
+                show([Compared(own, part.values) for own, part in zip(folders, request.parts, strict=True)])
+            )
     except DflowError as error:
         return {"failed": str(error)}
     for section in sections:

@@ -12,7 +12,14 @@ from markupsafe import Markup
 
 from executor.records.run_record import Record
 from executor.report.answers import answers
-from executor.report.artifacts import Embedded, accounts_of, node_sections, samples, sections_of
+from executor.report.artifacts import (
+    Embedded,
+    accounts_of,
+    compared_sections,
+    node_sections,
+    samples,
+    sections_and_comparisons,
+)
 from executor.report.comparison import configs, differences, environment
 from executor.report.figures import combinations, curves, results
 from executor.report.overview import overview, pipelines, time_and_disk, troubles
@@ -59,18 +66,19 @@ def report_text(store: Store, records: Sequence[Record]) -> str:
 
 def _blocks(store: Store, runs: Sequence[RunFacts]) -> list[Block]:
     """What a reader wants to know of a draft comes first; with several runs, then what differs."""
-    shown, columns = sections_of(runs), columns_of(runs)
+    (shown, together), columns, embedded = sections_and_comparisons(runs), columns_of(runs), Embedded()
     several = [Block("differences", "Differences", differences(store, runs, columns))] if len(runs) > 1 else []
     return [
         Block("answers", "In short", answers(columns, shown)),
         Block("runs", "Runs" if len(runs) > 1 else "Run", overview(runs)),
         Block("combinations", "Combinations", combinations(runs, columns)),
+        Block("compared", "Compared", compared_sections(together, embedded)),
         *several,
         Block("results", "Results", results(columns)),
         Block("pipeline", "Pipeline", pipelines(runs)),
         Block("curves", "Curves", curves(columns)),
         Block("samples", "Samples", samples(runs, accounts_of(shown))),
-        Block("artifacts", "Artifacts", node_sections(columns, shown, Embedded())),
+        Block("artifacts", "Artifacts", node_sections(columns, shown, embedded)),
         Block("cost", "Time and disk", time_and_disk(runs)),
         Block("troubles", "Warnings and errors", troubles(runs)),
         Block("configs", "Configs", configs(runs)),

@@ -13,12 +13,29 @@ from ops.capture_targets.server_args import refused_args
 from ops.lib.drafts.algorithms import CONTRACT, MODEL, PROPOSAL, REFERENCE, algorithm_class, algorithm_names, code_of
 
 WORKERS = ("DFLASH", "DSPARK")  # of SGLang: those that the live stage runs
+COMPARED = (
+    "a served draft is compared with one of the held-out split, greedy and in blocks as trained: give check_export "
+    "such an evaluation, and evaluate the rest in a separate node"
+)
 
 
 def without_worker(engine: str) -> str:
     """Why the live stage cannot serve a draft, by what serves it in SGLang."""
     served = f"this draft is served by {engine}" if engine else "nothing in SGLang serves this draft"
     return f"the live stage runs SGLang's workers {' and '.join(WORKERS)} only, and {served}"
+
+
+def unlike_serving(evaluated: Mapping[str, Any], block_size_trained: int | None) -> list[str]:
+    """The fields of `evaluate` at which accepted lengths cannot be compared with those of a served draft, as
+    "name = value". evaluated: these fields. block_size_trained: None if it is not known.
+    """
+    size = evaluated.get("block_size")  # `evaluate` refuses more than block_size_trained
+    differs = {
+        "benchmark": evaluated.get("benchmark") is not None,
+        "temperature": bool(evaluated.get("temperature")),
+        "block_size": size is not None and block_size_trained is not None and size < block_size_trained,
+    }
+    return [f"{name} = {evaluated[name]}" for name, is_unlike in differs.items() if is_unlike]
 
 
 def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, object] | None) -> None:
@@ -72,12 +89,19 @@ class CheckExport:
 
     @staticmethod
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
-        """Checks that the live stage can serve the draft, if it is required and the pipeline trains the draft."""
-        trained = above("draft", "draft").get("algorithm")
-        if values.get("live") != "required" or trained not in algorithm_names():
-            return {}
-        engine = algorithm_class(trained).engine
-        return {} if engine in WORKERS else {"live": f'"required", but {without_worker(engine)}; use "auto"'}
+        """Checks that the evaluation can be compared with a served draft; and that the live stage can serve the draft,
+        if it is required and the pipeline trains the draft.
+        """
+        trained = above("draft", "draft")
+        wrong = {}
+        if unlike := unlike_serving(above("report"), trained.get("block_size")):
+            wrong["report"] = f"this evaluation has {' and '.join(unlike)}, and {COMPARED}"
+        algorithm = trained.get("algorithm")
+        if values.get("live") == "required" and algorithm in algorithm_names():
+            engine = algorithm_class(algorithm).engine
+            if engine not in WORKERS:
+                wrong["live"] = f'"required", but {without_worker(engine)}; use "auto"'
+        return wrong
 
     def chosen_libraries(self) -> tuple[str, ...]:
         """SGLang, so that the node runs again once it is installed."""

@@ -13,7 +13,7 @@ from typing import Any
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
-from ops.check_export.op import WORKERS, CheckExport, without_worker
+from ops.check_export.op import COMPARED, WORKERS, CheckExport, unlike_serving, without_worker
 from ops.check_export.outcome import Outcome, card_text
 from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
@@ -73,17 +73,8 @@ def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
             f"{inputs['report'].path}: this report was made with another {' and another '.join(other)} than this "
             "node reads; give evaluate and check_export the same draft, target and tokens"
         )
-    differing = (
-        ("benchmark", report["benchmark"] is not None),
-        ("temperature", report["temperature"] > 0),
-        ("block_size", report["block_size"] != report["block_size_trained"]),
-    )
-    if named := [name for name, differs in differing if differs]:
-        raise DataError(
-            f"{inputs['report'].path}: this evaluation cannot be compared with a served draft, because of its "
-            f"{' and '.join(named)}; give check_export one of the held-out split, greedy and in blocks as trained, "
-            "and evaluate the rest in a separate node"
-        )
+    if unlike := unlike_serving(report, report["block_size_trained"]):
+        raise DataError(f"{inputs['report'].path}: this evaluation has {' and '.join(unlike)}, and {COMPARED}")
 
 
 def choose_prompts(

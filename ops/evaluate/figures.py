@@ -11,12 +11,14 @@ from matplotlib.figure import Figure
 from ops.evaluate.metric_names import ALL
 
 
-def figures(report: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """(Name, figure) for each curve of report.json; none without a step."""
+def figures(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
+    """(Name, figure) for each curve of report.json, none without a step; and of a confidence head, if there is one."""
     if report["tau"][ALL]["steps"]:
         yield "acceptance_by_slot", slots_figure(report)
         yield "accepted_lengths", lengths_figure(report)
         yield "tau_by_position", position_figure(report)
+    if "confidence" in measured:
+        yield "confidence", reliability_figure(report, measured["confidence"])
 
 
 def slots_figure(report: Mapping[str, Any]) -> Figure:
@@ -53,6 +55,20 @@ def position_figure(report: Mapping[str, Any]) -> Figure:
     axes.axhline(report["tau"]["all"]["tau"], linestyle="--", linewidth=1, label="all steps")
     axes.set_xticks(range(len(parts)), names, rotation=45, ha="right")
     axes.set(xlabel="token of the answer at which the step began", ylabel="tau", ylim=(0, None))
+    axes.legend()
+    return figure
+
+
+def reliability_figure(report: Mapping[str, Any], confidence: Mapping[str, Any]) -> Figure:
+    """The share of accepted slots over what the confidence head said of them, by bins; areas by their slots."""
+    figure, axes = _empty(report)
+    parts = confidence["reliability"]
+    said, accepted = ([part[name] for part in parts] for name in ("confidence", "accepted"))
+    axes.plot([0, 1], [0, 1], linestyle="--", linewidth=1, label="calibrated")
+    line = axes.plot(said, accepted, label=f"ECE {confidence['ece']:.3f} ({confidence['bins']} bins)")[0]
+    sizes = [10 + 300 * part["slots"] / confidence["slots"] for part in parts]
+    axes.scatter(said, accepted, s=sizes, color=line.get_color(), alpha=0.6)
+    axes.set(xlabel="confidence", ylabel="share accepted", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     axes.legend()
     return figure
 

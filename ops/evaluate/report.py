@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ops.evaluate.comparison import compare_evaluations
 from ops.evaluate.metric_names import ALL
 from ops.evaluate.verdicts import verdicts
 from ops.lib.data.files import read_json
-from ops.lib.report_sections import Cell, Chart, Html, Section, Series, Table, interval_text
+from ops.lib.report_sections import Cell, Chart, Compared, Html, Section, Series, Table, interval_text
 
 PAGE_HEIGHT = 640
 
@@ -22,11 +23,17 @@ def report(folder: Path) -> Sequence[Section]:
     return [
         _tau(report),
         *(_curves(report) if report["tau"][ALL]["steps"] else ()),
+        *(_confidence(measured["confidence"]) if measured is not None and "confidence" in measured else ()),
         _lossless(report),
         *(() if measured is None else (_speed(measured),)),
         Section("Answers", Html((folder / "prompts.html").read_text("utf-8"), PAGE_HEIGHT)),
         *verdicts(report, measured),
     ]
+
+
+def compare(artifacts: Sequence[Compared]) -> Sequence[Section]:
+    """Drafts on the same prompts."""
+    return list(compare_evaluations(artifacts))
 
 
 def _tau(report: Mapping[str, Any]) -> Section:
@@ -96,6 +103,41 @@ def _curves(report: Mapping[str, Any]) -> Iterator[Section]:
         Chart([series], "token at which the step began", "tau", "bars"),
         f"{sum(part['steps'] for part in parts)} steps; a decrease to the right means answers longer than those "
         "trained on, or wrong positions.",
+    )
+
+
+def _confidence(confidence: Mapping[str, Any]) -> Iterator[Section]:
+    parts = confidence["reliability"]
+    accepted = [part["accepted"] for part in parts]
+    ends = (parts[0]["low"], parts[-1]["high"])
+    yield Section(
+        "Reliability of the confidence head",
+        Chart(
+            [
+                Series("accepted", [part["confidence"] for part in parts], accepted),
+                Series("calibrated", ends, ends),
+            ],
+            "confidence",
+            "share accepted",
+        ),
+        f"Over {confidence['slots']} proposals that a step reached, in {confidence['bins']} bins of equal width. The "
+        "head is trained to say how probable a token that is drawn at temperature 1 is to be accepted.",
+    )
+    rows: list[Sequence[Cell]] = [
+        (
+            f"{part['low']:g} to {part['high']:g}",
+            part["slots"],
+            round(part["confidence"], 3),
+            round(part["accepted"], 3),
+        )
+        for part in parts
+    ]
+    total = (confidence["slots"], round(confidence["confidence"], 3), round(confidence["accepted"], 3))
+    yield Section(
+        "Confidence head",
+        Table(("confidence", "slots", "mean confidence", "accepted"), [*rows, ("all", *total)]),
+        f"Expected calibration error {confidence['ece']:.4f} ({confidence['bins']} bins), Brier score "
+        f"{confidence['brier']:.4f}.",
     )
 
 

@@ -25,7 +25,7 @@ from ops.evaluate.turns import JOURNAL, Decoder, decode_in_turns
 from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import check_draft_fits
-from ops.lib.drafts.backbone.load import load_draft, random_draft
+from ops.lib.drafts.backbone.load import import_record, load_draft, random_draft
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.report_sections import interval_text
@@ -71,6 +71,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         batches=batches,
         losses=compare(results) if config.temperature == 0 else None,
         inputs={name: stage.inputs[name].digest for name in ("draft", "target", "tokens")},
+        imported=import_record(stage.inputs["draft"].path),
     )
     finish(summary, processor, stage)
 
@@ -87,7 +88,7 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
     write_json(folder / "measurements.json", measured)
     write_page(folder / "prompts.html", summary, processor)
     stage.log(metrics(report, measured), step=0)
-    for name, figure in figures(report):
+    for name, figure in figures(report, measured):
         stage.figure(name, figure)
     text = partial(token_text, processor)
     report_result(stage, summary, report["tau"]["all"], measured, text)

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
+from ops.evaluate.intervals import interval, resampled
 from ops.lib.drafts.decoding.decode import Decoded
 
-PERCENTILES = (2.5, 97.5)
-Z_975 = 1.960
 POSITION_BINS = 16  # at most, and tokens of the narrowest bin
 
 
@@ -93,28 +92,10 @@ def tau_interval(
     generated_N, steps_N = generated_N[counts], steps_N[counts]
     if len(generated_N) < 2:
         return None, None
-    draws_RN = _draws(len(generated_N), resamplings, seed)
+    draws_RN = resampled(len(generated_N), resamplings, seed)
     taus_R = generated_N[draws_RN].sum(1) / steps_N[draws_RN].sum(1)
-    low, high = _interval(float(generated_N.sum() / steps_N.sum()), taus_R, len(generated_N))
+    low, high = interval(float(generated_N.sum() / steps_N.sum()), taus_R, len(generated_N))
     return max(low, 1.0), min(high, float(block_size))
-
-
-def _draws(count: int, resamplings: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, count, size=(resamplings, count))
-
-
-def _interval(estimate: float, resampled_R: np.ndarray, count: int) -> tuple[float, float]:
-    """The percentiles of the resampled figures, widened to correct the bias of few prompts.
-
-    Resampling `count` prompts has too small a spread, by sqrt((count - 1) / count), and a spread estimated from few
-    prompts requires Student's t instead of the normal distribution: as in Hesterberg, What Teachers Should Know About
-    the Bootstrap (2015), section 3.4, but widened instead of using outer percentiles, which few prompts lack.
-    """
-    from scipy.special import stdtrit  # slow to import, and rarely needed
-
-    low, high = np.percentile(resampled_R, PERCENTILES)
-    wider = float(stdtrit(count - 1, 0.975)) / Z_975 * (count / (count - 1)) ** 0.5
-    return max(0.0, float(estimate - wider * (estimate - low))), float(estimate + wider * (high - estimate))
 
 
 def steps_of(answer: Decoded) -> list[tuple[int, int]]:
@@ -200,8 +181,9 @@ def speedup(batches: Sequence[BatchTime], resamplings: int, seed: int) -> dict[s
     found = float(ratio(seconds_N2.sum(0), tokens_N2.sum(0)))
     low, high = None, None
     if len(batches) > 1:
-        draws_RN = _draws(len(batches), resamplings, seed)
-        low, high = _interval(found, ratio(seconds_N2[draws_RN].sum(1), tokens_N2[draws_RN].sum(1)), len(batches))
+        draws_RN = resampled(len(batches), resamplings, seed)
+        low, high = interval(found, ratio(seconds_N2[draws_RN].sum(1), tokens_N2[draws_RN].sum(1)), len(batches))
+        low = max(0.0, low)
     return {"speedup": found, "speedup_low": low, "speedup_high": high}
 
 

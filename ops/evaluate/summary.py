@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
+from ops.evaluate.calibration import calibration
 from ops.evaluate.lossless import Losses, rounding
 from ops.evaluate.metric_names import ALL, tau_names
 from ops.evaluate.op import Evaluate
@@ -23,12 +24,13 @@ from ops.evaluate.turns import BatchResult, PromptResult
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_options import DraftUse
 
+ORIGIN = ("publisher", "trained_for")
 WAYS = ("plain", "speculative")
 
 
 @frozen(kw_only=True)
 class Summary:
-    """All results. losses: None if answers were sampled, which cannot be compared."""
+    """All results. losses: None if answers were sampled, which cannot be compared. imported: as of `import_record`."""
 
     config: Evaluate
     use: DraftUse
@@ -38,6 +40,7 @@ class Summary:
     batches: Sequence[BatchResult]
     losses: Losses | None
     inputs: Mapping[str, str]
+    imported: Mapping[str, Any] | None = None
 
     def report(self) -> dict[str, Any]:
         """The content of report.json."""
@@ -65,6 +68,8 @@ class Summary:
         if self.losses is not None:
             report["lossless"] = {"errors": len(self.losses.errors), "ties": len(self.losses.ties)}
             report["differences"] = self.losses.rows()
+        if self.imported is not None:
+            report["imported"] = {name: self.imported[name] for name in ORIGIN if name in self.imported}
         if untrained:
             report["tau_random"] = self._by_category(untrained)
             report["acceptance_by_slot_random"] = acceptance_by_slot(untrained, size)
@@ -99,10 +104,16 @@ class Summary:
             "speculative_seconds": sum(time.speculative_seconds for time in times),
             "speculative_tokens": sum(time.speculative_tokens for time in times),
             "batches": len(times),
+            "times": [
+                {"prompts": [result.id for result in batch.results], **asdict(batch.time)} for batch in self.batches
+            ],
             "batch_size": self.config.batch_size,
             **speedup(times, self.config.bootstrap, self.config.seed or 0),
             "parts": {way: self._parts(way) for way in WAYS},
         }
+        confidence = calibration([result.speculative for result in self.results])
+        if confidence is not None:  # its last digits depend on the size of the batches
+            measured["confidence"] = confidence
         if self.losses is not None:
             measured["rounding"] = rounding(self.results)
         return measured
@@ -144,6 +155,8 @@ def metrics(report: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str,
     flat["eval/tau_unclipped"] = report["tau"][ALL]["unclipped"]
     for slot, share in enumerate(report["acceptance_by_slot"], start=1):
         flat[f"eval/acceptance_slot_{slot:02d}"] = share
+    for name in ("ece", "brier") if "confidence" in measured else ():
+        flat[f"eval/confidence_{name}"] = measured["confidence"][name]
     for name in ("plain_seconds", "speculative_seconds", "speedup", "speedup_low", "speedup_high"):
         flat[f"eval/{name}"] = measured[name]
     for way in WAYS:

@@ -103,7 +103,8 @@ def _decoded(values: Mapping[str, Any]) -> Decoded:
         int(place): {int(token): distance for token, distance in tokens.items()}
         for place, tokens in values["near"].items()
     }
-    return Decoded(tuple(values["tokens"]), tuple(values["accepted"]), tuple(values["margins"]), near)
+    confidence = tuple(map(tuple, values["confidence"]))
+    return Decoded(tuple(values["tokens"]), tuple(values["accepted"]), tuple(values["margins"]), near, confidence)
 
 
 WARM_UP_TOKENS = 1

@@ -25,6 +25,11 @@ SLOWER = (
 UNCERTAIN = (
     f"whether it is faster than plain decoding cannot be told: {MORE_PROMPTS}, or measure where it will be served"
 )
+NEARLY_NONE = 1.1  # a tau of a draft of which hardly a token is accepted
+ITS_TARGET = (
+    "evaluate it with the target that it was trained for: its publisher names the model and the version; a base model, "
+    "fine-tunes of it and later versions have the same sizes and other weights"
+)
 NOTHING_LEARNT = "find out why nothing was learnt that decoding can use: see what limits it, and dflow diagnose RUN"
 
 
@@ -32,7 +37,7 @@ def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> I
     """report: report.json. measured: measurements.json, None where it is gone."""
     tau = report["tau"][ALL]
     if tau["steps"]:
-        yield Section("tau", _with_speed(_against_random(report), measured))
+        yield Section("tau", _with_target(_with_speed(_against_random(report), measured), report))
     else:
         text = f"no tau: the target's answer to each of the {tau['prompts']} prompts is one token"
         yield Section("tau", Verdict("good", text, "bad", "evaluate prompts with longer answers"))
@@ -71,6 +76,23 @@ def _with_speed(tau: Verdict, measured: Mapping[str, Any] | None) -> Verdict:
         return evolve(tau, text=f"{tau.text}. Whether it is faster than plain decoding cannot be told")
     judgement: Judgement = "bad" if tau.judgement == "bad" else "warn"
     return evolve(tau, text=f"{tau.text}. Plain decoding is faster", judgement=judgement, advice=SLOWER)
+
+
+def _with_target(tau: Verdict, report: Mapping[str, Any]) -> Verdict:
+    """Of a draft that was trained elsewhere: whether it may be another target's."""
+    imported = report.get("imported")
+    if imported is None:
+        return tau
+    other = imported.get("trained_for")
+    named = f"its record names another target, {other[:12]}" if other else ""
+    chance = report["tau_random"][ALL]["tau"] if "tau_random" in report else 1.0
+    if report["tau"][ALL]["tau"] < max(NEARLY_NONE, (1 + LEAST_GAIN) * chance):
+        text = f"{tau.text}. Likely cause: it was trained for another target" + (f" ({named})" if named else "")
+        return evolve(tau, text=text, judgement="bad", advice=ITS_TARGET)
+    if named:
+        text = f"{tau.text}. But {named}: if that had other weights, tau is higher with it"
+        return evolve(tau, text=text, advice=tau.advice or ITS_TARGET)
+    return tau
 
 
 def _against_plain(measured: Mapping[str, Any] | None) -> Verdict:

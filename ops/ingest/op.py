@@ -59,6 +59,9 @@ class Ingest:
     answer: str = field(
         default=LABEL, help="for images by class: the assistant's turn; {label} is the name of the class"
     )
+    split: Literal["train", "val", "test"] | None = field(
+        default=None, help="of all samples, whatever rows and names of files say; default: theirs, or by hash of the id"
+    )
     val_fraction: float = field(
         default=0.02,
         validator=validators.and_(validators.ge(0), validators.lt(1)),
@@ -72,7 +75,7 @@ class Ingest:
     require_answers: bool = field(
         default=True,
         help="drop conversations without an answer; false keeps those that end with the user's turn, for "
-        "regenerate_answers to answer",
+        "regenerate_answers to answer, or for evaluate (prompts_only of tokenize_chat)",
     )
     max_samples: int | None = field(
         default=None,

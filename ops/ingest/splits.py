@@ -10,7 +10,9 @@ from ops.ingest.sample import RawSample
 
 
 def split_of(config: Ingest, sample: RawSample) -> str:
-    """The sample's own split, else a function of (seed, id)."""
+    """The config's, or the sample's own split, else a function of (seed, id)."""
+    if config.split is not None:
+        return config.split
     if sample.split is not None:
         return sample.split
     place = hash_of(config.seed or 0, sample.draw_id or sample.id) / 2**64

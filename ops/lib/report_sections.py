@@ -1,8 +1,9 @@
 """Sections that an op shows of its artifact in `dflow report`, and those that several ops share.
 
-They come from a hook of the op (dsl/op_class.py), which loads no torch:
+They come from hooks of the op (dsl/op_class.py), which load no torch:
 
     report(folder of the artifact) -> Sequence[Section]
+    compare(artifacts, each a Compared) -> Sequence[Section]
 
 All text is plain: the report escapes it. The one exception is `Html`, which is shown in a sandboxed frame in which no
 script runs and nothing is loaded.
@@ -161,6 +162,50 @@ class Section:
     title: str
     body: Body
     note: str = ""
+
+
+@frozen
+class Compared:
+    """An artifact that is compared with others of its op. values: by group of a sweep ("train.lr") what it has, and
+    under "run" its run where there are several.
+    """
+
+    folder: Path
+    values: Mapping[str, str]
+
+
+@frozen
+class Variant:
+    """Artifacts that differ in the seed only, under the name of what they have in common."""
+
+    name: str
+    folders: Sequence[Path]
+    seeds: Sequence[str]
+
+    @property
+    def is_repeated(self) -> bool:
+        return len(self.folders) > 1
+
+
+def variants(artifacts: Iterable[Compared]) -> list[Variant]:
+    """In the order given; the first is the one that the others are compared with. A seed is a group whose field is
+    named so.
+    """
+    found: dict[str, list[tuple[Path, str]]] = {}
+    for artifact in artifacts:
+        seeds, others = [], {}
+        for group, value in artifact.values.items():
+            label = group.rpartition(".")[2]
+            if label == "seed":
+                seeds.append(value)
+            else:
+                others[label] = value
+        name = next(iter(others.values())) if len(others) == 1 else ", ".join(f"{a}={b}" for a, b in others.items())
+        found.setdefault(name or "all", []).append((artifact.folder, ", ".join(seeds)))
+    return [
+        Variant(name, [folder for folder, _ in of_variant], [seed for _, seed in of_variant])
+        for name, of_variant in found.items()
+    ]
 
 
 def account_sections(folder: Path) -> list[Section]:

@@ -44,12 +44,13 @@ def _one(value: Any) -> bool:
 
 
 def _algorithm(name: str) -> Neutral:
-    return Neutral(_off, f"is of the algorithm {name}, which load_draft does not read yet")
+    return Neutral(_off, f"is of the algorithm {name}, which load_draft does not read")
 
 
-ANCHOR_FIRST = (
-    "slot 0 already predicts a token (anchor first, the layout of DSpark), which load_draft does not read yet"
-)
+def _another(name: str) -> Neutral:
+    return Neutral(_off, f"is of the algorithm {name}, and the file names another")
+
+
 UNQUANTISED = "quantised weights; import the draft as it was before quantisation"
 QUANTISED = Neutral(_off, UNQUANTISED)
 LOGITS = "changes the draft's logits, and dflow uses the target's head as it is"
@@ -67,23 +68,33 @@ NEUTRAL: Mapping[str, Neutral] = {
     "quantization_config": QUANTISED,
     "compression_config": QUANTISED,
     "lm_head_quant": QUANTISED,
-    "sample_from_anchor": Neutral(_off, ANCHOR_FIRST),
-    "shift_label": Neutral(_off, ANCHOR_FIRST),
+    "sample_from_anchor": Neutral(
+        _off,
+        "slot 0 would predict a token, and the classes that the file names have no such layout; if the draft was "
+        'trained with it, name the class of DSpark with markov_rank = 0 (architectures = ["Qwen3DSparkModel"])',
+    ),
+    "shift_label": Neutral(
+        _off,
+        "slot 0 would predict a token, and SpecForge reads this for Domino only: remove it if the draft was trained as "
+        "plain DFlash; if slot 0 predicts a token, name the class of DSpark with markov_rank = 0 "
+        '(architectures = ["Qwen3DSparkModel"])',
+    ),
     "projector_type": Neutral(
-        lambda value: value in (None, "", "dflash"), "names an algorithm that load_draft does not read yet"
+        lambda value: value in (None, "", "dflash"), "names an algorithm that load_draft does not read"
     ),
     "pure_draft_prefix_len": _algorithm("Domino"),
     "gru_hidden_dim": _algorithm("Domino"),
     "emb_dim": _algorithm("Domino"),
-    "conv_kernel_size": _algorithm("DFlash2"),
-    "conv_group_size": _algorithm("DFlash2"),
-    "selector_rank": _algorithm("DFlash2"),
-    "selector_top_k": _algorithm("DFlash2"),
-    "markov_rank": _algorithm("DSpark"),
-    "markov_head_type": _algorithm("DSpark"),
-    "enable_confidence_head": _algorithm("DSpark"),
-    "use_confidence_head": _algorithm("DSpark"),
-    "confidence_head_with_markov": _algorithm("DSpark"),
+    "conv_kernel_size": _another("DFlash2"),
+    "conv_group_size": _another("DFlash2"),
+    "selector_rank": _another("DFlash2"),
+    "selector_top_k": _another("DFlash2"),
+    "markov_rank": _another("DSpark"),
+    "markov_head_type": _another("DSpark"),
+    "enable_confidence_head": _another("DSpark"),
+    "use_confidence_head": _another("DSpark"),
+    "confidence_head_with_markov": _another("DSpark"),
+    "confidence_head_alpha": _another("DSpark"),
     "lilicorr_enabled": _algorithm("LiLiCorr"),
     "eagle_config": _algorithm("EAGLE-3"),
     "use_aux_hidden_state": Neutral(
@@ -94,10 +105,8 @@ NEUTRAL: Mapping[str, Neutral] = {
     ),
 }
 
-# The class that a config.json names, by the algorithm, as lower-case parts of its name; the first that fits.
+# Algorithms that are not read, as lower-case parts of the names of classes; the first that fits.
 ALGORITHMS = {
-    "dflash2": "DFlash2",
-    "dspark": "DSpark",
     "domino": "Domino",
     "lilicorr": "LiLiCorr",
     "xpress": "XPress",
@@ -113,17 +122,22 @@ TENSORS = {
     "d2t": REDUCED,
     "t2d": REDUCED,
     **{
-        part: f"the algorithm {name}, which load_draft does not read yet"
+        part: f"of the algorithm {name}, which load_draft does not read"
         for part, name in (
-            ("candidate_selector.", "DFlash2"),
-            ("attention_conv.", "DFlash2"),
-            ("mlp_conv.", "DFlash2"),
-            ("markov", "DSpark"),
-            ("confidence", "DSpark"),
             ("prefix_gru.", "Domino"),
             ("embed_proj.", "Domino"),
             ("lilicorr.", "LiLiCorr"),
             ("xpress", "XPress"),
+        )
+    },
+    **{
+        part: f"of {name}, which config.json does not name"
+        for part, name in (
+            ("candidate_selector.", "the algorithm DFlash2"),
+            ("attention_conv.", "the algorithm DFlash2"),
+            ("mlp_conv.", "the algorithm DFlash2"),
+            ("markov", "DSpark's Markov head"),
+            ("confidence", "DSpark's confidence head"),
         )
     },
     "attention_sink_bias": "a sink in the attention, which dflow does not have",

@@ -10,7 +10,7 @@ from ops.lib.drafts.algorithms import CONTRACT, MODEL, algorithm_names, code_of
 
 
 @op(
-    version=2,
+    version=3,
     run="ops.load_draft.run:load_draft",
     key_libraries=("safetensors",),
     single_process=True,

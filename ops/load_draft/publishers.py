@@ -13,6 +13,7 @@ from attrs import frozen
 
 from ops.lib.drafts.backbone.speculators_format import LAYER_CONFIG, LAYER_OFFSET
 from ops.lib.drafts.dflash.config import ARCHITECTURE
+from ops.lib.drafts.dflash2.config import Dflash2
 
 QWEN3 = {  # transformers' Qwen3Config
     "hidden_size": 4096,
@@ -32,6 +33,9 @@ QWEN3 = {  # transformers' Qwen3Config
 }
 WINDOW = 4096  # of Qwen3Config, where use_sliding_window is true and no window is given
 
+CONFIDENCE, WITH_MARKOV = "enable_confidence_head", "confidence_head_with_markov"
+ANCHOR_FIRST = {"sample_from_anchor": True}  # a DSpark class with no other layout
+
 NEST = "dflash_config"  # where most publishers keep the fields of the algorithm
 OF_DFLOW = "dflow"
 
@@ -50,15 +54,28 @@ class Publisher:
 
 DFLOW = Publisher(name="dflow", defaults={})
 Z_LAB = Publisher(name="z-lab", defaults=QWEN3 | {"block_size": 16}, fills_layers=True)
-SPECFORGE = Publisher(name="SpecForge", defaults=QWEN3, fills_layers=True)
-MODELOPT = Publisher(name="ModelOpt", defaults=QWEN3)
-DEEPSPEC = Publisher(name="DeepSpec", defaults=QWEN3)
+SPECFORGE = Publisher(
+    name="SpecForge",
+    defaults=QWEN3 | ANCHOR_FIRST | {"markov_rank": 0, "markov_head_type": "vanilla", WITH_MARKOV: False},
+    fills_layers=True,
+)
+MODELOPT = Publisher(
+    name="ModelOpt",
+    defaults=QWEN3 | ANCHOR_FIRST | {"markov_head_type": "vanilla", CONFIDENCE: False, WITH_MARKOV: True},
+)
+DEEPSPEC = Publisher(name="DeepSpec", defaults=QWEN3 | ANCHOR_FIRST)
 SPECULATORS = Publisher(
-    name="speculators", defaults=QWEN3 | {"block_size": 8, "draft_vocab_size": 32000}, layers_from=-LAYER_OFFSET
+    name="speculators",
+    defaults=QWEN3
+    | {"block_size": 8, "draft_vocab_size": 32000}
+    | {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
+    | {"markov_rank": 256, "markov_head_type": "vanilla", CONFIDENCE: True, WITH_MARKOV: True},
+    layers_from=-LAYER_OFFSET,
 )
 
 OF_SPECULATORS = ("speculators_model_type", "speculators_config", "speculators_version", LAYER_CONFIG)
-OF_DEEPSPEC = ("num_anchors", "enable_confidence_head", "markov_rank")
+OF_DEEPSPEC = ("num_anchors", CONFIDENCE, "markov_rank")
+DEEPSPEC_CLASS = "Qwen3DSparkModel"
 OF_MODELOPT = ("causal", "use_swa", "swa_window_size")
 OF_SPECFORGE = ("projector_type", "shift_label", "pure_draft_prefix_len")
 
@@ -71,13 +88,13 @@ def publisher_of(config: Mapping[str, Any]) -> Publisher | None:
         return DFLOW
     if any(key in config for key in OF_SPECULATORS):
         return SPECULATORS
-    if any(key in config for key in OF_DEEPSPEC):
+    if DEEPSPEC_CLASS in architectures(config) or any(key in config for key in OF_DEEPSPEC):
         return DEEPSPEC
     if any(key in nest for key in OF_MODELOPT):
         return MODELOPT
     if any(key in nest for key in OF_SPECFORGE):
         return SPECFORGE
-    return Z_LAB if ARCHITECTURE in architectures(config) or nest else None
+    return Z_LAB if nest or set(architectures(config)) & {ARCHITECTURE, Dflash2.architecture} else None
 
 
 def architectures(config: Mapping[str, Any]) -> list[str]:

@@ -22,17 +22,19 @@ from ops.lib.drafts.backbone.config import (
 )
 from ops.lib.drafts.backbone.speculators_format import AUX_LAYER_IDS, LAYER_CONFIG, NON_CAUSAL
 from ops.lib.drafts.dflash.config import ARCHITECTURE
-from ops.load_draft.known_keys import ALGORITHMS, ANCHOR_FIRST, HARMLESS, NEUTRAL
-from ops.load_draft.publishers import (
-    DEEPSPEC,
-    DFLOW,
-    NEST,
-    SPECULATORS,
-    WINDOW,
-    Publisher,
-    architectures,
-    publisher_of,
+from ops.load_draft.held_algorithm import (
+    ALPHA,
+    DFLASH2,
+    PARAMETERS,
+    SWITCHES,
+    TEXTS,
+    Held,
+    held_algorithm,
+    is_read,
+    named_algorithm,
 )
+from ops.load_draft.known_keys import HARMLESS, NEUTRAL
+from ops.load_draft.publishers import DFLOW, NEST, SPECULATORS, WINDOW, Publisher, publisher_of
 from ops.load_draft.rope_spelling import KEYS as ROPE_KEYS
 from ops.load_draft.rope_spelling import read_rope
 
@@ -41,15 +43,20 @@ NUMBERS = (
     *("intermediate_size", "vocab_size", "max_position_embeddings", "block_size", "num_target_layers"),
     *("mask_token_id", "sliding_window", "max_window_layers", "swa_window_size", "draft_vocab_size"),
     "target_hidden_size",
+    *PARAMETERS,
 )
 FLAGS = (
     *("attention_bias", "use_sliding_window", "is_causal", "causal", "use_swa"),
     NON_CAUSAL,
+    *SWITCHES,
 )
 LAYERS = "target_layer_ids"
 OF_ENGINES = "eagle_aux_hidden_state_layer_ids"  # the same layers for vLLM, counted from 1
 READ = frozenset(
-    {*NUMBERS, *FLAGS, *ROPE_KEYS, LAYERS, AUX_LAYER_IDS, OF_ENGINES, "rms_norm_eps", "layer_types", "model_type"}
+    {
+        *(*NUMBERS, *FLAGS, *TEXTS, *ROPE_KEYS, LAYERS, AUX_LAYER_IDS, OF_ENGINES),
+        *("rms_norm_eps", ALPHA, "layer_types", "model_type"),
+    }
 )
 MODEL_TYPES = (None, "qwen3", "speculator_model")
 OF_SPECULATORS = {AUX_LAYER_IDS, NON_CAUSAL}
@@ -60,6 +67,7 @@ NOT_OF_SPECULATORS = {LAYERS, "causal", "use_swa", "swa_window_size"}
 class ReadDraft:
     """config: the draft's. assumed: field -> value, of those that the file leaves open. notes: what was read otherwise
     than it is written. layer_order: for each of config.target_layer_ids, its place among the columns of fc.weight.
+    has_bias, confidence_reads_token: which tensors of DSpark there are, as of `Held`.
     """
 
     publisher: str
@@ -67,6 +75,8 @@ class ReadDraft:
     assumed: Mapping[str, Any]
     notes: tuple[str, ...]
     layer_order: tuple[int, ...]
+    has_bias: bool = True
+    confidence_reads_token: bool = True
 
 
 def read_draft_config(
@@ -85,11 +95,13 @@ def read_draft_config(
         )
     if publisher is DFLOW:
         return _of_dflow(config, target, partial_rotary_factor)
-    reading = _Reading(publisher, config)
-    mistakes = [*_algorithm_mistakes(publisher, config), *reading.mistakes]
+    algorithm, mistakes = named_algorithm(publisher, config)
+    reading = _Reading(publisher, algorithm, config)
+    mistakes += reading.mistakes
     if mistakes:
         raise _refusal(publisher, mistakes)
-    shape = _shape(reading, target, partial_rotary_factor)
+    held = held_algorithm(reading, algorithm)
+    shape = _shape(reading, held, target, partial_rotary_factor)
     mistakes = list(reading.mistakes)
     if not mistakes:
         try:
@@ -107,6 +119,8 @@ def read_draft_config(
         assumed=reading.assumed,
         notes=tuple(reading.notes),
         layer_order=tuple(written.index(layer) for layer in draft.target_layer_ids),
+        has_bias=held.has_bias,
+        confidence_reads_token=held.confidence_reads_token,
     )
 
 
@@ -134,26 +148,12 @@ def _target_mistakes(draft: DraftConfig, target: Mapping[str, Any] | None) -> li
     return [f"{name}: {what}; give the target that this draft was made for" for name, what in wrong.items()]
 
 
-def _algorithm_mistakes(publisher: Publisher, config: Mapping[str, Any]) -> Iterator[str]:
-    """Another algorithm than DFlash, by the names of classes and of speculators' algorithm."""
-    speculators = config.get("speculators_config")
-    algorithm = speculators.get("algorithm") if isinstance(speculators, Mapping) else None
-    named = [config.get("speculators_model_type"), algorithm]
-    for name in [*architectures(config), *(str(name) for name in named if name is not None)]:
-        known = next((full for part, full in ALGORITHMS.items() if part in name.lower()), None)
-        if known is not None:
-            yield f"{name} is of the algorithm {known}, which load_draft does not read yet"
-        elif "dflash" not in name.lower():
-            yield f"{name} is no DFlash draft ({ARCHITECTURE})"
-    if publisher is DEEPSPEC and config.get("sample_from_anchor") is not False:
-        yield f"its class does not say so, but {ANCHOR_FIRST}"
-
-
 @define
 class _Reading:
     """A config.json with its nests flattened, and what comes up while it is read."""
 
     publisher: Publisher
+    algorithm: str
     config: Mapping[str, Any]
     values: dict[str, Any] = field(factory=dict)
     assumed: dict[str, Any] = field(factory=dict)
@@ -168,7 +168,10 @@ class _Reading:
             self._require(name, int, "a whole number")
         for name in FLAGS:
             self._require(name, bool, "true or false")
-        self._require("rms_norm_eps", (int, float), "a number")
+        for name in ("rms_norm_eps", ALPHA):
+            self._require(name, (int, float), "a number")
+        for name in TEXTS:
+            self._require(name, str, "a text")
         types = self.values.get("layer_types", [])
         if not isinstance(types, list) or not all(isinstance(layer, str) for layer in types):
             self.mistakes.append(f"layer_types: must be a list of names, got {json.dumps(types)}")
@@ -187,7 +190,7 @@ class _Reading:
 
     def _take(self, prefix: str, name: str, value: Any) -> None:
         """A key that is read, or known to have no effect; another is a mistake. null is as if it were not there."""
-        if name in NEUTRAL:
+        if name in NEUTRAL and not is_read(self.publisher, self.algorithm, name):
             if not NEUTRAL[name].is_neutral(value):
                 self.mistakes.append(f"{prefix}{name} = {json.dumps(value)}: {NEUTRAL[name].why}")
         elif name in READ - (NOT_OF_SPECULATORS if self.publisher is SPECULATORS else OF_SPECULATORS):
@@ -233,11 +236,12 @@ class _Reading:
         return [layer + self.publisher.layers_from for layer in ids or ()]
 
 
-def _shape(reading: _Reading, target: Mapping[str, Any] | None, partial: float | None) -> dict[str, Any]:
+def _shape(reading: _Reading, held: Held, target: Mapping[str, Any] | None, partial: float | None) -> dict[str, Any]:
     """The fields of a DraftConfig; what does not fit is added to the reading's mistakes."""
     named = {attribute.name for attribute in fields(DraftConfig)}
     optional = {"tie_word_embeddings", "num_target_layers", "layer_types", "sliding_window", "positions", LAYERS}
-    shape = {name: reading.get(name) for name in NUMBERS if name in named - optional}
+    shape = {name: reading.get(name) for name in NUMBERS if name in named - optional - {"block_size"}}
+    shape |= {"block_size": held.block_size, "algorithm": held.algorithm}
     for name in ("rms_norm_eps", "attention_bias"):
         shape[name] = reading.get(name)
     shape["rms_norm_eps"] = float(shape["rms_norm_eps"])
@@ -316,8 +320,8 @@ def _causal_mistakes(reading: _Reading, types: list[str]) -> None:
     asked = [(name, reading.values.get(name)) for name in ("is_causal", "causal")]
     if reading.publisher is SPECULATORS and SLIDING_ATTENTION in types:
         non_causal = reading.values.get(NON_CAUSAL)
-        if non_causal is None:
-            reading.assumed[NON_CAUSAL] = False
+        if non_causal is None:  # its class of DFlash2 has another default than the others
+            reading.assumed[NON_CAUSAL] = non_causal = reading.algorithm == DFLASH2
         asked.append((NON_CAUSAL, False if non_causal else None))
         reading.notes.append(
             "sliding_window: counted from each slot, as vLLM serves it; speculators' training counts the context from "
@@ -335,8 +339,6 @@ def _vocabulary_mistakes(reading: _Reading, shape: Mapping[str, Any]) -> None:
     """A vocabulary or a hidden size of its own."""
     if reading.publisher is SPECULATORS:
         reading.get("draft_vocab_size")
-        if "sample_from_anchor" not in reading.config:
-            reading.assumed["sample_from_anchor"] = False
     values = reading.assumed | reading.values
     for name, same in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
         if values.get(name) not in (None, shape[same]):
@@ -375,16 +377,18 @@ def _layers(reading: _Reading, layers: int, target: Mapping[str, Any] | None) ->
 
 
 def _layer_mistakes(reading: _Reading, name: str, ids: list[int], count: int) -> None:
-    """Layers that cannot be captured; other mistakes are those of `DraftConfig`."""
+    """Layers that an engine does not capture as the draft was trained on them; others are those of `DraftConfig`."""
     offset = reading.publisher.layers_from
     if -1 in ids:
         reading.mistakes.append(
-            f"{name}: {-1 - offset} names the target's embeddings, and SGLang and dflow only capture outputs of layers"
+            f"{name}: {-1 - offset} names the target's embeddings, and SGLang does not start with them: it captures "
+            "outputs of layers only"
         )
     if count - 1 in ids:
         reading.mistakes.append(
-            f"{name}: {count - 1 - offset} names the target's last layer, whose output engines do not capture "
-            "(publishers' classes read it behind the final norm)"
+            f"{name}: {count - 1 - offset} names the target's last layer, and SGLang fails at the first prompt: it "
+            "captures what enters a layer, and nothing is behind this one. vLLM captures it before the final norm, "
+            "behind which z-lab's class reads it"
         )
 
 

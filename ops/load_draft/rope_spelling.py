@@ -55,7 +55,7 @@ def read_rope(config: Mapping[str, Any], partial: float | None = None) -> Rope:
         rope.notes.append(
             f"{', '.join(mrope) or 'rope_type mrope'}: of a target's 3-D positions; a draft's positions are 1-D"
         )
-    rope.mistakes.extend(_partial_mistakes(values.get("partial_rotary_factor", 1.0), partial))
+    rope.mistakes.extend(_partial_mistakes(values.get("partial_rotary_factor", 1.0), partial, kind in PLAIN))
     unknown = values.keys() - OF_ROPE - OF_MROPE - set(FLAT)
     rope.mistakes.extend(f"rope: {name} = {json.dumps(values[name])} is not supported" for name in sorted(unknown))
     scaling = {name: values[name] for name in sorted(values.keys() & OF_ROPE)}
@@ -100,13 +100,20 @@ def _agreed(places: Mapping[str, Any], rope: Rope) -> Any:
     return first
 
 
-def _partial_mistakes(named: Any, partial: float | None) -> Iterator[str]:
-    """named: that of the file."""
-    if named != 1 and partial is None:
+def _partial_mistakes(named: Any, partial: float | None, is_plain: bool) -> Iterator[str]:
+    """named: that of the file. is_plain: whether its rope is not scaled."""
+    shown = json.dumps(named)
+    if named != 1 and partial is None and is_plain:
         yield (
-            f"partial_rotary_factor = {json.dumps(named)}: transformers' Qwen3 class, which publishers use, rotates "
-            "whole heads whatever it is, and engines rotate this share; how the draft was trained is not in the file, "
-            f"so set partial_rotary_factor of load_draft to 1.0 or to {json.dumps(named)}"
+            f"partial_rotary_factor = {shown}: transformers' Qwen3 class, which publishers use, rotates whole heads "
+            "whatever it is, and engines rotate this share; how the draft was trained is not in the file, so set "
+            f"partial_rotary_factor of load_draft to 1.0 or to {shown}"
+        )
+    elif named != 1 and partial is None:
+        yield (
+            f"partial_rotary_factor = {shown}: transformers' Qwen3 class, which publishers use, does not run with it "
+            "and a scaled rope, and engines rotate this share: set partial_rotary_factor of load_draft to "
+            f"{shown} if the draft was trained so, and to 1.0 if it came into the file later"
         )
     if partial is not None and partial not in (1, named):
-        yield f"partial_rotary_factor: {json.dumps(named)} in the file, so it can be that or 1.0, not {partial:g}"
+        yield f"partial_rotary_factor: {shown} in the file, so it can be that or 1.0, not {partial:g}"

@@ -39,6 +39,7 @@ from ops.load_draft.read_config import ReadDraft, read_draft_config
 from ops.load_draft.tensors import DraftTensors, read_tensors
 
 OTHER_FILES = ("mask_embedding.pt", "hf_quant_config.json")  # downloaded only to be refused, and never read
+OTHER_TARGET = "target: it was trained for the target"  # how a note begins
 
 
 def load_draft(config: LoadDraft, stage: Stage) -> None:
@@ -54,14 +55,22 @@ def load_draft(config: LoadDraft, stage: Stage) -> None:
     except ConfigError as error:
         raise DataError(f"{directory}: {error}") from error
     record = written.get(OF_DFLOW, {})
-    notes = own_record(directory, written, ServedTarget.of(target)) if record else []
+    if record:
+        check_own_record(directory, written, ServedTarget.of(target))
     before = imported_before(directory, record)
-    tensors = read_tensors(directory, draft.config, draft.layer_order, target)
+    trained_for = before.get("trained_for", record.get("target", target.digest))
+    earlier = [note for note in before["notes"] if not note.startswith(OTHER_TARGET)]
+    notes = []
+    if trained_for != target.digest:
+        notes.append(f"{OTHER_TARGET} {trained_for[:12]}, and this one, of the same sizes, is {target.digest[:12]}")
+    tensors = read_tensors(directory, draft, target)
     imported: dict[str, Any] = {
         "publisher": draft.publisher,
         "assumed": {**before["assumed"], **draft.assumed},
-        "notes": list(dict.fromkeys([*before["notes"], *notes, *draft.notes, *tensors.notes])),
+        "notes": list(dict.fromkeys([*earlier, *notes, *draft.notes, *tensors.notes])),
     }
+    if trained_for != target.digest:
+        imported["trained_for"] = trained_for
     if not Path(config.source).is_dir():  # a path is content, not a name
         imported |= {"source": config.source, "revision": config.revision}
     save_file(dict(tensors.by_name), stage.out_dir / WEIGHTS, metadata={"format": "pt"})
@@ -102,19 +111,10 @@ def find_draft(source: str, revision: str | None) -> Path:
     return directory
 
 
-def own_record(directory: Path, written: Mapping[str, Any], target: ServedTarget) -> list[str]:
-    """Whether the config.json of an export of dflow is as it was written: a note if it was trained for another target.
-
-    Raises DataError that lists the fields that were changed.
-    """
+def check_own_record(directory: Path, written: Mapping[str, Any], target: ServedTarget) -> None:
+    """Raises DataError that lists the fields of an export of dflow that were changed since it was written."""
     trained_for = str(written[OF_DFLOW].get("target"))
     refuse(directory, config_mistakes(written, target.info, trained_for, target.pad_token_ids))
-    if trained_for == target.digest:
-        return []
-    return [
-        f"target: it was trained for the target {trained_for[:12]}, and this one, of the same sizes, is "
-        f"{target.digest[:12]}"
-    ]
 
 
 def imported_before(directory: Path, record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -127,6 +127,7 @@ def imported_before(directory: Path, record: Mapping[str, Any]) -> Mapping[str, 
         or not isinstance(imported.get("assumed"), Mapping)
         or not isinstance(imported.get("notes"), list)
         or not all(isinstance(note, str) for note in imported["notes"])
+        or not isinstance(imported.get("trained_for", ""), str)
     ):
         raise DataError(
             f"{directory}: config.json: dflow.imported is no record of an import ({json.dumps(imported)}); import the "

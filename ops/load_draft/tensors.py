@@ -12,11 +12,12 @@ import torch
 from attrs import define, field, frozen
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.lib.data.files import read_object
-from ops.lib.drafts.backbone.config import DraftConfig, to_serving
+from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.rope import rope_frequencies
 from ops.lib.drafts.backbone.serving_contract import expected_shapes
 from ops.lib.drafts.backbone.stored_tensors import DTYPES
@@ -24,8 +25,18 @@ from ops.lib.target.checkpoint_files import INDEX, SINGLE
 from ops.lib.target.ends import tensor_files
 from ops.lib.target.model import target_info
 from ops.load_draft.known_keys import TENSORS, UNQUANTISED
+from ops.load_draft.read_config import ReadDraft
 
-PREFIXES = ("model.", "dflash_module.")
+W1, W2, CONFIDENCE = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight", "confidence_head.proj.weight"
+PREFIXES = ("model.", "dflash_module.", "logit_head.")
+SPELLINGS = {  # other names than those of the contract
+    "candidate_selector.predecessor_codebook.weight": "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook.weight": "candidate_selector.successor_codebook",
+    "markov_w1.weight": W1,
+    "markov_w2.weight": W2,
+    "confidence_proj.weight": CONFIDENCE,
+    "confidence_proj.bias": "confidence_head.proj.bias",
+}
 EMBED, HEAD = "embed_tokens.weight", "lm_head.weight"
 OF_VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators compute training targets with them
 FREQUENCIES = "rotary_emb.inv_freq"
@@ -62,13 +73,13 @@ class DraftTensors:
     notes: tuple[str, ...]
 
 
-def read_tensors(directory: Path, config: DraftConfig, layer_order: Sequence[int], target: TargetModel) -> DraftTensors:
-    """Reads the weights of a directory, checked by `draft_folder_mistakes`, for this config.
+def read_tensors(directory: Path, draft: ReadDraft, target: TargetModel) -> DraftTensors:
+    """Reads the weights of a directory, checked by `draft_folder_mistakes`, for the config that was read of it.
 
-    layer_order: as of `ReadDraft`. Raises DataError with everything that is missing, has another shape, or would be
-    left out although it changes the draft.
+    Raises DataError with everything that is missing, has another shape, or would be left out although it changes the
+    draft.
     """
-    finding = _Finding(config, target)
+    finding = _Finding(draft, target)
     finding.mistakes += [f"{name}: {why}" for name, why in FORBIDDEN.items() if (directory / name).exists()]
     for name, stored in _stored(directory, finding.mistakes).items():
         finding.take(name, stored)
@@ -81,7 +92,8 @@ def read_tensors(directory: Path, config: DraftConfig, layer_order: Sequence[int
     if dtypes:
         finding.notes.append("weights: of several dtypes, all kept as float32")
     tensors = {name: stored.read().to(getattr(torch, dtype)) for name, stored in finding.own.items()}
-    tensors[FC] = _reordered(tensors[FC], layer_order)
+    tensors[FC] = _reordered(tensors[FC], draft.layer_order)
+    _complete(tensors, draft)
     return DraftTensors(by_name=tensors, dtype=dtype, notes=tuple(finding.notes))
 
 
@@ -90,8 +102,31 @@ def _reordered(fc: Tensor, layer_order: Sequence[int]) -> Tensor:
     return fc.unflatten(1, (len(layer_order), -1))[:, list(layer_order)].flatten(1).contiguous()
 
 
+def _complete(tensors: dict[str, Tensor], draft: ReadDraft) -> None:
+    """Adds what DSpark's contract has and the draft has not, with values that change nothing.
+
+    Only w2 is zero where there is no Markov head: with w1 zero, too, a training would have no gradient of either.
+    """
+    shapes, dtype = expected_shapes(to_serving(draft.config)), tensors[FC].dtype
+    if not draft.has_bias:
+        tensors |= {W1: torch.ones(shapes[W1], dtype=dtype), W2: torch.zeros(shapes[W2], dtype=dtype)}
+    if not draft.confidence_reads_token and CONFIDENCE in tensors:
+        missing = shapes[CONFIDENCE][1] - tensors[CONFIDENCE].shape[1]
+        tensors[CONFIDENCE] = pad(tensors[CONFIDENCE], (0, missing))
+
+
+def _shapes_in_files(draft: ReadDraft) -> dict[str, tuple[int, ...]]:
+    """The tensors of the contract that the files must have, before `_complete`."""
+    shapes = dict(expected_shapes(to_serving(draft.config)))
+    if not draft.has_bias:
+        del shapes[W1], shapes[W2]
+    if not draft.confidence_reads_token and CONFIDENCE in shapes:
+        shapes[CONFIDENCE] = (1, draft.config.hidden_size)
+    return shapes
+
+
 def _stored(directory: Path, mistakes: list[str]) -> dict[str, StoredTensor]:
-    """The tensors of the single file, or else of those that the index names, without a common prefix."""
+    """The tensors of the single file, or else of those that the index names, by their names in the contract."""
     found: dict[str, StoredTensor] = {}
     for file in _files(directory, mistakes):
         try:
@@ -103,6 +138,7 @@ def _stored(directory: Path, mistakes: list[str]) -> dict[str, StoredTensor]:
             continue
         for name, (shape, dtype) in entries.items():
             own = next((name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)), name)
+            own = SPELLINGS.get(own, own)
             if own in found:
                 mistakes.append(f"{own}: is there twice, in {found[own].file.name} and in {file.name} as {name}")
             found[own] = StoredTensor(file, name, shape, dtype)
@@ -128,7 +164,7 @@ def _files(directory: Path, mistakes: list[str]) -> list[Path]:
 class _Finding:
     """The tensors found so far."""
 
-    config: DraftConfig
+    draft: ReadDraft
     target: TargetModel
     own: dict[str, StoredTensor] = field(factory=dict)
     notes: list[str] = field(factory=list)
@@ -136,7 +172,7 @@ class _Finding:
     expected: Mapping[str, tuple[int, ...]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.expected = expected_shapes(to_serving(self.config))
+        self.expected = _shapes_in_files(self.draft)
 
     def take(self, name: str, stored: StoredTensor) -> None:
         """A tensor of the contract, or one that can be left out; any other is a mistake."""
@@ -166,7 +202,7 @@ class _Finding:
             )
 
     def _take_frequencies(self, name: str, stored: StoredTensor) -> None:
-        frequencies, _ = rope_frequencies(self.config)
+        frequencies, _ = rope_frequencies(self.draft.config)
         found = stored.read()
         rounding = 4 * torch.finfo(found.dtype).eps
         if found.shape == frequencies.shape and torch.allclose(found.float(), frequencies, rtol=rounding, atol=0):

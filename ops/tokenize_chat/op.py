@@ -60,6 +60,11 @@ class TokenizeChat:
     train_on: Literal["assistant", "last"] = field(
         default="assistant", help='"assistant": every answer is in the loss mask; "last": only the last one'
     )
+    prompts_only: bool = field(
+        default=False,
+        help="keep each conversation up to its last user turn, without an answer: prompts for evaluate, not for a "
+        "training",
+    )
     enable_thinking: bool | None = field(
         default=None,
         help="passed to the chat template; default: that of the template; false for a thinking target and answers "

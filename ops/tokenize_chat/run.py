@@ -46,8 +46,8 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     token", "reasoning does not fit the generation prompt", "image undecodable", "image refused by the processor",
     "longer than max_length" (never cut), "fewer than min_loss_tokens", and the MISFITS of template.py.
     Raises DataError for a processor that does not fit the samples, for a template that fits none of them, for more
-    drops than max_dropped, and for a train split that is empty after filtering; ConfigError for an enable_thinking
-    that the template does not read.
+    drops than max_dropped, and for a train split that is empty after filtering, unless only prompts are kept;
+    ConfigError for an enable_thinking that the template does not read.
     """
     samples: ImageSamples = stage.inputs["samples"]
     file, threads = samples.path / "samples.jsonl", config.workers or max(1, available_cores() // stage.workers)
@@ -111,7 +111,7 @@ def write_tokens(
         writer.flush(split)
     trial.finish()
     tally.finish(config.max_dropped)
-    if not tally.splits["train"]:
+    if not (tally.splits["train"] or config.prompts_only):
         raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  the input is empty'}")
     write_json(stage.out_dir / "tokens.json", tokens_info(config, processor, writer.shards))
     preview.write(stage.out_dir / "preview.html", stage.inputs["samples"].path, processor)
@@ -209,11 +209,11 @@ def check_images(file: Path, processor: Processor) -> int:
 
 
 def label(row: Row) -> str:
-    """The correct answer: the row's own label, else the text of the last answer."""
+    """The correct answer: the row's own label, else the text of the last answer; empty where a prompt has none."""
     if "label" in row:
         return str(row["label"])
-    last = next(message for message in reversed(row["messages"]) if message["role"] == "assistant")
-    return "".join(texts_of(last))
+    answers = (message for message in reversed(row["messages"]) if message["role"] == "assistant")
+    return "".join(next(map(texts_of, answers), ()))
 
 
 def tokens_info(config: TokenizeChat, processor: Processor, shards: list[dict[str, Any]]) -> dict[str, Any]:

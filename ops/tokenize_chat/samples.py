@@ -34,6 +34,8 @@ def tokenize_rows(
     Turns after the last answer are omitted, with their images: nothing there is learnt, and a thinking template would
     treat the last answer as history.
     """
+    if config.prompts_only:
+        return [value_or_unusable(_prompt, row, folder, encoder, config) for row in rows]
     conversations = [up_to_last_answer(row["messages"]) for row in rows]
     cuts = [[reason == "length" for reason in row.get("finish_reasons", ())] for row in rows]  # if regenerated
 
@@ -52,6 +54,16 @@ def tokenize_rows(
         encoded if isinstance(encoded, Unusable) else value_or_unusable(sample, row, messages, encoded)
         for row, messages, encoded in zip(rows, conversations, encoded_rows, strict=True)
     ]
+
+
+def _prompt(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config: TokenizeChat) -> TokenSample:
+    """A row up to its last user turn, for the target to answer. Raises Unusable."""
+    turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] == "user"]
+    messages = row["messages"][: turns[-1] + 1]
+    images = load_images(row["images"][: sum(map(num_images, messages))], folder, encoder.processor)
+    sample = prompt_sample(row["id"], "image" if images else "text", messages, images, encoder)
+    check_length(len(sample.input_ids), config.max_length)
+    return sample
 
 
 def up_to_last_answer(messages: Messages) -> Messages:

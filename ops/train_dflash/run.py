@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 import torch
@@ -119,6 +120,7 @@ class _Training:
     logged_step: int
     waiting: Stopwatch = Factory(Stopwatch)
     logged_at: float = Factory(time.perf_counter)
+    step_seconds: list[float] = Factory(list)
 
     @classmethod
     def start(
@@ -159,7 +161,9 @@ class _Training:
                     self.checkpoints.save(self.state)
                     self.checkpoints.wait()
                     raise StopRequested(f"train_dflash stopped after step {self.state.step} of {self.total}")
+                began = time.perf_counter()
                 self.one_step(stream)
+                self.step_seconds.append(time.perf_counter() - began)
                 self.report()
 
     def one_step(self, stream: Iterator[Prepared]) -> None:
@@ -220,7 +224,11 @@ class _Training:
         if self.config.select != "last":
             self.measuring.log_selected(selected)
         write_result(self.config, self.stage, self.inputs, self.state, weights, selected)
-        measurements = {"steps_in_this_attempt": self.state.step - self.first_step, **self.measuring.measurements()}
+        measurements = {
+            "steps_in_this_attempt": self.state.step - self.first_step,
+            "step_seconds": median(self.step_seconds) if self.step_seconds else None,
+            **self.measuring.measurements(),
+        }
         write_json(self.stage.out_dir / "measurements.json", measurements)
 
     def _log(self, rows: list[Tensor]) -> None:

@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,18 +110,23 @@ def test_what_a_variant_changes_and_all_below_it_is_copied_and_the_rest_is_share
     assert [graph.nodes[f"train-{name}"].launch for name in ("small", "large")] == [Launch(), Launch(threads=2)]
 
 
-def test_the_pipeline_that_compares_drafts_captures_once() -> None:
+def test_the_pipeline_that_compares_algorithms_captures_once_and_trains_all_alike() -> None:
     graph = read_graph(PIPELINES / "compare_drafts.toml")
     ops = [node.op.name for node in graph.nodes.values()]
-    assert {op: ops.count(op) for op in ("capture_targets", "train_dflash", "evaluate")} == {
+    assert {op: ops.count(op) for op in ("capture_targets", "shard_sequence", "train_dflash", "evaluate")} == {
         "capture_targets": 1,
-        "train_dflash": 2,
-        "evaluate": 2,
+        "shard_sequence": 1,
+        "train_dflash": 9,
+        "evaluate": 9,
     }
-    assert [graph.nodes[f"train-{name}"].config.num_layers for name in ("small", "large")] == [1, 2]
-    assert {graph.nodes[f"train-{name}"].inputs["features"] for name in ("small", "large")} == {("capture",)}
-    assert graph.nodes["check-large"].inputs["report"] == ("eval-large",)
-    assert graph.nodes["train-small"].config == read_graph(PIPELINES / "tiny.toml").nodes["train"].config
+    assert graph.nodes["capture"].config.final_hidden, "the teacher of dspark"
+    trained = [node for node in graph.nodes.values() if node.op.name == "train_dflash"]
+    assert {node.inputs["features"] for node in trained} == {("capture",)}
+    chosen = [(node.config.algorithm, node.config.seed) for node in trained]
+    assert chosen == [(name, seed) for name in ("dflash", "dflash2", "dspark") for seed in (0, 1, 2)]
+    same = [attrs.evolve(node.config, algorithm="dflash", dflash2=None, dspark=None, seed=0) for node in trained]
+    assert all(config == trained[0].config for config in same)
+    assert graph.nodes["check-dspark-seed_2"].inputs["report"] == ("eval-dspark-seed_2",)
 
 
 def test_groups_multiply_and_a_node_is_copied_for_its_own_groups_alone(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from algorithm_cases import grown
 from dflash_cases import NEW_TOKENS, Case
 
+from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.decoding.decode import Decoded, decode_speculative
@@ -99,3 +102,42 @@ def test_where_verification_is_ragged_a_draft_without_a_confidence_head_is_refus
     draft = grown(text_case.drafts["trained"].path, tmp_path / "draft", without)
     with pytest.raises(DraftRefused, match="confidence head is enabled but the checkpoint is missing"):
         DflashEngine.start(text_case.checkpoint, draft, **CPU, pool_tokens=1024)
+
+
+def test_sglang_serves_dspark_with_a_bias_of_zero(text_case, tmp_path):
+    """As load_draft writes plain drafts whose slot 0 predicts a token; without a Markov head SGLang does not start."""
+    from sglang.srt.models.dspark import build_markov_head
+    from sglang.srt.speculative.dspark_components.dspark_config import (
+        get_dspark_sample_from_anchor,
+        parse_dspark_draft_config,
+    )
+
+    algorithm = Dspark(rank=1, confidence_head=False)
+    draft = grown(text_case.drafts["trained"].path, tmp_path / "draft", algorithm)
+    config = read_json(draft / "config.json")
+    read = parse_dspark_draft_config(draft_hf_config=config)
+    assert (load_draft(draft).config.block_size - 1, True) == (read.gamma, read.require_markov())
+    assert get_dspark_sample_from_anchor(config)
+    head = build_markov_head(argparse.Namespace(**config))
+    torch.nn.init.ones_(head.markov_w1.weight)
+    torch.nn.init.zeros_(head.markov_w2.weight)
+    bias, _ = head.step_bias(torch.tensor([3]), hidden_states=None, state=None)
+    assert not bias.any()
+    with pytest.raises(ValueError, match="markov_rank > 0"):
+        build_markov_head(argparse.Namespace(**config | {"markov_rank": 0}))
+
+
+@pytest.mark.parametrize(("layer", "said"), [(-1, "out-of-range layer id"), ("last", "feature dim mismatch")])
+def test_sglang_does_not_capture_the_embeddings_or_the_last_layer(text_case, tmp_path, layer, said):
+    """Which load_draft refuses."""
+    draft = tmp_path / "draft"
+    shutil.copytree(text_case.drafts["trained"].path, draft)
+    config = read_json(draft / "config.json")
+    ids = config["dflash_config"]["target_layer_ids"]
+    ids[0 if layer == -1 else -1] = layer if layer == -1 else config["num_target_layers"] - 1
+    write_json(draft / "config.json", config)
+    with (
+        pytest.raises((DraftRefused, ValueError), match=said),
+        DflashEngine.start(text_case.checkpoint, draft, **CPU, pool_tokens=1024) as engine,
+    ):
+        engine.decode(text_case.prompts, NEW_TOKENS, text_case.eos)

@@ -75,7 +75,11 @@ op = "inject_images"
 samples = "@ingest"
 launch.threads = 2
 """
-FOLDER_FILES = {"base.toml": BASE, "fuzz_ops.py": OPS, "tiny.toml": (PIPELINES / "tiny.toml").read_text()}
+FOLDER_FILES = {
+    "base.toml": BASE,
+    "fuzz_ops.py": OPS,
+    **{name: (PIPELINES / name).read_text() for name in ("tiny.toml", "vlm_dflash.toml")},
+}
 STARTS = [
     EXTRAS,
     EXTRAS,

@@ -104,7 +104,7 @@ def hidden_of_blocks(
     def attend(q: Tensor, k: Tensor, v: Tensor, k_GTD: Tensor, v_GTD: Tensor, window: int | None) -> Tensor:
         return chosen(q, k, v, k_GTD, v_GTD, seen, window)
 
-    K = model.config.block_size
+    K = model.config.layout().queries
     context = model.context_kv(features_SF, torch.arange(len(features_SF)))
     rows_W = torch.arange(len(anchors) * K)
     hidden_WM = model.forward_blocks(anchor_embeds_NM, mask_embed_M, anchors_N, context, attend, rows_W)

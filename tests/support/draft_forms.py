@@ -18,6 +18,8 @@ from torch import Tensor
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.dflash2.config import Dflash2
+from ops.lib.drafts.dspark.config import Dspark
 
 Tensors = dict[str, Tensor]
 LEFT_OUT = "left out"
@@ -119,6 +121,65 @@ def speculators(**changes: Any) -> dict[str, Any]:
     return changed(SPECULATORS, changes)
 
 
+TOP_LEVEL = {  # DSpark as DeepSpec writes it and SGLang reads it
+    "architectures": ["Qwen3DSparkModel"],
+    "auto_map": LEFT_OUT,
+    "block_size": 3,
+    "dflash_config": LEFT_OUT,
+    "mask_token_id": MASK,
+    "target_layer_ids": list(IDS),
+    "markov_rank": 4,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+NESTED = {  # as SpecForge writes it
+    "attention_mode": "gqa",
+    "projector_type": "dspark",
+    "markov_rank": 4,
+    "markov_head_type": "vanilla",
+    "confidence_head_alpha": 1.0,
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+FLAT = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "selector_top_k": 3}
+DFLASH2 = {"algorithm": Dflash2(taps=2, group=4, rank=4, candidates=3)}
+DSPARK = {"algorithm": Dspark(rank=4)}
+MASKS_FIRST = {"algorithm": Dspark(rank=4, sample_from_anchor=False)}
+WITHOUT_HEADS = {"algorithm": Dspark(rank=1, confidence_head=False)}
+W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+CONFIDENCE = "confidence_head.proj.weight"
+
+
+def deepspec(**changes: Any) -> dict[str, Any]:
+    """Without sample_from_anchor, which DeepSpec does not write."""
+    return changed(PLAIN, TOP_LEVEL | {"num_anchors": 512} | changes)
+
+
+def specforge(**changes: Any) -> dict[str, Any]:
+    own = {"architectures": ["DSparkDraftModel"], "block_size": 3, "dflash_config": NESTED}
+    return changed(changed(PLAIN, own), changes)
+
+
+def modelopt(**changes: Any) -> dict[str, Any]:
+    """The class is z-lab's whatever the algorithm is."""
+    own = {"projector_type": "dspark", "shift_label": True, "markov_rank": 4, "markov_head_type": "vanilla"}
+    nest = {"causal": False, "use_confidence_head": True} | own
+    return changed(changed(PLAIN, {"block_size": 3, "auto_map": LEFT_OUT, "dflash_config": nest}), changes)
+
+
+def speculators_of(algorithm: str, **changes: Any) -> dict[str, Any]:
+    """The format of speculators for DFlash2 and DSpark."""
+    classes = {"dflash2": "DFlash2DraftModel", "dspark": "DSparkSpeculator"}
+    own = {
+        "architectures": [classes[algorithm]],
+        "auto_map": LEFT_OUT,
+        "speculators_model_type": algorithm,
+        "speculators_config": {"algorithm": algorithm},
+    }
+    return changed(changed(SPECULATORS, own), changes)
+
+
 def tensors_of(seed: int = 0, **changes: Any) -> Tensors:
     """The weights of a random draft of these sizes, whose norms are not one and whose biases are not zero."""
     shape = {
@@ -141,14 +202,15 @@ def prefixed(tensors: Tensors) -> Tensors:
 
 @frozen
 class Form:
-    """config: config.json. shape: how the DraftConfig differs from the plain one. tensors: from those of the contract
-    to the files'. ends: the dtype of the target's embedding and head beside them, none if empty. shards: files that
-    they are split into. order: the layers in the order of fc's columns. assumed: fields that must be reported as such.
-    notes: parts of notes. fields: of load_draft.
+    """config: config.json. shape: how the DraftConfig differs from the plain one. expected: from random tensors to
+    those of the contract that must be read. tensors: from these to the files'. ends: the dtype of the target's
+    embedding and head beside them, none if empty. shards: files that they are split into. order: the layers in the
+    order of fc's columns. assumed: fields that must be reported as such. notes: parts of notes. fields: of load_draft.
     """
 
     config: Mapping[str, Any]
     shape: Mapping[str, Any] = {}
+    expected: Callable[[Tensors], Tensors] = dict
     tensors: Callable[[Tensors], Tensors] = dict
     ends: str = ""
     shards: int = 1
@@ -159,14 +221,14 @@ class Form:
     fields: Mapping[str, Any] = {}
 
 
-OF_TENSORS = ("attention_bias", "num_hidden_layers")
+OF_TENSORS = ("attention_bias", "num_hidden_layers", "algorithm")
 
 
 def write_form(form: Form, folder: Path, target: Path | None = None) -> Tensors:
     """The directory of a form; gives the tensors of the contract, fc's columns in ascending order of the layers."""
     folder.mkdir(parents=True)
     write_json(folder / "config.json", form.config)
-    expected = tensors_of(**{name: form.shape[name] for name in OF_TENSORS if name in form.shape})
+    expected = form.expected(tensors_of(**{name: form.shape[name] for name in OF_TENSORS if name in form.shape}))
     written = dict(expected)
     if form.order != tuple(sorted(form.order)):
         parts = dict(zip(sorted(form.order), expected["fc.weight"].chunk(len(form.order), dim=1), strict=True))
@@ -197,7 +259,148 @@ def save_shards(folder: Path, tensors: Tensors, shards: int) -> None:
     write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
 
 
+def renamed(names: Mapping[str, str]) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {names.get(name, name): tensor for name, tensor in tensors.items()}
+
+
+def without(*names: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {key: tensor for key, tensor in tensors.items() if key not in names}
+
+
+def zero_bias(tensors: Tensors) -> Tensors:
+    return tensors | {W1: torch.ones_like(tensors[W1]), W2: torch.zeros_like(tensors[W2])}
+
+
+def blind_confidence(tensors: Tensors) -> Tensors:
+    """A confidence head that does not read the token before."""
+    weight = tensors[CONFIDENCE].clone()
+    weight[:, HIDDEN:] = 0
+    return tensors | {CONFIDENCE: weight}
+
+
+def narrow_confidence(tensors: Tensors) -> Tensors:
+    return tensors | {CONFIDENCE: tensors[CONFIDENCE][:, :HIDDEN]}
+
+
+CODEBOOKS = {
+    f"candidate_selector.{name}": f"candidate_selector.{name}.weight"
+    for name in ("predecessor_codebook", "successor_codebook")
+}
+OF_MODELOPT = {
+    W1: "markov_w1.weight",
+    W2: "markov_w2.weight",
+    CONFIDENCE: "confidence_proj.weight",
+    "confidence_head.proj.bias": "confidence_proj.bias",
+}
+NO_BIAS = {"expected": zero_bias, "tensors": without(W1, W2), "shape": WITHOUT_HEADS, "notes": ("a bias of zero",)}
+
 FORMS: Mapping[str, Form] = {
+    "z-lab, DFlash2": Form(zlab(architectures=["DFlash2DraftModel"], dflash_config=FLAT), DFLASH2),
+    "z-lab, DFlash2 with its fields at the top": Form(zlab(architectures=["DFlash2DraftModel"], **FLAT), DFLASH2),
+    "z-lab, DFlash2 as its class saves a new one": Form(
+        zlab(architectures=["DFlash2DraftModel"], dflash_config=FLAT), DFLASH2, tensors=renamed(CODEBOOKS)
+    ),
+    "z-lab, DFlash2 with a window": Form(
+        zlab(architectures=["DFlash2DraftModel"], dflash_config=FLAT, **ALL_SLIDING),
+        DFLASH2 | {name: ALL_SLIDING[name] for name in list(SLIDING)[:2]},
+    ),
+    "speculators, DFlash2": Form(speculators_of("dflash2", **FLAT), DFLASH2, publisher="speculators"),
+    "speculators, DFlash2 with its sizes left open": Form(
+        speculators_of("dflash2"),
+        {"algorithm": Dflash2()},
+        publisher="speculators",
+        assumed=("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+    ),
+    "speculators, DSpark": Form(
+        speculators_of("dspark", sample_from_anchor=True, markov_rank=4, block_size=3), DSPARK, publisher="speculators"
+    ),
+    "speculators, DSpark with masks first": Form(
+        speculators_of("dspark", markov_rank=4, enable_confidence_head=True), MASKS_FIRST, publisher="speculators"
+    ),
+    "speculators, DSpark without a confidence head": Form(
+        speculators_of("dspark", markov_rank=4, enable_confidence_head=False),
+        {"algorithm": Dspark(rank=4, sample_from_anchor=False, confidence_head=False)},
+        publisher="speculators",
+    ),
+    "speculators, DSpark without a Markov head": Form(
+        speculators_of("dspark", sample_from_anchor=True, markov_rank=0, block_size=3, enable_confidence_head=False),
+        publisher="speculators",
+        **NO_BIAS,
+    ),
+    "speculators, DSpark with masks first and without heads": Form(
+        speculators_of("dspark", markov_rank=0, enable_confidence_head=False), publisher="speculators"
+    ),
+    "speculators, DFlash with the anchor first": Form(
+        speculators(sample_from_anchor=True, block_size=3), publisher="speculators", **NO_BIAS
+    ),
+    "DeepSpec, DSpark": Form(
+        deepspec(),
+        DSPARK,
+        ends="float32",
+        publisher="DeepSpec",
+        assumed=("sample_from_anchor",),
+        notes=("lm_head.weight: equals the target's",),
+    ),
+    "DSpark as SGLang reads it, masks first": Form(
+        deepspec(num_anchors=LEFT_OUT, sample_from_anchor=False), MASKS_FIRST, publisher="DeepSpec"
+    ),
+    "DeepSpec, DFlash": Form(
+        deepspec(
+            markov_rank=0,
+            markov_head_type=LEFT_OUT,
+            enable_confidence_head=False,
+            confidence_head_with_markov=LEFT_OUT,
+        ),
+        ends="float32",
+        publisher="DeepSpec",
+        **NO_BIAS,
+    ),
+    "SpecForge, DSpark": Form(specforge(), DSPARK, publisher="SpecForge", assumed=("sample_from_anchor",)),
+    "SpecForge, DSpark of an early version": Form(
+        specforge(),
+        DSPARK,
+        tensors=lambda tensors: {
+            f"logit_head.{name}" if name.startswith(("markov", "confidence")) else name: tensor
+            for name, tensor in tensors.items()
+        },
+        publisher="SpecForge",
+    ),
+    "SpecForge, DSpark made ready for SGLang": Form(
+        changed(
+            specforge(), {name: NESTED[name] for name in list(NESTED)[2:]} | {"architectures": ["Qwen3DSparkModel"]}
+        ),
+        DSPARK,
+        publisher="DeepSpec",
+    ),
+    "SpecForge, DSpark whose confidence head does not read the token": Form(
+        specforge(dflash_config={"enable_confidence_head": LEFT_OUT, "confidence_head_with_markov": LEFT_OUT}),
+        DSPARK,
+        expected=blind_confidence,
+        tensors=narrow_confidence,
+        publisher="SpecForge",
+        assumed=("enable_confidence_head", "confidence_head_with_markov"),
+    ),
+    "SpecForge, DSpark without a Markov head": Form(
+        specforge(
+            dflash_config={
+                "markov_rank": LEFT_OUT,
+                "confidence_head_alpha": 0.0,
+                "enable_confidence_head": LEFT_OUT,
+                "confidence_head_with_markov": False,
+            }
+        ),
+        publisher="SpecForge",
+        assumed=("markov_rank", "enable_confidence_head"),
+        **NO_BIAS,
+    ),
+    "ModelOpt, DSpark": Form(modelopt(), DSPARK, tensors=renamed(OF_MODELOPT), publisher="ModelOpt"),
+    "ModelOpt, DSpark without a confidence head": Form(
+        modelopt(dflash_config={"use_confidence_head": LEFT_OUT}),
+        {"algorithm": Dspark(rank=4, confidence_head=False)},
+        tensors=renamed(OF_MODELOPT),
+        publisher="ModelOpt",
+        assumed=("enable_confidence_head",),
+    ),
     "z-lab, plain": Form(zlab()),
     "z-lab, block_size nested": Form(zlab(block_size=LEFT_OUT, dflash_config={"block_size": 4})),
     "z-lab, block_size in both places": Form(zlab(dflash_config={"block_size": 4})),
@@ -280,6 +483,11 @@ FORMS: Mapping[str, Form] = {
         {"partial_rotary_factor": 0.5},
         fields={"partial_rotary_factor": 0.5},
     ),
+    "z-lab, a partial rotary with yarn": Form(
+        zlab(rope_scaling=YARN, partial_rotary_factor=0.5),
+        {"rope_scaling": YARN, "partial_rotary_factor": 0.5},
+        fields={"partial_rotary_factor": 0.5},
+    ),
     "z-lab, scales and caps without effect": Form(
         zlab(final_logit_softcapping=None, dflash_config={"input_embedding_scale": 1.0, "final_logit_softcapping": 0.0})
     ),
@@ -355,48 +563,90 @@ def plus(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Callable
     return lambda tensors: tensors | {name: torch.zeros(shape, dtype=dtype)}
 
 
-def without(name: str) -> Callable[[Tensors], Tensors]:
-    return lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
-
-
 REFUSED: Mapping[str, Refused] = {
-    "DFlash2": Refused(
-        zlab(architectures=["DFlash2DraftModel"]), ("algorithm DFlash2, which load_draft does not read yet",)
+    "DFlash2 by its class alone": Refused(
+        zlab(architectures=["DFlash2DraftModel"]),
+        ("conv_kernel_size: is missing, and z-lab's class has no default for it", "selector_top_k: is missing"),
     ),
-    "DFlash2 by its fields": Refused(
+    "DFlash2 by its fields alone": Refused(
         zlab(dflash_config={"selector_rank": 4, "conv_kernel_size": 2}),
-        ("dflash_config.selector_rank = 4", "dflash_config.conv_kernel_size = 2"),
+        (
+            "dflash_config.selector_rank = 4: is of the algorithm DFlash2, and the file names another",
+            "dflash_config.conv_kernel_size = 2",
+        ),
     ),
-    "DFlash2 by its tensors": Refused(
+    "DFlash2 by its tensors alone": Refused(
         zlab(),
-        ("candidate_selector.predecessor_codebook: the algorithm DFlash2",),
+        ("candidate_selector.predecessor_codebook: of the algorithm DFlash2, which config.json does not name",),
         plus("candidate_selector.predecessor_codebook", VOCAB, 4),
     ),
-    "DSpark": Refused(
-        zlab(architectures=["Qwen3DSparkModel"], markov_rank=8, markov_head_type="vanilla"),
-        ("algorithm DSpark, which load_draft does not read yet", "markov_rank = 8"),
+    "DFlash2 without its tensors": Refused(
+        zlab(architectures=["DFlash2DraftModel"], dflash_config=FLAT),
+        ("missing: candidate_selector.hidden_projection",),
+    ),
+    "DFlash2 with more candidates than tokens": Refused(
+        zlab(architectures=["DFlash2DraftModel"], dflash_config=FLAT | {"selector_top_k": 25}),
+        ("selector_top_k: 25 of a vocabulary of 24",),
+    ),
+    "DFlash2 with the anchor first": Refused(
+        speculators_of("dflash2", sample_from_anchor=True, **FLAT), ("no engine serves DFlash2 in this layout",)
+    ),
+    "DFlash2 with windows as its class reads them": Refused(
+        speculators_of("dflash2", transformer_layer_config=ALL_SLIDING, sliding_window_non_causal=LEFT_OUT, **FLAT),
+        ("sliding layers would see their whole block",),
+    ),
+    "DFlash2 and DSpark in one": Refused(
+        deepspec(dflash_config=FLAT), ("dflash_config.selector_rank = 4: is of the algorithm DFlash2",)
+    ),
+    "two algorithms": Refused(
+        speculators_of("dspark", speculators_config={"algorithm": "dflash2"}),
+        ("names several algorithms: DSparkSpeculator is dspark, dspark is dspark, dflash2 is dflash2",),
     ),
     "DSpark named DFlash": Refused(
-        zlab(), ("markov_head.markov_w1.weight",), plus("markov_head.markov_w1.weight", VOCAB, 4)
+        zlab(),
+        ("markov_head.markov_w1.weight: of DSpark's Markov head, which config.json does not name",),
+        plus("markov_head.markov_w1.weight", VOCAB, 4),
     ),
-    "DeepSpec's DFlash, anchor first": Refused(
-        zlab(
-            architectures=["Qwen3DSparkModel"],
-            markov_rank=0,
-            num_anchors=512,
-            enable_confidence_head=False,
-            dflash_config=LEFT_OUT,
-            mask_token_id=MASK,
-            target_layer_ids=[1, 3, 5],
-        ),
-        (
-            "its class does not say so, but slot 0 already predicts a token (anchor first, the layout of DSpark), "
-            "which load_draft does not read yet",
-        ),
-        ends="float32",
+    "SpecForge's DSpark named DFlash": Refused(
+        specforge(architectures=["DFlashDraftModel"]), ("DFlashDraftModel is dflash, projector_type dspark is dspark",)
+    ),
+    "DSpark with a gated head": Refused(
+        deepspec(markov_head_type="gated"), ('markov_head_type = "gated": only "vanilla" is supported',)
+    ),
+    "DSpark with a recurrent head": Refused(
+        specforge(dflash_config={"markov_head_type": "rnn"}), ('markov_head_type = "rnn": only "vanilla"',)
+    ),
+    "DSpark with a Markov head of no kind": Refused(
+        deepspec(markov_head_type=LEFT_OUT), ("markov_head_type: is missing, and DeepSpec's class has no default",)
+    ),
+    "DSpark without its tensors": Refused(deepspec(), ("missing: confidence_head.proj.bias",)),
+    "DSpark whose confidence head needs a Markov head": Refused(
+        deepspec(markov_rank=0), ("enable_confidence_head = true: this confidence head needs a Markov head",)
+    ),
+    "DSpark with a confidence head and without one": Refused(
+        modelopt(dflash_config={"enable_confidence_head": False}),
+        ("whether the draft has a confidence head is not known",),
+    ),
+    "speculators, DSpark whose layout is open": Refused(
+        speculators_of("dspark", sample_from_anchor=LEFT_OUT),
+        ("sample_from_anchor: is missing; speculators' class takes it for true and vLLM for false",),
+    ),
+    "SpecForge, DSpark with masks first": Refused(
+        specforge(dflash_config={"sample_from_anchor": False}),
+        ("sample_from_anchor = false: slot 0 of every DSpark draft of SpecForge predicts a token",),
+    ),
+    "ModelOpt, DSpark with masks first": Refused(
+        modelopt(dflash_config={"shift_label": False}), ("shift_label = false: slot 0 of every DSpark draft",)
     ),
     "DeepSpec's DFlash under the name of z-lab": Refused(
-        zlab(num_anchors=512, markov_rank=0), ("slot 0 already predicts",)
+        zlab(num_anchors=512, markov_rank=0),
+        (
+            "num_anchors, markov_rank: of DeepSpec's class, whose slot 0 predicts a token, and architectures does not",
+            'set architectures to ["Qwen3DSparkModel"]',
+        ),
+    ),
+    "DeepSpec, DSpark for another family": Refused(
+        deepspec(architectures=["Gemma4DSparkModel"]), ("Gemma4DSparkModel is none of the classes",)
     ),
     "Domino": Refused(
         zlab(dflash_config={"projector_type": "domino", "shift_label": True, "gru_hidden_dim": 8, "emb_dim": 4}),
@@ -422,7 +672,13 @@ REFUSED: Mapping[str, Refused] = {
         ("d2t: a reduced vocabulary", "t2d: a reduced vocabulary"),
         lambda tensors: plus("d2t", VOCAB, dtype=torch.int64)(plus("t2d", VOCAB, dtype=torch.bool)(tensors)),
     ),
-    "speculators, anchor first": Refused(speculators(sample_from_anchor=True), ("sample_from_anchor = true: slot 0",)),
+    "z-lab, anchor first": Refused(
+        zlab(dflash_config={"sample_from_anchor": True}), ("dflash_config.sample_from_anchor = true: slot 0 would",)
+    ),
+    "SpecForge, anchor first": Refused(
+        zlab(dflash_config={"shift_label": True}),
+        ("shift_label = true: slot 0 would predict a token, and SpecForge reads this for Domino only",),
+    ),
     "speculators, windows that are not causal": Refused(
         speculators(transformer_layer_config=ALL_SLIDING, sliding_window_non_causal=True),
         ("sliding_window_non_causal = true: sliding layers would see their whole block",),
@@ -448,15 +704,22 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "the target's embeddings as a layer": Refused(
         zlab(dflash_config={"target_layer_ids": [-1, 3, 5]}),
-        ("target_layer_ids: -1 names the target's embeddings",),
+        ("target_layer_ids: -1 names the target's embeddings, and SGLang does not start with them",),
     ),
     "speculators, the target's embeddings as a layer": Refused(
         speculators(aux_hidden_state_layer_ids=[0, 4, 6]),
-        ("aux_hidden_state_layer_ids: 0 names the target's embeddings",),
+        ("aux_hidden_state_layer_ids: 0 names the target's embeddings, and SGLang does not start",),
     ),
     "the target's last layer": Refused(
         zlab(dflash_config={"target_layer_ids": [1, 3, 7]}),
-        ("target_layer_ids: 7 names the target's last layer",),
+        ("target_layer_ids: 7 names the target's last layer, and SGLang fails at the first prompt",),
+    ),
+    "DeepSpec, the target's embeddings as a layer": Refused(
+        deepspec(target_layer_ids=[-1, 3, 5]), ("target_layer_ids: -1 names the target's embeddings",)
+    ),
+    "speculators, the target's last layer": Refused(
+        speculators(aux_hidden_state_layer_ids=[2, 4, 8]),
+        ("aux_hidden_state_layer_ids: 8 names the target's last layer",),
     ),
     "a layer twice": Refused(zlab(dflash_config={"target_layer_ids": [1, 1, 5]}), ("must be distinct",)),
     "no mask token": Refused(
@@ -499,6 +762,10 @@ REFUSED: Mapping[str, Refused] = {
     "a partial rotary in rope_parameters": Refused(
         zlab(rope_parameters={"rope_theta": 5000, "partial_rotary_factor": 0.25}),
         ("partial_rotary_factor = 0.25",),
+    ),
+    "a partial rotary with yarn": Refused(
+        zlab(rope_scaling=YARN, partial_rotary_factor=0.5),
+        ("transformers' Qwen3 class, which publishers use, does not run with it and a scaled rope",),
     ),
     "two ropes": Refused(
         zlab(rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),

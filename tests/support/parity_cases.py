@@ -88,13 +88,13 @@ OPTIONS = (
     Problem(
         name="DFlash2",
         inputs="packed",
-        layouts=(U22, G2),
+        layouts=(DATA_2, U2, G2, U22),
         changes={"algorithm": "dflash2", "dflash2": Dflash2Options(rank=8, candidates=4), "anchor_chunk": 4},
     ),
     Problem(
         name="DSpark",
         inputs="taught",
-        layouts=(U22, G2),
+        layouts=(DATA_2, U2, G2, U22),
         changes={"algorithm": "dspark", "dspark": DsparkOptions(rank=8)},
     ),
     Problem(name="D-PACE", inputs="ragged", layouts=(U22, G2), changes={"loss": "dpace"}),

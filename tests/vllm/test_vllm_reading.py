@@ -5,17 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 from draft_chain import MASK, VOCAB
-from draft_forms import IDS, SIZES
+from draft_forms import IDS, LAYERS, SIZES, YARN
 from elsewhere_cases import BEYOND_PLAIN, written_draft
 from speculators_cases import SHAPES, written
 
-from ops.lib.drafts.backbone.config import SLIDING_ATTENTION
+from ops.lib.data.files import write_json
+from ops.lib.drafts.backbone.config import SLIDING_ATTENTION, DraftConfig, to_serving
 from ops.lib.drafts.backbone.rope import rope_frequencies, rotation
 from ops.lib.drafts.backbone.speculators_format import unwritable
+from ops.lib.drafts.dspark.config import Dspark
 
 NATIVE_ONLY = {
     "some layers with windows": {"layer_types": (SLIDING_ATTENTION, "full_attention"), "sliding_window": 6},
     "a part of the heads": {"partial_rotary_factor": 0.5},
+    "yarn on a part of the heads": {"partial_rotary_factor": 0.5, "rope_scaling": YARN},
 }
 CASES = [(name, form) for name in SHAPES for form in ("native", "speculators")]
 CASES += [(name, "native") for name in NATIVE_ONLY]
@@ -140,3 +143,25 @@ def test_vllm_captures_the_layers_that_the_algorithms_drafts_were_trained_on(rea
     _draft, config = read_beyond_plain(name, form)
     draft = SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=config))
     assert tuple(layer + 1 for layer in IDS) == get_eagle3_aux_layers_from_config(draft)
+
+
+def test_vllm_reads_dspark_with_a_bias_of_zero(tmp_path):
+    """As load_draft writes plain drafts whose slot 0 predicts a token, which vLLM refuses for DFlash."""
+    from types import SimpleNamespace
+
+    from vllm.transformers_utils.config import get_config
+    from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
+
+    shape = {"block_size": 4, "mask_token_id": MASK, "target_layer_ids": IDS, "num_target_layers": LAYERS}
+    draft = DraftConfig(**SIZES | shape, algorithm=Dspark(rank=1, confidence_head=False))
+    write_json(tmp_path / "config.json", to_serving(draft))
+    config = get_config(str(tmp_path), trust_remote_code=False)
+    assert (["Qwen3DSparkModel"], 1, True, 3, MASK) == (
+        config.architectures,
+        config.markov_rank,
+        config.sample_from_anchor,
+        config.block_size,
+        config.mask_token_id,
+    )
+    model = SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=config))
+    assert tuple(layer + 1 for layer in IDS) == get_eagle3_aux_layers_from_config(model)

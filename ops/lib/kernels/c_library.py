@@ -32,7 +32,7 @@ def compiled_sweep() -> tuple[str, Callable[..., int] | None]:
     takes data pointers of contiguous CPU tensors (float32; total_R float64, labels_R int64 or None, ahead_R bool)
     and is the in-place form of `ops.lib.drafts.losses.tiled_softmax.torch_sweep`. It returns 0 if every scale is 1.
     """
-    name, library = compiled_library(get_data("ops.lib.kernels", "sweep.c"))
+    name, library = _sweeps()
     if library is None:
         return name, None
     function = library.sweep
@@ -41,6 +41,28 @@ def compiled_sweep() -> tuple[str, Callable[..., int] | None]:
     function.argtypes = [pointer, *sizes, pointer, pointer, pointer, pointer, pointer, integer, pointer, pointer]
     function.restype = integer
     return name, function
+
+
+@functools.cache
+def compiled_keep_best() -> Callable[..., None] | None:
+    """The C function `keep_best` of the same library, or None without one.
+
+    keep_best(logits_RC, R, C, start, count, values_RB, tokens_RB) takes data pointers of contiguous CPU tensors
+    (float32; tokens int64) and is the form of `ops.lib.drafts.losses.candidates.BestTokens.add` in C.
+    """
+    _name, library = _sweeps()
+    if library is None:
+        return None
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.keep_best.argtypes = [pointer, number, number, number, number, pointer, pointer]
+    library.keep_best.restype = None
+    function: Callable[..., None] = library.keep_best
+    return function
+
+
+@functools.cache
+def _sweeps() -> tuple[str, ctypes.CDLL | None]:
+    return compiled_library(get_data("ops.lib.kernels", "sweep.c"))
 
 
 def compiled_library(source: bytes | None, *flags: str) -> tuple[str, ctypes.CDLL | None]:

@@ -92,3 +92,38 @@ int sweep(float *logits, int64_t rows, int64_t columns, int64_t start, float sla
     }
     return raised;
 }
+
+/* Takes a tile into each row's best values and their tokens, [rows, count], the best first, of equal ones the first.
+ * Few logits pass the worst of them, so a row is mostly compared, sixteen at a time. NaN is never among the best.
+ */
+void keep_best(const float *logits, int64_t rows, int64_t columns, int64_t start, int64_t count, float *values,
+               int64_t *tokens)
+{
+    for (int64_t row = 0; row < rows; row++) {
+        const float *x = logits + row * columns;
+        float *value = values + row * count;
+        int64_t *token = tokens + row * count;
+        for (int64_t c = 0; c < columns; c += LANES) {
+            int64_t end = c + LANES < columns ? c + LANES : columns;
+            if (end - c == LANES) {
+                ivec above = load(x + c) > (vec){0} + value[count - 1];
+                int any = 0;
+                for (int lane = 0; lane < LANES; lane++)
+                    any |= above[lane];
+                if (!any)
+                    continue;
+            }
+            for (int64_t at = c; at < end; at++) {
+                int64_t place = count - 1;
+                if (!(x[at] > value[place]))
+                    continue;
+                for (; place > 0 && x[at] > value[place - 1]; place--) {
+                    value[place] = value[place - 1];
+                    token[place] = token[place - 1];
+                }
+                value[place] = x[at];
+                token[place] = start + at;
+            }
+        }
+    }
+}

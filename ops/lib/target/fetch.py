@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from dsl.errors import DataError
 from ops.lib.target.checkpoint_check import loading_mistakes
@@ -43,7 +50,24 @@ def fetch(model_id: str, revision: str | None, allow_patterns: Sequence[str]) ->
     """The folder in Hugging Face's cache with these files of a model. Raises DataError if the download fails."""
     try:
         return Path(snapshot_download(model_id, revision=revision, allow_patterns=[*allow_patterns]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+    except (httpx.HTTPError, HfHubHTTPError, OSError, ValueError) as error:
+        named = model_id if revision is None else f"{model_id}@{revision}"
         raise DataError(
-            f'"{model_id}" is neither a local directory nor a model that can be downloaded: {error}'
-        ) from error
+            f"{named} is neither a local directory nor a model that can be downloaded: {_why(error)}"
+        ) from (error)
+
+
+def _why(error: Exception) -> str:
+    """What failed, and what to do."""
+    if isinstance(error, GatedRepoError):
+        return "its page asks for agreement; agree there, then `hf auth login`"
+    if isinstance(error, RepositoryNotFoundError):
+        return "the Hub has no such model, or it is private; check owner and name, or `hf auth login`"
+    if isinstance(error, RevisionNotFoundError):
+        return "the Hub has no such commit of it; take one from the model's page under Files and versions"
+    if isinstance(error, (LocalEntryNotFoundError, httpx.TransportError)):
+        return (
+            "the Hub cannot be reached, and Hugging Face's cache does not hold it; connect this machine (and unset "
+            "HF_HUB_OFFLINE), or copy the model's directory here and name that"
+        )
+    return str(error)

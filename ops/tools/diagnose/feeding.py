@@ -14,7 +14,7 @@ from attrs import asdict, evolve, frozen
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.tools.diagnose.bench import EXPORTED, LEAST_PROMPTS, TRAINED, Bench, Setting, paired_gain, stepped, tau_of
-from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, too_few
+from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, too_few, unmeasured
 
 LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS = "layer ids", "mask token", "positions", "config", "weights"
 KINDS = (LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS)
@@ -27,18 +27,21 @@ NORMAL = {
     WEIGHTS: "those of the training, rounded to the export's dtype",
 }
 AS_TRAINED, TARGETS = "as trained", "the target's"
+NOT_KNOWN = "not known whether the training was the same: it was imported, and this is as its own files say"
 
 
 @frozen
 class Trained:
     """The settings of a draft's training, as far as known; mask_token_id falls back to the target's.
 
-    differing_tensors: names of tensors that differ between export and training; None if unknown.
+    differing_tensors: names of tensors that differ between export and training; None if unknown. is_imported: it was
+    trained elsewhere, so that nothing of it is known.
     """
 
     config: DraftConfig | None
     mask_token_id: int
     differing_tensors: tuple[str, ...] | None
+    is_imported: bool = False
 
 
 @frozen
@@ -73,7 +76,8 @@ def correct(
         steps[best.kind] = best
         current = best.after
     findings = [
-        _cause(steps[kind], again) if kind in steps else _fine(bench, kind, current, trained, prompts) for kind in KINDS
+        _cause(steps[kind], trained, again) if kind in steps else _fine(bench, kind, current, trained, prompts)
+        for kind in KINDS
     ]
     return Correction(current, tuple(findings))
 
@@ -155,13 +159,13 @@ def differing(config: DraftConfig, trained: DraftConfig | None) -> dict[str, Any
     return {name: then[name] for name in now if name not in own and now[name] != then[name]}
 
 
-def _cause(step: Step, again: str) -> Finding:
+def _cause(step: Step, trained: Trained, again: str) -> Finding:
     before, after = _values(step.kind, step.before, step.after)
     return Finding(
         name=step.kind,
         measured=f"tau {step.tau_before:.2f} with {before}; {step.tau_after:.2f} with {after}, {step.label}",
         normal=NORMAL[step.kind],
-        advice=_advice(step, again),
+        advice=_advice_of_import(step) if trained.is_imported else _advice(step, again),
         is_cause=True,
         gain=step.tau_after - step.tau_before,
     )
@@ -178,6 +182,13 @@ def _advice(step: Step, again: str) -> str:
     if step.kind == LAYERS:
         return "the captured layers are not the served ones: compare both lists of layers, capture and train again"
     return "the training placed its blocks at other positions than decoding: train again with this version of dflow"
+
+
+def _advice_of_import(step: Step) -> str:
+    if step.kind == POSITIONS:
+        return "its publisher places blocks at other positions than dflow and engines do: it cannot be served as it is"
+    field = {LAYERS: "target_layer_ids", MASK: "mask_token_id"}[step.kind]
+    return f"compare {field} of its config.json with what its publisher decodes with, correct it, and import it again"
 
 
 def _fine(bench: Bench, kind: str, current: Setting, trained: Trained, prompts: Sequence[TokenSample]) -> Finding:
@@ -202,6 +213,8 @@ def _fine(bench: Bench, kind: str, current: Setting, trained: Trained, prompts: 
             text += f" ({_values(kind, current, setting)[1]}; no higher, but make sure that the difference is intended)"
     if is_open:
         return too_few(kind, f"{text}; {TOO_FEW}")
+    if trained.is_imported and not others and kind in (CONFIG, WEIGHTS):
+        return unmeasured(kind, f"{text}; {NOT_KNOWN}")
     return Finding(name=kind, measured=text if others else text + _agreement(kind, trained), normal=NORMAL[kind])
 
 

@@ -47,7 +47,7 @@ from ops.tools.diagnose.outcomes import (
     repetition_finding,
 )
 from ops.tools.diagnose.reading import reading_finding
-from ops.tools.diagnose.trained import explained, target_finding, trained_of
+from ops.tools.diagnose.trained import explained, of_import, target_finding, trained_of
 
 NOW = "dflow: now: "
 LEARNT = "train"  # the split that a draft is trained on
@@ -144,9 +144,10 @@ def diagnose(
     ]
     if tau_of(answers) >= CEILING * correction.setting.config.block_size:
         others = [unjudged(finding) for finding in others]
+    found = [*wrong_at_any_tau, *others]
     findings = [
         with_next_step(explained(finding, of_target), prompts, {split: len(held_out)})
-        for finding in (*wrong_at_any_tau, *others)
+        for finding in (map(of_import, found) if trained.is_imported else found)
     ]
     return {
         "node": chain.node,

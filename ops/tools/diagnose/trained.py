@@ -11,14 +11,21 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from ops.artifacts import Draft, DraftCheckpoint, TargetModel
+from ops.evaluate.verdicts import ITS_TARGET
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.config import from_serving
-from ops.lib.drafts.backbone.load import read_config, read_weights
+from ops.lib.drafts.backbone.load import import_record, read_config, read_weights
 from ops.lib.drafts.backbone.serving_contract import trained_config
 from ops.lib.target.model import target_info
+from ops.load_draft.publishers import DFLOW
+from ops.tools.diagnose.answers import NAME as OWN_ANSWERS
 from ops.tools.diagnose.bench import EXPORTED, TRAINED
+from ops.tools.diagnose.curve import FLAT
+from ops.tools.diagnose.curve import NAME as LENGTH
+from ops.tools.diagnose.features import NAME as FEATURES
 from ops.tools.diagnose.feeding import Trained
 from ops.tools.diagnose.finding import Finding, unmeasured
+from ops.tools.diagnose.masks import MASK_NAMES
 
 EXPLAINED = (
     "features",
@@ -27,6 +34,17 @@ EXPLAINED = (
     "anything learnt",
     "hidden states",
 )  # by a wrong target
+OF_TRAINING = (
+    FEATURES,
+    OWN_ANSWERS,
+    *MASK_NAMES,
+    FLAT,
+    LENGTH,
+    "held-out gap",
+    "amount of data",
+    "training against decoding",
+)
+UNTRAINED = ("anything learnt", "hidden states")  # causes whose remedy would be another training
 
 
 def trained_of(
@@ -41,7 +59,9 @@ def trained_of(
         exported = {}
     weights: dict[str, Mapping[str, Tensor]] = {EXPORTED: exported}
     if training is None:
-        return Trained(trained_config(_config_json(draft)), target_info(target)["mask_token_id"], None), weights
+        known = None if imported_of(draft) is not None else trained_config(_config_json(draft))
+        mask = target_info(target)["mask_token_id"]
+        return Trained(known, mask, None, is_imported=imported_of(draft) is not None), weights
     own = read_weights(training.path)
     differing = tuple(sorted(name for name in own.keys() | exported.keys() if not _same(own, exported, name)))
     if differing:
@@ -60,6 +80,23 @@ def _config_json(draft: Draft) -> Mapping[str, Any]:
         return read_config(draft.path)
     except DataError:
         return {}
+
+
+def imported_of(draft: Draft) -> Mapping[str, Any] | None:
+    """The record of an import; None if it is not one, or its config.json cannot be read."""
+    try:
+        return import_record(draft.path)
+    except DataError:
+        return None
+
+
+def of_import(finding: Finding) -> Finding:
+    """The finding of an imported draft: what only its training shows is not known, and it is not trained here."""
+    if finding.name in OF_TRAINING and not finding.is_measured and not finding.needs_prompts:
+        return unmeasured(finding.name, "not known: the draft was imported, and its training is not in this store")
+    if finding.name in UNTRAINED and finding.is_cause:
+        return evolve(finding, advice=ITS_TARGET)
+    return finding
 
 
 def _same(own: Mapping[str, Tensor], exported: Mapping[str, Tensor], name: str) -> bool:
@@ -81,12 +118,17 @@ def target_finding(draft: Draft, training: DraftCheckpoint | None, target: Targe
     record: dict[str, Any] = read_json(training.path / "training.json") if training is not None else {}
     recorded = _config_json(draft).get("dflow")
     known = record.get("target") or (recorded.get("target") if isinstance(recorded, Mapping) else None)
+    imported = None if training is not None else imported_of(draft)
+    if imported is not None:
+        known = imported.get("trained_for", known if imported.get("publisher") == DFLOW.name else None)
+        if known is None:
+            return unmeasured("target", f"not known: the draft was imported, and its files do not say it. {ITS_TARGET}")
     if not isinstance(known, str):
         return unmeasured("target", "the training's record is gone, so its target is not known")
     return Finding(
         name="target",
         measured=f"{target.digest[:12]}; the draft was trained on {known[:12]}",
         normal="the same: a draft reads the states of the target that it was trained with, and shares its two ends",
-        advice="give train_dflash, export_draft and evaluate the same target",
+        advice=ITS_TARGET if imported is not None else "give train_dflash, export_draft and evaluate the same target",
         is_cause=known != target.digest,
     )

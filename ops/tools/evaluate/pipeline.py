@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import attrs
+
+from dsl.errors import PipelineError
+from dsl.overrides import apply_overrides, overridden_nodes
 from dsl.pipeline import Pipeline
-from ops.check_export.op import CheckExport
+from ops.check_export.op import CheckExport, unlike_serving
 from ops.evaluate.op import Evaluate
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
@@ -13,32 +18,51 @@ from ops.load_draft.op import LoadDraft
 from ops.load_target.op import LoadTarget
 from ops.tokenize_chat.op import TokenizeChat
 
-NOT_ASKED = Path(__file__).with_name("not_asked.jsonl")  # of the other splits: tokenize_chat refuses an empty train
-PROMPTS = Path(__file__).with_name("prompts.jsonl")  # mathematics, code and talk; only the questions are used
-HELD_OUT = 0.999  # of prompts without a split of their own
+PROMPTS = Path(__file__).with_name("prompts.jsonl")  # mathematics, code and talk
+GATE = "check"
 
 
-def evaluation_pipeline(draft: str, target: str, prompts: str | None, max_prompts: int) -> Pipeline:
+def evaluation_pipeline(draft: str, target: str, prompts: str | None, max_prompts: int | None) -> Pipeline:
     """The nodes from target and draft to the gate.
 
-    draft, target: a directory, or a model id with its commit as owner/name@COMMIT. prompts: what `ingest` reads; None:
-    sixteen questions without images. max_prompts: of each category.
+    draft, target: as of `source_of`. prompts: what `ingest` reads, all of which is asked; None: sixteen questions
+    without images. max_prompts: of each category; None: all.
     """
     p = Pipeline("evaluate")
-    checkpoint, revision = named(target)
+    checkpoint, revision = source_of(target)
     model = p.node("target", LoadTarget(checkpoint=checkpoint, revision=revision))
-    source, revision = named(draft)
+    source, revision = source_of(draft)
     loaded = p.node("draft", LoadDraft(target=model, source=source, revision=revision))
-    sources = (str(NOT_ASKED), prompts or str(PROMPTS))
-    samples = p.node("ingest", Ingest(source=sources, val_fraction=0.0, test_fraction=HELD_OUT))
+    samples = p.node(
+        "ingest",
+        Ingest(source=prompts or str(PROMPTS), split="test", require_answers=False, duplicate_ids="number"),
+    )
     images = p.node("inject", InjectImages(samples=samples))
-    tokens = p.node("tokenize", TokenizeChat(samples=images, target=model, min_loss_tokens=1))
+    tokens = p.node("tokenize", TokenizeChat(samples=images, target=model, prompts_only=True))
     report = p.node("eval", Evaluate(draft=loaded, target=model, tokens=tokens, max_prompts=max_prompts))
-    p.node("check", CheckExport(draft=loaded, target=model, tokens=tokens, report=report))
+    p.node(GATE, CheckExport(draft=loaded, target=model, tokens=tokens, report=report))
     return p
 
 
-def named(text: str) -> tuple[str, str | None]:
-    """A path, or a model id and its commit."""
+def source_of(text: str) -> tuple[str, str | None]:
+    """A directory, or a model id and its commit, of owner/name@COMMIT."""
     name, at, commit = text.rpartition("@")
-    return (name, commit) if at and len(commit) == 40 else (text, None)
+    return (name, commit) if at and not Path(text).exists() else (text, None)
+
+
+def leave_out_gate(pipeline: Pipeline, overrides: Sequence[str]) -> list[str]:
+    """Takes out the gate where the overrides make an evaluation that it cannot compare with a served draft, and returns
+    why; not where they change the gate too, which is then a mistake of the pipeline.
+    """
+    if GATE in overridden_nodes(overrides).values():
+        return []
+    try:
+        evaluated = attrs.asdict(apply_overrides(pipeline, overrides).nodes["eval"].config, recurse=False)
+    except PipelineError:
+        return []  # reported with the mistakes between the nodes
+    unlike = unlike_serving(evaluated, None)
+    if evaluated["block_size"] is not None:  # that of the training is known once the draft is read
+        unlike.append(f"block_size = {evaluated['block_size']}")
+    if unlike:
+        del pipeline.nodes[GATE]
+    return [f"eval.{text}" for text in unlike]

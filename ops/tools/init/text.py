@@ -16,6 +16,14 @@ from ops.train_dflash.verdicts import LEAST_BETWEEN
 WIDTH = 118
 PLACEHOLDER = "FILL IN: the directory of your target's checkpoint"
 FLOAT32 = "float32"
+# Who serves a draft's algorithm, what its step costs, and whether its loss reads the target's distribution.
+ALGORITHMS = {
+    "dflash": "served by SGLang and vLLM, the cheapest step, no teacher",
+    "dflash2": "served by SGLang; a dearer step (convolutions, a selector), no teacher",
+    "dspark": "served by SGLang; a dearer step (the target's logits too), a teacher",
+}
+RECOMMENDED = "dflash"
+OTHERS = [name for name in ALGORITHMS if name != RECOMMENDED]
 
 
 def pipeline_text(
@@ -53,6 +61,7 @@ def summary(found: Survey, advice: Advice, *, comment: bool = False) -> list[str
     lines = [*_about_data(found), *_about_lengths(found, advice), f"splits: {advice.held_out}"]
     kind = "captured while training, not stored" if advice.online else "stored"
     lines.append(f"features: {kind}; {advice.capture_why}")
+    lines.append(f"algorithm: {RECOMMENDED}, {ALGORITHMS[RECOMMENDED]}; {' and '.join(OTHERS)}: see [node.train]")
     lines += [f"note: {note}" for note in advice.notes]
     folded = [textwrap.wrap(on_one_line(line), WIDTH - len(mark), subsequent_indent="    ") for line in lines]
     return [f"{mark}{part}" for parts in folded for part in parts]
@@ -194,6 +203,7 @@ def _capture(target: Target | None, dtype: str, advice: Advice) -> list[str]:
         'target = "@target"',
         f"num_layers = {target.num_layers if target is not None else 5}",
         *_dtype("dtype", dtype),
+        f"{'# final_hidden = true':33} # the teacher of dspark, one layer's features more: see [node.train]",
         '# backend = "sglang"              # the engine that serves, if it is installed: docs/sglang.md',
     ]
 
@@ -224,11 +234,22 @@ def _train(target: Target | None, dtype: str, advice: Advice) -> list[str]:
         'tokens = "@tokenize"',
         'batches = "@shard"',
         'target = "@target"',
+        *_algorithm(advice),
         _line("block_size", advice.block_size),
         *_dtype("dtype", "bfloat16" if dtype != FLOAT32 else dtype),
         f"micro_batch_tokens = {min(advice.tokens_per_step.value, 16_384)}",
         *_measuring(advice),
     ]
+
+
+def _algorithm(advice: Advice) -> list[str]:
+    """The recommended one, and how to choose another."""
+    teacher = "captured with the features" if advice.online else "final_hidden = true in [node.capture]"
+    others = [
+        _noted(f'# algorithm = "{name}"', f"{ALGORITHMS[name]}{f': {teacher}' if name == 'dspark' else ''}")
+        for name in OTHERS
+    ]
+    return [_noted(f'algorithm = "{RECOMMENDED}"', f"{ALGORITHMS[RECOMMENDED]}; docs/drafts.md compares"), *others]
 
 
 def _measuring(advice: Advice) -> list[str]:
@@ -282,7 +303,11 @@ def _quoted(text: str) -> str:
 
 def _line(field: str, choice: Choice) -> str:
     value = choice.value if choice.value < 10_000 else f"{choice.value:_}"
-    return f"{f'{field} = {value}':33} # {choice.why}"
+    return _noted(f"{field} = {value}", choice.why)
+
+
+def _noted(line: str, note: str) -> str:
+    return f"{line:33} # {note}"
 
 
 def _dtype(field: str, dtype: str) -> list[str]:

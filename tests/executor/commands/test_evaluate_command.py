@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -12,17 +13,19 @@ from fake_stage import FakeStage
 from family_checkpoints import HIDDEN, LAYERS, VOCABULARY, make_checkpoint
 from safetensors.torch import save_file
 
-from dsl.errors import PipelineError
+from dsl.errors import DataError, PipelineError
 from dsl.graph import compiled
 from dsl.read_toml import checked_pipeline
 from executor import cli
+from executor.commands.evaluate import add_arguments, checked_graph
 from executor.report.in_short import in_short
 from executor.store.artifact_store import Store
 from ops.ingest.run import ingest
-from ops.lib.data.files import read_json, write_json, write_jsonl
+from ops.lib.data.files import read_jsonl, write_json, write_jsonl
 from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.load import random_draft
-from ops.tools.evaluate.pipeline import evaluation_pipeline, named
+from ops.tools.evaluate.pipeline import evaluation_pipeline
+from ops.tools.evaluate.typed import source_mistakes
 from tests.support.manifests import new_record
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -38,38 +41,132 @@ def test_a_draft_and_its_target_become_a_pipeline_up_to_the_gate(tmp_path, monke
     nodes = compiled(checked_pipeline(pipeline, ["eval.dtype=bfloat16"])).nodes
     assert ["target", "draft", "ingest", "inject", "tokenize", "eval", "check"] == list(nodes)
     assert str(tmp_path / "draft") == nodes["draft"].config.source
-    assert str(tmp_path / "mine.jsonl") == nodes["ingest"].config.source[1]
+    assert str(tmp_path / "mine.jsonl") == nodes["ingest"].config.source
     assert (5, "bfloat16") == (nodes["eval"].config.max_prompts, nodes["eval"].config.dtype)
 
 
-def test_model_ids_are_pinned_by_a_commit(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (f"owner/draft@{COMMIT}", ""),
+        ("here", ""),
+        ("owner/draft", "the model id needs its commit, 40 hex digits: owner/draft@COMMIT"),
+        ("owner/draft@main", '"main" is no commit of 40 hex digits'),
+        (f"owner/draft@{COMMIT[:9]}", f'"{COMMIT[:9]}" is no commit of 40 hex digits'),
+        (f"here@{COMMIT}", "here is a directory, which has no commit: leave out @01234567"),
+        ("nowhere", "there is no directory "),
+        ("nowhere@main", "there is no directory "),
+    ],
+)
+def test_a_draft_and_a_target_are_directories_or_model_ids_with_a_commit(text, wrong, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert ("owner/draft", COMMIT) == named(f"owner/draft@{COMMIT}")
-    assert ("a@b/draft", None) == named("a@b/draft")
-    nodes = compiled(evaluation_pipeline(f"owner/draft@{COMMIT}", f"owner/model@{COMMIT}", None, 1)).nodes
-    assert ("owner/draft", COMMIT) == (nodes["draft"].config.source, nodes["draft"].config.revision)
-    with pytest.raises(PipelineError, match="needs a commit as revision"):
-        checked_pipeline(evaluation_pipeline("owner/draft", f"owner/model@{COMMIT}", None, 1))
+    (tmp_path / "here").mkdir()
+    mistakes = source_mistakes(text, text)
+    assert (["DRAFT", "--target"] if wrong else []) == [mistake.path for mistake in mistakes]
+    if wrong:
+        assert wrong in mistakes[0].message
+        command = ["evaluate", text, "--target", text, "-s", "eval.max_new_tokens=0", "--store", str(tmp_path / "runs")]
+        assert 2 == cli.main(command)
+        told = capsys.readouterr().err.splitlines()
+        assert [f"DRAFT: {mistakes[0].message}", f"--target: {mistakes[0].message}"] == told[:2]
+        assert ["-s eval.max_new_tokens=0: must be >= 1, got 0"] == told[2:]
+
+
+def test_a_commit_for_a_directory_is_refused_and_not_ignored(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    command = ["evaluate", "here", "--target", "here", "-s", f"draft.revision={COMMIT}"]
+    assert 2 == cli.main([*command, "--store", str(tmp_path / "runs")])
+    assert "a commit belongs to a model id, and here is a path; leave it out" in capsys.readouterr().err
+
+
+def evaluated(tmp_path, *arguments):
+    """What the command line makes of a draft and a target that are only directories, up to its nodes."""
+    for name in ("draft", "target"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return checked_graph(parser.parse_args([str(tmp_path / "draft"), "--target", str(tmp_path / "target"), *arguments]))
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("eval.temperature=0.5", "eval.temperature = 0.5"),
+        ("eval.block_size=4", "eval.block_size = 4"),
+        ("eval.benchmark=bench.jsonl", "eval.benchmark = bench.jsonl"),
+    ],
+)
+def test_an_evaluation_that_no_server_repeats_is_made_without_the_gate(override, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bench.jsonl").write_text("")
+    assert "check" not in evaluated(tmp_path, "-s", override).nodes
+    assert named in capsys.readouterr().out
+    assert "check" in evaluated(tmp_path, "-s", "eval.temperature=0", "-s", "eval.split=val").nodes
+    assert "" == capsys.readouterr().out
+
+
+def test_a_gate_that_is_asked_for_is_refused_where_it_could_compare_nothing(tmp_path):
+    with pytest.raises(PipelineError) as error:
+        evaluated(tmp_path, "-s", "eval.temperature=0.5", "-s", "check.live=off")
+    (mistake,) = error.value.mistakes
+    assert "-s check.report" == mistake.path
+    assert "this evaluation has temperature = 0.5, and a served draft is compared with" in mistake.message
 
 
 def test_a_draft_that_is_not_there_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "target").mkdir()
-    assert 2 == cli.main(["evaluate", "nowhere", "--target", "target", "--store", str(tmp_path / "runs")])
-    assert "nowhere" in capsys.readouterr().err
+    command = ["evaluate", "nowhere", "--target", "target", "--prompts", "none.jsonl"]
+    assert 2 == cli.main([*command, "--store", str(tmp_path / "runs")])
+    told = capsys.readouterr().err.splitlines()
+    assert ["DRAFT", "--prompts"] == [line.partition(": ")[0] for line in told]
+    assert f"there is no file or folder {tmp_path / 'none.jsonl'}" in told[1]
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_all_prompts_are_held_out_but_two_that_nobody_asks(own, tmp_path):
-    rows = [
-        {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "n"}]} for n in range(9)
-    ]
-    write_jsonl(tmp_path / "mine.jsonl", rows)
-    pipeline = evaluation_pipeline("draft", "target", str(tmp_path / "mine.jsonl") if own else None, 1)
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([], ["mine.jsonl is empty; write one JSON object per line"]),
+        (['{"prompt": "a"', "{}"], ["mine.jsonl:1: ", "mine.jsonl:2: "]),
+        (
+            ['{"prompt": " "}', '{"id": "b", "messages": [{"role": "assistant", "content": "a"}]}'],
+            ["mine.jsonl has no usable prompt", 'sample "1": empty text', 'sample "b": starts with the assistant'],
+        ),
+    ],
+)
+def test_a_file_without_prompts_is_refused_before_anything_runs_with_its_name(lines, told, tmp_path):
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    with pytest.raises(DataError) as error:
+        evaluated(tmp_path, "--prompts", str(tmp_path / "mine.jsonl"))
+    assert str(error.value).startswith("--prompts: ")
+    assert [] == [text for text in told if text not in str(error.value)]
+
+
+def asked(tmp_path, prompts=None):
+    """The rows that ingest makes of the prompts."""
+    pipeline = evaluation_pipeline("draft", "target", prompts, None)
     stage = FakeStage(tmp_path)
     ingest(pipeline.nodes["ingest"].config, stage)
-    assert {"train": 1, "val": 1, "test": 9 if own else 16} == read_json(stage.out_dir / "summary.json")["splits"]
+    return list(read_jsonl(stage.out_dir / "samples.jsonl"))
+
+
+def test_all_prompts_of_a_file_are_asked_whatever_their_split_and_with_or_without_an_answer(tmp_path):
+    answer = {"role": "assistant", "content": "n"}
+    rows = [
+        {"id": "a", "prompt": "1?"},
+        {"id": "a", "prompt": "2?"},
+        {"split": "train", "messages": [{"role": "user", "content": "3?"}, answer]},
+        {"split": "val", "messages": [{"role": "user", "content": "4?"}, answer, {"role": "user", "content": "5?"}]},
+        {"question": "6?", "answer": "n"},
+    ]
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    found = asked(tmp_path / "own", str(tmp_path / "train.jsonl"))
+    assert [("a", "test"), ("a#2", "test"), ("3", "test"), ("4", "test"), ("5", "test")] == [
+        (row["id"], row["split"]) for row in found
+    ]
+    assert 16 == len(asked(tmp_path / "default"))
 
 
 def test_an_evaluation_that_did_not_finish_ends_with_what_is_open(tmp_path, monkeypatch):

@@ -274,6 +274,30 @@ def test_features_that_the_disk_does_not_hold_are_captured_while_training(
     assert "capture" not in made and "features: captured while training" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_an_algorithm_is_recommended_with_its_reason_and_each_other_one_is_a_line_to_take_in(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stored: bool
+) -> None:
+    chat(project / "chat.jsonl", 100)
+    if not stored:
+        monkeypatch.setattr(init, "free_bytes", lambda _folder: 1000)
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    assert "algorithm: dflash, served by SGLang and vLLM, the cheapest step, no teacher" in capsys.readouterr().out
+    assert "dflash" == nodes(project / "pipeline.toml")["train"]["algorithm"]
+    text = (project / "pipeline.toml").read_text()
+    for name in ("dflash2", "dspark"):
+        other = text.replace('\nalgorithm = "dflash" ', '\n# algorithm = "dflash" ')
+        other = other.replace(f'# algorithm = "{name}"', f'algorithm = "{name}"')
+        if name == "dspark":
+            assert ("final_hidden = true in [node.capture]" in other) == stored
+            other = other.replace("# final_hidden = true", "final_hidden = true")
+        (project / "other.toml").write_text(other)
+        assert 0 == main(["plan", "other.toml"]), name
+        graph = read_graph(project / "other.toml")
+        assert name == graph.nodes["train"].config.algorithm
+        assert "capture" not in graph.nodes or graph.nodes["capture"].config.final_hidden == (name == "dspark")
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -35,7 +36,7 @@ def written(toy: Toy, *arguments: str) -> str:
 
 def test_the_combinations_of_a_sweep_stand_first_the_best_on_top(swept: Toy) -> None:
     page = report(swept)
-    assert ["runs", "combinations", "results"] == list(page.titles)[:3]
+    assert ["runs", "combinations", "compared", "results"] == list(page.titles)[:4]
     rows = page.table("combinations", "", "filter.kept", "filter.text", "state", "eval/kept")
     assert [["7", "x"], ["7", "y"], ["5", "x"], ["5", "y"]] == [[cell.strip('"') for cell in row[1:3]] for row in rows]
     assert [["done", "7"], ["done", "7"], ["done", "5"], ["done", "5"]] == [row[3:5] for row in rows]
@@ -93,6 +94,36 @@ def test_the_artifacts_of_copies_are_put_together(swept: Toy) -> None:
     assert ["Artifacts", "source", "filter"] == heads(page.words["artifacts"])
     facts = [rows for rows in page.tables["artifacts"] if ["kept", "7", "7", "5", "5"] in rows]
     assert 1 == len(facts)
+
+
+def test_an_op_compares_the_artifacts_of_a_sweep_in_the_order_of_the_file(swept: Toy) -> None:
+    page = report(swept)
+    rows = page.table("compared", "values", "kept")
+    values = [{"filter.kept": kept, "filter.text": text} for kept in "57" for text in "xy"]
+    assert [(each, each["filter.kept"]) for each in values] == [(json.loads(row[0]), row[1]) for row in rows]
+    assert "variants: kept=5, text=x | kept=5, text=y | kept=7" in page.text("compared")
+    assert ["Compared", "filter"] == [
+        word for word in page.words["compared"] if word in ("Compared", "source", "filter")
+    ]
+
+
+def test_of_several_runs_each_is_named_and_one_run_without_copies_compares_nothing(tmp_path: Path) -> None:
+    toy = counting(tmp_path, PIPELINE)
+    first = run(toy)
+    assert "compared" not in report(toy).titles
+    second = run(toy, "-s", "filter.kept=6")
+    labels = [name.rpartition("-")[2] for name in (first, second)]
+    rows = report(toy, first, second).table("compared", "values", "kept")
+    assert [[{"run": labels[0]}, "7"], [{"run": labels[1]}, "6"]] == [[json.loads(row[0]), row[1]] for row in rows]
+
+
+def test_a_comparison_that_fails_is_named_with_its_reason_and_all_else_is_shown(tmp_path: Path) -> None:
+    toy = counting(tmp_path, PIPELINE)
+    run(toy, "--sweep", "filter.kept=[5,13]", "-s", "filter.came_in=20")
+    page = report(toy)
+    assert "The comparison of filter is missing here" in page.text("compared")
+    assert "an unlucky number" in page.text("compared")
+    assert ["Artifacts", "source", "filter"] == heads(page.words["artifacts"])
 
 
 def test_a_sweep_beside_another_run_keeps_the_names_of_both(swept: Toy) -> None:

@@ -151,7 +151,8 @@ def test_a_step_of_dflash2_is_tied_where_its_selectors_two_best_scores_are_close
         hidden_DM = draft.propose(*target.embed_weight[[anchor, draft.config.mask_token_id]], context.kv)
         choices.append(Scored([]))
         logits_DV = hidden_DM @ target.head_weight.T
-        return propose_walk(draft, hidden_DM[None], logits_DV[None], torch.tensor([anchor]), choices[-1])[0].tolist()
+        proposal = propose_walk(draft, hidden_DM[None], logits_DV[None], torch.tensor([anchor]), choices[-1])
+        return proposal.tokens_BD[0].tolist()
 
     for sample, plain in zip(case.prompts[:3], case.plain, strict=False):
         choices.clear()

@@ -12,6 +12,7 @@ from dsl.read_toml import read_graph
 from ops.evaluate.op import Evaluate
 
 TINY = Path(__file__).resolve().parents[3] / "pipelines" / "tiny.toml"  # trains blocks of 8
+EDGES = 'draft = "@export"\ntarget = "@target"\ntokens = "@tokenize"\n'
 MISTAKE = "node.eval.block_size", "9 is more than the 8 that the draft is trained with: use 2 to 8"
 
 
@@ -23,17 +24,27 @@ def mistakes(*arguments: str, sweeps: Sequence[str] = ()) -> list[tuple[str, str
     return []
 
 
-@pytest.mark.parametrize(
-    "arguments", [(), ("eval.block_size=8",), ("eval.block_size=2",), ("eval.block_size=9", "train.block_size=9")]
-)
-def test_blocks_that_are_no_larger_than_in_the_training_are_right(arguments: Sequence[str]) -> None:
+@pytest.mark.parametrize("arguments", [(), ("eval.block_size=8",), ("eval.block_size=9", "train.block_size=9")])
+def test_blocks_as_large_as_in_the_training_are_right(arguments: Sequence[str]) -> None:
     assert [] == mistakes(*arguments)
+
+
+def test_smaller_blocks_than_in_the_training_are_right_where_no_gate_reads_the_evaluation(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'extends = "{TINY}"\n[node.small]\nop = "evaluate"\nblock_size = 2\n{EDGES}')
+    read_graph(file)
+    found = [message for _, message in mistakes("eval.block_size=2")]
+    assert 1 == len(found)
+    assert "this evaluation has block_size = 2, and a served draft is compared with" in found[0]
 
 
 def test_larger_blocks_than_in_the_training_are_a_mistake_of_the_pipeline() -> None:
     assert [MISTAKE[1]] == [message for _, message in mistakes("eval.block_size=9")]
-    swept = mistakes("eval.block_size=6", sweeps=["train.block_size=[4,8]"])
-    assert ["6 is more than the 4 that the draft is trained with: use 2 to 4"] == [message for _, message in swept]
+    swept = [message for _, message in mistakes("eval.block_size=6", sweeps=["train.block_size=[4,8]"])]
+    assert ["6 is more than the 4 that the draft is trained with: use 2 to 4"] == [
+        message for message in swept if not message.startswith("this evaluation has block_size = 6, and a served draft")
+    ]
+    assert 2 == len(swept)
 
 
 def test_a_training_with_a_wrong_block_size_has_that_mistake_alone() -> None:

@@ -8,6 +8,7 @@ import shutil
 
 import attrs
 import pytest
+import torch
 from evaluate_cases import BLOCK, evaluate_config, run_evaluate
 from lively_target import make_lively
 from overfit import overfit, with_answers
@@ -22,7 +23,10 @@ from ops.evaluate.report import report as evaluate_sections
 from ops.evaluate.statistics import is_repetition
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.backbone.config import from_serving, to_serving
+from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.decoding.decode import decode_plain
+from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.report_sections import Verdict
 from ops.lib.target.model import Target
 
@@ -93,6 +97,10 @@ def test_the_time_is_split_into_parts_that_add_up(stage):
     assert measured["plain_seconds"] / measured["speculative_seconds"] == pytest.approx(measured["speedup"])
     assert measured["speedup_low"] <= measured["speedup_high"]
     assert (2, 2) == (measured["batches"], measured["batch_size"])
+    ids = [row["id"] for row in read_jsonl(stage.out_dir / "prompts.jsonl")]
+    assert sorted(ids) == sorted(each for batch in measured["times"] for each in batch["prompts"])
+    for name in ("plain_seconds", "speculative_tokens"):
+        assert measured[name] == pytest.approx(sum(batch[name] for batch in measured["times"]))
     for way in ("plain", "speculative"):
         parts = measured["parts"][way]
         assert {"prefill", "draft", "verify", "overhead"} == set(parts)
@@ -230,6 +238,42 @@ def test_the_report_shows_every_part(stage):
     (stage.out_dir / "measurements.json").rename(stage.work_dir / "away.json")
     assert "Speed" not in [section.title for section in evaluate_sections(stage.out_dir)]
     (stage.work_dir / "away.json").rename(stage.out_dir / "measurements.json")
+
+
+@pytest.fixture(scope="module")
+def confident(draft, tmp_path_factory) -> Draft:
+    """The same draft with the heads of dspark, without a bias, and certain that 9 of 10 proposals are accepted."""
+    folder = tmp_path_factory.mktemp("confident")
+    plain = from_serving(read_json(draft.path / "config.json"))
+    config = attrs.evolve(plain, algorithm=Dspark(rank=2, sample_from_anchor=False))
+    heads = random_draft(config, seed=0)
+    with torch.no_grad():
+        heads.confidence_head.proj.bias.fill_(math.log(9))
+    save_file(dict(heads.state_dict()) | load_file(draft.path / "model.safetensors"), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(to_serving(config)))
+    return Draft(folder, "digest of the confident one")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_confidence_head_is_measured_by_what_was_accepted(confident, target, tokens, tmp_path, temperature):
+    stage = run_evaluate(tmp_path, confident, target, tokens, temperature=temperature)
+    rows = list(read_jsonl(stage.out_dir / "prompts.jsonl"))
+    steps = [count for row in rows for count in row["accepted"]]
+    share = sum(steps) / sum(min(count + 1, BLOCK - 1) for count in steps)
+    measured = read_json(stage.out_dir / "measurements.json")["confidence"]
+    assert (measured["confidence"], measured["accepted"]) == (pytest.approx(0.9), pytest.approx(share))
+    assert stage.metric("eval/confidence_ece") == [pytest.approx(0.9 - share)]
+    assert stage.metric("eval/confidence_brier") == [pytest.approx(share * 0.01 + (1 - share) * 0.81)]
+    assert "confidence" in stage.figures
+    sections = {section.title: section for section in parts(stage.out_dir)}
+    assert f"{0.9 - share:.4f} (10 bins)" in sections["Confidence head"].note
+    series = sections["Reliability of the confidence head"].body.series[0]
+    assert (list(series.x), list(series.y)) == ([pytest.approx(0.9)], [pytest.approx(share)])
+
+
+def test_without_a_confidence_head_nothing_of_it_appears(stage):
+    assert "confidence" not in read_json(stage.out_dir / "measurements.json")
+    assert "confidence" not in stage.figures and [] == stage.metric("eval/confidence_ece")
 
 
 def test_nothing_that_was_measured_is_reported_as_not_a_number(stage):

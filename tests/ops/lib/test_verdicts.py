@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ops.check_export.report import report as check_export_sections
-from ops.evaluate.verdicts import SLOWER
+from ops.evaluate.verdicts import ITS_TARGET, SLOWER
 from ops.evaluate.verdicts import verdicts as of_evaluation
 from ops.finetune_vlm.verdicts import verdicts as of_target
 from ops.finetune_vlm.verdicts import wilson
@@ -64,6 +64,38 @@ def test_tau_is_compared_with_plain_decoding_and_with_chance(chance: Any, judgem
     assert "2.50 (2.10 to 2.90) tokens per pass of the target, of at most 8; plain decoding has 1" in found.text
     assert says in found.text
     assert (judgement == "good") == (found.advice == "")
+
+
+@pytest.mark.parametrize(
+    ("of", "imported", "judgement", "says", "advised"),
+    [
+        (tau(1.04, 1.03, 1.05), {"publisher": "z-lab"}, "bad", "Likely cause: it was trained for another target", True),
+        (
+            tau(1.04, 1.03, 1.05),
+            {"publisher": "dflow", "trained_for": "ab" * 32},
+            "bad",
+            "for another target (its record names another target, abababababab)",
+            True,
+        ),
+        (
+            tau(2.5, 2.1, 2.9),
+            {"publisher": "dflow", "trained_for": "ab" * 32},
+            "good",
+            "if that had other weights",
+            True,
+        ),
+        (tau(2.5, 2.1, 2.9), {"publisher": "z-lab"}, "good", "It is better than chance", False),
+        (tau(1.04, 1.03, 1.05), None, "warn", "above chance by less than 5%", False),
+    ],
+)
+def test_a_draft_of_others_that_hardly_helps_was_likely_trained_for_another_target(
+    of: dict[str, Any], imported: Any, judgement: str, says: str, advised: bool
+) -> None:
+    random = {"all": tau(1.0, 1.0, 1.0)}
+    changes = {"tau": {"all": of}, "tau_random": random} | ({} if imported is None else {"imported": imported})
+    found = verdict(of_evaluation(report(**changes), None), "tau")
+    assert (judgement, advised) == (found.judgement, found.advice == ITS_TARGET)
+    assert says in found.text
 
 
 @pytest.mark.parametrize(

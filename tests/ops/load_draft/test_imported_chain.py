@@ -68,6 +68,7 @@ def judged(imported, gate_inputs, tmp_path_factory):
 def test_the_evaluation_of_an_import_is_that_of_the_export(judged, gate_inputs):
     ours, theirs = (read_json(each["report"].path / "report.json") for each in (judged, gate_inputs))
     assert ours.pop("inputs") != theirs.pop("inputs")
+    assert {"publisher": "z-lab"} == ours.pop("imported")
     assert theirs == ours
 
 

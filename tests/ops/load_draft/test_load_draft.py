@@ -9,9 +9,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 from case_reader import hidden_of_blocks
 from draft_chain import EOS, HIDDEN, MASK, TEXT, VOCAB, make_target
-from draft_forms import FORMS, IDS, LAYERS, LEFT_OUT, PLAIN, REFUSED, SIZES, Form, prefixed, write_form, zlab
+from draft_forms import (
+    FLAT,
+    FORMS,
+    IDS,
+    LAYERS,
+    LEFT_OUT,
+    NESTED,
+    PLAIN,
+    REFUSED,
+    SIZES,
+    Form,
+    deepspec,
+    prefixed,
+    specforge,
+    speculators_of,
+    write_form,
+    zlab,
+)
 from fake_stage import FakeStage, folder_digest
 from safetensors.torch import load_file, save_file
 
@@ -133,6 +151,20 @@ def test_an_import_is_an_export(target, tmp_path):
     assert "dflow" == after["dflow"].pop("imported")["publisher"]
     assert "z-lab" == before["dflow"].pop("imported")["publisher"]
     assert before == after
+
+
+def test_the_record_of_another_target_is_kept_until_that_target_is_given(target, tmp_path):
+    write_form(FORMS["z-lab, plain"], tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    other = load(tmp_path / "other", made.path, evolve(target, digest="cd" * 32))
+    imported = read_json(other.path / "config.json")["dflow"]["imported"]
+    assert target.digest == imported["trained_for"]
+    assert f"it was trained for the target {target.digest[:12]}, and this one" in imported["notes"][-1]
+    for place, digest in enumerate(("ef" * 32, target.digest)):
+        again = load(tmp_path / f"again-{place}", other.path, evolve(target, digest=digest))
+        record = read_json(again.path / "config.json")["dflow"]["imported"]
+        assert (None if digest == target.digest else target.digest) == record.get("trained_for")
+        assert (digest != target.digest) == ("trained for the target" in "\n".join(record["notes"]))
 
 
 def test_an_altered_export_of_dflow_is_refused(target, tmp_path):
@@ -309,13 +341,18 @@ def test_a_mask_token_that_ends_answers_is_refused(target, tmp_path):
         load(tmp_path / "stage", tmp_path / "source", target)
 
 
-@pytest.mark.parametrize("key", sorted(PLAIN))
+@pytest.mark.parametrize("key", sorted(PLAIN | NESTED | FLAT | {"sample_from_anchor": True, "shift_label": True}))
 def test_a_key_of_any_type_is_read_or_refused_without_another_error(key):
-    for value in (None, True, -1, 0.5, "text", [], [None], {}, {"a": {"b": [1]}}):
-        try:
-            read_draft_config(PLAIN | {key: value})
-        except ConfigError as error:
-            assert str(error)
+    plain, dspark, nested = PLAIN, deepspec(), specforge()
+    second = speculators_of("dflash2", **FLAT)
+    for value in (None, True, -1, 0, 0.5, "text", [], [None], {}, {"a": {"b": [1]}}):
+        changes = [config | {key: value} for config in (plain, dspark, nested, second)]
+        changes.append(nested | {"dflash_config": nested["dflash_config"] | {key: value}})
+        for config in changes:
+            try:
+                read_draft_config(config)
+            except ConfigError as error:
+                assert str(error)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), (["x"], 2), ({}, 2)])

@@ -5,22 +5,32 @@ from __future__ import annotations
 import json
 import shutil
 
+import httpx
 import pytest
 import torch
 from attrs import evolve
 from fake_stage import FakeStage
 from family_checkpoints import FAMILIES, HIDDEN, VOCABULARY, make_checkpoint, picture, token_sample
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5ForCausalLM, Qwen3Config, Qwen3ForCausalLM, dynamic_module_utils
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
+from ops.lib.target import fetch
 from ops.lib.target.checkpoint_files import PROCESSOR, copy_files
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.model import Target, describe_target, target_info, text_config
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
+
+REFUSAL = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
 
 
 @pytest.fixture(scope="module")
@@ -345,6 +355,28 @@ def test_a_name_that_is_neither_a_directory_nor_a_model_is_refused(tmp_path, mon
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match="neither a local directory nor a model"):
         load("nobody/no-such-model", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (httpx.ConnectError("Name or service not known"), "the Hub cannot be reached"),
+        (LocalEntryNotFoundError("not cached"), "the Hub cannot be reached"),
+        (RepositoryNotFoundError("404", response=REFUSAL), "the Hub has no such model, or it is private"),
+        (GatedRepoError("403", response=REFUSAL), "its page asks for agreement"),
+        (RevisionNotFoundError("404", response=REFUSAL), "the Hub has no such commit of it"),
+    ],
+)
+def test_a_download_that_fails_says_why_and_what_to_do(error, told, monkeypatch):
+    def fail(*_arguments, **_options):
+        raise error
+
+    monkeypatch.setattr(fetch, "snapshot_download", fail)
+    with pytest.raises(DataError) as caught:
+        fetch.fetch("owner/name", "0a" * 20, ())
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"owner/name@{'0a' * 20} is neither a local directory nor a model that can be downloaded: ")
+    assert told in line
 
 
 def test_a_checkpoint_without_tokenizer_is_refused(checkpoint, tmp_path):

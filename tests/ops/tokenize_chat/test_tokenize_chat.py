@@ -125,6 +125,30 @@ def test_every_answer_of_a_conversation_is_in_the_mask_and_the_last_one_is_promp
     assert reader.records[0]["label"] == "One.\n\nAnd two, naïve: 你好."
 
 
+def test_prompts_are_those_of_the_answered_conversations_and_need_no_answer_and_no_train_split(tmp_path, processor_dir):
+    ask, answer = ("user", "One or two? One."), ("assistant", LONG_ANSWER)
+    talks = [
+        conversation(ask, answer, image=png(24, 16), split="test"),
+        conversation(ask, ("assistant", "One."), ("user", "One."), answer, split="test"),
+    ]
+    prompts = [conversation(*talk["turns"][:-1], image=talk["image"], split="test") for talk in talks]
+    own = {"processor": str(processor_dir)}
+    train = conversation(ask, answer)
+    answered = run_tokenize(tmp_path / "answered", write_samples(tmp_path / "in", [*talks, train]), **own)
+    expected = TokenReader(answered.artifact(TokenShards), "test")
+    samples = write_samples(tmp_path / "prompts", [*talks, *prompts, conversation(("user", "x " * 400), split="test")])
+    stage = run_tokenize(tmp_path / "asked", samples, prompts_only=True, max_length=300, **own)
+    assert {"longer than max_length": 1} == summary_of(stage)["dropped"]
+    reader = TokenReader(stage.artifact(TokenShards), "test")
+    assert 4 == len(reader)
+    assert [LONG_ANSWER.strip()] * 2 + ["", "One."] == [record["label"].strip() for record in reader.records]
+    for place in range(4):
+        sample, other = reader.sample(place), expected.sample(place % 2)
+        assert sample.input_ids.tolist() == other.input_ids[: other.prompt_tokens].tolist()
+        assert other.pixel_values.tolist() == sample.pixel_values.tolist()
+        assert (len(sample.input_ids), False) == (sample.prompt_tokens, bool(sample.loss_mask.any()))
+
+
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).map(str.strip).filter(bool)
 
 

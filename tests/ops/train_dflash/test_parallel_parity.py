@@ -103,6 +103,13 @@ def test_every_option_is_exact_over_ranks(seen, problem, layout):
     }
 
 
+@pytest.mark.parametrize("name", ["DFlash2", "DSpark"])
+def test_the_first_gradient_of_an_algorithm_over_ranks_is_that_of_one_process_and_of_the_reference(seen, name):
+    problem = next(each for each in OPTIONS if each.name == name)
+    figures = [seen[key_of(problem, layout)] for layout in problem.layouts] + [seen[f"{name} | reference"]]
+    assert max(figure["first"] for figure in figures) <= 1e-12
+
+
 def test_bfloat16_with_float32_masters_over_ranks_stays_near_the_exact_gradient(seen):
     figures = [seen[key_of(problem, layout)] for problem in OPTIONS if problem.bfloat16 for layout in problem.layouts]
     assert len(figures) > 1

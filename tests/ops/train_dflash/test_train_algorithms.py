@@ -12,11 +12,13 @@ from dsl.errors import ConfigError, DataError, StopRequested
 from dsl.fingerprint import code_fingerprints
 from dsl.op import op_of
 from ops.artifacts import Draft
-from ops.lib.data.files import read_json
+from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.backbone.config import from_serving
 from ops.lib.drafts.dflash2.options import Dflash2Options
 from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.lib.report_sections import Compared
 from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.report import compare
 from ops.train_dflash.run import train_dflash
 
 ROOT = Path(__file__).parents[3]
@@ -96,3 +98,27 @@ def test_editing_an_algorithm_changes_the_code_of_its_own_trainings_alone(tmp_pa
         if codes[0] != codes[1]:
             changed.add(name)
     assert {edited} == changed
+
+
+def test_drafts_side_by_side_show_what_an_algorithm_adds_and_what_its_step_costs(tmp_path, inputs):
+    artifacts = []
+    for name, seconds in (("dflash", (0.2, 0.4)), ("dflash2", (0.36, 0.36)), ("dspark", (0.33, None))):
+        trained = train(tmp_path / name, inputs, name)
+        for seed, step in enumerate(seconds):
+            folder = shutil.copytree(trained.out_dir, tmp_path / f"{name}-{seed}")
+            write_json(folder / "measurements.json", {"step_seconds": step})
+            artifacts.append(Compared(folder, {"train.algorithm": name, "train.seed": str(seed)}))
+    (section,) = compare(artifacts)
+    rows = {row[0]: dict(zip(section.body.columns, row, strict=True)) for row in section.body.rows}
+    assert list(rows) == ["dflash", "dflash2", "dspark"]
+    sizes = {
+        name: sum(weight.numel() for weight in load_file(tmp_path / f"{name}-0" / "model.safetensors").values())
+        for name in rows
+    }
+    assert sizes == {name: row["parameters"] for name, row in rows.items()}
+    added = {name: size - sizes["dflash"] for name, size in sizes.items()}
+    assert added == {name: row["beside plain DFlash"] for name, row in rows.items()}
+    assert [1.0, 1.2, 1.1] == [row["times that of dflash"] for row in rows.values()]
+    val = read_json(tmp_path / "dflash2-0" / "training.json")["val_metrics"]
+    assert rows["dflash2"]["val/candidate_recall"] == round(val["val/candidate_recall"], 4)
+    assert rows["dflash"]["val/candidate_recall"] is None

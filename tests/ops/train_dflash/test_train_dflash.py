@@ -73,6 +73,8 @@ def test_what_is_logged_and_written(tmp_path, inputs):
     assert sorted(stage.figures) == ["accuracy", "loss"]
     files = sorted(file.name for file in stage.out_dir.iterdir())
     assert files == ["config.json", "measurements.json", "model.safetensors", "training.json"]
+    measured = read_json(stage.out_dir / "measurements.json")
+    assert 0 < measured["step_seconds"] <= measured["seconds"]
     training = read_json(stage.out_dir / "training.json")
     assert training["steps"] == total
     assert training["target"] == inputs["target"].digest

@@ -10,6 +10,7 @@ from fake_stage import FakeStage
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import TokenShards
 from ops.lib.data.files import read_json, write_json
+from ops.lib.drafts.dflash2.options import Dflash2Options
 from ops.train_dflash.inputs import draft_config, open_inputs
 from ops.train_dflash.op import TrainDflash
 
@@ -127,6 +128,13 @@ def test_a_distance_from_the_target_needs_its_final_hidden_states(tmp_path, loss
     stage = FakeStage(tmp_path / "stage", make_inputs(tmp_path))
     with pytest.raises(DataError, match=f'loss = "{loss}" needs .* set final_hidden = true in capture_targets'):
         open_inputs(train_config(loss=loss), stage)
+
+
+def test_a_selector_that_learns_the_targets_token_needs_its_final_hidden_states(tmp_path):
+    stage = FakeStage(tmp_path / "stage", make_inputs(tmp_path))
+    config = train_config(algorithm="dflash2", dflash2=Dflash2Options(label="target"))
+    with pytest.raises(DataError, match=r'the loss of algorithm = "dflash2" needs .* set final_hidden = true'):
+        open_inputs(config, stage)
 
 
 def test_everything_about_features_that_does_not_fit_is_listed_at_once(tmp_path):

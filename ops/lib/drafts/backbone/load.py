@@ -49,6 +49,13 @@ def read_config(directory: Path) -> Mapping[str, Any]:
         raise DataError(f"{path} is missing") from None
 
 
+def import_record(directory: Path) -> Mapping[str, Any] | None:
+    """What `load_draft` wrote of a draft that was trained elsewhere, None of any other; raises as `read_config`."""
+    record = read_config(directory).get("dflow")
+    imported = record.get("imported") if isinstance(record, Mapping) else None
+    return imported if isinstance(imported, Mapping) else None
+
+
 def read_weights(directory: Path) -> dict[str, Tensor]:
     """The tensors of a draft. Raises DataError where the file is missing or damaged."""
     path = directory / WEIGHTS

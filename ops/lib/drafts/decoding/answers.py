@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from ops.lib.drafts.decoding.decode import Decoded, check_finite, until_eos
+from ops.lib.drafts.decoding.proposal import Proposal
 
 NEAREST = 16  # tokens that are looked at for being near the best one: more do not come as close but for chance
 
@@ -35,6 +36,7 @@ class _Growing:
     margins: list[float] = field(factory=list)
     accepted: list[int] = field(factory=list)
     near: dict[int, dict[int, float]] = field(factory=dict)
+    confidence: list[tuple[float, ...]] = field(factory=list)
 
 
 @define(eq=False)
@@ -75,14 +77,17 @@ class Answers:
         """Take in the next token of each open row, one of those of its place. Returns as `add_block` does."""
         return self._add([[token] for token in tokens_B.tolist()], nearest, None)
 
-    def add_block(self, proposal_BD: Tensor, count_B: Tensor, tokens_B: Tensor, nearest: Nearest) -> Tensor | None:
+    def add_block(self, proposal: Proposal, count_B: Tensor, tokens_B: Tensor, nearest: Nearest) -> Tensor | None:
         """Take in what each open row accepted of a proposal, and the token behind it.
 
         The places of the rows that go on, int64, or None where all do.
         """
         counts = count_B.tolist()
-        rows = zip(proposal_BD.tolist(), counts, tokens_B.tolist(), strict=True)
-        new = [[*proposal[:count], token] for proposal, count, token in rows]
+        rows = zip(proposal.tokens_BD.tolist(), counts, tokens_B.tolist(), strict=True)
+        new = [[*proposed[:count], token] for proposed, count, token in rows]
+        if proposal.confidence_BD is not None:
+            for prompt, confidence, count in zip(self.open, proposal.confidence_BD.tolist(), counts, strict=True):
+                self._growing[prompt].confidence.append(tuple(confidence[: count + 1]))
         return self._add(new, nearest, counts)
 
     def lengths(self, device: torch.device) -> Tensor:
@@ -115,7 +120,10 @@ class Answers:
 
     def _decoded(self, one: _Growing, length: int) -> Decoded:
         near = {place: tokens for place, tokens in one.near.items() if place < length}
-        return Decoded(tuple(one.tokens[:length]), tuple(one.accepted), tuple(one.margins[:length]), near)
+        return Decoded(
+            *(tuple(one.tokens[:length]), tuple(one.accepted), tuple(one.margins[:length]), near),
+            confidence=tuple(one.confidence),
+        )
 
     def _near(self, nearest: Nearest, row: int, column: int) -> dict[int, float]:
         tokens, distances = nearest.tokens_BKN[row, column].tolist(), nearest.distances_BKN[row, column].tolist()

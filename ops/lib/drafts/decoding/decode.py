@@ -35,13 +35,15 @@ class Decoded:
     tokens: the answer, the first token (from the prefill) and EOS included. accepted: draft tokens accepted in each
     verification step, those after EOS included. margins: distance of the target's two best logits where each token
     was chosen. near: place in the answer -> the tokens, the chosen one among them, whose logits lie closer to the best
-    one than was requested, with their distance; of places where there are several.
+    one than was requested, with their distance; of places where there are several. confidence: of a batch whose draft
+    has a confidence head, for each step what it says of the accepted tokens and of the one that was refused, if any.
     """
 
     tokens: tuple[int, ...]
     accepted: tuple[int, ...] = ()
     margins: tuple[float, ...] = ()
     near: Mapping[int, Mapping[int, float]] = field(factory=dict)
+    confidence: tuple[tuple[float, ...], ...] = ()
 
     @property
     def steps(self) -> int:

@@ -16,12 +16,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.model import AttendBlocks, DraftModel
 from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.decoding.rows import Rows, with_room, write
 from ops.lib.drafts.decoding.sampling import Choice
 from ops.lib.drafts.layout import Layout
 from ops.lib.target.model import Target
 
-Propose = Callable[[DraftModel, Tensor, Tensor, Tensor, Choice], Tensor]
+Propose = Callable[[DraftModel, Tensor, Tensor, Tensor, Choice], Proposal]
 
 
 @define(eq=False)
@@ -51,8 +52,8 @@ class DraftRows:
         """Continue with only these rows."""
         self.kv = [(k[places], v[places]) for k, v in self.kv]
 
-    def propose(self, target: Target, anchors_B: Tensor, choice: Choice, check: Callable[[Tensor], None]) -> Tensor:
-        """The tokens that the draft's algorithm proposes behind each anchor, int64 [B, D].
+    def propose(self, target: Target, anchors_B: Tensor, choice: Choice, check: Callable[[Tensor], None]) -> Proposal:
+        """What the draft's algorithm proposes behind each anchor.
 
         check: refuses logits [B, D, V] that are not finite.
         """

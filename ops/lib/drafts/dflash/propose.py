@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.decoding.sampling import Choice
 
 
-def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Tensor:
-    """The tokens behind each anchor, int64 [B, D]; logits_BDV: of the hidden states, by the target's head."""
-    return choice.propose(logits_BDV)
+def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Proposal:
+    """The tokens behind each anchor; logits_BDV: of the hidden states, by the target's head."""
+    return Proposal(choice.propose(logits_BDV))

@@ -74,7 +74,7 @@ class Dflash2:
     def slot_floats(self, draft: DraftConfig) -> int:
         M = draft.hidden_size
         convolution = 2 * self.taps * (M // self.group) + (2 * self.taps + 2) * M
-        return 2 * draft.num_hidden_layers * convolution + self.rank * (self.candidates + 3) + 4 * self.candidates
+        return 2 * draft.num_hidden_layers * convolution + self.rank * (self.candidates + 4) + 5 * self.candidates
 
     def slot_flops(self, draft: DraftConfig) -> float:
         M = draft.hidden_size

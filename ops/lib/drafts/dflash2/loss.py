@@ -1,9 +1,12 @@
 """base * loss, of the plain logits, + selector * cross-entropy over the candidates, teacher forced.
 
-The score of a candidate c of slot k is its logit plus what the selector says of c behind the *true* token k - 1. The
-true token replaces the last candidate where it is none. A training objective is not published; this is that of
-speculators and NeMo AutoModel, which agree but for slots whose token is no candidate. A token counts as correct where
-the walk would take it behind the true ones, as it does when it reaches it; candidate_recall is the ceiling of that.
+The score of a candidate c of slot k is its logit plus what the selector says of c behind the *true* token k - 1. A
+training objective is not published. speculators takes the target's most probable token as the label, which replaces the
+last candidate where it is none; NeMo AutoModel takes the token of the data, and leaves slots out whose token is no
+candidate: `label` and `missing` of the options. A mean is over all slots here, with those that add nothing.
+
+A token counts as correct where the walk would take it behind the true ones, as it does when it reaches it;
+candidate_recall is the ceiling of that. Both are of the true token, whatever the label is.
 
 W slots, C candidates, R rank
 """
@@ -19,6 +22,8 @@ from ops.lib.drafts.dflash2.modules import selector_of
 from ops.lib.drafts.dflash2.options import Dflash2Options
 from ops.lib.drafts.losses.asked import Asked, Outcome
 from ops.lib.drafts.losses.candidates import best_tokens, token_logits
+from ops.lib.drafts.losses.head import head_cross_entropy_and_best
+from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss, slot_losses
 
 
@@ -27,16 +32,34 @@ def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -
     options = loss.own
     assert isinstance(options, Dflash2Options)
     hidden_WM, labels_W = asked.hidden_WM, asked.labels_W
-    base_W = slot_losses(loss.kind, hidden_WM, head_VM, labels_W, asked.teacher_WM, checked=True).values_W
+    base_W, candidates_WC = _base(asked, head_VM, loss, sizes(draft.config).candidates)
     selector = selector_of(draft)
-    _, candidates_WC = best_tokens(hidden_WM, head_VM, sizes(draft.config).candidates)
-    is_candidate_W = (candidates_WC == labels_W[:, None]).any(dim=1)
-    last_W = torch.where(is_candidate_W, candidates_WC[:, -1], labels_W)
-    offered_WC = torch.cat((candidates_WC[:, :-1], last_W[:, None]), dim=1)
-    logits_WC = token_logits(hidden_WM, head_VM, offered_WC)
-    projected_WR = selector.hidden_projection(hidden_WM).to(logits_WC.dtype)
-    scores_WC = logits_WC + selector.follow(projected_WR, asked.before_W, offered_WC)
-    true_W = (offered_WC == labels_W[:, None]).to(torch.int8).argmax(dim=1)
-    added_W = options.selector * (scores_WC.logsumexp(dim=1) - scores_WC.gather(1, true_W[:, None])[:, 0])
-    correct_W = is_candidate_W & (scores_WC.argmax(dim=1) == true_W)
-    return Outcome(base_W, correct_W, added_W, (is_candidate_W.to(torch.float64),))
+    wanted_W = labels_W
+    if options.label == "target":
+        assert asked.teacher_WM is not None
+        wanted_W = best_tokens(asked.teacher_WM, head_VM, 1)[1][:, 0]
+    scored_WC1 = torch.cat((candidates_WC, wanted_W[:, None]), dim=1)
+    logits_WC1 = token_logits(hidden_WM, head_VM, scored_WC1)
+    projected_WR = selector.hidden_projection(hidden_WM).to(logits_WC1.dtype)
+    scores_WC1 = logits_WC1 + selector.follow(projected_WR, asked.before_W, scored_WC1)
+    scores_WC, of_wanted_W = scores_WC1[:, :-1], scores_WC1[:, -1]
+    walked_W = candidates_WC.gather(1, scores_WC.argmax(dim=1, keepdim=True))[:, 0]
+    is_offered_W = (candidates_WC == wanted_W[:, None]).any(dim=1)
+    last_W = torch.where(is_offered_W, scores_WC[:, -1], of_wanted_W)
+    offered_WC = torch.cat((scores_WC[:, :-1], last_W[:, None]), dim=1)
+    chosen_W = offered_WC.logsumexp(dim=1) - of_wanted_W
+    if options.missing == "skip":
+        chosen_W = torch.where(is_offered_W, chosen_W, 0.0)
+    recall_W = (candidates_WC == labels_W[:, None]).any(dim=1).to(torch.float64)
+    return Outcome(base_W, walked_W == labels_W, options.selector * chosen_W, (recall_W,))
+
+
+def _base(asked: Asked, head_VM: Tensor, loss: Loss, count: int) -> tuple[Tensor, Tensor]:
+    """The base loss and the candidates; a cross-entropy has all logits in its hands once, and finds them there."""
+    if needs_teacher(loss.kind):
+        found = slot_losses(loss.kind, asked.hidden_WM, head_VM, asked.labels_W, asked.teacher_WM, checked=True)
+        return found.values_W, best_tokens(asked.hidden_WM, head_VM, count)[1]
+    base_W, _, candidates_WC = head_cross_entropy_and_best(
+        asked.hidden_WM, head_VM, asked.labels_W, count, checked=True
+    )
+    return base_W, candidates_WC

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from attrs import frozen, validators
 
@@ -25,10 +25,19 @@ class Dflash2Options:
     selector: float = field(
         default=1.0, validator=validators.ge(0), help="weight of the selector's cross-entropy over the candidates"
     )
+    label: Literal["data", "target"] = field(
+        default="data",
+        help="what the selector learns to choose: the token of the data, or the target's most probable one (needs "
+        "final_hidden)",
+    )
+    missing: Literal["replace", "skip"] = field(
+        default="replace",
+        help="a label that is no candidate: it replaces the last one, in training only, or adds nothing to this term",
+    )
 
     @property
     def needs_teacher(self) -> bool:
-        return False
+        return self.label == "target"
 
     def sizes(self) -> dict[str, Any]:
         """The fields of the algorithm's config."""

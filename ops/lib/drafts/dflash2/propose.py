@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.decoding.sampling import Choice
 from ops.lib.drafts.dflash2.config import sizes
 from ops.lib.drafts.dflash2.modules import selector_of
 
 
-def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Tensor:
+def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Proposal:
     """As dflash/propose.py. Only candidates have a probability, when tokens are drawn."""
     best = logits_BDV.topk(sizes(draft.config).candidates, dim=-1)
     selector = selector_of(draft)
@@ -24,4 +25,4 @@ def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B
         candidates_BC = best.indices[:, place]
         scores_BC = best.values[:, place] + selector.follow(projected_BDR[:, place], tokens[-1], candidates_BC)
         tokens.append(choice.among(scores_BC, candidates_BC, logits_BDV.shape[-1], place))
-    return torch.stack(tokens[1:], dim=1)
+    return Proposal(torch.stack(tokens[1:], dim=1))

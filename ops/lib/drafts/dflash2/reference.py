@@ -76,11 +76,19 @@ def block_losses(
         hidden_M = hidden_NKM[block, place]
         logits_V = head_VM @ hidden_M
         candidates = logits_V.topk(sizes(config).candidates).indices.tolist()
-        offered = candidates if token in candidates else [*candidates[:-1], token]
-        scores_C = torch.stack([logits_V[each] + _follows(weights, hidden_M, before, each) for each in offered])
-        added_NK[block, place] = options.selector * (scores_C.logsumexp(0) - scores_C[offered.index(token)])
-        right_NK[block, place] = token in candidates and offered[int(scores_C.argmax())] == token
+        label = token if options.label == "data" else int(_teacher(teacher_NKV)[block, place].argmax())
+        if label in candidates or options.missing == "replace":
+            offered = candidates if label in candidates else [*candidates[:-1], label]
+            scores_C = torch.stack([logits_V[each] + _follows(weights, hidden_M, before, each) for each in offered])
+            added_NK[block, place] = options.selector * (scores_C.logsumexp(0) - scores_C[offered.index(label)])
+        walk_C = torch.stack([logits_V[each] + _follows(weights, hidden_M, before, each) for each in candidates])
+        right_NK[block, place] = candidates[int(walk_C.argmax())] == token
     return added_NK, right_NK
+
+
+def _teacher(teacher_NKV: Tensor | None) -> Tensor:
+    assert teacher_NKV is not None
+    return teacher_NKV
 
 
 def _follows(weights: Weights, hidden_M: Tensor, before: int, candidate: int) -> Tensor:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.decoding.sampling import Choice
-from ops.lib.drafts.dspark.modules import markov_head
+from ops.lib.drafts.dspark.modules import confidence_head, markov_head
 
 
-def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Tensor:
+def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Proposal:
     """As dflash/propose.py."""
     head = markov_head(draft)
     table_VR = head.markov_w2.weight.to(logits_BDV.dtype)
@@ -21,4 +22,8 @@ def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B
     for place in range(hidden_BDM.shape[1]):
         bias_BV = head.latent(tokens[-1], logits_BDV.dtype) @ table_VR.T
         tokens.append(choice.next(logits_BDV[:, place] + bias_BV, place))
-    return torch.stack(tokens[1:], dim=1)
+    confidence, confidence_BD = confidence_head(draft), None
+    if confidence is not None:
+        before_BD = torch.stack(tokens[:-1], dim=1)
+        confidence_BD = confidence(hidden_BDM, head.latent(before_BD, hidden_BDM.dtype)).float().sigmoid()
+    return Proposal(torch.stack(tokens[1:], dim=1), confidence_BD)

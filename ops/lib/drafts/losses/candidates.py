@@ -1,6 +1,6 @@
 """The best tokens of slots through the frozen head, without all logits, and their logits with a gradient.
 
-Legend: W slots, M hidden size, V vocabulary, C candidates, R rows of a tile
+Legend: W slots, M hidden size, V vocabulary, C candidates, R rows of a tile, T its columns
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from ops.lib.drafts.losses.tiled_softmax import FEW_THREADS
+from ops.lib.kernels.c_library import compiled_keep_best
 
 TILE = 2**26  # logits at a time
 
@@ -31,6 +34,29 @@ def token_logits(hidden_WM: Tensor, head_VM: Tensor, tokens_WC: Tensor) -> Tenso
     Memory: rows of the head for a part of the slots at a time, in both passes.
     """
     return _TokenLogits.apply(hidden_WM, head_VM, tokens_WC)
+
+
+class BestTokens:
+    """The best tokens of a chunk of rows after the tiles so far: values_RC and tokens_RC, the best first."""
+
+    def __init__(self, length: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.values_RC = torch.full((length, count), -torch.inf, dtype=dtype, device=device)
+        self.tokens_RC = torch.zeros((length, count), dtype=torch.int64, device=device)
+        is_fast = device.type == "cpu" and dtype == torch.float32 and torch.get_num_threads() <= FEW_THREADS
+        self.function = compiled_keep_best() if is_fast else None
+
+    def add(self, logits_RT: Tensor, start: int) -> None:
+        """Take in a tile, whose first column is the token `start`; leaves it as it is."""
+        count = self.values_RC.shape[1]
+        if self.function is not None:
+            pointers = (self.values_RC.data_ptr(), self.tokens_RC.data_ptr())
+            self.function(logits_RT.data_ptr(), *logits_RT.shape, start, count, *pointers)
+            return
+        tile = logits_RT.topk(min(count, logits_RT.shape[1]), dim=1)
+        values = torch.cat((self.values_RC, tile.values), dim=1)
+        tokens = torch.cat((self.tokens_RC, tile.indices + start), dim=1)
+        self.values_RC, places_RC = values.topk(count, dim=1)
+        self.tokens_RC = tokens.gather(1, places_RC)
 
 
 class _TokenLogits(torch.autograd.Function):

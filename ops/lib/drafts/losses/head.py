@@ -23,6 +23,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ops.lib.drafts.losses.candidates import BestTokens
 from ops.lib.drafts.losses.tiled_softmax import RowState, Sweep, choose_sweep
 
 CPU_TILE = (512, 512)  # 1 MiB in float32: stays in the second-level cache between the two products
@@ -41,10 +42,18 @@ def head_cross_entropy(
     checked: the caller knows that all labels are tokens; checking them waits for the device.
     Raises IndexError for a label outside the vocabulary, unless checked.
     """
+    ce_W, correct_W, _ = head_cross_entropy_and_best(hidden_WM, head_VM, labels_W, 0, checked=checked)
+    return ce_W, correct_W
+
+
+def head_cross_entropy_and_best(
+    hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, count: int, *, checked: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and the `count` best tokens of every slot, int64 [W, count], the best first: of the same logits."""
     if not checked:
         check_labels(labels_W, head_VM)
     with_gradient = torch.is_grad_enabled() and hidden_WM.requires_grad
-    return _CrossEntropy.apply(hidden_WM, head_VM, labels_W, with_gradient)
+    return _CrossEntropy.apply(hidden_WM, head_VM, labels_W, with_gradient, count)
 
 
 def head_kl(
@@ -87,31 +96,37 @@ def _tile(device: torch.device) -> tuple[int, int]:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, with_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, with_gradient: bool, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         tiles = Tiles(hidden_WM, head_VM)
+        best_WC = labels_W.new_empty(len(labels_W), count, dtype=torch.int64)
         ce_W = hidden_WM.new_empty(len(hidden_WM), dtype=tiles.dtype)
         correct_W = torch.empty_like(labels_W, dtype=torch.bool)
         gradient_WM = torch.empty_like(hidden_WM) if with_gradient else None
         for rows in tiles.chunks(len(hidden_WM)):
             softmax = HeadSoftmax(tiles, hidden_WM[rows], labels_W[rows], hide=True, with_gradient=with_gradient)
+            best = BestTokens(len(hidden_WM[rows]), count, tiles.dtype, tiles.device)
             for start, head_CM in tiles:
-                softmax.add(softmax.logits(start, head_CM, 0), start, head_CM)
+                logits_RC = softmax.logits(start, head_CM, 0)
+                if count:
+                    best.add(logits_RC, start)
+                softmax.add(logits_RC, start, head_CM)
+            best_WC[rows] = best.tokens_RC
             d_R = softmax.state.log_total_R - softmax.state.logit_R
             ce_W[rows] = torch.logaddexp(d_R, torch.zeros_like(d_R)).to(tiles.dtype)
             correct_W[rows] = softmax.state.correct_R
             if gradient_WM is not None:
                 slope_RM = softmax.mean_RM.sub_(head_VM[labels_W[rows]].to(tiles.dtype))
                 gradient_WM[rows] = slope_RM.mul_(d_R.sigmoid().to(tiles.dtype)[:, None]).to(hidden_WM.dtype)
-        ctx.mark_non_differentiable(correct_W)
+        ctx.mark_non_differentiable(correct_W, best_WC)
         ctx.save_for_backward(gradient_WM)
-        return ce_W, correct_W
+        return ce_W, correct_W, best_WC
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_ce_W: Tensor, _grad_correct: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad_ce_W: Tensor, *_others: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradient_WM,) = ctx.saved_tensors
-        return gradient_WM * grad_ce_W.to(gradient_WM.dtype)[:, None], None, None, None
+        return gradient_WM * grad_ce_W.to(gradient_WM.dtype)[:, None], None, None, None, None
 
 
 class _Divergence(torch.autograd.Function):

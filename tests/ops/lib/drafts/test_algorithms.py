@@ -24,6 +24,8 @@ CASES = {
     "dflash": (Dflash(), None),
     "dflash2": (Dflash2(taps=2, group=4, rank=6, candidates=4), Dflash2Options(base=0.7, selector=1.3)),
     "dflash2, three taps": (Dflash2(taps=3, group=8, rank=3, candidates=2), Dflash2Options()),
+    "dflash2, as speculators": (Dflash2(group=4, rank=4, candidates=3), Dflash2Options(label="target")),
+    "dflash2, as AutoModel": (Dflash2(group=4, rank=4, candidates=3), Dflash2Options(missing="skip")),
     "dspark": (Dspark(rank=3), DsparkOptions()),
     "dspark, masks first": (Dspark(rank=5, sample_from_anchor=False), DsparkOptions(base=0.5, confidence=0.3)),
     "dspark without a teacher": (Dspark(rank=4, confidence_head=False), DsparkOptions(base=1, l1=0)),
@@ -63,6 +65,22 @@ def test_the_config_goes_through_its_serving_form(chosen):
     config = random_case(1, algorithm=chosen[0]).config
     assert config == from_serving(to_serving(config))
     assert to_serving(config)["architectures"] == [config.algorithm.architecture]
+
+
+def test_the_forms_of_the_selectors_loss_differ_where_a_label_is_no_candidate_only():
+    def losses(candidates):
+        case = random_case(5, samples=3, block_size=6, algorithm=Dflash2(group=4, rank=4, candidates=candidates))
+        return {
+            (label, missing): fast_step(case, Loss(own=Dflash2Options(base=0, label=label, missing=missing)))[0]
+            for label in ("data", "target")
+            for missing in ("replace", "skip")
+        }
+
+    few, all_tokens = losses(3), losses(random_case(5).config.vocab_size)
+    assert 4 == len(set(few.values()))
+    for label in ("data", "target"):
+        assert few[label, "skip"] < few[label, "replace"]
+        assert all_tokens[label, "skip"] == all_tokens[label, "replace"]
 
 
 @pytest.mark.parametrize("name", ["dflash2", "dspark, masks first"])

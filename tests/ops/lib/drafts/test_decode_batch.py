@@ -21,6 +21,7 @@ from ops.lib.drafts.decoding.decode_batch import (
 )
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.draft_rows import DraftRows
+from ops.lib.drafts.decoding.proposal import Proposal
 
 NEW = 12
 SLIDING = {"use_sliding_window": True, "max_window_layers": 3, "sliding_window": 8}
@@ -92,7 +93,7 @@ def almost_right(answers, samples, draft, features, wrong_at):
             if wrong < BLOCK - 1:
                 proposal[wrong] = (proposal[wrong] + 1) % said.shape[-1]
             said[row, torch.arange(BLOCK - 1), torch.tensor(proposal)] = 1.0
-        return said.argmax(-1)
+        return Proposal(said.argmax(-1))
 
     return propose
 
@@ -145,10 +146,10 @@ def recorded(monkeypatch, decode_all):
         return proposal
 
     def batch(self, target, anchors_B, choice, check):
-        proposal_BD = propose_all(self, target, anchors_B, choice, check)
-        rows = zip(anchors_B.tolist(), self.rows.length_B.tolist(), proposal_BD.tolist(), strict=True)
+        proposal = propose_all(self, target, anchors_B, choice, check)
+        rows = zip(anchors_B.tolist(), self.rows.length_B.tolist(), proposal.tokens_BD.tolist(), strict=True)
         proposals.extend(rows)
-        return proposal_BD
+        return proposal
 
     with monkeypatch.context() as patch:
         patch.setattr(decode, "propose", one)

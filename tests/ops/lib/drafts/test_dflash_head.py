@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ops.lib.drafts.losses import candidates
 from ops.lib.drafts.losses import head as head_module
-from ops.lib.drafts.losses.head import choose_head, head_cross_entropy, head_kl
+from ops.lib.drafts.losses.head import choose_head, head_cross_entropy, head_cross_entropy_and_best, head_kl
 from ops.lib.drafts.losses.tiled_softmax import RowState, fusible_sweep, kernel_sweep, sweep_values, torch_sweep
 from ops.lib.kernels import c_library
 
@@ -130,6 +131,38 @@ def test_an_almost_certain_label_keeps_its_digits(sweep):
     assert 2e-5 > float(((actual.double() - expected) / expected)[certain].abs().max())
     errors = (gradient.double() - expected_gradient).norm(dim=1) / expected_gradient.norm(dim=1)
     assert 2e-5 > float(errors[certain].max())
+
+
+@pytest.fixture(params=["torch", pytest.param("C", marks=has_compiler)])
+def keeps_best(request, monkeypatch):
+    """Every test that takes this runs with both ways to keep the best tokens."""
+    if request.param == "torch":
+        monkeypatch.setattr(candidates, "compiled_keep_best", lambda: None)
+    return request.param
+
+
+@pytest.mark.parametrize(("vocabulary", "count"), [(3 * TILE + 5, 16), (TILE + 3, 1), (7, 7), (40, 33)])
+def test_the_best_tokens_are_those_of_all_logits_and_change_nothing_else(keeps_best, vocabulary, count):
+    hidden, _, head, labels, upstream = case(600, vocabulary)
+    expected = (hidden.double() @ head.double().T).topk(count, dim=1).indices
+    ce, correct, best = head_cross_entropy_and_best(hidden.requires_grad_(), head, labels, count)
+    assert torch.equal(expected, best)
+    ce.backward(upstream)
+    with_best, hidden.grad = hidden.grad, None
+    alone, as_correct = head_cross_entropy(hidden, head, labels)
+    alone.backward(upstream)
+    assert torch.equal(alone, ce) and torch.equal(as_correct, correct) and torch.equal(hidden.grad, with_best)
+
+
+def test_of_equal_tokens_the_first_is_kept_and_nan_is_none(keeps_best):
+    logits = torch.tensor([[1.0, 3.0, 3.0, 0.0] * 8, [torch.nan] * 31 + [2.0]])
+    best = candidates.BestTokens(2, 3, torch.float32, CPU)
+    best.add(logits[:, :20].contiguous(), 100)
+    best.add(logits[:, 20:].contiguous(), 120)
+    assert [3.0, 3.0, 3.0] == best.values_RC[0].tolist()
+    if keeps_best == "C":
+        assert [101, 102, 105] == best.tokens_RC[0].tolist()
+        assert (131, 2.0) == (int(best.tokens_RC[1, 0]), float(best.values_RC[1, 0]))
 
 
 @pytest.mark.parametrize("function", [head_cross_entropy, head_kl])
@@ -299,9 +332,12 @@ def test_the_kernels_exponential_is_right_to_the_last_digits():
 
 @pytest.fixture
 def fresh_kernel():
-    c_library.compiled_sweep.cache_clear()
+    cached = (c_library.compiled_sweep, c_library.compiled_keep_best, c_library._sweeps)
+    for function in cached:
+        function.cache_clear()
     yield
-    c_library.compiled_sweep.cache_clear()
+    for function in cached:
+        function.cache_clear()
 
 
 def test_without_a_compiler_torch_does_the_sweep(fresh_kernel, monkeypatch):

@@ -103,19 +103,23 @@ def test_float32_master_weights_compute_in_the_dtype_of_the_inputs_and_get_float
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
     ],
 )
-def test_rope_turns_heads_as_transformers_does(scaling):
-    config = tiny_config(rope_scaling=scaling)
-    parameters = {"rope_theta": config.rope_theta, **(scaling or {"rope_type": "default"})}
+@pytest.mark.parametrize("partial", [1.0, 0.5])
+def test_rope_turns_heads_as_transformers_does(scaling, partial):
+    """A part of a head as it turns a head of that size; the rest of it passes."""
+    config = tiny_config(rope_scaling=scaling, partial_rotary_factor=partial)
+    parameters, size = {"rope_theta": config.rope_theta, **(scaling or {"rope_type": "default"})}, int(8 * partial)
     theirs = Qwen3RotaryEmbedding(
-        Qwen3Config(hidden_size=HIDDEN, head_dim=8, max_position_embeddings=128, rope_parameters=parameters)
+        Qwen3Config(hidden_size=HIDDEN, head_dim=size, max_position_embeddings=128, rope_parameters=parameters)
     )
     x_SHD = torch.randn(20, 3, 8)
     positions = torch.arange(40, 60)
     cos, sin = theirs(x_SHD, positions[None])
-    expected, _ = apply_rotary_pos_emb(x_SHD.transpose(0, 1)[None], x_SHD.transpose(0, 1)[None], cos, sin)
+    part = x_SHD[..., :size].transpose(0, 1)[None]
+    expected, _ = apply_rotary_pos_emb(part, part, cos, sin)
     frequencies, scale = rope_frequencies(config)
     turned = rotate(x_SHD, *rotation(frequencies, scale, positions, torch.float32))
-    torch.testing.assert_close(turned, expected[0].transpose(0, 1))
+    torch.testing.assert_close(turned[..., :size], expected[0].transpose(0, 1))
+    assert torch.equal(x_SHD[..., size:], turned[..., size:])
 
 
 def test_bfloat16_weights_keep_the_rope_frequencies_exact():

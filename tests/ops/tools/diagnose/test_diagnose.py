@@ -36,6 +36,7 @@ from executor.model_tools import computation
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED, OK
 from ops.artifacts import DraftCheckpoint, TargetFeatures, TargetModel
+from ops.evaluate.verdicts import ITS_TARGET
 from ops.lib.data.files import read_json, write_json
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import from_serving
@@ -349,6 +350,32 @@ def test_another_rope_theta_than_in_training_is_named(chain, tmp_path):
     result = diagnosed(with_config(chain, tmp_path / "spoilt", rope_theta=1e6))
     assert ["config"] == causes(result)
     assert "rope_theta 1000000.0" in finding(result, "config")["measured"]
+
+
+def imported(chain: Chain, folder: Path, **fields: Any) -> Chain:
+    """As `load_draft` gives it: without a training."""
+    record = {"target": chain.target.digest, "imported": {"publisher": "z-lab", "assumed": {}, "notes": [], **fields}}
+    found = with_config(chain, folder, dflow=record)
+    return evolve(found, training=None, features=None, learnt=None)
+
+
+def test_of_an_imported_draft_nothing_is_said_of_its_training(chain, tmp_path):
+    result = diagnosed(imported(chain, tmp_path / "imported"), curve=())
+    assert [] == causes(result)
+    shown = {found["name"]: (found["is_measured"], found["measured"]) for found in result["findings"]}
+    assert [] == [text for _, text in shown.values() if ", as trained" in text or "is gone" in text]
+    of_training = ("target", "config", "weights", "own answers", "features", "loss curve", "loss mask", "held-out gap")
+    assert [] == [name for name in of_training if shown[name][0] or "not known" not in shown[name][1]]
+    assert "as its own files say" in shown["config"][1]
+    assert shown["layer ids"][0]
+
+
+def test_the_target_of_an_imported_draft_is_compared_where_its_record_names_one(chain, tmp_path):
+    same = diagnosed(imported(chain, tmp_path / "same", publisher="dflow"), curve=())
+    assert (True, False) == (finding(same, "target")["is_measured"], finding(same, "target")["is_cause"])
+    other = diagnosed(imported(chain, tmp_path / "other", publisher="dflow", trained_for="ab" * 32), curve=())
+    assert ["target"] == causes(other)
+    assert ITS_TARGET == finding(other, "target")["advice"]
 
 
 def test_weights_that_are_not_those_of_the_training_are_named(chain, tmp_path):

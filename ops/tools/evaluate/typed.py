@@ -1,0 +1,64 @@
+"""Mistakes of `dflow evaluate` by what its user typed: its arguments, not the nodes that it makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from attrs import evolve
+
+from dsl.edge_checks import COMMIT, MODEL_ID
+from dsl.errors import Mistake, PipelineError, shortened
+from ops.tools.evaluate.pipeline import source_of
+
+DRAFT, TARGET = "DRAFT", "--target"
+ARGUMENTS = {
+    "node.draft.source": DRAFT,
+    "node.draft.revision": DRAFT,
+    "node.target.checkpoint": TARGET,
+    "node.target.revision": TARGET,
+    "node.ingest.source": "--prompts",
+    "node.eval.max_prompts": "--max-prompts",
+}
+NODE = "node."
+WHERE = "it is on the model's page under Files and versions"
+
+
+def source_mistakes(draft: str, target: str) -> list[Mistake]:
+    """What is neither a directory nor owner/name@COMMIT."""
+    texts = {DRAFT: draft, TARGET: target}
+    return [Mistake(what, argument) for argument, text in texts.items() for what in _wrong_source(text)]
+
+
+def _wrong_source(text: str) -> Iterator[str]:
+    name, commit = source_of(text)
+    if Path(name).exists():
+        if commit is not None:
+            yield f"{name} is a directory, which has no commit: leave out @{shortened(commit)}"
+    elif MODEL_ID.fullmatch(name) is None or Path(name).parent.is_dir():
+        yield f"there is no directory {Path(name).absolute()}; or give a model id with its commit: owner/name@COMMIT"
+    elif commit is None:
+        yield f"the model id needs its commit, 40 hex digits: {name}@COMMIT; {WHERE}"
+    elif COMMIT.fullmatch(commit) is None:
+        yield (
+            f'"{shortened(commit)}" is no commit of 40 hex digits, and what it names may change: give {name}@COMMIT; '
+            f"{WHERE}"
+        )
+
+
+def as_typed(error: PipelineError, known: Iterable[Mistake] = ()) -> PipelineError:
+    """The same mistakes with the command's arguments in place of fields of nodes; known: those that replace what the
+    pipeline says of their arguments.
+    """
+    known = list(known)
+    explained = {mistake.path for mistake in known}
+    typed = [_typed(mistake) for mistake in error.mistakes]
+    return PipelineError([*known, *(mistake for mistake in typed if mistake.path not in explained)])
+
+
+def _typed(mistake: Mistake) -> Mistake:
+    if argument := ARGUMENTS.get(mistake.path):
+        return evolve(mistake, path=argument, hint="")
+    if mistake.path.startswith(NODE):
+        return evolve(mistake, path=f"-s {mistake.path.removeprefix(NODE)}")
+    return mistake
