@@ -138,8 +138,8 @@ class VLLMEngine(Engine):
         warnings = list(warnings_for_vllm(run.served))
         if run.algorithm != plain().name:
             warnings.append(
-                f"no {run.algorithm} draft was tried in vLLM: compare the accepted lengths with the tau of the "
-                "evaluation"
+                f"vLLM serves {run.algorithm} drafts with its newer model runner only, which needs a GPU and was not "
+                "tried: compare the accepted lengths with the tau of the evaluation"
             )
         if run.engine is not None:
             warnings.append(f"the draft was exported for {run.engine} (engine of export_draft), not for vLLM")

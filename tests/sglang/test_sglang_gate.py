@@ -28,6 +28,8 @@ from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.decoding.decode import decode_speculative
 from ops.lib.target.model import Target
+from ops.load_draft.op import LoadDraft
+from ops.load_draft.run import load_draft as load_foreign
 
 WORKER = "sglang.srt.speculative.dflash_worker_v2"
 
@@ -388,9 +390,13 @@ def test_the_gate_passes_a_real_chain_and_refuses_it_where_sglang_serves_otherwi
     assert "are those before deepstack's visual features are added" in str(error.value)
 
 
-@pytest.mark.parametrize("case_name", ["text_case", "vision_case"])
-def test_the_gate_passes_a_real_chain_of_dspark(anchor_first, tmp_path, case_name):
+@pytest.mark.parametrize(("case_name", "imported"), [("text_case", False), ("vision_case", False), ("text_case", True)])
+def test_the_gate_passes_a_real_chain_of_dspark(anchor_first, tmp_path, case_name, imported):
     case, draft = anchor_first(case_name)
+    if imported:
+        loading = FakeStage(tmp_path / "import", {"target": case.target})
+        load_foreign(LoadDraft(source=str(draft.path), target=Ref("target")), loading)
+        draft = loading.artifact(Draft)
     stage = check(tmp_path / "gate", evaluated(case, draft, tmp_path / "eval"), live="required")
     checked = read_json(stage.out_dir / "check.json")
     assert ("passed", "DSPARK", 1.0) == (checked["live"]["status"], checked["engine"], checked["live"]["equal_steps"])

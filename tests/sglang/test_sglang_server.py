@@ -1,4 +1,4 @@
-"""SGLang's real HTTP server with its DFLASH worker, started by `dflow serve` on a run's store.
+"""SGLang's real HTTP server with its workers for drafts, started by `dflow serve` on a run's store.
 
 The target is a dense Qwen3-VL, which SGLang's own launcher cannot serve with a draft; the draft is a good one blurred
 by noise, so that accepted lengths vary and wrong features would show. It has learnt the beginning of every answer that
@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
+from algorithm_cases import grown
 from attrs import frozen
 from dflash_cases import BLOCK, NEW_TOKENS, QUESTIONS, Case, make_case
 from fake_stage import FakeStage
@@ -38,8 +39,10 @@ from ops.artifacts import ImageSamples, TokenShards
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.lib.data.image_packs import PackWriter
 from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.drafts.algorithms import Algorithm
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
+from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.op import TokenizeChat
@@ -74,8 +77,11 @@ class Run:
         return [({"messages": chat_messages(rows[sample.id], self.samples)}, sample) for sample in found]
 
 
-def make_run(folder: Path, family: str, quality: str, *, images: bool) -> Run:
-    """quality: of the draft, which knows the first tokens of the target's answers to all prompts of the run."""
+def make_run(folder: Path, family: str, quality: str, *, images: bool, algorithm: Algorithm | None = None) -> Run:
+    """quality: of the draft, which knows the first tokens of the target's answers to all prompts of the run.
+
+    algorithm: which then changes some of its proposals; default: none, it is of plain DFlash.
+    """
     samples = write_samples(folder / "samples", images)
 
     def chats(checkpoint: Path) -> list[TokenSample]:
@@ -83,6 +89,8 @@ def make_run(folder: Path, family: str, quality: str, *, images: bool) -> Run:
 
     case = make_case(family, folder / "case", images=images, also=chats)
     draft = case.drafts[quality].path
+    if algorithm is not None:
+        draft = grown(draft, folder / "grown", algorithm)
     tokens = TokenShards(folder / "tokens" / "out", "tokens")
     info = read_json(tokens.path / "tokens.json")
     captured = {name: info[name] for name in ("image_backend", "pixel_limits")}
@@ -249,14 +257,17 @@ def test_dflow_shows_a_held_out_prompt_with_its_answer_and_tau(vision, server):
     assert "tau of the evaluation, over all its prompts: 2.5" in printed
 
 
-def test_a_text_target_passes_the_check_with_sglangs_own_launcher(tmp_path):
+@pytest.mark.parametrize("algorithm", [None, Dspark(rank=8, sample_from_anchor=False)], ids=["dflash", "dspark"])
+def test_a_text_target_passes_the_check_with_sglangs_own_launcher(tmp_path, algorithm):
     """Tokens, by their text, and verification steps are those of dflow's own decoding."""
-    run = make_run(tmp_path, "qwen3", "trained", images=False)
+    run = make_run(tmp_path, "qwen3", "trained", images=False, algorithm=algorithm)
     command = run.dflow_serve(free_port(), "--check")
     result = subprocess.run(command, env=cpu_environment(), capture_output=True, text=True, timeout=300)
 
     assert (0, "") == (result.returncode, result.stderr)
     assert "-m sglang.launch_server " in result.stdout
+    assert f" --speculative-algorithm {'DFLASH' if algorithm is None else 'DSPARK'} " in result.stdout
+    assert f" --speculative-num-draft-tokens {BLOCK} " in result.stdout
     sample = run.chat()[0][1]
     config = read_json(run.case.checkpoint / "generation_config.json")
     decoded = reference(run.case, run.draft, sample, MAX_TOKENS - 1, [config["eos_token_id"]])

@@ -500,7 +500,7 @@ def test_what_vllm_was_not_tried_with_and_an_engine_that_it_is_not_are_warned_of
     _store, served = found(tmp_path)
     assert () == tuple(ENGINES["vllm"].warnings(served))
     (untried,) = ENGINES["vllm"].warnings(evolve(served, algorithm="dflash2"))
-    assert "no dflash2 draft was tried in vLLM" in untried
+    assert "vLLM serves dflash2 drafts with its newer model runner only" in untried
     (pinned,) = ENGINES["vllm"].warnings(evolve(served, engine="sglang-0.5.21"))
     assert "exported for sglang-0.5.21" in pinned
     assert () == tuple(ENGINES["sglang"].warnings(evolve(served, algorithm="dflash2", engine="sglang-0.5.21")))
