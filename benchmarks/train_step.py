@@ -2,6 +2,7 @@
 
     python benchmarks/train_step.py                                   # the three settings that the goals are set for
     python benchmarks/train_step.py --install-speculators             # creates the environment that speculators runs in
+    python benchmarks/train_step.py --algorithms                      # dflash2 and dspark beside plain DFlash
     python benchmarks/train_step.py --context 1024 --anchors 128 --rounds 5 --chunk 64 --json figures.json
 
 One step is forward, loss and backward, no optimizer, of one sequence in float32. What is measured, and how:
@@ -29,6 +30,10 @@ from benchmarks.harness import Rounds, Side, in_rounds, parser, run_side, save_f
 from benchmarks.sides.problem import Sizes
 
 OURS, CHUNKED, DENSE, FLOOR, SPECULATORS = "ours", "ours, chunked", "dense reference", "matmul floor", "speculators"
+L1, DFLASH2, DSPARK = "ours with l1, chunked", "dflash2, chunked", "dspark, chunked"
+PEERS = {DFLASH2: "speculators dflash2", DSPARK: "speculators dspark"}
+OF_ALGORITHMS = (CHUNKED, L1, DFLASH2, DSPARK, SPECULATORS, *PEERS.values())
+STEP_GOALS, MEMORY_GOAL = {DFLASH2: 1.20, DSPARK: 1.25}, 1.15  # beside plain DFlash, chunked
 SIZES = [field.name for field in fields(Sizes) if field.name not in ("context", "anchors")]
 CONTEXTS, ANCHORS = (2048, 2048, 4096), (128, 256, 512)
 EXPONENT = 0.1
@@ -78,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 losses["float64"] = run_side(Side("float64", "benchmarks.sides.dense"), options)["loss"]
             exactness += _exactness(f"{context} / {anchors}", saved, losses)
     parts = [_figures_table(settings), _goals_table(settings), _exactness_table(exactness), _growth(settings)]
+    if arguments.algorithms:
+        parts = [_algorithms_figures(settings), _algorithms_table(settings)]
     print("\n\n".join(["", *filter(None, parts)]))
     figures = [
         {"context": context, "anchors": anchors, "figures": rounds.figures}
@@ -94,16 +101,23 @@ def _save(side: str, saved: dict[str, Path]) -> list[str]:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser(__doc__, rounds=3)
-    options.add_argument("--context", type=int, nargs="+", default=CONTEXTS, help="context lengths, one a setting")
-    options.add_argument("--anchors", type=int, nargs="+", default=ANCHORS, help="numbers of anchors, one a setting")
+    options.add_argument("--context", type=int, nargs="+", help="context lengths, one a setting")
+    options.add_argument("--anchors", type=int, nargs="+", help="numbers of anchors, one a setting")
+    options.add_argument(
+        "--algorithms", action="store_true", help="the steps of dflash2 and dspark beside plain DFlash's"
+    )
+    options.add_argument("--rank", type=int, help="of their tables; default: a 16th of the hidden size")
     options.add_argument("--chunk", type=int, default=32, help="anchors in one pass of the chunked step")
-    options.add_argument("--sides", nargs="+", choices=(OURS, CHUNKED, DENSE, FLOOR, SPECULATORS))
+    options.add_argument("--sides", nargs="+", choices=(OURS, DENSE, FLOOR, *OF_ALGORITHMS))
     for name in SIZES:
         options.add_argument(f"--{name.replace('_', '-')}", type=int)
     options.add_argument("--speculators-venv", type=Path, default=default_folder(), metavar="FOLDER")
     options.add_argument("--install-speculators", action="store_true", help="create that environment first, with pip")
     options.add_argument("--float64", action="store_true", help="check exactness by the dense reference in float64 too")
     arguments = options.parse_args(argv)
+    settings = 1 if arguments.algorithms else len(CONTEXTS)
+    arguments.context = arguments.context or CONTEXTS[:settings]
+    arguments.anchors = arguments.anchors or ANCHORS[:settings]
     if len(arguments.context) != len(arguments.anchors):
         options.error("--context and --anchors: one number each for every setting")
     return arguments
@@ -111,14 +125,20 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _sides(arguments: argparse.Namespace) -> list[Side]:
     """The chosen sides; speculators only if it is installed."""
-    sides = [
-        Side(OURS, "benchmarks.sides.ours"),
-        Side(CHUNKED, "benchmarks.sides.ours", ("--chunk", str(arguments.chunk))),
-        Side(DENSE, "benchmarks.sides.dense"),
-        Side(FLOOR, "benchmarks.sides.floor"),
-    ]
+    ours, peer = "benchmarks.sides.ours", "benchmarks.sides.speculators_peer"
+    chunk = ("--chunk", str(arguments.chunk))
+    rank = () if arguments.rank is None else ("--rank", str(arguments.rank))
+    algorithms = {DFLASH2: ("--algorithm=dflash2", *rank), DSPARK: ("--algorithm=dspark", *rank)}
+    plain = Side(CHUNKED, ours, chunk)
+    if arguments.algorithms:
+        sides = [plain, Side(L1, ours, (*chunk, "--loss=l1"))]
+        sides += [Side(name, ours, (*chunk, *options)) for name, options in algorithms.items()]
+    else:
+        sides = [Side(OURS, ours), plain, Side(DENSE, "benchmarks.sides.dense"), Side(FLOOR, "benchmarks.sides.floor")]
     if python := interpreter(arguments.speculators_venv):
-        sides.append(Side(SPECULATORS, "benchmarks.sides.speculators_peer", python=python))
+        sides.append(Side(SPECULATORS, peer, python=python))
+        if arguments.algorithms:
+            sides += [Side(PEERS[name], peer, options, python) for name, options in algorithms.items()]
     return [side for side in sides if arguments.sides is None or side.name in arguments.sides]
 
 
@@ -155,6 +175,35 @@ def _relative(array: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(difference) / np.linalg.norm(expected.astype(np.float64)))
 
 
+def _algorithms_figures(settings: Settings) -> str:
+    rows = [["context / anchors", *OF_ALGORITHMS]]
+    for (context, anchors), rounds in settings.items():
+        rows.append([f"{context} / {anchors}", *(_figures(rounds, side) for side in OF_ALGORITHMS)])
+    return "Medians: CPU seconds and MiB of one step\n" + table(rows)
+
+
+def _algorithms_table(settings: Settings) -> str:
+    """Each algorithm beside plain DFlash, of ours and of speculators, and beside speculators' step of the same one."""
+    rows = [["context / anchors", "compared", "seconds", "memory", "wanted", "holds"]]
+    for (context, anchors), rounds in settings.items():
+        pairs = [
+            *((name, CHUNKED) for name in STEP_GOALS),
+            (DSPARK, L1),
+            *((PEERS[name], SPECULATORS) for name in STEP_GOALS),
+            *((name, PEERS[name]) for name in STEP_GOALS),
+        ]
+        for above, below in pairs:
+            if {above, below} <= rounds.figures.keys():
+                seconds, mib = (rounds.ratio(above, below, figure) for figure in ("seconds", "mib"))
+                wanted, holds = "", ""
+                if below == CHUNKED:
+                    wanted = f"<= {STEP_GOALS[above]:.2f}x, memory <= {MEMORY_GOAL:.2f}x"
+                    holds = verdict(seconds <= STEP_GOALS[above] and mib <= MEMORY_GOAL)
+                compared = f"{above} : {below}"
+                rows.append([f"{context} / {anchors}", compared, f"{seconds:.2f}x", f"{mib:.2f}x", wanted, holds])
+    return "Ratios: medians of the rounds' ratios\n" + table(rows) if len(rows) > 1 else ""
+
+
 def _figures_table(settings: Settings) -> str:
     sides = (OURS, CHUNKED, DENSE, SPECULATORS, FLOOR)
     rows = [["context / anchors", *sides]]
@@ -165,7 +214,7 @@ def _figures_table(settings: Settings) -> str:
 
 def _figures(rounds: Rounds, side: str) -> str:
     if side not in rounds.figures:
-        return "not installed" if side == SPECULATORS else "not run"
+        return "not installed" if side in (SPECULATORS, *PEERS.values()) else "not run"
     seconds = f"{rounds.median(side, 'seconds'):.3f} s"
     return seconds if side == FLOOR else f"{seconds}, {rounds.median(side, 'mib'):.0f} MiB"
 

@@ -50,6 +50,22 @@ def test_every_side_is_measured_in_a_table_and_a_missing_peer_says_so(benchmark)
     assert ["96 / 10", "not installed"] == [row.split("|")[1].strip(), row.split("|")[5].strip()]
 
 
+def test_the_steps_of_the_algorithms_stand_beside_plain_dflash_with_their_goals(tmp_path):
+    options = [f"--{name}={value}" for name, value in TINY.items()]
+    command = [sys.executable, "benchmarks/train_step.py", "--algorithms", *options]
+    command += [f"--speculators-venv={tmp_path / 'none'}", f"--json={tmp_path / 'figures.json'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+    (setting,) = json.loads((tmp_path / "figures.json").read_text())["settings"]
+    sides = {"ours, chunked", "ours with l1, chunked", "dflash2, chunked", "dspark, chunked"}
+    assert sides == set(setting["figures"])
+    losses = {side: rounds[0]["loss"] for side, rounds in setting["figures"].items()}
+    assert losses["dflash2, chunked"] > losses["ours, chunked"], "the selector's term comes on top"
+    for compared, goal in (("dflash2, chunked : ours, chunked", "1.20x"), ("dspark, chunked : ours, chunked", "1.25x")):
+        row = next(line for line in done.stdout.splitlines() if f"| {compared} " in line)
+        assert f"<= {goal}, memory <= 1.15x" in row
+
+
 def test_our_step_has_the_dense_references_loss_and_gradients(benchmark):
     _, figures = benchmark
     rows = [row for row in figures["exactness"] if row["side"].startswith("ours")]

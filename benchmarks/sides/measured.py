@@ -61,7 +61,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--dtype", default="float32", choices=("float32", "float64", "bfloat16"))
     result.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     result.add_argument("--algorithm", default="dflash", choices=("dflash", "dflash2", "dspark"), help="of the draft")
-    result.add_argument("--rank", type=int, default=256, help="of the tables of dflash2 and dspark")
+    result.add_argument(
+        "--rank", type=int, help="of the tables of dflash2 and dspark; default: a 16th of the hidden size"
+    )
     result.add_argument("--loss", help="of our side; default: dflash")
     result.add_argument("--attention", help="the peer's attention implementation, where it has several")
     result.add_argument("--save", help="a safetensors file for the gradients")
@@ -73,6 +75,11 @@ def parser() -> argparse.ArgumentParser:
 def sizes_of(arguments: argparse.Namespace) -> Sizes:
     values = {field.name: getattr(arguments, field.name) for field in fields(Sizes)}
     return Sizes(**{name: value for name, value in values.items() if value is not None})
+
+
+def rank_of(sizes: Sizes, arguments: argparse.Namespace) -> int:
+    """Published are 256 for a hidden size of 4,096."""
+    return arguments.rank or max(1, sizes.hidden // 16)
 
 
 def on_cpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> tuple[dict[str, object], Step]:

@@ -32,7 +32,7 @@ from ops.train_dflash.engine import weights_to_compute_with
 
 def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     """The step in one pass over all anchors, or with `--chunk` in passes of this many."""
-    own, algorithm = terms(arguments), algorithm_class(arguments.algorithm)
+    own, algorithm = terms(problem.sizes, arguments), algorithm_class(arguments.algorithm)
     model = draft_model(problem, algorithm() if own is None else algorithm(**own.sizes()))
     loss = Loss(kind=arguments.loss or "dflash", own=own)
     engine = make_engine(model, problem, arguments.chunk, loss=loss)
@@ -50,10 +50,10 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     return measured.Step(run, gradients, engine.model.zero_grad)
 
 
-def terms(arguments: argparse.Namespace) -> Terms | None:
+def terms(sizes: Sizes, arguments: argparse.Namespace) -> Terms | None:
     """The algorithm's table of train_dflash, with its defaults but for the rank; plain DFlash has none."""
     options = {"dflash": None, "dflash2": Dflash2Options, "dspark": DsparkOptions}[arguments.algorithm]
-    return None if options is None else options(rank=arguments.rank)
+    return None if options is None else options(rank=measured.rank_of(sizes, arguments))
 
 
 def draft_model(problem: Problem, algorithm: Algorithm | None = None) -> DraftModel:

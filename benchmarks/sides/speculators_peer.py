@@ -8,6 +8,9 @@ hidden states.
 Same sizes, weights, features, tokens and anchors as on the other sides, with two differences that its design requires:
 anchors in the last block_size tokens move to the last place before them, and the verifier's hidden states are
 random, so that its loss is of the same kind but has another value.
+
+`--algorithm`: its own DFlash2 (with the "ce" loss for the logits) and DSpark (0.1 ce + 1.8 tv, which is half of l1, and
+the confidence head; its block_size counts slots, one less where the anchor's predicts), of the same sizes as ours.
 """
 
 from __future__ import annotations
@@ -17,12 +20,22 @@ import argparse
 import torch
 from speculators.losses import resolve_loss_config
 from speculators.models.dflash import DFlashSpeculatorConfig, core
+from speculators.models.dflash2.config import DFlash2SpeculatorConfig
+from speculators.models.dflash2.core import DFlash2DraftModel
+from speculators.models.dspark.config import DSparkSpeculatorConfig
+from speculators.models.dspark.core import DSparkDraftModel
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
 
 from benchmarks.sides import measured
 from benchmarks.sides.problem import GAMMA, Problem, Sizes, final_hidden
 
+CLASSES = {
+    "dflash": (DFlashSpeculatorConfig, core.DFlashDraftModel),
+    "dflash2": (DFlash2SpeculatorConfig, DFlash2DraftModel),
+    "dspark": (DSparkSpeculatorConfig, DSparkDraftModel),
+}
+LOSSES = {"dflash": "ce", "dflash2": "ce", "dspark": '{"ce": 0.1, "tv": 1.8}'}
 FROZEN = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
@@ -30,8 +43,10 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     """The step of speculators; `--attention` names its attention implementation, `--chunk` has no effect."""
     on_gpu = problem.features_SF.is_cuda
     sizes = problem.sizes
-    model = _model(problem, arguments.attention or ("simple_flex_attention" if on_gpu else "sdpa"))
-    losses = resolve_loss_config("ce", "fused" if on_gpu else "eager")
+    model = _model(problem, arguments, arguments.attention or ("simple_flex_attention" if on_gpu else "sdpa"))
+    implementation = "fused" if on_gpu else "eager"
+    losses = resolve_loss_config(LOSSES[arguments.algorithm], implementation)
+    own = {} if arguments.algorithm == "dflash" else {"tv_loss_fn": resolve_loss_config("tv", implementation)["tv"][0]}
     anchors_A = problem.anchors_A.clamp(max=sizes.context - sizes.block - 1)
     verifier_SM = final_hidden(problem)
 
@@ -46,6 +61,7 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
             loss_config=losses,
             gamma=GAMMA,
             max_anchors=sizes.anchors,
+            **own,
         )
         loss.backward()
         return float(loss.detach()), int(metrics["full_acc_sum"])
@@ -56,20 +72,20 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     return measured.Step(run, gradients, model.zero_grad)
 
 
-def _model(problem: Problem, attention: str) -> core.DFlashDraftModel:
-    config = _config(problem.sizes, attention)
-    model = core.DFlashDraftModel(config).to(problem.features_SF).train()
+def _model(problem: Problem, arguments: argparse.Namespace, attention: str) -> core.DFlashDraftModel:
+    """With the problem's weights; what the algorithm adds as its class starts it."""
+    _, model_class = CLASSES[arguments.algorithm]
+    model = model_class(_config(problem.sizes, arguments, attention)).to(problem.features_SF).train()
     norm = torch.ones_like(problem.features_SF[0, : problem.sizes.hidden])
     frozen = (problem.embed_VM, problem.head_VM, problem.head_VM, norm)
-    missing, unexpected = model.load_state_dict(
-        {**problem.weights, **dict(zip(FROZEN, frozen, strict=True))}, strict=False
-    )
-    if missing or unexpected:
+    given = {**problem.weights, **dict(zip(FROZEN, frozen, strict=True))}
+    missing, unexpected = model.load_state_dict(given, strict=False)
+    if unexpected or (missing and arguments.algorithm == "dflash"):
         raise ValueError(f"speculators' model has other weights: missing {missing}, unexpected {unexpected}")
     return model
 
 
-def _config(sizes: Sizes, attention: str) -> DFlashSpeculatorConfig:
+def _config(sizes: Sizes, arguments: argparse.Namespace, attention: str) -> DFlashSpeculatorConfig:
     layers = Qwen3Config(
         hidden_size=sizes.hidden,
         num_hidden_layers=sizes.layers,
@@ -81,12 +97,16 @@ def _config(sizes: Sizes, attention: str) -> DFlashSpeculatorConfig:
         max_position_embeddings=2 * sizes.context,
     )
     layers._attn_implementation = attention
-    return DFlashSpeculatorConfig(
+    rank = measured.rank_of(sizes, arguments)
+    own = {"dflash": {}, "dflash2": {"selector_rank": rank}, "dspark": {"markov_rank": rank}}
+    config_class, _ = CLASSES[arguments.algorithm]
+    return config_class(
         transformer_layer_config=layers,
         draft_vocab_size=sizes.vocabulary,
-        block_size=sizes.block,
+        block_size=sizes.block - (arguments.algorithm == "dspark"),
         aux_hidden_state_layer_ids=list(range(1, sizes.target_layers + 1)),
         mask_token_id=sizes.mask_token_id,
+        **own[arguments.algorithm],
     )
 
 
