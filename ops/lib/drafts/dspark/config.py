@@ -47,8 +47,8 @@ class Dspark:
     def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
         """block_size counts proposals in both layouts, as SGLang reads it."""
         top = dict(serving)
-        own = {"sample_from_anchor": self.sample_from_anchor, **self.to_speculators()}
-        return top | {**top.pop(NEST), "block_size": self.layout(serving["block_size"]).proposals, **own}
+        block_size = self.layout(serving["block_size"]).proposals
+        return top | {**top.pop(NEST), "block_size": block_size, **self.to_speculators()}
 
     @classmethod
     def from_serving(cls, data: Mapping[str, Any]) -> tuple[Dspark, dict[str, Any]]:
@@ -64,6 +64,7 @@ class Dspark:
         return {
             "markov_rank": self.rank,
             "markov_head_type": HEAD,
+            "sample_from_anchor": self.sample_from_anchor,
             "enable_confidence_head": self.confidence_head,
             "confidence_head_with_markov": self.confidence_head,
         }
