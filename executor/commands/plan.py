@@ -46,7 +46,7 @@ def main(options: argparse.Namespace) -> int:
     store = open_store(options)
     decisions = make_planner(store, graph, absent=absent).plan()
     absent_inputs = [mistake for mistakes in absent.values() for mistake in mistakes]
-    lacking = unmet(graph, decisions)
+    lacking = unmet(graph, decisions, cached_artifacts(store, decisions))
     missing = list(dict.fromkeys(str(each) for each in [*absent_inputs, *lacking]))
     require_others(decisions, only)
     decisions = {node_id: each for node_id, each in decisions.items() if not only or node_id in only}

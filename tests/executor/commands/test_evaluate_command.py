@@ -169,6 +169,36 @@ def test_all_prompts_of_a_file_are_asked_whatever_their_split_and_with_or_withou
     assert 16 == len(asked(tmp_path / "default"))
 
 
+def make_pair(folder, **changes):
+    """A tiny target, and a draft of it with other values in config.json."""
+    make_checkpoint("qwen3", folder / "target")
+    config = tiny_config(
+        hidden_size=HIDDEN,
+        vocab_size=VOCABULARY,
+        head_dim=16,
+        mask_token_id=355,
+        target_layer_ids=(1, 3, 5),
+        num_target_layers=LAYERS,
+        max_position_embeddings=4096,
+    )
+    (folder / "draft").mkdir()
+    written = {name: value for name, value in to_serving(config).items() if name != "dflow"}
+    write_json(folder / "draft" / "config.json", written | changes)
+    save_file(random_draft(config, seed=1).state_dict(), folder / "draft" / "model.safetensors")
+
+
+def test_a_draft_of_another_target_is_refused_before_anything_runs_with_all_that_differs(tmp_path, monkeypatch, capsys):
+    make_pair(tmp_path, vocab_size=VOCABULARY + 1, num_target_layers=LAYERS + 2)
+    capsys.readouterr()
+    monkeypatch.chdir(tmp_path)
+    assert 2 == cli.main(["evaluate", "draft", "--target", "target", "--store", str(tmp_path / "runs")])
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if not line.startswith("DRAFT: ")] == []
+    assert f"vocab_size: {VOCABULARY + 1}, and the target's is {VOCABULARY}; give the target" in told[1]
+    assert f"num_target_layers: {LAYERS + 2}, and the target's is {LAYERS}; give the target" in told[2]
+    assert [] == list((tmp_path / "runs" / "records").iterdir())
+
+
 def test_an_evaluation_that_did_not_finish_ends_with_what_is_open(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("draft", "target"):
@@ -185,20 +215,7 @@ def test_an_evaluation_that_did_not_finish_ends_with_what_is_open(tmp_path, monk
 
 @pytest.mark.slow
 def test_a_draft_is_evaluated_in_one_command_and_the_second_time_nothing_runs(tmp_path):
-    make_checkpoint("qwen3", tmp_path / "target")
-    config = tiny_config(
-        hidden_size=HIDDEN,
-        vocab_size=VOCABULARY,
-        head_dim=16,
-        mask_token_id=355,
-        target_layer_ids=(1, 3, 5),
-        num_target_layers=LAYERS,
-        max_position_embeddings=4096,
-    )
-    (tmp_path / "draft").mkdir()
-    written = {name: value for name, value in to_serving(config).items() if name != "dflow"}
-    write_json(tmp_path / "draft" / "config.json", written)
-    save_file(random_draft(config, seed=1).state_dict(), tmp_path / "draft" / "model.safetensors")
+    make_pair(tmp_path)
     command = [sys.executable, "-m", "executor.cli", "evaluate", "draft", "--target", "target", "--max-prompts", "2"]
     command += ["-s", "eval.max_new_tokens=6", "-s", "mlflow.tracking=false", "--store", str(tmp_path / "runs")]
     environment = {"PYTHONPATH": str(PROJECT), "PATH": "/usr/bin:/bin"}
