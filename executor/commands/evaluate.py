@@ -55,7 +55,7 @@ def main(options: argparse.Namespace) -> int:
         session = new_run(store, graph)
     except PipelineError as error:
         raise as_typed(error) from None
-    code = run_and_report(session)
+    code = run_and_report(session, otherwise="with other arguments: dflow evaluate DRAFT --target TARGET")
     if code == OK:
         for line in in_short(store, session.record):
             print_lines(line)

@@ -28,6 +28,7 @@ from ops.lib.drafts.backbone.config import DraftConfig, to_serving
 from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.drafts.backbone.load import load_draft as load_serving
 from ops.lib.drafts.backbone.load import load_weights, random_draft
+from ops.lib.drafts.backbone.mistakes import REIMPORT
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.serving_contract import check_serving, training_record
 from ops.lib.drafts.backbone.stored_tensors import tensors_digest
@@ -199,6 +200,19 @@ def test_an_export_of_dflow_with_other_weights_is_refused(target, tmp_path):
     with pytest.raises(DataError, match=r"the tensors are not those of the export") as caught:
         load(tmp_path / "again", made.path, target)
     assert str(made.path) in str(caught.value)
+
+
+def test_weights_that_are_no_numbers_are_refused_with_the_source_that_was_given(target, tmp_path):
+    def without_numbers(tensors):
+        return tensors | {"norm.weight": tensors["norm.weight"] * float("nan")}
+
+    write_form(Form(zlab(), tensors=without_numbers), tmp_path / "source")
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / "stage", tmp_path / "source", target)
+    assert str(caught.value).startswith(f"{tmp_path / 'source'}: ")
+    assert "norm.weight" in str(caught.value)
+    assert REIMPORT in str(caught.value)
+    assert [] == [text for text in (str(tmp_path / "stage"), "--from export") if text in str(caught.value)]
 
 
 def test_an_import_of_an_export_keeps_its_engine_and_what_was_assumed(target, tmp_path):

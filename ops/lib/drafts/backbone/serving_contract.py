@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from ops.lib.drafts.backbone.config import (
     wrong_types,
 )
 from ops.lib.drafts.backbone.contract_fields import NESTS, contract_part, expected_shapes, full_name, lookup, table_of
+from ops.lib.drafts.backbone.load import import_record
 from ops.lib.drafts.backbone.mistakes import REWRITE, Mistake, refuse
 from ops.lib.drafts.backbone.speculators_contract import speculators_mistakes
 from ops.lib.drafts.backbone.speculators_format import FOLDER, Verifier
@@ -88,7 +90,14 @@ def check_serving(directory: Path, target: TargetModel, tokens: TokenShards | No
     Reads everything, the tensors' values included. Raises DataError that lists all mistakes, each with what SGLang
     would do about it and with its remedy.
     """
-    refuse(directory, serving_mistakes(directory, ServedTarget.of(target, tokens)))
+    refuse(directory, serving_mistakes(directory, ServedTarget.of(target, tokens)), is_imported=is_imported(directory))
+
+
+def is_imported(directory: Path) -> bool:
+    """Whether a serving directory says that its draft was trained elsewhere."""
+    with suppress(DataError):
+        return import_record(directory) is not None
+    return False
 
 
 def serving_mistakes(directory: Path, target: ServedTarget) -> list[Mistake]:
