@@ -102,8 +102,10 @@ def test_an_evaluation_that_no_server_repeats_is_made_without_the_gate(override,
     (tmp_path / "bench.jsonl").write_text("")
     assert "check" not in evaluated(tmp_path, "-s", override).nodes
     assert named in capsys.readouterr().out
-    assert "check" in evaluated(tmp_path, "-s", "eval.temperature=0", "-s", "eval.split=val").nodes
+    assert "check" in evaluated(tmp_path, "-s", "eval.temperature=0").nodes
     assert "" == capsys.readouterr().out
+    with pytest.raises(PipelineError, match=r'-s eval.split=val: has no samples: ingest puts all of them into "test"'):
+        evaluated(tmp_path, "-s", "eval.split=val")
 
 
 def test_a_gate_that_is_asked_for_is_refused_where_it_could_compare_nothing(tmp_path):
@@ -130,6 +132,7 @@ def test_a_draft_that_is_not_there_is_refused_before_anything_runs(tmp_path, mon
     [
         ([], ["mine.jsonl is empty; write one JSON object per line"]),
         (['{"prompt": "a"', "{}"], ["mine.jsonl:1: ", "mine.jsonl:2: "]),
+        (["no JSON"], ["mine.jsonl:1: "]),
         (
             ['{"prompt": " "}', '{"id": "b", "messages": [{"role": "assistant", "content": "a"}]}'],
             ["mine.jsonl has no usable prompt", 'sample "1": empty text', 'sample "b": starts with the assistant'],
@@ -142,6 +145,12 @@ def test_a_file_without_prompts_is_refused_before_anything_runs_with_its_name(li
         evaluated(tmp_path, "--prompts", str(tmp_path / "mine.jsonl"))
     assert str(error.value).startswith("--prompts: ")
     assert [] == [text for text in told if text not in str(error.value)]
+
+
+def test_a_file_of_an_unknown_format_is_refused_with_the_argument_that_names_one(tmp_path):
+    (tmp_path / "mine.txt").write_text("hello")
+    with pytest.raises(DataError, match=r"mine.txt: neither JSON, Parquet nor CSV; say which: -s ingest.format=json"):
+        evaluated(tmp_path, "--prompts", str(tmp_path / "mine.txt"))
 
 
 def asked(tmp_path, prompts=None):
