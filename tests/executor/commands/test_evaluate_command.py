@@ -20,12 +20,13 @@ from executor import cli
 from executor.commands.evaluate import add_arguments, checked_graph
 from executor.report.in_short import in_short
 from executor.store.artifact_store import Store
+from ops.evaluate.verdicts import MORE_PROMPTS, verdicts
 from ops.ingest.run import ingest
 from ops.lib.data.files import read_jsonl, write_json, write_jsonl
 from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.load import random_draft
 from ops.tools.evaluate.pipeline import evaluation_pipeline
-from ops.tools.evaluate.typed import source_mistakes
+from ops.tools.evaluate.typed import advice_as_typed, source_mistakes
 from tests.support.manifests import new_record
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -106,6 +107,20 @@ def test_an_evaluation_that_no_server_repeats_is_made_without_the_gate(override,
     assert "" == capsys.readouterr().out
     with pytest.raises(PipelineError, match=r'-s eval.split=val: has no samples: ingest puts all of them into "test"'):
         evaluated(tmp_path, "-s", "eval.split=val")
+
+
+def test_what_an_evaluation_advises_is_said_in_arguments_of_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    report = {"lossless": None, "tau": {"all": {"steps": 0, "prompts": 1}}, "prompts": 1}
+    lossless = next(section.body for section in verdicts(report, None) if section.title == "losslessness")
+    assert "check the answers too: evaluate without -s eval.temperature" == advice_as_typed(lossless.advice)
+    assert "evaluate more prompts: give more --prompts" == advice_as_typed(MORE_PROMPTS)
+    store = Store.open(tmp_path / "runs", write=True)
+    record = new_record(store.records, evaluated(tmp_path, "-s", "eval.temperature=0.5"))
+    record.save_all()
+    lines = list(map(advice_as_typed, in_short(store, record)))
+    assert "  warn: check_export: not measured: the gate was left out" in lines
+    assert "next: have it checked by the gate: evaluate without the -s that left it out" in lines
 
 
 def test_a_gate_that_is_asked_for_is_refused_where_it_could_compare_nothing(tmp_path):
