@@ -24,6 +24,7 @@ HOOK_FILES = {
     "report": "report",
     "compare": "report",
     "unmet": "unmet",
+    "unfit": "unmet",
     "estimate": "estimate",
     "smoke": "estimate",
     "threads": "estimate",
@@ -81,6 +82,11 @@ class OpClass(Protocol):
     def unmet(self) -> Mapping[str, str]:
         """Field -> what is missing on this machine or in a file that only this node reads, and what to do; one sentence
         per line. Called before a run's first stage.
+        """
+
+    def unfit(self, foreseen: Mapping[str, Any]) -> Mapping[str, str]:
+        """Field -> what does not fit the node's inputs, as `unmet` returns it. foreseen: edge -> what the `estimate` of
+        the input's node foresees of it, None where it foresees nothing, a tuple for a `tuple` edge.
         """
 
     def estimate(self, outlook: Outlook) -> Estimate | None:

@@ -16,7 +16,7 @@ from executor.store.artifact_store import Store
 from executor.system.output import OK, print_lines
 from ops.tools.evaluate.pipeline import evaluation_pipeline, leave_out_gate
 from ops.tools.evaluate.prompt_file import check_prompts
-from ops.tools.evaluate.typed import as_typed, source_mistakes
+from ops.tools.evaluate.typed import advice_as_typed, as_typed, source_mistakes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,10 +55,10 @@ def main(options: argparse.Namespace) -> int:
         session = new_run(store, graph)
     except PipelineError as error:
         raise as_typed(error) from None
-    code = run_and_report(session)
+    code = run_and_report(session, otherwise="with other arguments: dflow evaluate DRAFT --target TARGET")
     if code == OK:
         for line in in_short(store, session.record):
-            print_lines(line)
+            print_lines(advice_as_typed(line))
     return code
 
 

@@ -22,7 +22,7 @@ from executor.commands.arguments import (
 from executor.launchers.cluster_address import use_cluster
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
-from executor.planning.planner import Decision
+from executor.planning.planner import Decision, cached_artifacts
 from executor.planning.preflight import nodes_of, unmet
 from executor.planning.selection import require_others, selected
 from executor.planning.session import make_planner
@@ -51,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
     store = open_store(options)
     decisions = make_planner(store, graph, absent=absent).plan()
     absent_inputs = [mistake for mistakes in absent.values() for mistake in mistakes]
-    lacking = unmet(graph, decisions)
+    lacking = unmet(graph, decisions, cached_artifacts(store, decisions))
     missing = list(dict.fromkeys(str(each) for each in [*absent_inputs, *lacking]))
     require_others(decisions, only)
     decisions = {node_id: each for node_id, each in decisions.items() if not only or node_id in only}
@@ -80,7 +80,7 @@ def _needs(
     graph: Graph, store: Store, decisions: Mapping[str, Decision], absent: Container[str], refused: Container[str]
 ) -> tuple[dict[str, Estimate], list[str]]:
     """What the nodes need, and what of it this machine does not have. absent: nodes whose inputs are not there."""
-    from executor.planning.estimates import cached_artifacts, graph_estimates, too_large  # not where all is cached
+    from executor.planning.estimates import graph_estimates, too_large  # not where all is cached
     from executor.system.hardware import gpu_memory, machine_memory
 
     made = cached_artifacts(store, decisions)

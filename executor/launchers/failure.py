@@ -64,7 +64,7 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("dsl.errors.ConfigError", "dsl.errors.PipelineError"),
-        "change the value named in the message in the pipeline file",
+        "change the value named in the message, in the pipeline file or by -s NODE.FIELD=VALUE",
     ),
     (
         ("dsl.errors.LeaseLost",),

@@ -20,6 +20,7 @@ from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.config import algorithm_of
 from ops.lib.sglang.serve_command import DraftOption, Served
 from ops.lib.vllm.serve_command import draft_for_vllm
+from ops.tools.diagnose.chain import last_drafts_of
 from ops.tools.serve.prompts import ChatPrompt, held_out_prompts
 
 LONGEST_ERROR = 500
@@ -84,13 +85,16 @@ class _Made:
     graph: Graph
 
     def choose(self, named: str | None) -> tuple[GraphNode, GraphNode | None]:
-        """The node that exported the draft, and the one that checked it, if there is one."""
+        """The node that exported the draft, and the one that checked it, if there is one. Without a name not one from
+        whose draft another was trained.
+        """
         exports = [node for node in self.graph.nodes.values() if node.op.output is Draft]
+        last = last_drafts_of(self.graph)
         pairs = [(export, next(iter(self._readers(export, CheckedDraft)), None)) for export in exports]
         wanted = [
             (export, check)
             for export, check in pairs
-            if named is None or named in (export.id, check.id if check is not None else export.id)
+            if (export.id in last if named is None else named in (export.id, check.id if check is not None else ""))
         ]
         if len(wanted) == 1:
             return wanted[0]
@@ -99,7 +103,7 @@ class _Made:
             raise StoreError(f'run {self.record.run}: "{named}" does not export a draft; nodes that do: {found}')
         if not exports:
             raise StoreError(f"run {self.record.run} of {self.graph.name} has no draft (op export_draft or load_draft)")
-        raise StoreError(f"run {self.record.run} exports several drafts: {found}; choose one with --node")
+        raise StoreError(f"run {self.record.run} exports several drafts: {', '.join(last)}; choose one with --node")
 
     def draft_of(self, export: GraphNode, check: GraphNode | None) -> tuple[Path, list[str]]:
         """The serving directory: as it was checked where it passed, else as it was exported, with a warning."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ from dsl.estimate import Estimate, Outlook, Trial
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.sizes import shown_bytes
-from executor.planning.planner import Decision
-from executor.store.artifact_store import Store
 from executor.system.resource_pool import computes_on_gpu, devices
 
 NO_TRIALS: Mapping[str, Trial] = {}
@@ -34,6 +32,21 @@ def graph_estimates(
     of a node in `refused`, whose own mistakes are reported already. To the memory of a rank that computes on the CPU
     that of the process itself is added. Hooks see device = "cpu" there.
     """
+    return _estimated(graph, made, free_disk, trials, refused)[0]
+
+
+def foreseen_inputs(graph: Graph, made: Mapping[str, Path], node_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What is foreseen of the inputs of these nodes, by edge. made: as of `graph_estimates`."""
+    nodes = {node_id: graph.nodes[node_id] for node_id in node_ids}
+    above = graph.up_to({parent for node in nodes.values() for parent in node.parents})
+    foreseen = _estimated(above, made, 0, NO_TRIALS, ())[1]
+    return {node_id: node.by_edge(foreseen) for node_id, node in nodes.items()}
+
+
+def _estimated(
+    graph: Graph, made: Mapping[str, Path], free_disk: int, trials: Mapping[str, Trial], refused: Container[str]
+) -> tuple[dict[str, Estimate], dict[str, Any]]:
+    """The estimates, and what they foresee, None where they foresee nothing."""
     found: dict[str, Estimate] = {}
     foreseen: dict[str, Any] = dict.fromkeys(graph.nodes)
     for node_id, node in graph.nodes.items():
@@ -60,7 +73,7 @@ def graph_estimates(
                 needed = attrs.evolve(needed, memory={**needed.memory, "process": PROCESS_BYTES})
             foreseen[node_id] = needed.foreseen
             found[node_id] = Estimate(growth=needed.growth) if node_id in made else needed
-    return found
+    return found, foreseen
 
 
 def _computes_on_gpu_here(node: GraphNode) -> bool:
@@ -104,9 +117,3 @@ def too_large(
             each = shown_bytes(size) if ranks == 1 else f"{ranks} ranks of {shown_bytes(size)} each"
             lines.append(f"{node_id}: memory: DOES NOT FIT: needs {each}, and this machine has {shown_bytes(memory)}")
     return lines
-
-
-def cached_artifacts(store: Store, decisions: Mapping[str, Decision]) -> dict[str, Path]:
-    """The folder of each cached node's artifact."""
-    digests = {node_id: each.digest for node_id, each in decisions.items() if each.cache == "hit"}
-    return {node_id: store.object_path(digest) for node_id, digest in digests.items() if digest is not None}

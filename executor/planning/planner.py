@@ -7,6 +7,7 @@ inputs' previous digests would make it a hit, it is "maybe", since the node abov
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import attrs
@@ -22,6 +23,12 @@ from executor.system.output import shown_digest
 
 Cache = Literal["hit", "miss", "maybe"]
 WORDS: Mapping[Cache, str] = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
+
+
+class HasObjects(Protocol):
+    """The part of a store that knows where artifacts lie."""
+
+    def object_path(self, digest: str) -> Path: ...
 
 
 class StoreView(Protocol):
@@ -197,3 +204,9 @@ class Planner:
 def _changed_inputs(node: GraphNode, digests: Mapping[str, str], previous: Previous) -> list[str]:
     """Of the parents with a known digest."""
     return [each for each in node.parents if each in digests and previous.input_digests.get(each) != digests[each]]
+
+
+def cached_artifacts(store: HasObjects, decisions: Mapping[str, Decision]) -> dict[str, Path]:
+    """The folder of each cached node's artifact."""
+    digests = {node_id: each.digest for node_id, each in decisions.items() if each.cache == "hit"}
+    return {node_id: store.object_path(digest) for node_id, digest in digests.items() if digest is not None}

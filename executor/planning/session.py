@@ -14,7 +14,7 @@ from dsl.overrides import overridden_nodes, override_graph
 from executor.keys.node_key import Sources, graph_parts
 from executor.launchers.cluster_address import with_recorded_cluster
 from executor.planning.history import PreviousNodes, SourceRuns
-from executor.planning.planner import Decision, Planner
+from executor.planning.planner import Decision, Planner, cached_artifacts
 from executor.planning.preflight import unmet
 from executor.planning.selection import require_others
 from executor.records.run_record import NodeState, PlanRow, Record, find_record
@@ -106,7 +106,7 @@ def _resumed(store: Store, record: Record) -> Session:
             record.state.nodes[node_id] = NodeState(**kept)
     pinned = {**record.state.pinned, **done}
     planner = attrs.evolve(make_planner(store, graph, pinned, record.state.forced, source=record.run), run=record.run)
-    return attrs.evolve(_session(store, record, planner, _checked_plan(planner), record.plan()), is_resumed=True)
+    return attrs.evolve(_session(store, record, planner, _checked_plan(store, planner), record.plan()), is_resumed=True)
 
 
 def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Session:
@@ -179,7 +179,7 @@ def _new(
     store: Store, planner: Planner, nodes: Mapping[str, NodeState], source: Record | None = None, **state: Any
 ) -> Session:
     """A session with a new record. nodes: those of an earlier run, `source`."""
-    decisions = _checked_plan(planner)
+    decisions = _checked_plan(store, planner)
     fresh = {node_id: nodes.get(node_id, NodeState()) for node_id in planner.graph.nodes}
     record = Record.prepare(store.records, planner.graph, nodes=fresh, **state)
     rows = source.plan() if source is not None else {}
@@ -207,10 +207,10 @@ def _session(
     return Session(store, record, planner, decisions)
 
 
-def _checked_plan(planner: Planner) -> dict[str, Decision]:
+def _checked_plan(store: Store, planner: Planner) -> dict[str, Decision]:
     """The plan. Raises PipelineError if this machine lacks something that a node needs."""
     decisions = planner.plan()
-    if missing := unmet(planner.graph, decisions):
+    if missing := unmet(planner.graph, decisions, cached_artifacts(store, decisions)):
         raise PipelineError(missing)
     return decisions
 

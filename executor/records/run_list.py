@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from attrs import frozen
 
+from dsl.errors import StoreError
 from executor.records.duration import run_seconds
+from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import Record, Status, newest_records, newest_that_ran
 from executor.records.run_tags import tags_of
 from executor.store.artifact_store import SMOKE, Store
@@ -18,12 +20,16 @@ from executor.system.output import columns, shown_duration
 
 RAN = ("miss", "resumed")
 UNFINISHED = ("failed", "stopped", "killed")
+TAU = "eval/tau"
+MOST_TAUS = 3  # in a cell
 LATEST = 20  # records that are searched for unfinished runs
 
 
 @frozen(kw_only=True)
 class RunRow:
-    """What `dflow runs` shows of a run. seconds: see `run_seconds`."""
+    """What `dflow runs` shows of a run. seconds: see `run_seconds`. draft: what load_draft reads, several with commas
+    between; empty if none is read. tau: by the node that measured it.
+    """
 
     run: str
     pipeline: str
@@ -35,6 +41,8 @@ class RunRow:
     cached: int
     failed: int
     tags: Sequence[str]
+    draft: str
+    tau: Mapping[str, float]
 
 
 def run_rows(records: Path, limit: int | None, *, repeated: bool) -> tuple[list[RunRow], int]:
@@ -93,20 +101,46 @@ def _finishes(later: Record, record: Record) -> bool:
 
 
 def runs_text(rows: Sequence[RunRow]) -> str:
-    header = ("run", "pipeline", "status", "started", "took", "nodes", "ran", "cached", "tags")
+    """The table; without the columns of drafts and of tau where no run has any."""
+    header = ["run", "pipeline", "status", "started", "took", "nodes", "ran", "cached", "draft", "tau", "tags"]
+    absent = [name for name in ("draft", "tau") if not any(getattr(row, name) for row in rows)]
     shown = [
-        (
-            row.run,
-            row.pipeline,
-            row.status,
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started)),
-            shown_duration(row.seconds),
-            *map(str, (row.nodes, row.ran, row.cached)),
-            ", ".join(row.tags),
-        )
+        {
+            "run": row.run,
+            "pipeline": row.pipeline,
+            "status": row.status,
+            "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started)),
+            "took": shown_duration(row.seconds),
+            "nodes": str(row.nodes),
+            "ran": str(row.ran),
+            "cached": str(row.cached),
+            "draft": row.draft,
+            "tau": _tau_text(row.tau),
+            "tags": ", ".join(row.tags),
+        }
         for row in rows
     ]
-    return columns(header, shown, right=("took", "nodes", "ran", "cached"))
+    header = [name for name in header if name not in absent]
+    cells = [tuple(row[name] for name in header) for row in shown]
+    return columns(header, cells, right=("took", "nodes", "ran", "cached"))
+
+
+def _tau_text(tau: Mapping[str, float]) -> str:
+    """The only figure, or the first ones with their nodes."""
+    if len(tau) == 1:
+        return f"{next(iter(tau.values())):.2f}"
+    more = [f"and {len(tau) - MOST_TAUS} more"] if len(tau) > MOST_TAUS else []
+    return ", ".join([*(f"{node} {value:.2f}" for node, value in islice(tau.items(), MOST_TAUS)), *more])
+
+
+def _drafts(record: Record) -> str:
+    """The directories by their names, model ids as they are; empty where the record's graph is damaged."""
+    try:
+        nodes = recorded_nodes(record.folder).values()
+    except StoreError:
+        return ""
+    sources = [str(node.config.get("source", "")) for node in nodes if node.op == "load_draft"]
+    return ", ".join(Path(source).name if Path(source).is_absolute() else source for source in dict.fromkeys(sources))
 
 
 def _row(record: Record) -> RunRow:
@@ -123,4 +157,10 @@ def _row(record: Record) -> RunRow:
         cached=sum(node.state == "done" and node.cache == "hit" for node in nodes),
         failed=sum(node.state == "failed" for node in nodes),
         tags=tags_of(record.folder),
+        draft=_drafts(record),
+        tau={
+            name: node.metrics[TAU]
+            for name, node in state.nodes.items()
+            if node.state == "done" and TAU in node.metrics
+        },
     )

@@ -15,9 +15,16 @@ from executor.tracking.sync_state import lacks
 
 
 def run_and_report(
-    session: Session, *, adopt: bool = False, keep_going: bool = False, verify_inputs: bool = False
+    session: Session,
+    *,
+    adopt: bool = False,
+    keep_going: bool = False,
+    verify_inputs: bool = False,
+    otherwise: str = "after a change of the pipeline file: dflow run FILE",
 ) -> int:
-    """The exit code, see `executor.scheduler.run_loop.run_session`."""
+    """The exit code, see `executor.scheduler.run_loop.run_session`. otherwise: what to do after a failure where a
+    resume does not help.
+    """
     if session.is_complete and _close(session):
         _report_complete(session)
         return OK
@@ -33,8 +40,7 @@ def run_and_report(
     elif code == FAILED:
         trust = " --trust" if session.graph.op_files else ""
         print_lines(
-            f"run {record.run} failed; after a fix of code or data: dflow resume {record.run}{trust}; "
-            "after a change of the pipeline file: dflow run FILE",
+            f"run {record.run} failed; after a fix of code or data: dflow resume {record.run}{trust}; " + otherwise,
             error=True,
         )
     else:

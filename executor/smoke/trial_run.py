@@ -18,7 +18,8 @@ from dsl.estimate import Amount, Estimate, Growth, Trial
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.op_table import user_ops
-from executor.planning.estimates import cached_artifacts, graph_estimates
+from executor.planning.estimates import graph_estimates
+from executor.planning.planner import cached_artifacts
 from executor.planning.session import Session, make_planner, new_run
 from executor.records.events import read_events
 from executor.records.run_record import NodeState, Record

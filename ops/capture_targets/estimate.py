@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from attrs import evolve
+
 from dsl.estimate import Estimate, Growth, Outlook
 from dsl.sizes import shown_bytes
 from ops.capture_targets.layers import layers_of
@@ -34,7 +36,8 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
         growth = Growth(series=(captured,), output=captured.growth)
     if target is None:
         return Estimate(growth=growth, foreseen=foreseen)
-    layers_of(config, int(target.sizes.text["num_hidden_layers"]))
+    ids = layers_of(config, int(target.sizes.text["num_hidden_layers"]))
+    foreseen = evolve(foreseen, target_layer_ids=ids)
     per_token = feature_bytes(target.sizes, layers + config.final_hidden, config.dtype)
     counted = tokens.count(config.splits) if tokens is not None else None
     count, per = amount(counted)

@@ -20,7 +20,15 @@ from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import algorithm_of
 from ops.lib.drafts.backbone.mistakes import refuse
-from ops.lib.drafts.backbone.serving_contract import CARD, CONFIG, SPECULATORS, WEIGHTS, check_serving, formats_of
+from ops.lib.drafts.backbone.serving_contract import (
+    CARD,
+    CONFIG,
+    SPECULATORS,
+    WEIGHTS,
+    check_serving,
+    formats_of,
+    is_imported,
+)
 from ops.lib.sglang.serve_command import number_formats
 from ops.lib.sglang.version import require_sglang
 
@@ -57,7 +65,8 @@ def check_export(config: CheckExport, stage: Stage) -> None:
     if served is not None and served.mistakes:
         kept = stage.work_dir / SERVED
         write_jsonl(kept, outcome.served_rows())
-        refuse(draft.path, served.mistakes, f"SGLang's answer to each prompt: {kept}")
+        more = f"SGLang's answer to each prompt: {kept}"
+        refuse(draft.path, served.mistakes, more, is_imported=is_imported(draft.path))
     write(stage, outcome)
     stage.progress(1, 1)
 

@@ -91,11 +91,19 @@ class Evaluate:
 
     @staticmethod
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
-        """Checks that blocks are at most those of the training, if the pipeline trains the draft."""
+        """Checks that blocks are at most those of the training, if the pipeline trains the draft, and that the split is
+        the one that ingest gives to all samples, if it does.
+        """
         size, trained = values.get("block_size"), above("draft", "draft").get("block_size")
-        if size is None or trained is None or size <= trained:
-            return {}
-        return {"block_size": f"{size} is more than the {trained} that the draft is trained with: use 2 to {trained}"}
+        wrong = {}
+        if size is not None and trained is not None and size > trained:
+            wrong["block_size"] = (
+                f"{size} is more than the {trained} that the draft is trained with: use 2 to {trained}"
+            )
+        only, split = above("tokens", "samples", "samples").get("split"), values.get("split")
+        if values.get("benchmark") is None and None not in (only, split) and only != split:
+            wrong["split"] = f'has no samples: ingest puts all of them into "{only}"'
+        return wrong
 
     @property
     def largest_tie(self) -> float:

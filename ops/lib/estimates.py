@@ -101,12 +101,15 @@ class TokensForeseen:
 
 @frozen(kw_only=True)
 class FeaturesForeseen:
-    """Stored features: of how many layers, of what dtype, and of which tokens. counted: as of TokensForeseen."""
+    """Stored features: of how many layers, of what dtype, and of which tokens. counted: as of TokensForeseen.
+    target_layer_ids: None if they are not known.
+    """
 
     num_layers: int
     dtype: str
     tokens: TokensForeseen | None
     counted: TokensCounted | None = None
+    target_layer_ids: tuple[int, ...] | None = None
 
 
 @frozen(kw_only=True)
@@ -119,10 +122,13 @@ class StepsForeseen:
 
 @frozen(kw_only=True)
 class DraftForeseen:
-    """The shape of a draft. dtype: of its weights in the store."""
+    """The shape of a draft. dtype: of its weights in the store. knows_layers: whether the ids of shape.target_layer_ids
+    are right, and not only their number.
+    """
 
     shape: DraftConfig
     dtype: str = "float32"
+    knows_layers: bool = False
 
 
 @frozen(kw_only=True)

@@ -19,6 +19,7 @@ from ops.lib.drafts.backbone.config import (
     DraftConfig,
     from_serving,
     unfit_fields,
+    unlike_sizes,
 )
 from ops.lib.drafts.backbone.speculators_format import AUX_LAYER_IDS, LAYER_CONFIG, NON_CAUSAL
 from ops.lib.drafts.dflash.config import ARCHITECTURE
@@ -95,23 +96,21 @@ def read_draft_config(
         )
     if publisher is DFLOW:
         return _of_dflow(config, target, partial_rotary_factor)
-    algorithm, mistakes = named_algorithm(publisher, config)
+    algorithm, of_algorithm = named_algorithm(publisher, config)
     reading = _Reading(publisher, algorithm, config)
-    mistakes += reading.mistakes
-    if mistakes:
-        raise _refusal(publisher, mistakes)
+    if of_algorithm or reading.is_malformed:  # nothing else of it can be read
+        raise _refusal(publisher, [*of_algorithm, *reading.mistakes])
     held = held_algorithm(reading, algorithm)
     shape = _shape(reading, held, target, partial_rotary_factor)
-    mistakes = list(reading.mistakes)
-    if not mistakes:
-        try:
-            draft = DraftConfig(**shape)
-        except ConfigError as error:
-            mistakes = [line.strip() for line in str(error).splitlines()[1:]]
-        else:
-            mistakes = _target_mistakes(draft, target)
-    if mistakes:
-        raise _refusal(publisher, mistakes)
+    if reading.mistakes:
+        raise _refusal(publisher, [*reading.mistakes, *_other_target(shape, target)])
+    try:
+        draft = DraftConfig(**shape)
+    except ConfigError as error:
+        of_shape = [line.strip() for line in str(error).splitlines()[1:]]
+        raise _refusal(publisher, [*of_shape, *_other_target(shape, target)]) from None
+    if wrong := _target_mistakes(draft, target):
+        raise _refusal(publisher, wrong)
     written = reading.layer_ids
     return ReadDraft(
         publisher=publisher.name,
@@ -145,6 +144,15 @@ def _refusal(publisher: Publisher, mistakes: Iterable[str]) -> ConfigError:
 
 def _target_mistakes(draft: DraftConfig, target: Mapping[str, Any] | None) -> list[str]:
     wrong = {} if target is None else unfit_fields(draft, target)
+    return _with_remedy(wrong)
+
+
+def _other_target(shape: Mapping[str, Any], target: Mapping[str, Any] | None) -> list[str]:
+    """The same of a shape that is no draft's."""
+    return [] if target is None else _with_remedy(unlike_sizes(shape, target))
+
+
+def _with_remedy(wrong: Mapping[str, str]) -> list[str]:
     return [f"{name}: {what}; give the target that this draft was made for" for name, what in wrong.items()]
 
 
@@ -159,6 +167,7 @@ class _Reading:
     assumed: dict[str, Any] = field(factory=dict)
     notes: list[str] = field(factory=list)
     mistakes: list[str] = field(factory=list)
+    is_malformed: bool = False  # a value has another type than its key
 
     def __attrs_post_init__(self) -> None:
         for prefix, table in self._tables():
@@ -174,6 +183,7 @@ class _Reading:
             self._require(name, str, "a text")
         types = self.values.get("layer_types", [])
         if not isinstance(types, list) or not all(isinstance(layer, str) for layer in types):
+            self.is_malformed = True
             self.mistakes.append(f"layer_types: must be a list of names, got {json.dumps(types)}")
 
     def _tables(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -184,6 +194,7 @@ class _Reading:
             if isinstance(table, Mapping):
                 yield f"{name}.", table
             elif table is not None:
+                self.is_malformed = True
                 self.mistakes.append(f"{name}: must be a table, got {json.dumps(table)}")
         passed = {*names, "speculators_model_type", "speculators_config"}
         yield "", {name: value for name, value in self.config.items() if name not in passed}
@@ -215,6 +226,7 @@ class _Reading:
         value = self.values.get(name)
         is_wrong_bool = isinstance(value, bool) and kind is not bool
         if value is not None and (not isinstance(value, kind) or is_wrong_bool):
+            self.is_malformed = True
             self.mistakes.append(f"{name}: must be {wanted}, got {json.dumps(value)}")
 
     def get(self, name: str) -> Any:

@@ -47,8 +47,20 @@ def load_draft(config: LoadDraft, stage: Stage) -> None:
 
     Raises DataError with every reason why dflow would compute something else than the draft's own class.
     """
-    target = stage.inputs["target"]
+    named = config.source if config.revision is None else f"{config.source}@{config.revision}"
     directory = find_draft(config.source, config.revision)
+    try:
+        import_draft(config, directory, stage)
+    except DataError as error:
+        text = str(error)
+        for folder in (str(stage.out_dir), str(directory)):
+            text = text.replace(folder, named)
+        raise DataError(text) from error
+
+
+def import_draft(config: LoadDraft, directory: Path, stage: Stage) -> None:
+    """Read a draft's directory, and write it. Raises DataError, whose folders the user may not know."""
+    target = stage.inputs["target"]
     written, info = read_draft_json(directory), target_info(target)
     try:
         draft = read_draft_config(written, info, config.partial_rotary_factor)
@@ -75,7 +87,7 @@ def load_draft(config: LoadDraft, stage: Stage) -> None:
         imported |= {"source": config.source, "revision": config.revision}
     save_file(dict(tensors.by_name), stage.out_dir / WEIGHTS, metadata={"format": "pt"})
     serving, digest = to_serving(draft.config, tensors.dtype), tensors_digest(stage.out_dir / WEIGHTS)
-    refuse(directory, tensors_digest_mistakes(written, digest))
+    refuse(directory, tensors_digest_mistakes(written, digest), is_imported=True)
     server_args, engine = record.get("server_args"), record.get("engine")
     serving["dflow"] |= training_record(draft.config, target.digest, digest, server_args) | {"imported": imported}
     if engine is not None:
@@ -114,7 +126,8 @@ def find_draft(source: str, revision: str | None) -> Path:
 def check_own_record(directory: Path, written: Mapping[str, Any], target: ServedTarget) -> None:
     """Raises DataError that lists the fields of an export of dflow that were changed since it was written."""
     trained_for = str(written[OF_DFLOW].get("target"))
-    refuse(directory, config_mistakes(written, target.info, trained_for, target.pad_token_ids))
+    mistakes = config_mistakes(written, target.info, trained_for, target.pad_token_ids)
+    refuse(directory, mistakes, is_imported=True)
 
 
 def imported_before(directory: Path, record: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_object
+from ops.lib.estimates import TargetForeseen
 from ops.lib.target.checkpoint_check import draft_folder_mistakes
+from ops.load_draft.headers import read_headers, unfit_weights
 from ops.load_draft.op import LoadDraft
 from ops.load_draft.read_config import read_draft_config
 
 
 def unmet(config: LoadDraft) -> dict[str, str]:
-    """What its files and its config.json say without the target. A model id is not looked up."""
+    """What its files, its config.json and the headers of its weights say without the target. A model id is not looked
+    up.
+    """
+    return _refused(config, None)
+
+
+def unfit(config: LoadDraft, foreseen: Mapping[str, Any]) -> dict[str, str]:
+    """The same beside the sizes of the target."""
+    target: TargetForeseen | None = foreseen["target"]
+    if target is None:
+        return {}
+    return _refused(config, target_sizes(target))
+
+
+def target_sizes(target: TargetForeseen) -> dict[str, int]:
+    """What of target.json a draft has to fit."""
+    text = target.sizes.text
+    return {
+        "hidden_size": text["hidden_size"],
+        "vocab_size": text["vocab_size"],
+        "num_layers": text["num_hidden_layers"],
+    }
+
+
+def _refused(config: LoadDraft, target: Mapping[str, Any] | None) -> dict[str, str]:
     directory = Path(config.source)
     if not directory.exists():
         return {}
     mistakes = draft_folder_mistakes(directory)
     if not mistakes:
         try:
-            read_draft_config(read_object(directory / "config.json"), None, config.partial_rotary_factor)
+            written = read_object(directory / "config.json")
+            read = read_draft_config(written, target, config.partial_rotary_factor)
         except (ConfigError, DataError) as error:
             mistakes = [f"{directory}: {error}"]
+        else:
+            unfit_tensors = read_headers(directory, read).mistakes
+            mistakes = [unfit_weights(directory, unfit_tensors)] if unfit_tensors else []
     return {"source": "\n".join(mistakes)} if mistakes else {}

@@ -12,7 +12,7 @@ from dsl.sizes import shown_bytes
 from ops.lib.estimates import TargetForeseen, read_config
 from ops.lib.target.checkpoint_check import loading_mistakes
 from ops.lib.target.checkpoint_files import WEIGHTS
-from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import mask_warning
 from ops.load_target.op import LoadTarget
 
@@ -64,8 +64,8 @@ def hub_cache() -> Path:
 
 
 def dtype_of(config: Any) -> str:
-    """The dtype of a checkpoint's weights; bfloat16 if its config names none."""
-    text = config.get("text_config") or {}
-    places = (config, text)
-    named = next((place[key] for key in ("dtype", "torch_dtype") for place in places if place.get(key)), "bfloat16")
+    """The dtype of a checkpoint's weights; bfloat16 if its config names none, or an unknown one. Raises DataError as
+    `named_dtype`.
+    """
+    named = named_dtype(config)
     return named if named in ITEM_SIZES else "bfloat16"

@@ -22,7 +22,15 @@ from ops.lib.drafts.backbone.footprint import (
     joined_bytes,
     waiting_bytes,
 )
-from ops.lib.estimates import DraftForeseen, Kind, StepsForeseen, TargetForeseen, TokensForeseen, first_counted
+from ops.lib.estimates import (
+    DraftForeseen,
+    FeaturesForeseen,
+    Kind,
+    StepsForeseen,
+    TargetForeseen,
+    TokensForeseen,
+    first_counted,
+)
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.threads import threads_of_drafting
 from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
@@ -51,7 +59,7 @@ def estimate(config: TrainDflash, outlook: Outlook) -> Estimate:
     features, tokens = outlook.inputs["features"], outlook.inputs["tokens"]
     online = config.capture == "online"
     layers = len(config.target_layer_ids or ()) or config.capture_layers
-    shape = foreseen_shape(config, target.config, layers if online else getattr(features, "num_layers", layers))
+    shape = expected_shape(config, target, features)
     of_features = tokens if online else getattr(features, "tokens", None) or tokens
     ranks = launch.world_size - config.capture_ranks
     dtype = config.capture_dtype if online else getattr(features, "dtype", config.dtype)
@@ -78,6 +86,14 @@ def estimate(config: TrainDflash, outlook: Outlook) -> Estimate:
         growth=_growth(config, outlook),
         foreseen=DraftForeseen(shape=shape),
     )
+
+
+def expected_shape(config: TrainDflash, target: TargetForeseen, features: FeaturesForeseen | None) -> DraftConfig:
+    """The draft's shape but for its mask token; of layers that are not known only the number is right."""
+    layers = len(config.target_layer_ids or ()) or config.capture_layers
+    if config.capture == "online" or features is None:
+        return foreseen_shape(config, target.config, layers)
+    return foreseen_shape(config, target.config, features.num_layers, features.target_layer_ids)
 
 
 def training_memory(

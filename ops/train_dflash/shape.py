@@ -69,13 +69,15 @@ def draft_shape(
     return evolve(shape, **{name: getattr(parent, name) for name in kept})
 
 
-def foreseen_shape(config: TrainDflash, target: Mapping[str, Any], num_layers: int) -> DraftConfig:
-    """The same from only the target's config.json and the number of captured layers.
+def foreseen_shape(
+    config: TrainDflash, target: Mapping[str, Any], num_layers: int, layer_ids: tuple[int, ...] | None = None
+) -> DraftConfig:
+    """The same from only the target's config.json and the captured layers, or if these are not known their number.
 
     The mask token is not in it and affects no size, so it is 0. Raises ConfigError as `draft_shape`.
     """
     text = target.get("text_config") or target
-    layers = config.target_layer_ids or spread_layers(text["num_hidden_layers"], num_layers)
+    layers = layer_ids or config.target_layer_ids or spread_layers(text["num_hidden_layers"], num_layers)
     info = {"hidden_size": text["hidden_size"], "vocab_size": text["vocab_size"], "eos_token_ids": ()}
     features = {
         "mask_token_id": 0,

@@ -7,7 +7,7 @@ A safetensors file is the length of its header (8 bytes, little endian), the hea
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from dsl.errors import DataError
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
 from ops.lib.data.files import check_json_files, parse_json, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights
+from ops.lib.target.sizes import named_dtype
 from ops.lib.target.token_ids import check_ends
 from ops.lib.vision.model_types import check_model_type
 from ops.lib.vision.processor_files import processor_mistakes
@@ -109,7 +110,8 @@ def _json_mistakes(directory: Path) -> list[str]:
 
 def _config_mistakes(directory: Path) -> list[str]:
     """Of the readable JSON files: an unknown family, ids beyond the vocabulary, and what the processor lacks."""
-    unknown = _raised(check_model_type, read_object(directory / "config.json"))
+    config = read_object(directory / "config.json")
+    unknown = [*_raised(check_model_type, config), *_raised(named_dtype, config)]
     return [
         *(f"{directory}: {mistake}" for mistake in unknown),
         *_raised(check_ends, directory),
@@ -162,24 +164,42 @@ def _check_size(file: Path) -> None:
 
 
 def _expected_size(file: Path) -> int:
-    """The bytes of a safetensors file by its header. Raises DataError if that is damaged or truncated."""
+    """The bytes of a safetensors file by its header. Raises DataError as `_header`."""
+    header = _header(file)
+    try:
+        ends = [operator.index(tensor["data_offsets"][1]) for tensor in header.values()]
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError):
+        raise _damaged(file) from None
+    return 8 + int.from_bytes(_first_bytes(file, 8), "little") + max(ends, default=0)
+
+
+def tensor_headers(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape, and safetensors' name of the dtype, of every tensor of a file. Raises DataError as `_header`."""
+    try:
+        return {
+            name: (tuple(map(operator.index, tensor["shape"])), str(tensor["dtype"]))
+            for name, tensor in _header(file).items()
+        }
+    except (TypeError, KeyError):
+        raise _damaged(file) from None
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """The tensors by the header of a safetensors file. Raises DataError if that is damaged or truncated."""
     length = int.from_bytes(_first_bytes(file, 8), "little")
     start = _first_bytes(file, 8 + min(length, LONGEST_HEADER))
     if len(start) < 8 or (length <= LONGEST_HEADER and len(start) < 8 + length):
         raise DataError(f"{file}: truncated inside its header, {len(start):,} bytes; {AGAIN}")
     try:
-        ends = list(_ends(parse_json(start[8:])))
-    except (TypeError, ValueError, KeyError, AttributeError):
-        raise DataError(f"{file}: damaged, its header is not that of a safetensors file; {AGAIN}") from None
-    return 8 + length + max(ends, default=0)
+        header = dict(parse_json(start[8:]))
+    except (TypeError, ValueError):
+        raise _damaged(file) from None
+    header.pop("__metadata__", None)
+    return header
 
 
-def _ends(header: Any) -> Iterator[int]:
-    """Where each tensor ends."""
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            _, end = map(operator.index, tensor["data_offsets"])
-            yield end
+def _damaged(file: Path) -> DataError:
+    return DataError(f"{file}: damaged, its header is not that of a safetensors file; {AGAIN}")
 
 
 def _first_bytes(file: Path, count: int) -> bytes:

@@ -8,6 +8,7 @@ Legend: M hidden size, W intermediate size, H query heads, G key/value heads, D 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -145,6 +146,19 @@ def layer_types(text: Config) -> list[str]:
     every = text.get("full_attention_interval") or 4
     default = ["full_attention" if (index + 1) % every == 0 else LINEAR for index in range(count)]
     return list(text.get("layer_types") or default)
+
+
+def named_dtype(config: Config) -> str | None:
+    """The dtype that a target's config.json names; None for none. Raises DataError for a value that is no name."""
+    text = config.get("text_config")
+    tables = (config, text) if isinstance(text, Mapping) else (config,)
+    found = next(((key, table[key]) for key in ("dtype", "torch_dtype") for table in tables if table.get(key)), None)
+    if found is None:
+        return None
+    key, named = found
+    if not isinstance(named, str):
+        raise DataError(f'config.json: {key} must be the name of a dtype, such as "bfloat16", got {json.dumps(named)}')
+    return named
 
 
 def head_dim(text: Config) -> int:

@@ -118,9 +118,9 @@ def drafts_of(graph: Graph) -> list[str]:
 
 
 def last_drafts_of(graph: Graph) -> list[str]:
-    """The same without nodes whose draft another of them replaces."""
-    drafts = drafts_of(graph)
-    return [name for name in drafts if not any(name in graph.nodes[other].parents for other in drafts)]
+    """The same without nodes whose draft another of them replaces, or was trained from (a warm start)."""
+    drafts = set(drafts_of(graph))
+    return [name for name in drafts_of(graph) if not (graph.below(name) & drafts) - {name}]
 
 
 def training_of(graph: Graph, node_id: str) -> str | None:

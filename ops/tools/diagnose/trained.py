@@ -122,7 +122,7 @@ def target_finding(draft: Draft, training: DraftCheckpoint | None, target: Targe
     if imported is not None:
         known = imported.get("trained_for", known if imported.get("publisher") == DFLOW.name else None)
         if known is None:
-            return unmeasured("target", f"not known: the draft was imported, and its files do not say it. {ITS_TARGET}")
+            return unmeasured("target", f"not known: the draft was imported, and its files do not say it; {ITS_TARGET}")
     if not isinstance(known, str):
         return unmeasured("target", "the training's record is gone, so its target is not known")
     return Finding(

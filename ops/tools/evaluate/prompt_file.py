@@ -7,8 +7,10 @@ from dsl.op import is_builtin
 from ops.ingest.op import Ingest
 from ops.ingest.read import read_samples
 from ops.ingest.sample import DroppedSample
+from ops.ingest.source import REMEDY
 
 SHOWN = 5
+OF_FORMAT = "say which: -s ingest.format=json (or csv, parquet, arrow, image-folder)"
 FORMS = '{"prompt": "..."}, or "messages" that end with a turn of the user, with or without an answer after it'
 
 
@@ -20,11 +22,14 @@ def check_prompts(config: Ingest) -> None:
     named = ", ".join(map(str, reading.sources))
     dropped: list[DroppedSample] = []
     usable = 0
-    for _, sample in read_samples(reading):
-        if not isinstance(sample, DroppedSample):
-            usable += 1
-        elif len(dropped) < SHOWN:
-            dropped.append(sample)
+    try:
+        for _, sample in read_samples(reading):
+            if not isinstance(sample, DroppedSample):
+                usable += 1
+            elif len(dropped) < SHOWN:
+                dropped.append(sample)
+    except DataError as error:
+        raise DataError(str(error).replace(REMEDY, OF_FORMAT)) from None
     if usable:
         return
     if not dropped:

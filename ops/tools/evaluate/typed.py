@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,14 @@ ARGUMENTS = {
     "node.eval.max_prompts": "--max-prompts",
 }
 NODE = "node."
+# Advice of ops for a pipeline file -> the same for the command.
+ADVICE = {
+    "raise max_prompts, or lower batch_size": "give more --prompts, or a smaller -s eval.batch_size=N",
+    "raise max_prompts": "give more --prompts",
+    "add a node of evaluate with temperature = 0": "evaluate without -s eval.temperature",
+    "the pipeline has no node of check_export": "the gate was left out",
+}
+GATE_ADVICE = re.compile(r'add a node with op = "check_export": .*')
 WHERE = "it is on the model's page under Files and versions"
 
 
@@ -54,6 +63,13 @@ def as_typed(error: PipelineError, known: Iterable[Mistake] = ()) -> PipelineErr
     explained = {mistake.path for mistake in known}
     typed = [_typed(mistake) for mistake in error.mistakes]
     return PipelineError([*known, *(mistake for mistake in typed if mistake.path not in explained)])
+
+
+def advice_as_typed(line: str) -> str:
+    """A verdict or an advice with the command's arguments in place of changes of a pipeline file."""
+    for of_file, typed in ADVICE.items():
+        line = line.replace(of_file, typed)
+    return GATE_ADVICE.sub("have it checked by the gate: evaluate without the -s that left it out", line)
 
 
 def _typed(mistake: Mistake) -> Mistake:

@@ -20,12 +20,13 @@ from executor import cli
 from executor.commands.evaluate import add_arguments, checked_graph
 from executor.report.in_short import in_short
 from executor.store.artifact_store import Store
+from ops.evaluate.verdicts import MORE_PROMPTS, verdicts
 from ops.ingest.run import ingest
 from ops.lib.data.files import read_jsonl, write_json, write_jsonl
 from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.load import random_draft
 from ops.tools.evaluate.pipeline import evaluation_pipeline
-from ops.tools.evaluate.typed import source_mistakes
+from ops.tools.evaluate.typed import advice_as_typed, source_mistakes
 from tests.support.manifests import new_record
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -102,8 +103,24 @@ def test_an_evaluation_that_no_server_repeats_is_made_without_the_gate(override,
     (tmp_path / "bench.jsonl").write_text("")
     assert "check" not in evaluated(tmp_path, "-s", override).nodes
     assert named in capsys.readouterr().out
-    assert "check" in evaluated(tmp_path, "-s", "eval.temperature=0", "-s", "eval.split=val").nodes
+    assert "check" in evaluated(tmp_path, "-s", "eval.temperature=0").nodes
     assert "" == capsys.readouterr().out
+    with pytest.raises(PipelineError, match=r'-s eval.split=val: has no samples: ingest puts all of them into "test"'):
+        evaluated(tmp_path, "-s", "eval.split=val")
+
+
+def test_what_an_evaluation_advises_is_said_in_arguments_of_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    report = {"lossless": None, "tau": {"all": {"steps": 0, "prompts": 1}}, "prompts": 1}
+    lossless = next(section.body for section in verdicts(report, None) if section.title == "losslessness")
+    assert "check the answers too: evaluate without -s eval.temperature" == advice_as_typed(lossless.advice)
+    assert "evaluate more prompts: give more --prompts" == advice_as_typed(MORE_PROMPTS)
+    store = Store.open(tmp_path / "runs", write=True)
+    record = new_record(store.records, evaluated(tmp_path, "-s", "eval.temperature=0.5"))
+    record.save_all()
+    lines = list(map(advice_as_typed, in_short(store, record)))
+    assert "  warn: check_export: not measured: the gate was left out" in lines
+    assert "next: have it checked by the gate: evaluate without the -s that left it out" in lines
 
 
 def test_a_gate_that_is_asked_for_is_refused_where_it_could_compare_nothing(tmp_path):
@@ -130,6 +147,7 @@ def test_a_draft_that_is_not_there_is_refused_before_anything_runs(tmp_path, mon
     [
         ([], ["mine.jsonl is empty; write one JSON object per line"]),
         (['{"prompt": "a"', "{}"], ["mine.jsonl:1: ", "mine.jsonl:2: "]),
+        (["no JSON"], ["mine.jsonl:1: "]),
         (
             ['{"prompt": " "}', '{"id": "b", "messages": [{"role": "assistant", "content": "a"}]}'],
             ["mine.jsonl has no usable prompt", 'sample "1": empty text', 'sample "b": starts with the assistant'],
@@ -142,6 +160,12 @@ def test_a_file_without_prompts_is_refused_before_anything_runs_with_its_name(li
         evaluated(tmp_path, "--prompts", str(tmp_path / "mine.jsonl"))
     assert str(error.value).startswith("--prompts: ")
     assert [] == [text for text in told if text not in str(error.value)]
+
+
+def test_a_file_of_an_unknown_format_is_refused_with_the_argument_that_names_one(tmp_path):
+    (tmp_path / "mine.txt").write_text("hello")
+    with pytest.raises(DataError, match=r"mine.txt: neither JSON, Parquet nor CSV; say which: -s ingest.format=json"):
+        evaluated(tmp_path, "--prompts", str(tmp_path / "mine.txt"))
 
 
 def asked(tmp_path, prompts=None):
@@ -169,6 +193,36 @@ def test_all_prompts_of_a_file_are_asked_whatever_their_split_and_with_or_withou
     assert 16 == len(asked(tmp_path / "default"))
 
 
+def make_pair(folder, **changes):
+    """A tiny target, and a draft of it with other values in config.json."""
+    make_checkpoint("qwen3", folder / "target")
+    config = tiny_config(
+        hidden_size=HIDDEN,
+        vocab_size=VOCABULARY,
+        head_dim=16,
+        mask_token_id=355,
+        target_layer_ids=(1, 3, 5),
+        num_target_layers=LAYERS,
+        max_position_embeddings=4096,
+    )
+    (folder / "draft").mkdir()
+    written = {name: value for name, value in to_serving(config).items() if name != "dflow"}
+    write_json(folder / "draft" / "config.json", written | changes)
+    save_file(random_draft(config, seed=1).state_dict(), folder / "draft" / "model.safetensors")
+
+
+def test_a_draft_of_another_target_is_refused_before_anything_runs_with_all_that_differs(tmp_path, monkeypatch, capsys):
+    make_pair(tmp_path, vocab_size=VOCABULARY + 1, num_target_layers=LAYERS + 2)
+    capsys.readouterr()
+    monkeypatch.chdir(tmp_path)
+    assert 2 == cli.main(["evaluate", "draft", "--target", "target", "--store", str(tmp_path / "runs")])
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if not line.startswith("DRAFT: ")] == []
+    assert f"vocab_size: {VOCABULARY + 1}, and the target's is {VOCABULARY}; give the target" in told[1]
+    assert f"num_target_layers: {LAYERS + 2}, and the target's is {LAYERS}; give the target" in told[2]
+    assert [] == list((tmp_path / "runs" / "records").iterdir())
+
+
 def test_an_evaluation_that_did_not_finish_ends_with_what_is_open(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("draft", "target"):
@@ -185,20 +239,7 @@ def test_an_evaluation_that_did_not_finish_ends_with_what_is_open(tmp_path, monk
 
 @pytest.mark.slow
 def test_a_draft_is_evaluated_in_one_command_and_the_second_time_nothing_runs(tmp_path):
-    make_checkpoint("qwen3", tmp_path / "target")
-    config = tiny_config(
-        hidden_size=HIDDEN,
-        vocab_size=VOCABULARY,
-        head_dim=16,
-        mask_token_id=355,
-        target_layer_ids=(1, 3, 5),
-        num_target_layers=LAYERS,
-        max_position_embeddings=4096,
-    )
-    (tmp_path / "draft").mkdir()
-    written = {name: value for name, value in to_serving(config).items() if name != "dflow"}
-    write_json(tmp_path / "draft" / "config.json", written)
-    save_file(random_draft(config, seed=1).state_dict(), tmp_path / "draft" / "model.safetensors")
+    make_pair(tmp_path)
     command = [sys.executable, "-m", "executor.cli", "evaluate", "draft", "--target", "target", "--max-prompts", "2"]
     command += ["-s", "eval.max_new_tokens=6", "-s", "mlflow.tracking=false", "--store", str(tmp_path / "runs")]
     environment = {"PYTHONPATH": str(PROJECT), "PATH": "/usr/bin:/bin"}

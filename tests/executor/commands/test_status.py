@@ -124,6 +124,32 @@ def test_runs_are_listed_the_newest_first(store, capsys):
     assert len(dflow(store, capsys, "runs", "-n", "1").splitlines()) == 2
 
 
+def test_runs_name_the_draft_that_they_read_and_tau(store, capsys):
+    plain = a_run(store, a=NodeState(state="done", cache="miss", metrics={"loss": 1.0}))
+    assert "tau" not in dflow(store, capsys, "runs").splitlines()[0]
+    done = {"state": "done", "cache": "miss"}
+    several = a_run(
+        store,
+        small=NodeState(**done, metrics={"eval/tau": 2.5}),
+        large=NodeState(**done, metrics={"eval/tau": 3.25}),
+        gone=NodeState(state="failed", metrics={"eval/tau": 9.0}),
+    )
+    one = a_run(store, eval=NodeState(**done, metrics={"eval/tau": 2.346}))
+    nodes = [
+        {"id": "draft", "op": "load_draft", "config": {"source": "/far/away/Qwen3-4B-DFlash"}},
+        {"id": "other", "op": "load_draft", "config": {"source": "owner/name"}},
+        {"id": "target", "op": "load_target", "config": {"source": "no"}},
+    ]
+    (one.folder / "graph.json").write_text(json.dumps({"nodes": nodes}))
+    rows = {row["run"]: row for row in json.loads(dflow(store, capsys, "runs", "--json"))["runs"]}
+    assert ("", {}) == (rows[plain.run]["draft"], rows[plain.run]["tau"])
+    assert ("Qwen3-4B-DFlash, owner/name", {"eval": 2.346}) == (rows[one.run]["draft"], rows[one.run]["tau"])
+    shown = {line.split()[0]: line for line in dflow(store, capsys, "runs").splitlines()}
+    assert ["cached", "draft", "tau", "tags"] == shown["run"].split()[-4:]
+    assert shown[one.run].rstrip().endswith("Qwen3-4B-DFlash, owner/name  2.35")
+    assert shown[several.run].rstrip().endswith("small 2.50, large 3.25")
+
+
 def test_the_seconds_of_a_run_leave_out_the_time_between_its_stop_and_its_resumption(store, capsys):
     record = a_run(store, a=NodeState(state="done", cache="miss"))
     record.state.status, record.state.ended = "done", record.state.started + 9000

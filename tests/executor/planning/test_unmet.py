@@ -22,6 +22,7 @@ from ops.tokenize_chat.unmet import unmet as tokenize_chat_unmet
 NEEDING = '''
 import os
 from attrs import frozen
+from dsl.estimate import Estimate
 from dsl.op import field, op
 from toy import Text
 
@@ -36,6 +37,12 @@ class Need:
 
     def unmet(self):
         return {} if self.variable in os.environ else {"variable": f"set {self.variable}"}
+
+    def estimate(self, outlook):
+        return Estimate(foreseen=self.variable)
+
+    def unfit(self, foreseen):
+        return {"text": f"read by {foreseen['text']}"} if foreseen["text"] == self.variable else {}
 
 
 def need(config, stage):
@@ -75,6 +82,16 @@ def test_a_run_names_all_that_is_not_there_before_its_first_stage_and_leaves_no_
     assert result.returncode == 2
     assert result.stderr.splitlines() == ["node.b.variable: set TOY_ONE", "node.c.variable: set TOY_TWO"]
     assert (toy.calls(), list(toy.store.glob("records/*"))) == ([], [])
+
+
+def test_a_run_names_what_does_not_fit_by_what_the_nodes_above_foresee(toy):
+    again = '\n[node.d]\nop = "need"\ntext = "@b"\nvariable = "TOY_ONE"\n'
+    toy.file.write_text(toy.file.read_text() + again)
+    result = toy.dflow("run", str(toy.file), TOY_ONE="1", TOY_TWO="2")
+    assert (result.returncode, result.stderr.splitlines()) == (2, ["node.d.text: read by TOY_ONE"])
+    assert toy.dflow("plan", str(toy.file), TOY_ONE="1", TOY_TWO="2").stdout.splitlines()[-1] == (
+        "node.d.text: read by TOY_ONE"
+    )
 
 
 def test_a_node_that_is_cached_needs_nothing(toy):

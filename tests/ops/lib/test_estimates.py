@@ -49,6 +49,7 @@ from ops.lib.sequence_parallel.exchange import Alone
 from ops.lib.target.model import Target, describe_target
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.vision.processor import load_processor
+from ops.load_target.estimate import dtype_of
 from ops.load_target.op import LoadTarget
 from ops.tokenize_chat.op import TokenizeChat
 from ops.train_dflash.inputs import draft_config
@@ -284,6 +285,16 @@ def test_a_directory_tells_its_own_files(tmp_path: Path) -> None:
     needed = foresee(LoadTarget(checkpoint=str(folder)))
     assert {"checkpoint": sum(file.stat().st_size for file in folder.glob("*.safetensors"))} == needed.disk
     assert needed.foreseen.sizes == target_sizes(folder)
+
+
+@pytest.mark.parametrize("place", ["dtype", "torch_dtype", "text_config"])
+@pytest.mark.parametrize("value", [["x"], {"a": 1}, 16])
+def test_a_dtype_that_is_no_name_is_refused_and_an_unknown_one_counts_as_bfloat16(place: str, value: Any) -> None:
+    config = {"text_config": {"dtype": value}} if place == "text_config" else {place: value}
+    with pytest.raises(DataError, match=r"config.json: (torch_)?dtype must be the name of a dtype"):
+        dtype_of(config)
+    assert "bfloat16" == dtype_of({"dtype": "float8"}) == dtype_of({})
+    assert "float32" == dtype_of({"torch_dtype": "float32", "text_config": {}})
 
 
 def test_a_config_without_a_size_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ops.evaluate.run import evaluate
 from ops.lib.data.files import read_json, write_json
 from ops.load_draft.op import LoadDraft
 from ops.load_draft.run import load_draft
-from ops.tools.diagnose.chain import Chain
+from ops.tools.diagnose.chain import Chain, last_drafts_of
 
 IMPORT = """
 [node.imported]
@@ -32,6 +32,22 @@ op = "evaluate"
 draft = "@imported"
 target = "@target"
 tokens = "@tokenize"
+"""
+
+
+WARM = """
+[node.warm]
+op = "train_dflash"
+features = "@capture"
+batches = "@shard"
+target = "@target"
+warm_start = "@export"
+block_size = 7
+
+[node.exported]
+op = "export_draft"
+draft = "@warm"
+target = "@target"
 """
 
 
@@ -90,6 +106,16 @@ def test_a_run_with_an_import_is_served(tmp_path):
         served.draft.block_size,
         tuple(warning.partition(" (")[0] for warning in served.warnings),
     )
+
+
+def test_of_a_warm_start_the_draft_that_was_trained_is_served_and_diagnosed(tmp_path):
+    made = make_artifacts(tmp_path / "made")
+    made["exported"] = write_folder(tmp_path / "made" / "exported", {"config.json": {"block_size": 7}})
+    store, run = record_run(tmp_path, made, more=WARM)
+    record = find_record(store.records, run)
+    assert 7 == find_served(store, record, None).draft.block_size
+    assert 4 == find_served(store, record, "export").draft.block_size
+    assert ["exported"] == last_drafts_of(record.graph())
 
 
 def test_a_diagnosis_finds_what_is_around_an_import(tmp_path):

@@ -45,15 +45,17 @@ from ops.lib.drafts.backbone.config import DraftConfig, to_serving
 from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.drafts.backbone.load import load_draft as load_serving
 from ops.lib.drafts.backbone.load import load_weights, random_draft
+from ops.lib.drafts.backbone.mistakes import REIMPORT
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.serving_contract import check_serving, training_record
 from ops.lib.drafts.backbone.stored_tensors import tensors_digest
+from ops.lib.estimates import TargetForeseen
 from ops.load_draft.estimate import estimate
 from ops.load_draft.op import LoadDraft
 from ops.load_draft.read_config import read_draft_config
 from ops.load_draft.report import report
 from ops.load_draft.run import load_draft
-from ops.load_draft.unmet import unmet
+from ops.load_draft.unmet import unfit, unmet
 
 PLAIN_SHAPE = {
     "block_size": 4,
@@ -102,7 +104,17 @@ def test_every_form_is_read_as_the_draft_that_it_holds(name, target, tmp_path):
     assert form.publisher == imported["publisher"]
     assert set(form.assumed) <= imported["assumed"].keys()
     assert [note for note in form.notes if note not in "\n".join(imported["notes"])] == []
-    assert unmet(LoadDraft(target=Ref("target"), source=str(tmp_path / "source"), **form.fields)) == {}
+    assert {} == refused_by_a_plan(tmp_path / "source", target, **form.fields)
+
+
+def refused_by_a_plan(source: Path, target: TargetModel, **fields) -> dict[str, str]:
+    """Of its files and of the target's config.json."""
+    config = LoadDraft(target=Ref("target"), source=str(source), **fields)
+    foreseen = TargetForeseen.of(read_json(target.path / "model" / "config.json"))
+    return unmet(config) | unfit(config, {"target": foreseen})
+
+
+LATE = ("another embedding than the target's",)  # only its content says so
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -115,6 +127,9 @@ def test_what_dflow_would_compute_otherwise_is_refused_by_name(name, target, tmp
         load(tmp_path / "stage", tmp_path / "source", target)
     assert [reason for reason in form.reasons if reason not in str(caught.value)] == []
     assert str(tmp_path / "source") in str(caught.value)
+    planned = refused_by_a_plan(tmp_path / "source", target).get("source", "")
+    assert (name in LATE) == (not planned)
+    assert name in LATE or [reason for reason in form.reasons if reason not in planned] == []
 
 
 def test_a_refusal_lists_all_reasons(target, tmp_path):
@@ -123,6 +138,25 @@ def test_a_refusal_lists_all_reasons(target, tmp_path):
     with pytest.raises(DataError) as caught:
         load(tmp_path / "stage", tmp_path / "source", target)
     assert [name for name in ("foo = 1", "output_multiplier = 2.0") if name not in str(caught.value)] == []
+
+
+def test_a_plan_lists_sizes_of_another_target_beside_all_other_reasons(target, tmp_path):
+    sizes = {"hidden_size": HIDDEN * 2, "vocab_size": VOCAB + 1, "num_target_layers": LAYERS + 3}
+    write_form(Form(zlab(is_causal=True, foo=1, **sizes)), tmp_path / "source")
+    planned = refused_by_a_plan(tmp_path / "source", target)["source"]
+    wanted = [f"{name}: {value}, and the target's is" for name, value in sizes.items()]
+    assert [text for text in (*wanted, "foo = 1", "is_causal = true") if text not in planned] == []
+
+
+def test_a_plan_names_weights_that_do_not_fit_their_config(target, tmp_path):
+    write_form(FORMS["z-lab, plain"], tmp_path / "source")
+    config = read_json(tmp_path / "source" / "config.json")
+    write_json(tmp_path / "source" / "config.json", config | {"num_hidden_layers": 3, "intermediate_size": 32})
+    planned = refused_by_a_plan(tmp_path / "source", target)["source"]
+    assert "layer_types: 2 entries for 3 layers" in planned
+    write_json(tmp_path / "source" / "config.json", config | {"intermediate_size": 32})
+    planned = refused_by_a_plan(tmp_path / "source", target)["source"]
+    assert "layers.0.mlp.down_proj.weight: has the shape [16, 24], and by config.json it is [16, 32]" in planned
 
 
 def test_what_was_assumed_is_shown_saved_and_on_the_card(target, tmp_path, capsys):
@@ -183,6 +217,19 @@ def test_an_export_of_dflow_with_other_weights_is_refused(target, tmp_path):
     with pytest.raises(DataError, match=r"the tensors are not those of the export") as caught:
         load(tmp_path / "again", made.path, target)
     assert str(made.path) in str(caught.value)
+
+
+def test_weights_that_are_no_numbers_are_refused_with_the_source_that_was_given(target, tmp_path):
+    def without_numbers(tensors):
+        return tensors | {"norm.weight": tensors["norm.weight"] * float("nan")}
+
+    write_form(Form(zlab(), tensors=without_numbers), tmp_path / "source")
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / "stage", tmp_path / "source", target)
+    assert str(caught.value).startswith(f"{tmp_path / 'source'}: ")
+    assert "norm.weight" in str(caught.value)
+    assert REIMPORT in str(caught.value)
+    assert [] == [text for text in (str(tmp_path / "stage"), "--from export") if text in str(caught.value)]
 
 
 def test_an_import_of_an_export_keeps_its_engine_and_what_was_assumed(target, tmp_path):

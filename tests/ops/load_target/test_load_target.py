@@ -29,6 +29,7 @@ from ops.lib.target.model import Target, describe_target, target_info, text_conf
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
+from ops.load_target.unmet import unmet
 
 REFUSAL = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
 
@@ -349,6 +350,14 @@ def test_ids_beyond_the_vocabulary_are_refused(checkpoint, tmp_path):
     (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": VOCABULARY}))
     with pytest.raises(DataError, match=f"outside the model's vocabulary of {VOCABULARY}: eos_token_id {VOCABULARY}"):
         load(checkpoint, tmp_path)
+
+
+def test_a_dtype_that_is_no_name_is_refused_before_the_first_stage(checkpoint):
+    edit_config(checkpoint, dtype=["x"])
+    assert (
+        'dtype must be the name of a dtype, such as "bfloat16", got ["x"]'
+        in (unmet(LoadTarget(checkpoint=str(checkpoint)))["checkpoint"])
+    )
 
 
 def test_a_name_that_is_neither_a_directory_nor_a_model_is_refused(tmp_path, monkeypatch):

@@ -12,13 +12,16 @@ from ops.artifacts import Draft, DraftCheckpoint
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl, write_json
+from ops.lib.drafts.algorithms import algorithm_class
 from ops.lib.drafts.backbone.config import from_serving, to_serving
 from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.backbone.reference import Sample, reference_step
 from ops.lib.drafts.losses.slots import draw_anchors
+from ops.lib.estimates import DraftForeseen, FeaturesForeseen, TargetForeseen
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
 from ops.train_dflash.run import train_dflash
+from ops.train_dflash.unmet import unfit
 
 SHAPE = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
 SEED = 3
@@ -109,6 +112,36 @@ def test_a_warm_start_keeps_what_no_field_decides_from_its_draft(tmp_path, input
     assert parent == from_serving(read_json(stage.out_dir / "config.json"))
     with pytest.raises(ConfigError, match=r"rope_theta: 77.0 there, 99.0 here"):
         train(tmp_path / "wrong", given, warm_start=Ref("draft"), max_steps=1, rope_theta=99.0)
+
+
+def planned(inputs, parent, **changes):
+    """What a plan says of a warm start with this draft."""
+    target = TargetForeseen.of(read_json(inputs["target"].path / "model" / "config.json"))
+    features = FeaturesForeseen(num_layers=2, dtype="float32", tokens=None, target_layer_ids=(0, 1))
+    foreseen = {"target": target, "features": features, "warm_start": parent}
+    found = unfit(train_config(warm_start=Ref("draft"), **SHAPE | {"intermediate_size": 24} | changes), foreseen)
+    return found.get("warm_start", "").splitlines()
+
+
+def test_a_plan_names_what_keeps_a_draft_from_starting_a_training(inputs):
+    own = tiny_config()
+    assert [] == planned(inputs, DraftForeseen(shape=own, knows_layers=True))
+    assert [] == planned(inputs, None)
+    told = planned(inputs, DraftForeseen(shape=own, knows_layers=True), num_kv_heads=1, block_size=5, rope_theta=7.0)
+    assert [
+        "block_size: 4 in the draft, 5 in this training: set block_size, or start from another",
+        "num_key_value_heads: 2 in the draft, 1 in this training: set num_kv_heads, or start from another",
+        "rope_theta: 5000.0 in the draft, 7.0 in this training: set rope_theta, or start from another",
+    ] == told
+    wide = tiny_config(hidden_size=32, target_layer_ids=(0, 2))
+    told = planned(inputs, DraftForeseen(shape=wide, knows_layers=True))
+    assert ["hidden_size: 32 in the draft, 16", "target_layer_ids: [0, 2] in the draft, [0, 1]"] == [
+        line.partition(" in this training")[0] for line in told
+    ]
+    assert ["hidden_size"] == [line.partition(":")[0] for line in planned(inputs, DraftForeseen(shape=wide))]
+    dspark = tiny_config(algorithm=algorithm_class("dspark")())
+    assert ["algorithm"] == [line.partition(":")[0] for line in planned(inputs, DraftForeseen(shape=dspark))]
+    assert [] == planned(inputs, DraftForeseen(shape=own), algorithm="dspark")
 
 
 def test_a_draft_of_another_shape_is_refused_with_what_differs(tmp_path, inputs, drafts):

@@ -202,16 +202,21 @@ def _scaling_mistakes(scaling: Mapping[str, Any]) -> Iterator[str]:
 
 def unfit_fields(draft: DraftConfig, target: Mapping[str, Any]) -> dict[str, str]:
     """The fields of a draft's config that do not fit the target of this target.json, and why."""
-    wrong = {
-        name: f"{getattr(draft, name)}, and the target's is {target[of_target]}"
-        for name, of_target in OF_TARGET.items()
-        if getattr(draft, name) != target[of_target]
-    }
+    wrong = unlike_sizes({name: getattr(draft, name) for name in OF_TARGET}, target)
     last = target["num_layers"] - 2  # the output of the last layer cannot be captured
     outside = [layer for layer in draft.target_layer_ids if layer > last]
     if outside:
         wrong[LAYER_IDS] = f"{list(draft.target_layer_ids)}, and the target has 0..{last} to read"
     return wrong
+
+
+def unlike_sizes(sizes: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]:
+    """The sizes, of those given, that are not those of the target of this target.json, and why."""
+    return {
+        name: f"{sizes[name]}, and the target's is {target[of_target]}"
+        for name, of_target in OF_TARGET.items()
+        if name in sizes and sizes[name] != target[of_target]
+    }
 
 
 def check_draft_fits(draft: DraftConfig, target: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from safetensors import safe_open
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.files import read_json
-from ops.lib.drafts.algorithms import DFLASH, part_of
+from ops.lib.drafts.algorithms import DFLASH
 from ops.lib.drafts.backbone import contract_effects
 from ops.lib.drafts.backbone.config import (
     ALGORITHM,
@@ -41,6 +42,8 @@ from ops.lib.drafts.backbone.config import (
     to_serving,
     wrong_types,
 )
+from ops.lib.drafts.backbone.contract_fields import NESTS, contract_part, expected_shapes, full_name, lookup, table_of
+from ops.lib.drafts.backbone.load import import_record
 from ops.lib.drafts.backbone.mistakes import REWRITE, Mistake, refuse
 from ops.lib.drafts.backbone.speculators_contract import speculators_mistakes
 from ops.lib.drafts.backbone.speculators_format import FOLDER, Verifier
@@ -88,7 +91,14 @@ def check_serving(directory: Path, target: TargetModel, tokens: TokenShards | No
     Reads everything, the tensors' values included. Raises DataError that lists all mistakes, each with what SGLang
     would do about it and with its remedy.
     """
-    refuse(directory, serving_mistakes(directory, ServedTarget.of(target, tokens)))
+    refuse(directory, serving_mistakes(directory, ServedTarget.of(target, tokens)), is_imported=is_imported(directory))
+
+
+def is_imported(directory: Path) -> bool:
+    """Whether a serving directory says that its draft was trained elsewhere."""
+    with suppress(DataError):
+        return import_record(directory) is not None
+    return False
 
 
 def serving_mistakes(directory: Path, target: ServedTarget) -> list[Mistake]:
@@ -128,7 +138,7 @@ def serving_mistakes(directory: Path, target: ServedTarget) -> list[Mistake]:
 
 def formats_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The formats of an export, by its config.json: the contract's own, and others as folders beside it."""
-    named = _nest(config, "dflow").get("formats")
+    named = table_of(config, "dflow").get("formats")
     return tuple(map(str, named)) if isinstance(named, list) else (SGLANG,)
 
 
@@ -189,7 +199,6 @@ def _stray(name: str) -> Mistake:
     return Mistake(what, "may read it: files beside config.json decide how a model is loaded", remedy)
 
 
-NESTS = ("dflash_config", "dflow")
 RETRAIN = "train the draft again with the desired value, or write the export of this training again"
 UNREAD = frozenset({"tie_word_embeddings"})  # a draft has neither part; training again would change nothing
 # Under dflow, by export_draft and load_draft.
@@ -208,7 +217,7 @@ def training_record(
     are several.
     """
     serving = to_serving(config)
-    trained = {name: _lookup(serving, place)[1] for name, place in _trained_fields(serving).items()}
+    trained = {name: lookup(serving, place)[1] for name, place in _trained_fields(serving).items()}
     return {
         "target": target_digest,
         "trained": trained,
@@ -220,7 +229,7 @@ def training_record(
 
 def trained_config(config: Mapping[str, Any]) -> DraftConfig | None:
     """The config that `training_record` wrote into this config.json; None if the record is missing or invalid."""
-    trained = _nest(config, "dflow").get("trained")
+    trained = table_of(config, "dflow").get("trained")
     if not isinstance(trained, Mapping):
         return None
     try:
@@ -282,7 +291,7 @@ def _type_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
 
 
 def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[tuple[str, Mistake]]:
-    record = _nest(config, "dflow")
+    record = table_of(config, "dflow")
     for inner, kind in (("target", str), ("trained", Mapping), ("digest", Mapping)):
         name = f"dflow.{inner}"
         if inner not in record:
@@ -329,7 +338,7 @@ def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any]) -> Ite
         "dflow.format": FORMAT,
     }
     for name, value in expected.items():
-        present, got = _lookup(config, name)
+        present, got = lookup(config, name)
         if present and got != value:
             wrong = f"must be {json.dumps(value)}, got {json.dumps(got)}"
             yield name, _config_mistake(name, wrong, _wrong(_last(name), config))
@@ -337,7 +346,7 @@ def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any]) -> Ite
     if isinstance(dtype, str) and dtype not in DTYPES:
         wrong = f"must be one of {', '.join(DTYPES)}, got {json.dumps(dtype)}"
         yield "dtype", _config_mistake("dtype", wrong, contract_effects.wrong("dtype"))
-    engine = _nest(config, "dflow").get("engine", "")
+    engine = table_of(config, "dflow").get("engine", "")
     if not isinstance(engine, str):
         wrong = f"must be the name of an engine, got {json.dumps(engine)}"
         yield "dflow.engine", _config_mistake("dflow.engine", wrong, contract_effects.wrong("engine"))
@@ -346,8 +355,8 @@ def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any]) -> Ite
 def _mask_mistakes(
     config: Mapping[str, Any], target: Mapping[str, Any], pad_token_ids: Collection[int]
 ) -> Iterator[tuple[str, Mistake]]:
-    name = _full("mask_token_id", config)
-    mask = _lookup(config, name)[1]
+    name = full_name("mask_token_id", config)
+    mask = lookup(config, name)[1]
     for kind, ids in (("an EOS id", target["eos_token_ids"]), ("the pad id", pad_token_ids)):
         if isinstance(mask, int) and mask in ids:
             remedy = "give load_target a mask_token_id that no text produces, and capture and train again"
@@ -362,14 +371,14 @@ def _draft_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
         for line in str(error).splitlines()[1:]:
             name, _, wrong = line.strip().partition(": ")
             remedy = REWRITE if name in UNREAD else RETRAIN
-            place = _full(name, config)
+            place = full_name(name, config)
             yield place, Mistake(f"config.json: {place}: {wrong}", _draft_effect(name, config), remedy)
 
 
 def _draft_effect(name: str, config: Mapping[str, Any]) -> str:
     if name != "target_layer_ids":
         return _wrong(name, config)
-    ids, layers = _lookup(config, _full(name, config))[1], config["num_target_layers"]
+    ids, layers = lookup(config, full_name(name, config))[1], config["num_target_layers"]
     if not ids:
         return contract_effects.NO_LAYERS
     if ids != sorted(set(ids)):
@@ -378,11 +387,11 @@ def _draft_effect(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _training_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
-    trained = _nest(config, "dflow").get("trained")
+    trained = table_of(config, "dflow").get("trained")
     if not isinstance(trained, Mapping):
         return
     for field_name, place in _trained_fields(config).items():
-        present, value = _lookup(config, place)
+        present, value = lookup(config, place)
         if field_name not in trained:
             where = f"dflow.trained.{field_name}"
             yield where, _config_mistake(where, "is missing", contract_effects.missing("dflow.trained"))
@@ -397,7 +406,7 @@ def _unknown_fields(config: Mapping[str, Any]) -> list[Mistake]:
     mistakes = []
     fields = example(config)
     places = [("", config, fields)]
-    places += [(f"{nest}.", _nest(config, nest), fields[nest]) for nest in NESTS if nest in fields]
+    places += [(f"{nest}.", table_of(config, nest), fields[nest]) for nest in NESTS if nest in fields]
     for prefix, table, known in places:
         others = {"dflow.": set(RECORD), "": {IS_CAUSAL} if _slides(config) else set()}.get(prefix, set())
         for name in sorted(table.keys() - known.keys() - others):
@@ -419,43 +428,20 @@ def _slides(config: Mapping[str, Any]) -> bool:
 
 def _missing(name: str, config: Mapping[str, Any]) -> str:
     """What SGLang does without a field of the backbone, or of the algorithm."""
-    own: Mapping[str, str] = _contract(config, "MISSING")
+    own: Mapping[str, str] = contract_part(config, "MISSING")
     return own.get(name) or contract_effects.missing(name)
 
 
 def _wrong(name: str, config: Mapping[str, Any]) -> str:
     """What SGLang does with a wrong value of one."""
-    own: Mapping[str, str] = _contract(config, "WRONG")
+    own: Mapping[str, str] = contract_part(config, "WRONG")
     return own.get(name) or contract_effects.wrong(name)
-
-
-def _contract(config: Mapping[str, Any], name: str) -> Any:
-    """From the file contract.py of the config's algorithm."""
-    return part_of(algorithm_of(config), f"contract:{name}")
-
-
-def _nest(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    nest = config.get(name)
-    return nest if isinstance(nest, Mapping) else {}
-
-
-def _lookup(config: Mapping[str, Any], name: str) -> tuple[bool, Any]:
-    """Whether a field such as "dflash_config.mask_token_id" exists, and its value."""
-    nest, _, inner = name.rpartition(".")
-    table = _nest(config, nest) if nest else config
-    return inner in table, table.get(inner)
-
-
-def _full(name: str, config: Mapping[str, Any]) -> str:
-    """A field of DraftConfig as config.json nests it."""
-    fields = example(config)
-    return next((f"{nest}.{name}" for nest in NESTS if name in fields.get(nest, {})), name)
 
 
 def _trained_fields(config: Mapping[str, Any]) -> dict[str, str]:
     """What is recorded of a training, and where config.json has it: the fields of DraftConfig and the algorithm's."""
     of_backbone = [attribute.name for attribute in attrs.fields(DraftConfig) if attribute.name != ALGORITHM]
-    places = {name: _full(name, config) for name in of_backbone}
+    places = {name: full_name(name, config) for name in of_backbone}
     own = set(_names(example(config))) - set(_names(example({}))) - set(places.values())
     return places | {name: name for name in sorted(own)}
 
@@ -488,11 +474,11 @@ def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Mistake]:
 
     If the config lacks a size, also one of the algorithm, they cannot be compared; the config's own mistakes report it.
     """
-    ids = _lookup(config, _full("target_layer_ids", config))[1]
+    ids = lookup(config, full_name("target_layer_ids", config))[1]
     if not isinstance(ids, list) or not all(type(config.get(name)) is int for name in SHAPE_FIELDS):
         return []
     expected = expected_shapes(config)
-    if algorithm_of(config).name != DFLASH and not _contract(config, "shapes")(config):
+    if algorithm_of(config).name != DFLASH and not contract_part(config, "shapes")(config):
         return []
     prefixed = {name for name in stored if name.removeprefix(PREFIX) in expected and name.startswith(PREFIX)}
     known = {name.removeprefix(PREFIX) if name in prefixed else name: entry for name, entry in stored.items()}
@@ -531,7 +517,7 @@ def value_mistakes(path: Path) -> list[Mistake]:
 
 def tensors_digest_mistakes(config: Mapping[str, Any], found: str) -> list[Mistake]:
     """Whether tensors of this digest are those that were exported; not checked if the config has no digest of them."""
-    digests = _nest(config, "dflow").get("digest")
+    digests = table_of(config, "dflow").get("digest")
     if not isinstance(digests, Mapping) or "tensors" not in digests:
         return []  # the config's own mistakes report it
     written = str(digests["tensors"])
@@ -539,31 +525,6 @@ def tensors_digest_mistakes(config: Mapping[str, Any], found: str) -> list[Mista
         return []
     what = f"the tensors are not those of the export: {found[:12]}, but dflow.digest.tensors is {written[:12]}"
     return [Mistake(f"model.safetensors: {what}", REPLACED, REWRITE)]
-
-
-def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors of the serving contract for a config.json, with their shapes."""
-    hidden, head_dim, mlp = config["hidden_size"], config["head_dim"], config["intermediate_size"]
-    q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    layers = len(_lookup(config, _full("target_layer_ids", config))[1])
-    shapes = {"fc.weight": (hidden, layers * hidden), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
-    projections = {"q_proj": (q_size, hidden), "k_proj": (kv_size, hidden), "v_proj": (kv_size, hidden)}
-    projections["o_proj"] = (hidden, q_size)
-    for index in range(config["num_hidden_layers"]):
-        layer = f"layers.{index}"
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{layer}.{norm}.weight"] = (hidden,)
-        for norm in ("q_norm", "k_norm"):
-            shapes[f"{layer}.self_attn.{norm}.weight"] = (head_dim,)
-        for name, shape in projections.items():
-            shapes[f"{layer}.self_attn.{name}.weight"] = shape
-            if config.get("attention_bias"):
-                shapes[f"{layer}.self_attn.{name}.bias"] = shape[:1]
-        for name in ("gate_proj", "up_proj"):
-            shapes[f"{layer}.mlp.{name}.weight"] = (mlp, hidden)
-        shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, mlp)
-    own: Mapping[str, tuple[int, ...]] = _contract(config, "shapes")(config)
-    return {**shapes, **own}
 
 
 def _tensor_mistake(name: str, wrong: str, effect: str, remedy: str = REWRITE) -> Mistake:

@@ -1,0 +1,146 @@
+"""The tensors of anybody's draft by the headers of its files: what can be imported of them. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from attrs import define, field, frozen
+
+from dsl.errors import DataError
+from ops.lib.data.files import read_object
+from ops.lib.drafts.backbone.config import to_serving
+from ops.lib.drafts.backbone.contract_fields import expected_shapes
+from ops.lib.target.checkpoint_check import tensor_headers
+from ops.lib.target.checkpoint_files import INDEX, SINGLE
+from ops.load_draft.known_keys import TENSORS, UNQUANTISED
+from ops.load_draft.read_config import ReadDraft
+
+W1, W2, CONFIDENCE = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight", "confidence_head.proj.weight"
+PREFIXES = ("model.", "dflash_module.", "logit_head.")
+SPELLINGS = {  # other names than those of the contract
+    "candidate_selector.predecessor_codebook.weight": "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook.weight": "candidate_selector.successor_codebook",
+    "markov_w1.weight": W1,
+    "markov_w2.weight": W2,
+    "confidence_proj.weight": CONFIDENCE,
+    "confidence_proj.bias": "confidence_head.proj.bias",
+}
+EMBED, HEAD = "embed_tokens.weight", "lm_head.weight"
+OF_VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators compute training targets with them
+FREQUENCIES = "rotary_emb.inv_freq"
+NOT_THE_TARGETS = (
+    "is not the target's, and dflow's drafts use the target's; give the target that this draft was made for"
+)
+DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}  # safetensors' name -> config.json's
+SHOWN = 8
+FORBIDDEN = {
+    "mask_embedding.pt": "replaces the target's embedding of the mask token in engines, and dflow has no such thing",
+    "hf_quant_config.json": UNQUANTISED,
+}
+
+
+@frozen
+class StoredTensor:
+    """A tensor in a file: its name there, its shape, and safetensors' name of its dtype."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@define
+class DraftFiles:
+    """The tensors without a common prefix: own are those of the contract, ends an embedding or a head, verifier and
+    frequencies what is left out if it changes nothing. mistakes: all that the headers say against an import.
+    """
+
+    own: dict[str, StoredTensor] = field(factory=dict)
+    ends: dict[str, StoredTensor] = field(factory=dict)
+    verifier: dict[str, StoredTensor] = field(factory=dict)
+    frequencies: dict[str, StoredTensor] = field(factory=dict)
+    mistakes: list[str] = field(factory=list)
+
+
+def read_headers(directory: Path, draft: ReadDraft) -> DraftFiles:
+    """The tensors of a directory, checked by `draft_folder_mistakes`, for the config that was read of it."""
+    found, expected, config = DraftFiles(), _shapes_in_files(draft), draft.config
+    found.mistakes += [f"{name}: {why}" for name, why in FORBIDDEN.items() if (directory / name).exists()]
+    for name, stored in _stored(directory, found.mistakes).items():
+        if name in expected:
+            found.own[name] = stored
+        elif name in (EMBED, HEAD):
+            found.ends[name] = stored
+            if stored.shape != (config.vocab_size, config.hidden_size):
+                found.mistakes.append(f"{name}: {NOT_THE_TARGETS}")
+        elif name in OF_VERIFIER:
+            found.verifier[name] = stored
+        elif name.endswith(FREQUENCIES) and stored.dtype in DTYPES:
+            found.frequencies[name] = stored
+        else:
+            why = next((why for part, why in TENSORS.items() if part in name), None)
+            found.mistakes.append(f"{name}: {why or 'dflow does not know this tensor, which may change the draft'}")
+    missing = sorted(expected.keys() - found.own.keys())
+    if missing:
+        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        found.mistakes.append(f"missing: {', '.join(missing[:SHOWN])}{more}")
+    found.mistakes += _shape_mistakes(found.own, expected)
+    return found
+
+
+def unfit_weights(directory: Path, mistakes: list[str]) -> str:
+    """The message for these mistakes."""
+    return "\n".join([f"{directory}: these weights cannot be imported:", *(f"  {mistake}" for mistake in mistakes)])
+
+
+def _shapes_in_files(draft: ReadDraft) -> dict[str, tuple[int, ...]]:
+    """The tensors of the contract that the files must have: of DSpark some may be left out (`Held`)."""
+    shapes = dict(expected_shapes(to_serving(draft.config)))
+    if not draft.has_bias:
+        del shapes[W1], shapes[W2]
+    if not draft.confidence_reads_token and CONFIDENCE in shapes:
+        shapes[CONFIDENCE] = (1, draft.config.hidden_size)
+    return shapes
+
+
+def _stored(directory: Path, mistakes: list[str]) -> dict[str, StoredTensor]:
+    """The tensors of the single file, or else of those that the index names, without a common prefix."""
+    found: dict[str, StoredTensor] = {}
+    for file in _files(directory, mistakes):
+        try:
+            headers = tensor_headers(file)
+        except DataError as error:
+            mistakes.append(str(error))
+            continue
+        for name, (shape, dtype) in headers.items():
+            own = next((name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)), name)
+            own = SPELLINGS.get(own, own)
+            if own in found:
+                mistakes.append(f"{own}: is there twice, in {found[own].file.name} and in {file.name} as {name}")
+            found[own] = StoredTensor(file, name, shape, dtype)
+    return found
+
+
+def _files(directory: Path, mistakes: list[str]) -> list[Path]:
+    """The files of the weights; others of the same format would be left out, which is a mistake."""
+    present = {file.name for file in directory.glob("*.safetensors")}
+    if SINGLE in present:
+        used = {SINGLE}
+    else:
+        used = {str(name) for name in read_object(directory / INDEX)["weight_map"].values()}
+    outside = sorted(name for name in used if Path(name).name != name)
+    mistakes += [f"{INDEX}: names {name}, which is no file of this directory" for name in outside]
+    mistakes += [
+        f"{name}: is not among the weights; remove it if the draft does not need it" for name in present - used
+    ]
+    return [directory / name for name in sorted(used - set(outside))]
+
+
+def _shape_mistakes(own: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """Tensors of another shape, or of a dtype that is no plain floating one."""
+    for name, stored in sorted(own.items()):
+        if stored.dtype not in DTYPES:
+            yield f"{name}: of dtype {stored.dtype}, and only {', '.join(sorted(DTYPES))} are supported: {UNQUANTISED}"
+        elif stored.shape != expected[name]:
+            yield f"{name}: has the shape {list(stored.shape)}, and by config.json it is {list(expected[name])}"
