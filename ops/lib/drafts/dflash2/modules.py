@@ -5,9 +5,12 @@ N blocks, K slots, M hidden size, T taps, G groups of M / group dimensions, V vo
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.hooks import Around, Drawn
@@ -24,7 +27,7 @@ class Convolution(Around):
 
     def __init__(self, hidden_size: int, taps: int, group: int) -> None:
         super().__init__()
-        self.taps, self.group = taps, group
+        self.taps = taps
         self.base_kernel = nn.Parameter(torch.zeros(2, taps, hidden_size))
         self.kernel_projection = Linear(hidden_size, 2 * taps * hidden_size // group, bias=False)
 
@@ -41,14 +44,57 @@ class Convolution(Around):
         self.kernel_projection.weight.zero_()
 
     def _convolved(self, y_NKM: Tensor, made_NK2TG: Tensor, side: int) -> Tensor:
-        base_TM = self.base_kernel[side].to(y_NKM.dtype)
-        total = None
-        for tap in range(min(self.taps, y_NKM.shape[1])):
-            kernel = base_TM[tap] + made_NK2TG[:, :, side, tap].repeat_interleave(self.group, dim=-1)
-            shifted = y_NKM if not tap else F.pad(y_NKM[:, :-tap], (0, 0, tap, 0))
-            total = kernel * shifted if total is None else total + kernel * shifted
-        assert total is not None
-        return total
+        base_TM, made_NKTG = self.base_kernel[side].to(y_NKM.dtype), made_NK2TG[:, :, side]
+        if torch.compiler.is_compiling():  # which keeps little for the backward pass by itself
+            return convolved(y_NKM, base_TM, made_NKTG)
+        found: Tensor = _Convolved.apply(y_NKM, base_TM, made_NKTG)
+        return found
+
+
+def convolved(y_NKM: Tensor, base_TM: Tensor, made_NKTG: Tensor) -> Tensor:
+    """sum_t (base[t] + made_k[t]) * y_(k - t), each value of made for its group of dimensions."""
+    total_NKM = kernel(base_TM, made_NKTG, 0) * y_NKM
+    for tap in range(1, _taps(y_NKM, base_TM)):
+        shifted_NKM = F.pad(y_NKM[:, :-tap], (0, 0, tap, 0))
+        total_NKM = total_NKM + kernel(base_TM, made_NKTG, tap) * shifted_NKM
+    return total_NKM
+
+
+def kernel(base_TM: Tensor, made_NKTG: Tensor, tap: int) -> Tensor:
+    """Of every slot, [N, K, M]."""
+    return base_TM[tap] + made_NKTG[:, :, tap].repeat_interleave(base_TM.shape[1] // made_NKTG.shape[3], dim=-1)
+
+
+def _taps(y_NKM: Tensor, base_TM: Tensor) -> int:
+    """Those that reach a slot of the block."""
+    return min(base_TM.shape[0], y_NKM.shape[1])
+
+
+class _Convolved(torch.autograd.Function):
+    """`convolved`, which keeps its inputs for the backward pass and makes the kernels again there."""
+
+    @staticmethod
+    def forward(ctx: Any, y_NKM: Tensor, base_TM: Tensor, made_NKTG: Tensor) -> Tensor:
+        ctx.save_for_backward(y_NKM, base_TM, made_NKTG)
+        total_NKM = kernel(base_TM, made_NKTG, 0).mul_(y_NKM)
+        for tap in range(1, _taps(y_NKM, base_TM)):
+            total_NKM[:, tap:] += kernel(base_TM, made_NKTG[:, tap:], tap).mul_(y_NKM[:, :-tap])
+        return total_NKM
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_total_NKM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y_NKM, base_TM, made_NKTG = ctx.saved_tensors
+        of_y_NKM = kernel(base_TM, made_NKTG, 0).mul_(of_total_NKM)
+        of_base_TM, of_made_NKTG = torch.zeros_like(base_TM), torch.zeros_like(made_NKTG)
+        for tap in range(_taps(y_NKM, base_TM)):
+            of_slots = of_total_NKM[:, tap:]
+            if tap:
+                of_y_NKM[:, :-tap] += kernel(base_TM, made_NKTG[:, tap:], tap).mul_(of_slots)
+            of_kernel = of_slots * y_NKM[:, : y_NKM.shape[1] - tap]
+            of_base_TM[tap] = of_kernel.sum((0, 1))
+            of_made_NKTG[:, tap:, tap] = of_kernel.unflatten(-1, (made_NKTG.shape[3], -1)).sum(-1)
+        return of_y_NKM, of_base_TM, of_made_NKTG
 
 
 class Selector(Drawn):

@@ -13,6 +13,7 @@ from ops.lib.drafts.backbone.config import from_serving, to_serving
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.dflash.config import Dflash
 from ops.lib.drafts.dflash2.config import Dflash2
+from ops.lib.drafts.dflash2.modules import _Convolved, convolved
 from ops.lib.drafts.dflash2.options import Dflash2Options
 from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.drafts.dspark.options import DsparkOptions
@@ -65,6 +66,22 @@ def test_the_config_goes_through_its_serving_form(chosen):
     config = random_case(1, algorithm=chosen[0]).config
     assert config == from_serving(to_serving(config))
     assert to_serving(config)["architectures"] == [config.algorithm.architecture]
+
+
+@pytest.mark.parametrize(("slots", "taps"), [(6, 2), (6, 3), (1, 2), (2, 4), (5, 1)])
+def test_the_convolution_that_keeps_its_inputs_is_the_plain_one_with_its_gradients(slots, taps):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (3, slots, 8), (taps, 8), (3, slots, taps, 2)
+    given = [torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    upstream = torch.randn(shapes[0], generator=generator, dtype=torch.float64)
+    found = []
+    for function in (convolved, _Convolved.apply):
+        total = function(*given)
+        gradients = torch.autograd.grad(total, given, upstream)
+        found.append((total.detach(), *gradients))
+    for plain, kept in zip(*found, strict=True):
+        torch.testing.assert_close(plain, kept, rtol=1e-13, atol=1e-13)
+    assert torch.equal(found[0][0], found[1][0])
 
 
 def test_the_forms_of_the_selectors_loss_differ_where_a_label_is_no_candidate_only():
