@@ -75,17 +75,27 @@ op = "inject_images"
 samples = "@ingest"
 launch.threads = 2
 """
-FOLDER_FILES = {
-    "base.toml": BASE,
-    "fuzz_ops.py": OPS,
-    **{name: (PIPELINES / name).read_text() for name in ("tiny.toml", "vlm_dflash.toml")},
-}
+COMPARED = """extends = "tiny.toml"
+
+[pipeline]
+name = "compare-drafts"
+
+[mlflow]
+notes = "One layer against two, blocks of ${train.block_size}"
+
+[for_each.draft.small]
+train.num_layers = 1
+
+[for_each.draft.large]
+train.num_layers = 2
+"""
+FOLDER_FILES = {"base.toml": BASE, "fuzz_ops.py": OPS, "tiny.toml": (PIPELINES / "tiny.toml").read_text()}
 STARTS = [
     EXTRAS,
     EXTRAS,
     BASE,
     (PIPELINES / "tiny.toml").read_text(),
-    (PIPELINES / "compare_drafts.toml").read_text(),
+    COMPARED,
     (PIPELINES / "qwen3_vl_8b_8gpu.toml").read_text(),
 ]
 
