@@ -206,8 +206,10 @@ class _Expansion:
                     where = (
                         variant.place.file if isinstance(variant.place, Position) else ".".join(map(str, variant.place))
                     )
-                    message = f"{where} sets this very value"
-                    mistake = Mistake(message, position=position, hint=f"name one copy: -s {copy_id}.{name}=...")
+                    message = f"{shortened(where)} sets this very value"
+                    mistake = Mistake(
+                        message, position=position, hint=f"name one copy: -s {shortened(copy_id)}.{shortened(name)}=..."
+                    )
                     if all(mistake.position != other.position for other in self.mistakes):
                         self.mistakes.append(mistake)
 

@@ -78,7 +78,9 @@ def groups_of(document: Document | None, sweeps: Sequence[Sweep]) -> tuple[list[
             mistakes.append(Mistake("expected node.field=[value, value]", position=sweep.position))
             continue
         if path in given:
-            mistakes.append(Mistake(f"{path} is swept twice", position=sweep.position, hint="give all values at once"))
+            mistakes.append(
+                Mistake(f"{shortened(path)} is swept twice", position=sweep.position, hint="give all values at once")
+            )
             continue
         given.add(path)
         swept[path] = (values, sweep.position)

@@ -371,3 +371,12 @@ def test_sweeps_give_the_product_of_their_values_each_with_an_id_of_its_own(coun
         itertools.product(*values.values())
     )
     assert all(copy.values["source"] == "builtin" and copy.template == "n" for copy in copies.values())
+
+
+def test_a_key_of_thousands_of_characters_is_shortened_in_every_message(tmp_path: Path) -> None:
+    file = tmp_path / "long.toml"
+    file.write_text('[pipeline]\nname = "p"\n[node.ingest]\nop = "ingest"\nsource = "builtin:digits"\n')
+    key = f"ingest.{'x' * 3000}"
+    with pytest.raises(PipelineError) as caught:
+        read_graph(file, [f"{key}=1"], [f"{key}=[1,2]", f"{key}=[3]"])
+    assert all(len(str(mistake)) < 1000 for mistake in caught.value.mistakes)
