@@ -67,7 +67,7 @@ def random_case(seed: int, *, samples: int | None = None, anchors: int | None = 
     if anchors is not None:
         drawn = _with_anchors(drawn, anchors)
     weights = random_weights(draft, generator)
-    ends = (torch.randn(VOCAB, HIDDEN, generator=generator, dtype=torch.float64) for _ in range(2))
+    ends = (torch.randn(draft.vocab_size, HIDDEN, generator=generator, dtype=torch.float64) for _ in range(2))
     return Case(draft, weights, *ends, drawn)
 
 

@@ -244,7 +244,7 @@ def test_an_export_of_every_algorithm_passes_undamaged(tmp_path, gate_inputs, na
     ("name", "field", "value", "what", "sglang"),
     [
         ("dflash2", "architectures", ["DFlashDraftModel"], 'must be ["DFlash2DraftModel"]', "without its convolutions"),
-        ("dflash2", "selector_top_k", 3, "is 3, but the draft was trained with 4", "more or fewer candidates"),
+        ("dflash2", "selector_top_k", 8, "is 8, but the draft was trained with 4", "more or fewer candidates"),
         ("dflash2", "conv_group_size", 4, "is 4, but the draft was trained with 8", "stops at the weights' shapes"),
         ("dspark", "architectures", ["DFlashDraftModel"], 'must be ["Qwen3DSparkModel"]', "drops both heads"),
         ("dspark", "sample_from_anchor", False, "is false, but the draft was trained with true", "by one"),

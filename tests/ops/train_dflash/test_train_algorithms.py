@@ -24,7 +24,7 @@ from ops.train_dflash.run import train_dflash
 ROOT = Path(__file__).parents[3]
 FIELDS = {
     "dflash": {},
-    "dflash2": {"algorithm": "dflash2", "dflash2": Dflash2Options(rank=4, candidates=3)},
+    "dflash2": {"algorithm": "dflash2", "dflash2": Dflash2Options(rank=4, candidates=4)},
     "dspark": {"algorithm": "dspark", "dspark": DsparkOptions(rank=4)},
 }
 

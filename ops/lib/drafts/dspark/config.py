@@ -40,7 +40,7 @@ class Dspark:
         return anchor_first(block_size) if self.sample_from_anchor else masks_first(block_size)
 
     def mistakes(self, draft: DraftConfig) -> list[str]:
-        return [] if self.rank >= 1 else [f"markov_rank: must be at least 1, got {self.rank}"]
+        return [] if self.rank >= 1 else [f"dspark.rank (markov_rank): must be at least 1, got {self.rank}"]
 
     def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
         """block_size counts proposals in both layouts, as SGLang reads it."""
