@@ -9,9 +9,15 @@ from attrs import frozen, validators
 from dsl.op import field
 
 
+def _trains_the_head(instance: Any, _attribute: object, weight: float) -> None:
+    """Else a confidence head would be exported as it was made."""
+    if weight == 0 and getattr(instance, "confidence_head", False):
+        raise ValueError("confidence = 0 trains no confidence head: set confidence_head = false")
+
+
 @frozen(kw_only=True)
 class DsparkOptions:
-    """Sizes, layout and terms of the loss. Without teacher terms (l1 and confidence 0) no final_hidden is needed."""
+    """Sizes, layout and terms of the loss. With l1 = 0 and confidence_head = false no final_hidden is needed."""
 
     rank: int = field(default=256, validator=validators.ge(1), help="of the two tables that hold the bias")
     sample_from_anchor: bool = field(
@@ -23,11 +29,15 @@ class DsparkOptions:
     l1: float = field(
         default=0.9, validator=validators.ge(0), help="weight of the distance to the target's distribution"
     )
-    confidence: float = field(default=1.0, validator=validators.ge(0), help="weight of the confidence head's loss")
+    confidence: float = field(
+        default=1.0,
+        validator=validators.and_(validators.ge(0), _trains_the_head),
+        help="weight of the confidence head's loss, without which that head is left out (confidence_head = false)",
+    )
 
     @property
     def needs_teacher(self) -> bool:
-        return self.l1 > 0 or (self.confidence_head and self.confidence > 0)
+        return self.l1 > 0 or self.confidence_head
 
     def sizes(self) -> dict[str, Any]:
         """The fields of the algorithm's config."""

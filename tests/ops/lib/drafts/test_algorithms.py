@@ -19,6 +19,7 @@ from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dflash2.options import Dflash2Options
 from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command
 
@@ -31,17 +32,14 @@ CASES = {
     "dflash2, as AutoModel": (Dflash2(group=4, rank=4, candidates=4), Dflash2Options(missing="skip")),
     "dspark": (Dspark(rank=3), DsparkOptions()),
     "dspark, masks first": (Dspark(rank=5, sample_from_anchor=False), DsparkOptions(base=0.5, confidence=0.3)),
-    "dspark without a teacher": (Dspark(rank=4, confidence_head=False), DsparkOptions(base=1, l1=0)),
+    "dspark without a teacher": (Dspark(rank=4, confidence_head=False), DsparkOptions(base=1, l1=0, confidence_head=False)),
 }
 
 
 @pytest.fixture(params=CASES)
 def chosen(request):
     """An algorithm, and the terms of its loss."""
-    algorithm, own = CASES[request.param]
-    if own is not None and algorithm.name == "dspark" and not algorithm.confidence_head:
-        own = evolve(own, confidence_head=False)
-    return algorithm, own
+    return CASES[request.param]
 
 
 @pytest.mark.parametrize("seed", range(7))
@@ -126,6 +124,18 @@ def test_sizes_that_do_not_fit_are_named_as_in_a_pipeline_and_as_served():
     ] == [line.strip() for line in str(error.value).splitlines()[1:]]
     with pytest.raises(ConfigError, match=r"dspark\.rank \(markov_rank\): must be at least 1, got 0"):
         random_case(1, algorithm=Dspark(rank=0))
+
+
+def test_a_confidence_head_is_always_trained():
+    with pytest.raises(ValueError, match="confidence = 0 trains no confidence head: set confidence_head = false"):
+        DsparkOptions(l1=0, confidence=0)
+    needed = {
+        (l1, has_head): DsparkOptions(base=1, l1=l1, confidence_head=has_head).needs_teacher
+        for l1 in (0, 0.9)
+        for has_head in (True, False)
+    }
+    assert [key for key, is_needed in needed.items() if not is_needed] == [(0, False)]
+    assert needs_teacher("kl", DsparkOptions(base=1, l1=0, confidence=0, confidence_head=False))
 
 
 def test_no_start_is_dead():
