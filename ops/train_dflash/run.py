@@ -43,13 +43,13 @@ from ops.train_dflash.tally import (
     ANCHORLESS,
     ANCHORS,
     FLOPS,
-    FOUND,
+    HEAD,
     LOSS,
     TOKENS,
     WEIGHT,
     mean_loss,
     metrics,
-    slot_accuracy,
+    slot_means,
 )
 
 
@@ -198,7 +198,7 @@ class _Training:
             else:
                 norm = 0.0
                 tally[[LOSS, WEIGHT]] = 0
-                tally[FOUND:] = 0
+                tally[HEAD:] = 0
         state.history.append(torch.cat((torch.tensor([rate, norm], dtype=torch.float64), tally)))
 
     def report(self) -> None:
@@ -238,10 +238,10 @@ class _Training:
         recent = torch.stack(self.state.history[self.logged_step :])[:, TALLY:].sum(0)
         seconds = now - self.logged_at
         self.logged_at, self.logged_step = now, self.state.step
-        place = self.setup.place
+        place, found = self.setup.place, self.inputs.draft.algorithm.metrics(self.config.needs_teacher)
         peak = matmul_peak(place.device, place.dtype) * self.stage.world_size
         values = {
-            **metrics(tally, "train", self.inputs.draft.algorithm.metrics),
+            **metrics(tally, "train", found),
             "train/lr": float(rows[-1][RATE]),
             "train/grad_norm": float(rows[-1][NORM]),
             "train/anchors": float(tally[ANCHORS]),
@@ -253,5 +253,6 @@ class _Training:
             "train/wait_share": self.waiting.share(),
             "train/memory_gigabytes": peak_memory(place.device) / 1e9,
         }
-        slots = enumerate(slot_accuracy(tally), start=1)
-        self.stage.log(values | {f"train/accuracy_slot_{slot:02d}": share for slot, share in slots}, self.state.step)
+        for name, means in slot_means(tally, found).items():
+            values |= {f"train/{name}_slot_{slot:02d}": mean for slot, mean in enumerate(means, start=1)}
+        self.stage.log(values, self.state.step)

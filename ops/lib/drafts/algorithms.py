@@ -50,10 +50,12 @@ class Algorithm(Protocol):
     name: ClassVar[str]
     architecture: ClassVar[str]  # of the serving contract
     engine: ClassVar[str]  # SGLang's name for what serves it
-    metrics: ClassVar[tuple[str, ...]]  # what its loss finds of every token
 
     def layout(self, block_size: int) -> Layout:
         """Who predicts what in a block of that many verified tokens."""
+
+    def metrics(self, with_teacher: bool) -> tuple[str, ...]:
+        """What its loss finds of every token, in this order, where it reads the target's distribution or does not."""
 
     def mistakes(self, draft: DraftConfig) -> list[str]:
         """What does not fit in this draft, each as "field: what is wrong"."""

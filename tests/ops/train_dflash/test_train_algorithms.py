@@ -48,8 +48,12 @@ def test_a_training_writes_its_algorithm_and_resumes_to_the_same_bytes(tmp_path,
     config = from_serving(read_json(whole.out_dir / "config.json"))
     assert (name, 4) == (config.algorithm.name, config.algorithm.rank)
     trained = read_json(whole.out_dir / "training.json")
-    assert {f"train/{metric}" for metric in config.algorithm.metrics} <= trained["final_metrics"].keys()
-    assert all(0 < trained["final_metrics"][f"train/{metric}"] <= 1 for metric in config.algorithm.metrics)
+    names = {"dflash2": ("candidate_recall",), "dspark": ("overlap", "confidence")}[name]
+    assert names == config.algorithm.metrics(with_teacher=True)
+    assert all(0 < trained["final_metrics"][f"train/{metric}"] <= 1 for metric in names)
+    assert {f"{metric}_slot_01" for metric in (*names, "loss", "accuracy")} == {
+        name.removeprefix("train/") for name in whole.logged[-1][0] if name.endswith("_slot_01")
+    }
     with pytest.raises(StopRequested):
         train(tmp_path / "cut", inputs, name, stop_after=4)
     assert folder_digest(whole.out_dir) == folder_digest(train(tmp_path / "cut", inputs, name).out_dir)
@@ -75,6 +79,18 @@ def test_without_the_targets_states_the_terms_that_need_them_are_named(tmp_path)
     bare = make_inputs(tmp_path / "inputs")
     with pytest.raises(DataError, match=r'the loss of algorithm = "dspark" needs .* set final_hidden = true'):
         train(tmp_path / "train", bare, "dspark")
+
+
+@pytest.mark.parametrize(
+    ("changes", "measured"),
+    [({"l1": 0.0}, set()), ({"l1": 0.9}, {"overlap"})],
+)
+def test_what_a_dspark_without_a_teacher_or_a_head_does_not_measure_is_not_logged(tmp_path, inputs, changes, measured):
+    own = DsparkOptions(rank=4, confidence_head=False, base=1.0, **changes)
+    stage = train(tmp_path, inputs, "dspark", dspark=own, max_steps=2)
+    trained = read_json(stage.out_dir / "training.json")
+    logged = {*stage.logged[0][0], *trained["final_metrics"], *trained["val_metrics"]}
+    assert measured == {metric for metric in ("overlap", "confidence") if any(metric in name for name in logged)}
 
 
 def test_a_table_of_another_algorithm_is_refused():

@@ -23,10 +23,12 @@ class Dflash:
     name: ClassVar[str] = "dflash"
     architecture: ClassVar[str] = ARCHITECTURE
     engine: ClassVar[str] = "DFLASH"
-    metrics: ClassVar[tuple[str, ...]] = ()
 
     def layout(self, block_size: int) -> Layout:
         return masks_first(block_size)
+
+    def metrics(self, with_teacher: bool) -> tuple[str, ...]:
+        return ()
 
     def mistakes(self, draft: DraftConfig) -> list[str]:
         return []

@@ -37,10 +37,12 @@ class Dflash2:
     name: ClassVar[str] = "dflash2"
     architecture: ClassVar[str] = "DFlash2DraftModel"
     engine: ClassVar[str] = "DFLASH"
-    metrics: ClassVar[tuple[str, ...]] = ("candidate_recall",)
 
     def layout(self, block_size: int) -> Layout:
         return masks_first(block_size)
+
+    def metrics(self, with_teacher: bool) -> tuple[str, ...]:
+        return ("candidate_recall",)
 
     def mistakes(self, draft: DraftConfig) -> list[str]:
         mistakes = [

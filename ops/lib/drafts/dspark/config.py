@@ -34,10 +34,12 @@ class Dspark:
     name: ClassVar[str] = "dspark"
     architecture: ClassVar[str] = "Qwen3DSparkModel"
     engine: ClassVar[str] = "DSPARK"
-    metrics: ClassVar[tuple[str, ...]] = ("overlap", "confidence")
 
     def layout(self, block_size: int) -> Layout:
         return anchor_first(block_size) if self.sample_from_anchor else masks_first(block_size)
+
+    def metrics(self, with_teacher: bool) -> tuple[str, ...]:
+        return (("overlap", "confidence") if self.confidence_head else ("overlap",)) if with_teacher else ()
 
     def mistakes(self, draft: DraftConfig) -> list[str]:
         return [] if self.rank >= 1 else [f"dspark.rank (markov_rank): must be at least 1, got {self.rank}"]

@@ -32,7 +32,10 @@ CASES = {
     "dflash2, as AutoModel": (Dflash2(group=4, rank=4, candidates=4), Dflash2Options(missing="skip")),
     "dspark": (Dspark(rank=3), DsparkOptions()),
     "dspark, masks first": (Dspark(rank=5, sample_from_anchor=False), DsparkOptions(base=0.5, confidence=0.3)),
-    "dspark without a teacher": (Dspark(rank=4, confidence_head=False), DsparkOptions(base=1, l1=0, confidence_head=False)),
+    "dspark without a teacher": (
+        Dspark(rank=4, confidence_head=False),
+        DsparkOptions(base=1, l1=0, confidence_head=False),
+    ),
 }
 
 
