@@ -71,6 +71,22 @@ def test_any_algorithm_starts_from_a_plain_draft_and_none_from_another(tmp_path,
         train(tmp_path / "other", inputs | {"warm_start": started.artifact(Draft)}, other, max_steps=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "is_warned"),
+    [
+        ("dflash2", {}, False),
+        ("dspark", {"dspark": DsparkOptions(rank=4, sample_from_anchor=False)}, False),
+        ("dspark", {}, True),
+    ],
+)
+def test_a_warm_start_in_another_layout_is_warned_of(tmp_path, inputs, capsys, name, changes, is_warned):
+    plain = train(tmp_path / "plain", inputs, "dflash", max_steps=1)
+    assert "warning" not in capsys.readouterr().out
+    train(tmp_path / "started", inputs | {"warm_start": plain.artifact(Draft)}, name, max_steps=1, **changes)
+    warning = "warning: warm_start: in the layout of this dspark draft every slot predicts another token"
+    assert is_warned == (warning in capsys.readouterr().out)
+
+
 def test_muon_leaves_what_an_algorithm_adds_to_adamw(tmp_path, inputs):
     assert (train(tmp_path, inputs, "dflash2", optimizer="muon", max_steps=2).out_dir / "model.safetensors").exists()
 
