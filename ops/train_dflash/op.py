@@ -219,7 +219,8 @@ class TrainDflash:
     gamma: float | None = field(
         default=None,
         validator=validators.optional(validators.gt(0)),
-        help="decay of the slots' weights; default: 7 / 5 / 4 for block sizes 16 / 10 / 8, else half the block size",
+        help="decay of the slots' weights; default: 7 / 5 / 4 for block sizes 16 and 17 / 10 / 8, else half the "
+        "block size",
     )
     loss: LossKind = field(
         default="dflash",
