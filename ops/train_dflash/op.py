@@ -239,12 +239,15 @@ class TrainDflash:
         help="of the computation; weights, softmax and loss are float32 at least. bfloat16 is for GPUs",
     )
     optimizer: Literal["adamw", "muon"] = field(
-        default="adamw", help="muon: for all matrices, with AdamW for norms and biases"
+        default="adamw",
+        help="muon: for hidden matrices, with AdamW for norms, biases, and an algorithm's tables and kernels",
     )
     lr: float = field(
         default=6e-4, validator=validators.and_(validators.gt(0), validators.lt(1)), help="peak learning rate"
     )
-    weight_decay: float = field(default=0.0, validator=validators.ge(0), help="on matrices only")
+    weight_decay: float = field(
+        default=0.0, validator=validators.ge(0), help="on matrices only, not on the fixed kernels of dflash2"
+    )
     schedule: Literal["cosine", "wsd"] = field(
         default="cosine", help="of the learning rate: half a cosine, or warm-up, stable, decay"
     )

@@ -22,7 +22,7 @@ from torch import Tensor
 from dsl.errors import StopRequested
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
-from ops.lib.drafts.backbone.hooks import added_parameters
+from ops.lib.drafts.backbone.hooks import no_hidden_matrices, undecayed
 from ops.lib.training import ranks
 from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.ema import Ema
@@ -134,7 +134,11 @@ class _Training:
     ) -> _Training:
         model = setup.engine.model
         optimizer = make_optimizer(
-            model, config.weight_decay, kind=config.optimizer, no_hidden_matrices=added_parameters(model)
+            model,
+            config.weight_decay,
+            kind=config.optimizer,
+            no_hidden_matrices=no_hidden_matrices(model),
+            undecayed=undecayed(model),
         )
         ema = Ema(model, config.ema_decay) if config.ema_decay is not None else None
         state = TrainState(model, optimizer, [], ema)

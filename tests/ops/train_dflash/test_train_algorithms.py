@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from draft_chain import make_inputs, make_plan, train_config
+from draft_chain import make_inputs, make_plan, tiny_config, train_config
 from fake_stage import FakeStage, folder_digest
 from safetensors.torch import load_file
 
@@ -14,9 +14,14 @@ from dsl.op import op_of
 from ops.artifacts import Draft
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.backbone.config import from_serving
+from ops.lib.drafts.backbone.hooks import added_parameters, no_hidden_matrices, undecayed
+from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dflash2.options import Dflash2Options
+from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.drafts.dspark.options import DsparkOptions
 from ops.lib.report_sections import Compared
+from ops.lib.training.optimizer import make_optimizer
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.report import compare
 from ops.train_dflash.run import train_dflash
@@ -87,8 +92,33 @@ def test_a_warm_start_in_another_layout_is_warned_of(tmp_path, inputs, capsys, n
     assert is_warned == (warning in capsys.readouterr().out)
 
 
-def test_muon_leaves_what_an_algorithm_adds_to_adamw(tmp_path, inputs):
-    assert (train(tmp_path, inputs, "dflash2", optimizer="muon", max_steps=2).out_dir / "model.safetensors").exists()
+@pytest.mark.parametrize(
+    ("algorithm", "hidden"),
+    [
+        (Dflash2(group=4, rank=4), ("kernel_projection.weight", "hidden_projection.weight")),
+        (Dspark(rank=4), ()),
+    ],
+)
+def test_muon_takes_hidden_matrices_alone_and_no_kernel_is_decayed(algorithm, hidden):
+    model = DraftModel(tiny_config(vocab_size=32, algorithm=algorithm))
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    optimizer = make_optimizer(
+        model, 0.1, kind="muon", no_hidden_matrices=no_hidden_matrices(model), undecayed=undecayed(model)
+    )
+    added = added_parameters(model)
+    muon, adamw = ({names[each] for group in part.param_groups for each in group["params"]} for part in optimizer.parts)
+    assert {name for name in added if name.endswith(hidden)} == muon & added
+    assert added - muon == adamw & added
+    for each in (optimizer, make_optimizer(model, 0.1, undecayed=undecayed(model))):
+        kept = {names[one] for group in each.param_groups if not group["weight_decay"] for one in group["params"]}
+        assert {name for name in added if "base_kernel" in name} == {name for name in kept if "kernel" in name}
+
+
+def test_a_training_by_muon_decays_no_identity(tmp_path, inputs):
+    fields = {"optimizer": "muon", "max_steps": 2, "weight_decay": 50.0, "lr": 1e-3}
+    weights = load_file(train(tmp_path, inputs, "dflash2", **fields).out_dir / "model.safetensors")
+    kernels = [weight[:, 0] for name, weight in weights.items() if name.endswith("base_kernel")]
+    assert all(0.995 < float(kernel.mean()) < 1.005 for kernel in kernels) and kernels
 
 
 def test_without_the_targets_states_the_terms_that_need_them_are_named(tmp_path):
