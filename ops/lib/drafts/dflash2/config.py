@@ -54,6 +54,8 @@ class Dflash2:
             return mistakes
         if draft.hidden_size % self.group:
             mistakes.append(f"{field_name('group')}: {self.group} does not divide hidden_size = {draft.hidden_size}")
+        if self.taps > draft.block_size:
+            mistakes.append(f"{field_name('taps')}: {self.taps} slots of a block of {draft.block_size}")
         if self.candidates & (self.candidates - 1):
             mistakes.append(f"{field_name('candidates')}: {POWER_OF_2}, got {self.candidates}")
         if self.candidates > draft.vocab_size:

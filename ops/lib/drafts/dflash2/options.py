@@ -17,6 +17,11 @@ def _power_of_2(_instance: Any, _attribute: object, count: int) -> None:
         raise ValueError(f"'candidates' {POWER_OF_2}: {count}")
 
 
+def _objective(instance: Any, _attribute: object, selector: float) -> None:
+    if selector == 0 and getattr(instance, "base", 1.0) == 0:
+        raise ValueError("base = 0 and selector = 0 leave nothing to train for: one of them must be > 0")
+
+
 @frozen(kw_only=True)
 class Dflash2Options:
     """Sizes and terms of the loss."""
@@ -31,7 +36,9 @@ class Dflash2Options:
     )
     base: float = field(default=1.0, validator=validators.ge(0), help="weight of `loss`, that of the plain logits")
     selector: float = field(
-        default=1.0, validator=validators.ge(0), help="weight of the selector's cross-entropy over the candidates"
+        default=1.0,
+        validator=validators.and_(validators.ge(0), _objective),
+        help="weight of the selector's cross-entropy over the candidates",
     )
     label: Literal["data", "target"] = field(
         default="data",

@@ -9,10 +9,13 @@ from attrs import frozen, validators
 from dsl.op import field
 
 
-def _trains_the_head(instance: Any, _attribute: object, weight: float) -> None:
-    """Else a confidence head would be exported as it was made."""
-    if weight == 0 and getattr(instance, "confidence_head", False):
+def _objective(instance: Any, _attribute: object, weight: float) -> None:
+    """Something is trained, and no confidence head is exported as it was made."""
+    has_head = getattr(instance, "confidence_head", False)
+    if weight == 0 and has_head:
         raise ValueError("confidence = 0 trains no confidence head: set confidence_head = false")
+    if not has_head and getattr(instance, "base", 1.0) == 0 and getattr(instance, "l1", 1.0) == 0:
+        raise ValueError("base = 0 and l1 = 0 without a confidence head leave nothing to train for: one must be > 0")
 
 
 @frozen(kw_only=True)
@@ -31,7 +34,7 @@ class DsparkOptions:
     )
     confidence: float = field(
         default=1.0,
-        validator=validators.and_(validators.ge(0), _trains_the_head),
+        validator=validators.and_(validators.ge(0), _objective),
         help="weight of the confidence head's loss, without which that head is left out (confidence_head = false)",
     )
 

@@ -54,6 +54,7 @@ def test_random_steps_equal_the_reference(chosen, seed):
 @pytest.mark.parametrize("block_size", [2, 3, 16])
 def test_every_block_size_equals_the_reference(chosen, block_size):
     algorithm, own = chosen
+    block_size = max(block_size, getattr(algorithm, "taps", 2))
     case = random_case(block_size, samples=3, block_size=block_size, algorithm=algorithm)
     assert_equal_steps(case, Loss(own=own))
 
@@ -116,6 +117,19 @@ def test_candidates_that_sglang_cannot_walk_are_refused(candidates):
         random_case(1, vocab_size=16, algorithm=Dflash2(group=4, candidates=candidates))
     with pytest.raises(ValueError, match=re.escape("'candidates' " + reason.format(":"))):
         Dflash2Options(candidates=candidates)
+
+
+def test_an_objective_without_a_term_is_refused():
+    with pytest.raises(ValueError, match="base = 0 and selector = 0 leave nothing to train for"):
+        Dflash2Options(base=0, selector=0)
+    with pytest.raises(ValueError, match="base = 0 and l1 = 0 without a confidence head leave nothing to train for"):
+        DsparkOptions(base=0, l1=0, confidence_head=False)
+
+
+def test_convolutions_read_no_more_slots_than_a_block_has():
+    assert 3 == random_case(1, block_size=3, algorithm=Dflash2(taps=3, group=4, candidates=4)).config.algorithm.taps
+    with pytest.raises(ConfigError, match=r"dflash2\.taps \(conv_kernel_size\): 4 slots of a block of 3"):
+        random_case(1, block_size=3, algorithm=Dflash2(taps=4, group=4, candidates=4))
 
 
 def test_sizes_that_do_not_fit_are_named_as_in_a_pipeline_and_as_served():
