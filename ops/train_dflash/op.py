@@ -184,7 +184,11 @@ class TrainDflash:
     own: dict[str, bool | int | float | str] | None = field(
         default=None, validator=_own_table, help="the fields of an algorithm of your own, those of its options.py"
     )
-    block_size: int = field(default=16, validator=validators.ge(2), help="tokens proposed and verified at once")
+    block_size: int = field(
+        default=16,
+        validator=validators.ge(2),
+        help="tokens verified at once, the anchor among them: one less is proposed, so 8 for DSpark's blocks of 7",
+    )
     num_layers: int = field(default=5, validator=validators.ge(1), help="draft layers")
     num_heads: int | None = field(default=None, validator=AT_LEAST_1, help="query heads; default: the target's")
     num_kv_heads: int | None = field(
