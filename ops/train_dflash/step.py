@@ -151,8 +151,14 @@ class Stream:
         """FLOPs of a sample's step; 0 where it has no anchor."""
         if not len(sample.anchors_A):
             return 0.0
-        slots = int((sample.weights_AK > 0).sum())
-        return step_flops(self.draft, sample.prefix, len(sample.anchors_A), int(sample.anchors_A.sum()), slots)
+        return step_flops(
+            self.draft,
+            sample.prefix,
+            len(sample.anchors_A),
+            int(sample.anchors_A.sum()),
+            int((sample.weights_AK > 0).sum()),
+            with_teacher=self.loss.needs_teacher,
+        )
 
 
 def train_step(engine: Engine, prepared: Iterator[Prepared], world_size: int) -> Tensor:
