@@ -10,7 +10,16 @@ from attrs import Attribute, frozen, validators
 from dsl.op import field, op
 from ops.artifacts import CheckedDraft, Draft, Report, TargetModel, TokenShards
 from ops.capture_targets.server_args import refused_args
-from ops.lib.drafts.algorithms import CONTRACT, MODEL, PROPOSAL, REFERENCE, algorithm_class, algorithm_names, code_of
+from ops.lib.drafts.algorithms import (
+    CONTRACT,
+    MODEL,
+    NO_SERVER,
+    PROPOSAL,
+    REFERENCE,
+    algorithm_class,
+    algorithm_names,
+    code_of,
+)
 
 WORKER = "DFLASH"  # of SGLang: the one that the live stage runs
 COMPARED = (
@@ -20,7 +29,9 @@ COMPARED = (
 
 
 def without_worker(engine: str) -> str:
-    """Why the live stage cannot serve a draft, by what serves it in SGLang."""
+    """Why the live stage cannot serve a draft, by what serves it in SGLang, if anything does."""
+    if not engine:
+        return NO_SERVER
     return f"the live stage runs SGLang's {WORKER} worker only, and this draft is served by {engine}"
 
 

@@ -23,6 +23,7 @@ class Dflash:
     name: ClassVar[str] = "dflash"
     architecture: ClassVar[str] = ARCHITECTURE
     engine: ClassVar[str] = "DFLASH"
+    source: ClassVar[str] = "https://arxiv.org/abs/2602.06036"
 
     def layout(self, block_size: int) -> Layout:
         return masks_first(block_size)

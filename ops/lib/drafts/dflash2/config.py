@@ -37,6 +37,7 @@ class Dflash2:
     name: ClassVar[str] = "dflash2"
     architecture: ClassVar[str] = "DFlash2DraftModel"
     engine: ClassVar[str] = "DFLASH"
+    source: ClassVar[str] = "https://github.com/z-lab/dflash"
 
     def layout(self, block_size: int) -> Layout:
         return masks_first(block_size)

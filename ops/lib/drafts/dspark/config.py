@@ -34,6 +34,7 @@ class Dspark:
     name: ClassVar[str] = "dspark"
     architecture: ClassVar[str] = "Qwen3DSparkModel"
     engine: ClassVar[str] = "DSPARK"
+    source: ClassVar[str] = "https://arxiv.org/abs/2607.05147"
 
     def layout(self, block_size: int) -> Layout:
         return anchor_first(block_size) if self.sample_from_anchor else masks_first(block_size)

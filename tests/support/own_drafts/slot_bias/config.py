@@ -22,6 +22,7 @@ class SlotBias:
     name: ClassVar[str] = "slot_bias"
     architecture: ClassVar[str] = "SlotBiasDraftModel"
     engine: ClassVar[str] = ""  # no server knows it
+    source: ClassVar[str] = ""
 
     def layout(self, block_size: int) -> Layout:
         return masks_first(block_size)
