@@ -35,7 +35,7 @@ class DsparkOptions:
     confidence: float = field(
         default=1.0,
         validator=validators.and_(validators.ge(0), _objective),
-        help="weight of the confidence head's loss, without which that head is left out (confidence_head = false)",
+        help="weight of the confidence head's loss; above 0 unless confidence_head = false",
     )
 
     @property
