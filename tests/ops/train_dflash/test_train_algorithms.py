@@ -57,7 +57,7 @@ def test_a_training_writes_its_algorithm_and_resumes_to_the_same_bytes(tmp_path,
     assert names == config.algorithm.metrics(with_teacher=True)
     assert all(0 < trained["final_metrics"][f"train/{metric}"] <= 1 for metric in names)
     assert {f"{metric}_slot_01" for metric in (*names, "loss", "accuracy")} == {
-        name.removeprefix("train/") for name in whole.logged[-1][0] if name.endswith("_slot_01")
+        each.removeprefix("train/") for values, _ in whole.logged for each in values if each.endswith("_slot_01")
     }
     with pytest.raises(StopRequested):
         train(tmp_path / "cut", inputs, name, stop_after=4)
