@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from ports import free_port
 from own_algorithm import known_slot_bias
+from ports import free_port
 from serve_cases import (
     CHECK,
     SECOND,
