@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from dsl.errors import StoreError
+from dsl.errors import DataError, StoreError
 from dsl.graph import Graph, GraphNode
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
 from executor.records.run_record import Record
@@ -17,6 +17,7 @@ from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Re
 from ops.check_export.op import WORKERS
 from ops.lib.data.checkpoint_code import check_code
 from ops.lib.data.files import read_json
+from ops.lib.drafts.algorithms import NO_SERVER
 from ops.lib.drafts.backbone.config import algorithm_of
 from ops.lib.sglang.serve_command import DraftOption, Served
 from ops.lib.vllm.serve_command import draft_for_vllm
@@ -48,7 +49,7 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
     """Find the draft that the node, or else the run's only one, made or checked, and at most `prompts` prompts.
 
     Raises StoreError where the run has no such draft, or several, or where the store lacks it or its target, and
-    DataError where one of them would bring code that nobody trusts.
+    DataError where one of them would bring code that nobody trusts, or where no server serves the draft's algorithm.
     """
     made = _Made(store, record, record.graph(to_run=True))
     export, check = made.choose(node)
@@ -74,6 +75,8 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
 def _draft_option(draft: Path, config: Mapping[str, Any]) -> DraftOption:
     """The block size is that of plain DFlash's form, which counts what is verified."""
     algorithm = algorithm_of(config)
+    if not algorithm.engine:
+        raise DataError(f"{draft}: {NO_SERVER} ({algorithm.name}): evaluate measures its accepted lengths")
     _own, plain = algorithm.from_serving(config)
     return DraftOption(path=str(draft), block_size=plain["block_size"], algorithm=algorithm.engine)
 

@@ -10,7 +10,16 @@ from attrs import Attribute, frozen, validators
 from dsl.op import field, op
 from ops.artifacts import CheckedDraft, Draft, Report, TargetModel, TokenShards
 from ops.capture_targets.server_args import refused_args
-from ops.lib.drafts.algorithms import CONTRACT, MODEL, PROPOSAL, REFERENCE, algorithm_class, algorithm_names, code_of
+from ops.lib.drafts.algorithms import (
+    CONTRACT,
+    MODEL,
+    NO_SERVER,
+    PROPOSAL,
+    REFERENCE,
+    algorithm_class,
+    algorithm_names,
+    code_of,
+)
 
 WORKERS = ("DFLASH", "DSPARK")  # of SGLang: those that the live stage runs
 COMPARED = (
@@ -20,9 +29,10 @@ COMPARED = (
 
 
 def without_worker(engine: str) -> str:
-    """Why the live stage cannot serve a draft, by what serves it in SGLang."""
-    served = f"this draft is served by {engine}" if engine else "nothing in SGLang serves this draft"
-    return f"the live stage runs SGLang's workers {' and '.join(WORKERS)} only, and {served}"
+    """Why the live stage cannot serve a draft, by what serves it in SGLang, if anything does."""
+    if not engine:
+        return NO_SERVER
+    return f"the live stage runs SGLang's workers {' and '.join(WORKERS)} only, and this draft is served by {engine}"
 
 
 def unlike_serving(evaluated: Mapping[str, Any], block_size_trained: int | None) -> list[str]:

@@ -12,6 +12,7 @@ from ops.check_export.departures import served_tau
 from ops.check_export.live_result import LiveResult, Prompt, largest
 from ops.check_export.op import WORKERS
 from ops.export_draft.card import table
+from ops.lib.drafts.algorithms import NO_SERVER
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.report_sections import interval_text
 
@@ -20,6 +21,7 @@ SKIPPED = "the live stage was SKIPPED, so SGLang has not checked this draft"
 REPEAT = (
     "on a machine with a GPU and SGLang, check it with `dflow resume RUN --from check`: until then the result is kept"
 )
+UNSERVED = f"{NO_SERVER}: the tau of the evaluation is all that can be measured"
 COMPARE = "compare the accepted lengths of a server (`dflow serve`) with the tau of the evaluation"
 
 
@@ -39,12 +41,16 @@ class Outcome:
     @property
     def shown_warnings(self) -> tuple[str, ...]:
         """All that the user is warned of; `warnings` are those of the draft."""
+        if not self.engine:
+            return (f"the live stage was SKIPPED: {UNSERVED}", *self.warnings)
         short = "dflow resume RUN --from check (docs/serving.md)" if self.engine in WORKERS else COMPARE
         return (*(() if self.served is not None else (f"{SKIPPED}: {short}",)), *self.warnings)
 
     @property
     def remedy(self) -> str:
         """What to do where the live stage was skipped."""
+        if not self.engine:
+            return UNSERVED
         return REPEAT if self.engine in WORKERS else COMPARE
 
     @property
@@ -159,7 +165,9 @@ def card_text(outcome: Outcome) -> str:
         f"The answers are the target's own: {report['lossless']['errors']} differ, {report['lossless']['ties']} at a "
         "tie of two logits.",
     ]
-    if outcome.served is None or outcome.tau_served is None:
+    if not outcome.engine:
+        parts.append(f"{UNSERVED[0].upper()}{UNSERVED[1:]}.")
+    elif outcome.served is None or outcome.tau_served is None:
         parts.append(f"Not served by SGLang yet ({outcome.skipped}); {outcome.remedy}.")
     else:
         compared = [

@@ -48,17 +48,20 @@ def check_export(config: CheckExport, stage: Stage) -> None:
     rows = list(read_jsonl(stage.inputs["report"].path / "prompts.jsonl"))
     prompts = choose_prompts(config, stage, report, rows)
     served, skipped = serve(config, stage, prompts)
+    serving = read_json(draft.path / CONFIG)
+    engine = algorithm_of(serving).engine
+    of_servers = (
+        *image_warnings(read_json(tokens.path / "tokens.json")),
+        *server_arg_warnings(serving),
+        *rotary_warnings(serving),
+    )
     outcome = Outcome(
         report=report,
         prompts=prompts,
-        engine=algorithm_of(read_json(draft.path / CONFIG)).engine,
+        engine=engine,
         served=served,
         skipped=skipped,
-        warnings=(
-            *image_warnings(read_json(tokens.path / "tokens.json")),
-            *server_arg_warnings(read_json(draft.path / CONFIG)),
-            *rotary_warnings(read_json(draft.path / CONFIG)),
-        ),
+        warnings=of_servers if engine else (),
     )
     outcome.show(stage)
     stage.log(outcome.metrics(), step=0)

@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ops.lib.drafts.algorithms import name_and_fields
+from ops.lib.drafts.algorithms import NO_SERVER, Algorithm, name_and_fields, plain
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.serving_contract import SGLANG, SPECULATORS
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
@@ -56,7 +56,7 @@ def model_card(facts: CardFacts) -> str:
     parts = [
         _front_matter(facts),
         f"# Draft for {facts.target_name} ({facts.draft.algorithm.name})",
-        "A draft model for speculative decoding by block diffusion ([DFlash](https://arxiv.org/abs/2602.06036)): it "
+        f"A draft model for speculative decoding by block diffusion ({_sources(facts.draft.algorithm)}): it "
         f"proposes {facts.draft.block_size - 1} tokens at once, and the target verifies them in one forward pass. At "
         "temperature 0 the answers are the target's own. It has neither an embedding nor a head, because it uses the "
         "target's, so it works only with this target.",
@@ -92,8 +92,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
+def _sources(algorithm: Algorithm) -> str:
+    """Links to DFlash, and to the algorithm that extends it."""
+    own = f"[{algorithm.name}]({algorithm.source})" if algorithm.source else algorithm.name
+    dflash = plain()
+    return f"[DFlash]({dflash.source})" + ("" if algorithm.name == dflash.name else f", extended by {own}")
+
+
 def _front_matter(facts: CardFacts) -> str:
-    tags = [facts.draft.algorithm.name, "speculative-decoding", "block-diffusion", "draft-model", "sglang"]
+    tags = [facts.draft.algorithm.name, "speculative-decoding", "block-diffusion", "draft-model"]
+    tags += ["sglang"] if facts.draft.algorithm.engine else []
     if SPECULATORS in facts.formats:
         tags += ["vllm", "speculators"]
     lines = ["library_name: transformers"]
@@ -119,6 +127,8 @@ def _target(facts: CardFacts) -> str:
 def _serving(facts: CardFacts) -> str:
     """The commands for this directory; the target's place is a shell variable if it has no model id."""
     served = facts.served
+    if not facts.draft.algorithm.engine:
+        return f"## Serving\n\n{NO_SERVER[0].upper()}{NO_SERVER[1:]}: dflow alone decodes with it (`evaluate`)."
     model_id, revision = facts.target.get("model_id"), facts.target.get("revision")
     target = model_id or TARGET_PLACE
     extra = ("--revision", revision) if model_id and revision else ()
@@ -260,6 +270,9 @@ def _tracking(digest: str | None) -> str:
 
 
 def _plain(value: object) -> str:
+    """A value as a pipeline file has it, without quotes and brackets."""
     if isinstance(value, bool):
         return str(value).lower()
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} = {_plain(each)}" for name, each in value.items() if each is not None)
+    return ", ".join(map(_plain, value)) if isinstance(value, list) else str(value)

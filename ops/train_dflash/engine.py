@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dsl.stage import Stage
 from ops.lib.drafts.attention.blocks import choose_attention
-from ops.lib.drafts.backbone.load import load_weights
+from ops.lib.drafts.backbone.config import from_serving
+from ops.lib.drafts.backbone.load import load_weights, read_config
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.step import Engine
 from ops.lib.drafts.losses.head import choose_head
@@ -127,6 +128,12 @@ def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh
     warm_start = stage.inputs.get("warm_start")
     if warm_start is not None:
         load_weights(model, warm_start.path)
+        if from_serving(read_config(warm_start.path)).layout() != inputs.draft.layout():
+            stage.warn(
+                f"warm_start: in the layout of this {inputs.draft.algorithm.name} draft every slot predicts another "
+                "token than in the draft that it starts from, so less of that draft is of use; with algorithm = "
+                '"dspark", sample_from_anchor = false keeps what the slots predict'
+            )
     model.to(place.device, torch.promote_types(place.dtype, torch.float32))
     compiled = place.device.type == "cuda" if config.compile is None else config.compile
     if compiled:

@@ -75,7 +75,9 @@ class Measuring:
         self.seconds += time.perf_counter() - began
         if tally is None and taus is None:
             return None
-        row = measured_row(self.state.step, tally, taus, self.setup.engine.model.config.algorithm.metrics)
+        engine = self.setup.engine
+        found = engine.model.config.algorithm.metrics(engine.loss.needs_teacher)
+        row = measured_row(self.state.step, tally, taus, found)
         if self.config.select == "tau" and row["tau"]["all"]["tau"] is None:
             prompts = row["tau"]["all"]["prompts"]
             raise DataError(
@@ -140,16 +142,16 @@ def _has_anchor(reader: Labels) -> bool:
 
 
 def measured_row(
-    step: int, tally: Tensor | None, taus: Mapping[str, Mapping[str, Any]] | None, found: Sequence[str] = ()
+    step: int, tally: Tensor | None, taus: Mapping[str, Mapping[str, Any]] | None, found: Sequence[str]
 ) -> Row:
     """The row of a step. tally: of the val split; taus: see ShortEvaluation; found: the algorithm's metrics."""
     row: Row = {"step": step}
     if tally is not None:
         loss = mean_loss(tally)
         row["loss"] = loss if math.isfinite(loss) else None
-        row["accuracy"] = accuracy(tally)
-        row["expected_tau"] = expected_tau(tally)
-        row["accuracy_by_slot"] = slot_accuracy(tally)
+        row["accuracy"] = accuracy(tally, found)
+        row["expected_tau"] = expected_tau(tally, found)
+        row["accuracy_by_slot"] = slot_accuracy(tally, found)
         if found:
             row["found"] = found_means(tally, found)
     if taus is not None:

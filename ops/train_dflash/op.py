@@ -184,7 +184,11 @@ class TrainDflash:
     own: dict[str, bool | int | float | str] | None = field(
         default=None, validator=_own_table, help="the fields of an algorithm of your own, those of its options.py"
     )
-    block_size: int = field(default=16, validator=validators.ge(2), help="tokens proposed and verified at once")
+    block_size: int = field(
+        default=16,
+        validator=validators.ge(2),
+        help="tokens verified at once, the anchor among them: one less is proposed, so 8 for DSpark's blocks of 7",
+    )
     num_layers: int = field(default=5, validator=validators.ge(1), help="draft layers")
     num_heads: int | None = field(default=None, validator=AT_LEAST_1, help="query heads; default: the target's")
     num_kv_heads: int | None = field(
@@ -219,7 +223,8 @@ class TrainDflash:
     gamma: float | None = field(
         default=None,
         validator=validators.optional(validators.gt(0)),
-        help="decay of the slots' weights; default: 7 / 5 / 4 for block sizes 16 / 10 / 8, else half the block size",
+        help="decay of the slots' weights; default: 7 / 5 / 4 for block sizes 16 and 17 / 10 / 8, else half the "
+        "block size",
     )
     loss: LossKind = field(
         default="dflash",
@@ -238,12 +243,15 @@ class TrainDflash:
         help="of the computation; weights, softmax and loss are float32 at least. bfloat16 is for GPUs",
     )
     optimizer: Literal["adamw", "muon"] = field(
-        default="adamw", help="muon: for all matrices, with AdamW for norms and biases"
+        default="adamw",
+        help="muon: for hidden matrices, with AdamW for norms, biases, and an algorithm's tables and kernels",
     )
     lr: float = field(
         default=6e-4, validator=validators.and_(validators.gt(0), validators.lt(1)), help="peak learning rate"
     )
-    weight_decay: float = field(default=0.0, validator=validators.ge(0), help="on matrices only")
+    weight_decay: float = field(
+        default=0.0, validator=validators.ge(0), help="on matrices only, not on the fixed kernels of dflash2"
+    )
     schedule: Literal["cosine", "wsd"] = field(
         default="cosine", help="of the learning rate: half a cosine, or warm-up, stable, decay"
     )

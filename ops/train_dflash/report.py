@@ -86,7 +86,7 @@ def _costs(folder: Path) -> _Costs:
     measurements = folder / "measurements.json"  # not a part of the artifact's content
     step = read_json(measurements).get("step_seconds") if measurements.exists() else None
     of_val = read_json(folder / "training.json").get("val_metrics") or {}
-    names = [f"val/{name}" for name in ("accuracy", *draft.algorithm.metrics)]
+    names = [f"val/{name}" for name in ("accuracy", *draft.algorithm.metrics(with_teacher=True))]
     val = {name: of_val[name] for name in names if name in of_val}
     return _Costs(draft_parameters(draft), draft.algorithm.parameters(draft), step, val)
 

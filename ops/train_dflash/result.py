@@ -42,7 +42,7 @@ def write_result(
     val_tokens = sum(inputs.val.lengths)
     final_steps, selected_steps = (window(history[:step], val_tokens) for step in (state.step, selected))
     last = history[-final_steps:, TALLY:].sum(0)
-    found = inputs.draft.algorithm.metrics
+    found = inputs.draft.algorithm.metrics(config.needs_teacher)
     row = row_of(state.measured, selected)
     write_json(stage.out_dir / "config.json", to_serving(inputs.draft))
     save_file(dict(weights), stage.out_dir / "model.safetensors", metadata={"format": "pt"})
@@ -71,7 +71,7 @@ def write_result(
     write_json(stage.out_dir / "training.json", result)
     stage.figure("loss", loss_figure([mean_loss(step[TALLY:]) for step in history]))
     of_val = None if row is None else row.get("accuracy_by_slot")
-    stage.figure("accuracy", accuracy_figure(slot_accuracy(last), of_val))
+    stage.figure("accuracy", accuracy_figure(slot_accuracy(last, found), of_val))
     taus = [(row["step"], row["tau"]["all"]) for row in state.measured if "tau" in row]
     if any(tau["tau"] is not None for _, tau in taus):
         stage.figure("tau", tau_figure(taus, selected, inputs.draft.block_size))

@@ -22,7 +22,7 @@ from torch import Tensor
 from dsl.errors import StopRequested
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
-from ops.lib.drafts.backbone.hooks import added_parameters
+from ops.lib.drafts.backbone.hooks import no_hidden_matrices, undecayed
 from ops.lib.training import ranks
 from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.ema import Ema
@@ -43,13 +43,13 @@ from ops.train_dflash.tally import (
     ANCHORLESS,
     ANCHORS,
     FLOPS,
-    FOUND,
+    HEAD,
     LOSS,
     TOKENS,
     WEIGHT,
     mean_loss,
     metrics,
-    slot_accuracy,
+    slot_means,
 )
 
 
@@ -134,7 +134,11 @@ class _Training:
     ) -> _Training:
         model = setup.engine.model
         optimizer = make_optimizer(
-            model, config.weight_decay, kind=config.optimizer, no_hidden_matrices=added_parameters(model)
+            model,
+            config.weight_decay,
+            kind=config.optimizer,
+            no_hidden_matrices=no_hidden_matrices(model),
+            undecayed=undecayed(model),
         )
         ema = Ema(model, config.ema_decay) if config.ema_decay is not None else None
         state = TrainState(model, optimizer, [], ema)
@@ -198,7 +202,7 @@ class _Training:
             else:
                 norm = 0.0
                 tally[[LOSS, WEIGHT]] = 0
-                tally[FOUND:] = 0
+                tally[HEAD:] = 0
         state.history.append(torch.cat((torch.tensor([rate, norm], dtype=torch.float64), tally)))
 
     def report(self) -> None:
@@ -238,10 +242,10 @@ class _Training:
         recent = torch.stack(self.state.history[self.logged_step :])[:, TALLY:].sum(0)
         seconds = now - self.logged_at
         self.logged_at, self.logged_step = now, self.state.step
-        place = self.setup.place
+        place, found = self.setup.place, self.inputs.draft.algorithm.metrics(self.config.needs_teacher)
         peak = matmul_peak(place.device, place.dtype) * self.stage.world_size
         values = {
-            **metrics(tally, "train", self.inputs.draft.algorithm.metrics),
+            **metrics(tally, "train", found),
             "train/lr": float(rows[-1][RATE]),
             "train/grad_norm": float(rows[-1][NORM]),
             "train/anchors": float(tally[ANCHORS]),
@@ -253,5 +257,6 @@ class _Training:
             "train/wait_share": self.waiting.share(),
             "train/memory_gigabytes": peak_memory(place.device) / 1e9,
         }
-        slots = enumerate(slot_accuracy(tally), start=1)
-        self.stage.log(values | {f"train/accuracy_slot_{slot:02d}": share for slot, share in slots}, self.state.step)
+        for name, means in slot_means(tally, found).items():
+            values |= {f"train/{name}_slot_{slot:02d}": mean for slot, mean in enumerate(means, start=1)}
+        self.stage.log(values, self.state.step)

@@ -16,6 +16,7 @@ from functools import partial
 from attrs import frozen
 from torch import Tensor
 
+from dsl.errors import ConfigError
 from ops.lib.data.batching import padded_length
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.flops import step_flops
@@ -40,7 +41,7 @@ from ops.train_dflash.batches import (
 )
 from ops.train_dflash.prefetch import Prefetch
 from ops.train_dflash.staging import Sent, Transfer
-from ops.train_dflash.tally import ANCHORLESS, ANCHORS, FLOPS, FOUND, LOSS, TOKENS, WEIGHT, count_slots, new_tally
+from ops.train_dflash.tally import ANCHORLESS, ANCHORS, FLOPS, LOSS, TOKENS, WEIGHT, count_slots, new_tally
 
 VAL_SEED, VAL_EPOCH = 0, -1
 
@@ -150,8 +151,14 @@ class Stream:
         """FLOPs of a sample's step; 0 where it has no anchor."""
         if not len(sample.anchors_A):
             return 0.0
-        slots = int((sample.weights_AK > 0).sum())
-        return step_flops(self.draft, sample.prefix, len(sample.anchors_A), int(sample.anchors_A.sum()), slots)
+        return step_flops(
+            self.draft,
+            sample.prefix,
+            len(sample.anchors_A),
+            int(sample.anchors_A.sum()),
+            int((sample.weights_AK > 0).sum()),
+            with_teacher=self.loss.needs_teacher,
+        )
 
 
 def train_step(engine: Engine, prepared: Iterator[Prepared], world_size: int) -> Tensor:
@@ -187,28 +194,34 @@ def measure(engine: Engine, stream: Stream, ahead: int) -> Tensor:
 
 @frozen(eq=False)
 class _Tally:
-    """This rank's counts: those known on the host, and those that the device computes."""
+    """This rank's counts: those known on the host, and those that the device computes. metrics: the algorithm's."""
 
     known: Tensor
     found: Tensor
+    metrics: tuple[str, ...]
 
     @classmethod
     def new(cls, engine: Engine) -> _Tally:
-        block_size = engine.model.config.block_size
-        return cls(new_tally(block_size), new_tally(block_size, engine.embed_VM.device))
+        draft = engine.model.config
+        metrics = draft.algorithm.metrics(engine.loss.needs_teacher)
+        known = new_tally(draft.block_size, metrics)
+        return cls(known, new_tally(draft.block_size, metrics, engine.embed_VM.device), metrics)
 
     def count(self, item: Prepared, slots: Slots | None) -> None:
-        """Add a micro-batch and the outcome of its pass."""
+        """Add a micro-batch and the outcome of its pass. Raises ConfigError for other metrics than were declared."""
         self.known[TOKENS] += item.tokens
         self.known[ANCHORLESS] += item.anchorless
         self.known[FLOPS] += item.flops
         self.known[WEIGHT] += item.weight
         self.known[ANCHORS] += item.anchors
         if slots is not None:
+            if len(slots.found) != len(self.metrics):
+                raise ConfigError(
+                    f"block_losses of the draft's algorithm found {len(slots.found)} metrics of every slot, but "
+                    f"`metrics` of its config names {len(self.metrics)}: {', '.join(self.metrics) or 'none'}"
+                )
             self.found[LOSS].add_(slots.loss)
-            count_slots(self.found, slots.slots_W, slots.correct_W)
-            if slots.found is not None:
-                self.found[FOUND : FOUND + len(slots.found)].add_(slots.found)
+            count_slots(self.found, slots)
 
     def summed(self) -> Tensor:
         """The sum over all ranks, on the device."""

@@ -1,7 +1,8 @@
 """Counts over blocks, per step and for the val split, and their metrics.
 
 A tally is a float64 vector of sums over micro-batches, ranks and steps. During a step it is on the device, so that
-adding to it does not wait; its counts are exact in any order. Legend: K block size.
+adding to it does not wait; its counts are exact in any order. `found` are the names of the metrics that the draft's
+algorithm finds of every slot, as many as it has. Legend: K block size, W slots.
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-LOSS, WEIGHT, TOKENS, ANCHORS, ANCHORLESS, FLOPS, FOUND = 0, 1, 2, 3, 4, 5, 6
-HEAD = FOUND + 4  # at most four metrics of an algorithm
+from ops.lib.drafts.backbone.step import Slots
+
+LOSS, WEIGHT, TOKENS, ANCHORS, ANCHORLESS, FLOPS, HEAD = 0, 1, 2, 3, 4, 5, 6
+OF_SLOTS = ("correct", "seen", "loss")  # then the algorithm's metrics: from HEAD on, K - 1 sums of each
 
 
-def new_tally(block_size: int, device: torch.device | None = None) -> Tensor:
+def new_tally(block_size: int, found: Sequence[str], device: torch.device | None = None) -> Tensor:
     """Zeros: the loss's numerator and denominator, context tokens, anchors, samples without one, floating-point
-    operations, sums of the algorithm's metrics, and correct and seen of slots 1..K-1.
+    operations, and of slots 1..K-1 how many were correct and how many seen, their losses, and the algorithm's metrics.
     """
-    return torch.zeros(HEAD + 2 * (block_size - 1), dtype=torch.float64, device=device)
+    sums = (len(OF_SLOTS) + len(found)) * (block_size - 1)
+    return torch.zeros(HEAD + sums, dtype=torch.float64, device=device)
 
 
-def count_slots(tally: Tensor, slots_W: Tensor, correct_W: Tensor) -> None:
-    """Add weighted slots, numbered from 1, and which of them were predicted correctly."""
-    seen = slots_W.to(tally.device) + (HEAD - 1)
-    slots = (len(tally) - HEAD) // 2
-    tally.index_add_(0, seen, correct_W.to(tally.device, tally.dtype))
-    tally.index_add_(0, seen + slots, torch.ones_like(seen, dtype=tally.dtype))
+def count_slots(tally: Tensor, slots: Slots) -> None:
+    """Add what was found of weighted slots."""
+    values_W = (slots.correct_W, torch.ones_like(slots.correct_W), slots.losses_W, *slots.found)
+    values = torch.stack([each_W.to(tally.device, tally.dtype) for each_W in values_W])
+    tally[HEAD:].view(len(values), -1).index_add_(1, slots.slots_W.to(tally.device) - 1, values)
 
 
 def mean_loss(tally: Tensor) -> float:
@@ -35,35 +38,48 @@ def mean_loss(tally: Tensor) -> float:
     return float(tally[LOSS] / tally[WEIGHT]) if tally[WEIGHT] > 0 else 0.0
 
 
-def slot_accuracy(tally: Tensor) -> list[float]:
+def slot_accuracy(tally: Tensor, found: Sequence[str]) -> list[float]:
     """Share of correct predictions of slots 1..K-1; 0 for a slot that no block reached."""
-    correct, seen = tally[HEAD:].chunk(2)
-    return (correct / seen.clamp(min=1)).tolist()
+    return slot_means(tally, found)["accuracy"]
 
 
-def accuracy(tally: Tensor) -> float:
+def slot_means(tally: Tensor, found: Sequence[str]) -> dict[str, list[float]]:
+    """accuracy, loss and the algorithm's metrics of slots 1..K-1; 0 for a slot that no block reached.
+
+    The loss is that of the slot before any weight, with the algorithm's own terms.
+    """
+    correct, seen, *others = _sums(tally, found)
+    named = zip(("accuracy", "loss", *found), (correct, *others), strict=True)
+    return {name: (sums / seen.clamp(min=1)).tolist() for name, sums in named}
+
+
+def accuracy(tally: Tensor, found: Sequence[str]) -> float:
     """Share of correct predictions over all slots."""
-    correct, seen = tally[HEAD:].chunk(2)
+    correct, seen, *_ = _sums(tally, found)
     return float(correct.sum() / seen.sum().clamp(min=1))
 
 
-def expected_tau(tally: Tensor) -> float:
+def expected_tau(tally: Tensor, found: Sequence[str]) -> float:
     """1 + sum over k of the product of the accuracies of slots 1..k: tau if slots were right independently."""
-    return 1.0 + float(torch.tensor(slot_accuracy(tally), dtype=torch.float64).cumprod(0).sum())
+    return 1.0 + float(torch.tensor(slot_accuracy(tally, found), dtype=torch.float64).cumprod(0).sum())
 
 
 def found_means(tally: Tensor, found: Sequence[str]) -> dict[str, float]:
     """The algorithm's metrics, means over all slots."""
-    _correct, seen = tally[HEAD:].chunk(2)
-    means = tally[FOUND : FOUND + len(found)] / seen.sum().clamp(min=1)
-    return dict(zip(found, means.tolist(), strict=True))
+    _correct, seen, _loss, *others = _sums(tally, found)
+    return {name: float(sums.sum() / seen.sum().clamp(min=1)) for name, sums in zip(found, others, strict=True)}
 
 
-def metrics(tally: Tensor, group: str, found: Sequence[str] = ()) -> dict[str, float]:
-    """loss, accuracy and expected_tau under a group's name; found: the algorithm's metrics, means over all slots."""
+def metrics(tally: Tensor, group: str, found: Sequence[str]) -> dict[str, float]:
+    """loss, accuracy, expected_tau and the algorithm's metrics, means over all slots, under a group's name."""
     return {
         **{f"{group}/{name}": mean for name, mean in found_means(tally, found).items()},
         f"{group}/loss": mean_loss(tally),
-        f"{group}/accuracy": accuracy(tally),
-        f"{group}/expected_tau": expected_tau(tally),
+        f"{group}/accuracy": accuracy(tally, found),
+        f"{group}/expected_tau": expected_tau(tally, found),
     }
+
+
+def _sums(tally: Tensor, found: Sequence[str]) -> Tensor:
+    """[3 + metrics, K - 1]"""
+    return tally[HEAD:].view(len(OF_SLOTS) + len(found), -1)

@@ -67,7 +67,7 @@ def random_case(seed: int, *, samples: int | None = None, anchors: int | None = 
     if anchors is not None:
         drawn = _with_anchors(drawn, anchors)
     weights = random_weights(draft, generator)
-    ends = (torch.randn(VOCAB, HIDDEN, generator=generator, dtype=torch.float64) for _ in range(2))
+    ends = (torch.randn(draft.vocab_size, HIDDEN, generator=generator, dtype=torch.float64) for _ in range(2))
     return Case(draft, weights, *ends, drawn)
 
 
@@ -84,7 +84,7 @@ def random_config(chance: random.Random, fixed: Mapping[str, Any]) -> DraftConfi
         "head_dim": chance.choice((4, 8)),
         "intermediate_size": 12,
         "vocab_size": VOCAB,
-        "block_size": chance.randint(2, 16),
+        "block_size": max(chance.randint(2, 16), getattr(fixed.get("algorithm"), "taps", 2)),
         "mask_token_id": MASK,
         "target_layer_ids": tuple(range(FEATURE_LAYERS)),
         "num_target_layers": FEATURE_LAYERS + 2,

@@ -142,8 +142,8 @@ NESTED = {  # as SpecForge writes it
     "enable_confidence_head": True,
     "confidence_head_with_markov": True,
 }
-FLAT = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "selector_top_k": 3}
-DFLASH2 = {"algorithm": Dflash2(taps=2, group=4, rank=4, candidates=3)}
+FLAT = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "selector_top_k": 4}
+DFLASH2 = {"algorithm": Dflash2(taps=2, group=4, rank=4, candidates=4)}
 DSPARK = {"algorithm": Dspark(rank=4)}
 MASKS_FIRST = {"algorithm": Dspark(rank=4, sample_from_anchor=False)}
 WITHOUT_HEADS = {"algorithm": Dspark(rank=1, confidence_head=False)}
@@ -585,8 +585,8 @@ REFUSED: Mapping[str, Refused] = {
         ("missing: candidate_selector.hidden_projection",),
     ),
     "DFlash2 with more candidates than tokens": Refused(
-        zlab(architectures=["DFlash2DraftModel"], dflash_config=FLAT | {"selector_top_k": 25}),
-        ("selector_top_k: 25 of a vocabulary of 24",),
+        zlab(architectures=["DFlash2DraftModel"], dflash_config=FLAT | {"selector_top_k": 32}),
+        ("dflash2.candidates (selector_top_k): 32 of a vocabulary of 24",),
     ),
     "DFlash2 with the anchor first": Refused(
         speculators_of("dflash2", sample_from_anchor=True, **FLAT), ("no engine serves DFlash2 in this layout",)

@@ -208,7 +208,7 @@ def take_steps(config: TrainDflash, inputs: Inputs, setup: Setup, count: int, wo
         optimizer.zero_grad(set_to_none=True)
         tally = train_step(setup.engine, stream, world_size)
         losses.append(mean_loss(tally))
-        accuracies.append(slot_accuracy(tally))
+        accuracies.append(slot_accuracy(tally, inputs.draft.algorithm.metrics(config.needs_teacher)))
         if tally[WEIGHT] == 0:
             continue
         if not gradients or step == count - 1:

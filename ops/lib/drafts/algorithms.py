@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ops.lib.drafts.backbone.config import DraftConfig
 
 DFLASH = "dflash"
+NO_SERVER = "no server serves this algorithm"
 CONFIGS = {  # the config classes of the algorithms that come with dflow
     DFLASH: "ops.lib.drafts.dflash.config:Dflash",
     "dflash2": "ops.lib.drafts.dflash2.config:Dflash2",
@@ -49,11 +50,14 @@ class Algorithm(Protocol):
 
     name: ClassVar[str]
     architecture: ClassVar[str]  # of the serving contract
-    engine: ClassVar[str]  # SGLang's name for what serves it
-    metrics: ClassVar[tuple[str, ...]]  # what its loss finds of every token
+    engine: ClassVar[str]  # SGLang's name for what serves it; empty: no server does
+    source: ClassVar[str]  # the address of its paper or of its authors' code; empty: there is none
 
     def layout(self, block_size: int) -> Layout:
         """Who predicts what in a block of that many verified tokens."""
+
+    def metrics(self, with_teacher: bool) -> tuple[str, ...]:
+        """What its loss finds of every token, in this order, where it reads the target's distribution or does not."""
 
     def mistakes(self, draft: DraftConfig) -> list[str]:
         """What does not fit in this draft, each as "field: what is wrong"."""

@@ -50,22 +50,25 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     kind: Literal["adamw", "muon"] = "adamw",
     no_hidden_matrices: Collection[str] = (),
+    undecayed: Collection[str] = (),
 ) -> Optimizer:
-    """An optimizer over all parameters of a model, at rate 0; norms and biases are not decayed.
+    """An optimizer over all parameters of a model, at rate 0; norms, biases and `undecayed` are not decayed.
 
     kind "adamw"; or "muon": Muon for every parameter of two dimensions but `no_hidden_matrices`, AdamW for the rest.
     Muon is intended for hidden matrices, not for tables with a row a token. Its update is scaled to the size of
     AdamW's, so that both share one rate and weight decay. AdamW is made with `adamw_options` of the parameters' device.
     """
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
-    others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    others = [parameter for parameter in names if parameter.ndim < 2 or names[parameter] in undecayed]
+    matrices = [parameter for parameter in names if parameter.ndim >= 2 and names[parameter] not in undecayed]
     options = adamw_options(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
     if kind == "muon":
-        others_by_name = {parameter for name, parameter in model.named_parameters() if name in no_hidden_matrices}
-        higher = [parameter for parameter in matrices if parameter.ndim > 2 or parameter in others_by_name]
-        matrices = [parameter for parameter in matrices if parameter.ndim == 2 and parameter not in others_by_name]
+        hidden = [
+            parameter for parameter in matrices if parameter.ndim == 2 and names[parameter] not in no_hidden_matrices
+        ]
+        higher = [parameter for parameter in matrices if parameter.ndim > 2 or names[parameter] in no_hidden_matrices]
         adamw = torch.optim.AdamW(_groups(higher, others, weight_decay), lr=0.0, betas=betas, **options)
-        return MuonAdamW(Muon([{"params": matrices}], weight_decay=weight_decay), adamw)
+        return MuonAdamW(Muon([{"params": hidden}], weight_decay=weight_decay), adamw)
     return torch.optim.AdamW(_groups(matrices, others, weight_decay), lr=0.0, betas=betas, **options)
 
 

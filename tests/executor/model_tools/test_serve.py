@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from own_algorithm import known_slot_bias
 from ports import free_port
 from serve_cases import (
     CHECK,
@@ -515,3 +516,12 @@ def test_the_algorithm_of_a_draft_is_read_from_its_config(tmp_path):
     store, run = record_run(tmp_path, made)
     served = find_served(store, find_record(store.records, run), None)
     assert ("dflash2", "DFLASH", 4) == (served.algorithm, served.draft.algorithm, served.draft.block_size)
+
+
+def test_a_draft_that_no_server_serves_is_refused(tmp_path):
+    made = make_artifacts(tmp_path / "made")
+    for file in (made["check"] / "draft" / "config.json", made["export"] / "config.json"):
+        file.write_text(json.dumps({"block_size": 4, "dflow": {"algorithm": "slot_bias"}, "slot_bias_scale": 2.0}))
+    store, run = record_run(tmp_path, made)
+    with known_slot_bias(), pytest.raises(DataError, match=r"no server serves this algorithm \(slot_bias\)"):
+        find_served(store, find_record(store.records, run), None)

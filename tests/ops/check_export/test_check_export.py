@@ -13,6 +13,7 @@ import pytest
 from draft_chain import tiny_config
 from fake_stage import FakeStage
 from gate_cases import ALGORITHMS, check, with_algorithm
+from own_algorithm import known_slot_bias
 from serve_cases import record_run
 
 from dsl.errors import ConfigError, DataError
@@ -327,6 +328,24 @@ def test_no_remedy_of_a_draft_is_to_run_the_live_stage_where_that_has_no_worker_
     assert "meets the contract of SGLang's OTHER worker" in " ".join(texts)
     with pytest.raises(DataError, match="workers DFLASH and DSPARK only, and this draft is served by OTHER"):
         check(tmp_path / "required", inputs, live="required")
+
+
+def test_of_an_algorithm_that_no_server_serves_nothing_names_a_server(tmp_path, gate_inputs, capsys):
+    with known_slot_bias() as algorithm:
+        inputs = with_algorithm(tmp_path, gate_inputs, algorithm)
+        exported = (inputs["draft"].path / "README.md").read_text()
+        stage = check(tmp_path / "check", inputs)
+        required = CheckExport.mistakes_with_nodes_above({"live": "required"}, lambda *_: {"algorithm": "slot_bias"})
+        edges = {"draft": Ref("a"), "target": Ref("b"), "tokens": Ref("c"), "report": Ref("d")}
+        plan = estimate.estimate(CheckExport(**edges), foreseen(algorithm))
+    checked, card = read_json(stage.out_dir / "check.json"), (stage.out_dir / "draft" / "README.md").read_text()
+    sections = " ".join(str(section.body) for section in check_export_sections(stage.out_dir))
+    reason = "no server serves this algorithm"
+    assert reason == checked["live"]["reason"] and checked["live"]["remedy"].startswith(f"{reason}: the tau of the")
+    assert {"live": f'"required", but {reason}; use "auto"'} == required and (f"live: skipped, {reason}",) == plan.notes
+    assert all("No server serves this algorithm: dflow alone decodes with it" in text for text in (exported, card))
+    texts = [exported, card, sections, *checked["live"].values(), capsys.readouterr().out]
+    assert [] == [text for text in texts if "launch_server" in text or "SGLang" in text or "dflow serve" in text]
 
 
 @pytest.mark.usefixtures("without_worker")

@@ -22,9 +22,11 @@ from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.backbone.config import from_serving, to_serving
 from ops.lib.drafts.backbone.contract_fields import expected_shapes
+from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.serving_contract import check_serving
 from ops.lib.drafts.backbone.stored_tensors import tensors_digest
+from ops.lib.drafts.dspark.config import Dspark
 from ops.train_dflash.run import train_dflash
 
 
@@ -61,6 +63,25 @@ def test_an_export_is_exactly_the_three_files_of_the_contract(tmp_path, trained)
     }
     assert config["dflow"] == {"format": 1, "positions": "sequential", "target": trained["target"].digest}
     assert folder_digest(out) == folder_digest(export(tmp_path / "b", trained))
+
+
+def test_the_card_links_the_algorithm_and_shows_its_table_as_a_pipeline_has_it(tmp_path, trained):
+    checkpoint = shutil.copytree(trained["draft"].path, tmp_path / "checkpoint")
+    recipe = {"dspark": {"rank": 4, "sample_from_anchor": True, "base": 0.1}, "sliding_layers": [1], "own": None}
+    training = read_json(checkpoint / "training.json")
+    write_json(checkpoint / "training.json", training | {"recipe": recipe})
+    shape = attrs.evolve(from_serving(read_json(checkpoint / "config.json")), algorithm=Dspark(rank=4))
+    model = random_draft(shape, 0)
+    write_json(checkpoint / "config.json", to_serving(shape))
+    save_file(model.state_dict(), checkpoint / "model.safetensors")
+    given = trained | {"draft": attrs.evolve(trained["draft"], path=checkpoint)}
+    card = (export(tmp_path / "export", given) / "README.md").read_text()
+    assert "| dspark | base = 0.1, rank = 4, sample_from_anchor = true |" in card.splitlines()
+    assert "| sliding_layers | 1 |" in card.splitlines()
+    extended = "extended by [dspark](https://arxiv.org/abs/2607.05147)"
+    assert f"([DFlash](https://arxiv.org/abs/2602.06036), {extended})" in card
+    plain = (export(tmp_path / "plain", trained) / "README.md").read_text()
+    assert "([DFlash](https://arxiv.org/abs/2602.06036)): it" in plain
 
 
 def test_the_card_says_of_which_steps_its_loss_is_the_mean(tmp_path, trained):

@@ -127,7 +127,7 @@ def export(folder: Path, **shape: Any) -> Draft:
 EXPORTS = SHAPES | {
     "a sliding and a full layer": {"layer_types": SLIDING["layer_types"], "sliding_window": 6},
     "DFlash2": DFLASH2,
-    "DFlash2 of three taps": {"algorithm": Dflash2(taps=3, group=2, rank=8, candidates=5)},
+    "DFlash2 of three taps": {"algorithm": Dflash2(taps=3, group=2, rank=8, candidates=8)},
 }
 
 

@@ -55,7 +55,7 @@ class Dictated:
         return {"all": figures, "text": figures}
 
     def tally(self, _engine, stream, _ahead):
-        tally = new_tally(stream.draft.block_size)
+        tally = new_tally(stream.draft.block_size, ())
         tally[LOSS], tally[WEIGHT] = LOSSES[self.step], 1
         return tally
 

@@ -39,7 +39,7 @@ CASES = {
     COMPILED: {"dtype": "float64", "compile": True, "num_layers": 2},
 }
 ALGORITHMS = {
-    "DFlash2": {"algorithm": "dflash2", "dflash2": Dflash2Options(rank=4, candidates=3)},
+    "DFlash2": {"algorithm": "dflash2", "dflash2": Dflash2Options(rank=4, candidates=4)},
     "DSpark": {"algorithm": "dspark", "dspark": DsparkOptions(rank=4, l1=0.0, confidence_head=False, base=1.0)},
 }
 IN_PARTS = [name for name in CASES if name not in (ONE_UNIT, COMPILED)]

@@ -5,34 +5,59 @@ import torch
 from draft_chain import make_inputs, train_config
 from fake_stage import FakeStage
 
+from dsl.errors import ConfigError
 from ops.lib.drafts.backbone.step import Slots
 from ops.train_dflash.engine import set_up
 from ops.train_dflash.inputs import open_inputs
 from ops.train_dflash.step import measure, train_step
-from ops.train_dflash.tally import ANCHORS, HEAD, LOSS, WEIGHT, count_slots, new_tally, slot_accuracy
+from ops.train_dflash.tally import (
+    ANCHORS,
+    LOSS,
+    WEIGHT,
+    accuracy,
+    count_slots,
+    found_means,
+    new_tally,
+    slot_accuracy,
+    slot_means,
+)
 
 
 @pytest.mark.parametrize("block_size", [2, 5, 16])
-def test_slots_are_counted_as_one_by_one(block_size):
+@pytest.mark.parametrize("found", [(), ("recall",), tuple("abcdefg")])
+def test_slots_are_counted_as_one_by_one(block_size, found):
     generator = torch.Generator().manual_seed(block_size)
-    tally = new_tally(block_size)
-    seen, right = [0] * block_size, [0] * block_size
+    tally = new_tally(block_size, found)
+    seen, right, lost = [0] * block_size, [0] * block_size, [0.0] * block_size
+    others = [[0.0] * block_size for _ in found]
     for length in (0, 1, 200):
         slots_W = torch.randint(1, block_size, (length,), generator=generator)
         correct_W = torch.rand(length, generator=generator) < 0.3
-        count_slots(tally, slots_W, correct_W)
-        for slot, correct in zip(slots_W.tolist(), correct_W.tolist(), strict=True):
+        losses_W, *found_NW = torch.randint(0, 9, (1 + len(found), length), generator=generator).double()
+        count_slots(tally, Slots(torch.tensor(0.0), slots_W, correct_W, losses_W, tuple(found_NW)))
+        for place, (slot, correct) in enumerate(zip(slots_W.tolist(), correct_W.tolist(), strict=True)):
             seen[slot] += 1
             right[slot] += correct
-    assert [*right[1:], *seen[1:]] == tally[HEAD:].tolist()
-    assert [r / max(1, s) for r, s in zip(right[1:], seen[1:], strict=True)] == slot_accuracy(tally)
+            lost[slot] += float(losses_W[place])
+            for sums, values_W in zip(others, found_NW, strict=True):
+                sums[slot] += float(values_W[place])
+
+    def means(sums):
+        return [total / max(1, count) for total, count in zip(sums[1:], seen[1:], strict=True)]
+
+    named = zip(("accuracy", "loss", *found), (right, lost, *others), strict=True)
+    assert {name: means(sums) for name, sums in named} == slot_means(tally, found)
+    assert means(right) == slot_accuracy(tally, found)
+    assert accuracy(tally, found) == sum(right) / sum(seen)
+    assert found_means(tally, found) == {name: sum(sums) / sum(seen) for name, sums in zip(found, others, strict=True)}
 
 
 def test_counting_reads_nothing_from_the_device():
     """On the meta device there is nothing to be read."""
-    tally = new_tally(4, torch.device("meta"))
+    tally = new_tally(4, ("a", "b"), torch.device("meta"))
     slots_W, correct_W = torch.ones(9, dtype=torch.int64, device="meta"), torch.ones(9, dtype=torch.bool, device="meta")
-    count_slots(tally, slots_W, correct_W)
+    values_W = torch.zeros(9, device="meta")
+    count_slots(tally, Slots(values_W.sum(), slots_W, correct_W, values_W, (values_W, values_W)))
     assert "meta" == tally.device.type
 
 
@@ -45,18 +70,23 @@ def test_a_step_with_an_engine_on_another_device_is_not_waited_for(tmp_path):
         def __init__(self, engine):
             self.model, self.computing, self.loss = engine.model, engine.computing, engine.loss
             self.embed_VM = engine.embed_VM.to("meta")
+            self.found = ()
 
         def train(self, batch, scale, *_releases):
             slots_W = torch.ones(3, dtype=torch.int64, device="meta")
             loss = torch.zeros((), dtype=torch.float64, device="meta")
-            return Slots(loss, slots_W, torch.ones(3, dtype=torch.bool, device="meta"))
+            return Slots(loss, slots_W, torch.ones(3, dtype=torch.bool, device="meta"), loss.expand(3), self.found)
 
     config = train_config(micro_batch_tokens=30)
     stage = FakeStage(tmp_path, make_inputs(tmp_path))
     inputs = open_inputs(config, stage)
     setup = set_up(config, stage, inputs)
-    tally = train_step(Unread(setup.engine), setup.train.steps(inputs.steps[:1], 0), 1)
+    unread = Unread(setup.engine)
+    tally = train_step(unread, setup.train.steps(inputs.steps[:1], 0), 1)
     assert "meta" == tally.device.type
+    unread.found = (torch.zeros(3, device="meta"),)
+    with pytest.raises(ConfigError, match="found 1 metrics of every slot, but `metrics` of its config names 0: none"):
+        train_step(unread, setup.train.steps(inputs.steps[:1], 0), 1)
 
 
 def test_weight_and_anchors_are_known_before_the_pass_and_are_those_of_the_weights(tmp_path):

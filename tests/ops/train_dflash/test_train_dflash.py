@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError, StopRequested
 from ops.lib.data.files import read_json, read_jsonl
+from ops.lib.drafts.backbone.step import Slots
 from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.target.feature_shards import FeatureReader, write_feature_shard
 from ops.lib.training.optimizer import learning_rate, make_optimizer
@@ -68,6 +69,9 @@ def test_what_is_logged_and_written(tmp_path, inputs):
         "train/accuracy_slot_01",
         "train/accuracy_slot_02",
         "train/accuracy_slot_03",
+        "train/loss_slot_01",
+        "train/loss_slot_02",
+        "train/loss_slot_03",
     }
     assert stage.progressed[-1] == (total, total)
     assert sorted(stage.figures) == ["accuracy", "loss"]
@@ -277,8 +281,9 @@ def test_micro_batches_put_similar_lengths_together_within_the_limit():
 
 
 def test_a_tally_gives_accuracy_by_slot_and_expected_tau():
-    tally = new_tally(4)
-    count_slots(tally, torch.tensor([1, 1, 2, 2]), torch.tensor([True, True, True, False]))
-    count_slots(tally, torch.tensor([1, 1]), torch.tensor([False, True]))
-    assert slot_accuracy(tally) == [0.75, 0.5, 0.0]
-    assert expected_tau(tally) == 1 + 0.75 + 0.75 * 0.5
+    tally = new_tally(4, ())
+    for slots, correct in (([1, 1, 2, 2], [True, True, True, False]), ([1, 1], [False, True])):
+        losses_W = torch.zeros(len(slots))
+        count_slots(tally, Slots(losses_W.sum(), torch.tensor(slots), torch.tensor(correct), losses_W))
+    assert slot_accuracy(tally, ()) == [0.75, 0.5, 0.0]
+    assert expected_tau(tally, ()) == 1 + 0.75 + 0.75 * 0.5

@@ -6,9 +6,9 @@ need no gradient, so fc costs two; the head is frozen, so it costs two. Elementw
 is done twice to save memory (flash attention, checkpointing), nor saved what a step can leave out (equal mask slots in
 layer 0, slot 0 in the last layer).
 
-Legend: T context tokens, F features (layers * hidden), M hidden, N blocks, K block size, H query heads, G key/value
-heads, D head size, I intermediate size, V vocabulary, W weighted slots, C context tokens seen, summed over the blocks:
-in a sliding layer at most N times the window.
+Legend: T context tokens, F features (layers * hidden), M hidden, N blocks, K slots of a block, H query heads, G
+key/value heads, D head size, I intermediate size, V vocabulary, W weighted slots, C context tokens seen, summed over
+the blocks: in a sliding layer at most N times the window.
 
     fc           2 * 2 T F M
     a layer      3 * 2 T M * 2 G D              context keys and values
@@ -16,6 +16,7 @@ in a sliding layer at most N times the window.
                + 3 * 2 N K * 3 M I              MLP
                + 3 * 2 * 2 K H D (C + N K)      scores and their product with the values
     head         2 * 2 W M V
+    teacher          2 W M V                     the target's logits, where the loss reads them
     algorithm    N K times its own `slot_flops`
 """
 
@@ -25,17 +26,23 @@ from ops.lib.drafts.backbone.config import SLIDING_ATTENTION, DraftConfig
 
 
 def step_flops(
-    config: DraftConfig, context_tokens: int, blocks: int, prefix_tokens_sum: int, weighted_slots: int
+    config: DraftConfig,
+    context_tokens: int,
+    blocks: int,
+    prefix_tokens_sum: int,
+    weighted_slots: int,
+    *,
+    with_teacher: bool = False,
 ) -> float:
     """FLOPs of forward and backward; prefix_tokens_sum is C, the sum over the blocks of the context each one sees."""
-    K, M, D = config.block_size, config.hidden_size, config.head_dim
+    K, M, D = config.layout().queries, config.hidden_size, config.head_dim
     H, G = config.num_attention_heads, config.num_key_value_heads
     slots = blocks * K
     fc = 2 * 2 * context_tokens * len(config.target_layer_ids) * M * M
     context = 3 * 2 * context_tokens * M * 2 * G * D
     projections = 3 * 2 * slots * M * (2 * H * D + 2 * G * D)
     mlp = 3 * 2 * slots * 3 * M * config.intermediate_size
-    head = 2 * 2 * weighted_slots * M * config.vocab_size
+    head = (2 * 2 + 2 * with_teacher) * weighted_slots * M * config.vocab_size
     attention = 0
     for kind in config.layer_types:
         seen = prefix_tokens_sum

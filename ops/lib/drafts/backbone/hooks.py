@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 
 class Drawn(nn.Module, ABC):
-    """A module that draws its own start values."""
+    """A module that draws its own start values.
+
+    hidden_matrices: which of its parameters turn hidden states into others, as Muon's update is meant for; not tables
+    with a row a token. undecayed: those without weight decay. Both by their names in the module.
+    """
+
+    hidden_matrices: ClassVar[tuple[str, ...]] = ()
+    undecayed: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def draw(self, generator: torch.Generator, std: float) -> None:
@@ -17,9 +25,25 @@ class Drawn(nn.Module, ABC):
 
 
 def added_parameters(model: nn.Module) -> frozenset[str]:
-    """The names of the parameters that the algorithm adds: tables, kernels and heads, but no hidden matrices."""
-    added = {name for name, module in model.named_modules() if isinstance(module, Drawn)}
+    """The names of the parameters that the algorithm adds."""
+    added = [name for name, _ in _drawn(model)]
     return frozenset(name for name, _ in model.named_parameters() if any(name.startswith(f"{each}.") for each in added))
+
+
+def no_hidden_matrices(model: nn.Module) -> frozenset[str]:
+    """Those of them that Muon is not meant for."""
+    return added_parameters(model) - {
+        f"{name}.{own}" for name, module in _drawn(model) for own in module.hidden_matrices
+    }
+
+
+def undecayed(model: nn.Module) -> frozenset[str]:
+    """Those of them without weight decay."""
+    return frozenset(f"{name}.{own}" for name, module in _drawn(model) for own in module.undecayed)
+
+
+def _drawn(model: nn.Module) -> list[tuple[str, Drawn]]:
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, Drawn)]
 
 
 class Around(Drawn):

@@ -63,13 +63,14 @@ class MicroBatch:
 
 @frozen(eq=False)
 class Slots:
-    """The outcome of a micro-batch on one rank: sum(w * CE), float64 []; per weighted slot its number, from 1, and
-    whether the draft would propose the label; the sums of the algorithm's metrics over these slots."""
+    """The outcome of a micro-batch on one rank: sum(w * CE), float64 []; per weighted slot its number, from 1, whether
+    the draft would propose the label, its loss before any weight, and the algorithm's metrics."""
 
     loss: Tensor
     slots_W: Tensor
     correct_W: Tensor
-    found: Tensor | None = None
+    losses_W: Tensor
+    found: tuple[Tensor, ...] = ()
 
 
 @frozen(eq=False)
@@ -179,8 +180,12 @@ class Engine:
         asked = Asked(hidden_WM, rows_W, chunk.labels_NK, teacher_WM)
         outcome = block_losses(self.model, asked, self.head_VM, self.loss)
         loss = combine(self.loss, outcome.losses_W, chunk.weights_NK, rows_W, outcome.added_W)
-        found = torch.stack([values_W[: chunk.weighted].sum() for values_W in outcome.found]) if outcome.found else None
-        return Slots(loss, (rows_W % K)[: chunk.weighted], outcome.correct_W[: chunk.weighted], found)
+        losses_W = self.loss.base * outcome.losses_W.detach()
+        if outcome.added_W is not None:
+            losses_W = losses_W + outcome.added_W.detach()
+        found = (rows_W % K, outcome.correct_W, losses_W, *outcome.found)
+        slots_W, correct_W, losses_W, *others = (values_W[: chunk.weighted] for values_W in found)
+        return Slots(loss, slots_W, correct_W, losses_W, tuple(others))
 
 
 def chunk_of(batch: MicroBatch, start: int, end: int) -> Chunk:
@@ -222,7 +227,8 @@ def _joined(outcomes: Sequence[Slots]) -> Slots:
         torch.stack([outcome.loss for outcome in outcomes]).sum(),
         torch.cat([outcome.slots_W for outcome in outcomes]),
         torch.cat([outcome.correct_W for outcome in outcomes]),
-        None if outcomes[0].found is None else torch.stack([outcome.found for outcome in outcomes]).sum(0),
+        torch.cat([outcome.losses_W for outcome in outcomes]),
+        tuple(torch.cat(values) for values in zip(*(outcome.found for outcome in outcomes), strict=True)),
     )
 
 

@@ -23,12 +23,15 @@ class Dflash:
     name: ClassVar[str] = "dflash"
     architecture: ClassVar[str] = ARCHITECTURE
     engine: ClassVar[str] = "DFLASH"
-    metrics: ClassVar[tuple[str, ...]] = ()
     speculators_type: ClassVar[str] = "dflash"
     speculators_architecture: ClassVar[str] = "DFlashSpeculator"
+    source: ClassVar[str] = "https://arxiv.org/abs/2602.06036"
 
     def layout(self, block_size: int) -> Layout:
         return masks_first(block_size)
+
+    def metrics(self, with_teacher: bool) -> tuple[str, ...]:
+        return ()
 
     def mistakes(self, draft: DraftConfig) -> list[str]:
         return []

@@ -19,6 +19,8 @@ SERVED = {
     "candidates": "selector_top_k",
 }
 NEST = "dflash_config"
+# Triton's arange, by which SGLang's kernel goes through the candidates, takes no other sizes.
+POWER_OF_2 = "must be a power of two, or SGLang's walk on CUDA cannot start"
 
 
 @frozen(kw_only=True)
@@ -35,23 +37,32 @@ class Dflash2:
     name: ClassVar[str] = "dflash2"
     architecture: ClassVar[str] = "DFlash2DraftModel"
     engine: ClassVar[str] = "DFLASH"
-    metrics: ClassVar[tuple[str, ...]] = ("candidate_recall",)
     speculators_type: ClassVar[str] = "dflash2"
     speculators_architecture: ClassVar[str] = "DFlash2DraftModel"
+    source: ClassVar[str] = "https://github.com/z-lab/dflash"
 
     def layout(self, block_size: int) -> Layout:
         return masks_first(block_size)
 
+    def metrics(self, with_teacher: bool) -> tuple[str, ...]:
+        return ("candidate_recall",)
+
     def mistakes(self, draft: DraftConfig) -> list[str]:
         mistakes = [
-            f"{SERVED[name]}: must be at least 1, got {getattr(self, name)}"
+            f"{field_name(name)}: must be at least 1, got {getattr(self, name)}"
             for name in SERVED
             if getattr(self, name) < 1
         ]
-        if not mistakes and draft.hidden_size % self.group:
-            mistakes.append(f"conv_group_size: {self.group} does not divide hidden_size = {draft.hidden_size}")
+        if mistakes:
+            return mistakes
+        if draft.hidden_size % self.group:
+            mistakes.append(f"{field_name('group')}: {self.group} does not divide hidden_size = {draft.hidden_size}")
+        if self.taps > draft.block_size:
+            mistakes.append(f"{field_name('taps')}: {self.taps} slots of a block of {draft.block_size}")
+        if self.candidates & (self.candidates - 1):
+            mistakes.append(f"{field_name('candidates')}: {POWER_OF_2}, got {self.candidates}")
         if self.candidates > draft.vocab_size:
-            mistakes.append(f"selector_top_k: {self.candidates} of a vocabulary of {draft.vocab_size}")
+            mistakes.append(f"{field_name('candidates')}: {self.candidates} of a vocabulary of {draft.vocab_size}")
         return mistakes
 
     def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
@@ -81,6 +92,11 @@ class Dflash2:
         convolution = 2 * self.taps * (M // self.group) * M + 4 * self.taps * M
         selector = self.rank * (M + 2 * self.candidates) + M * draft.vocab_size  # the logits once more, for the best
         return 3 * 2 * (2 * draft.num_hidden_layers * convolution + self.rank * M) + 2 * selector
+
+
+def field_name(name: str) -> str:
+    """A field by its names in a pipeline and in config.json."""
+    return f"dflash2.{name} ({SERVED[name]})"
 
 
 def sizes(draft: DraftConfig) -> Dflash2:

@@ -1,9 +1,10 @@
 """base * loss, of the plain logits, + selector * cross-entropy over the candidates, teacher forced.
 
-The score of a candidate c of slot k is its logit plus what the selector says of c behind the *true* token k - 1. A
-training objective is not published. speculators takes the target's most probable token as the label, which replaces the
-last candidate where it is none; NeMo AutoModel takes the token of the data, and leaves slots out whose token is no
-candidate: `label` and `missing` of the options. A mean is over all slots here, with those that add nothing.
+The score of a candidate c of slot k is its logit plus what the selector says of c behind the *true* token k - 1. The
+authors' objective is not public; two others are, by `label` and `missing` of the options. "target" and "replace" are
+that of speculators 0.9: the label is the target's most probable token, and where it is no candidate it replaces the
+last one. "data" and "skip" are that of NeMo AutoModel: the label is the token of the data, and slots whose token is no
+candidate add nothing; its mean leaves them out, the mean here does not. The defaults are "data" and "replace".
 
 A token counts as correct where the walk would take it behind the true ones, as it does when it reaches it;
 candidate_recall is the ceiling of that. Both are of the true token, whatever the label is.

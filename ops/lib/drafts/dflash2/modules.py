@@ -22,8 +22,12 @@ class Convolution(Around):
     """conv_i(y)_k = sum_t (base[i, t] + made_k[i, t]) * y_(k - t), i = 0 before the sublayer and 1 behind it.
 
     made_k is one projection of the sublayer's normed input, each value of it for a group of neighbouring dimensions.
-    Before slot 0 there is nothing. At the start tap 0 is one and all else zero: x passes as it is.
+    Before slot 0 there is nothing. At the start tap 0 is one and all else zero: x passes as it is. Weight decay would
+    pull base away from that.
     """
+
+    hidden_matrices = ("kernel_projection.weight",)
+    undecayed = ("base_kernel",)
 
     def __init__(self, hidden_size: int, taps: int, group: int) -> None:
         super().__init__()
@@ -103,6 +107,8 @@ class Selector(Drawn):
     At the start B is zero, so the logits alone decide; A and H move from the second step on. With A zero too, no
     gradient would ever reach them.
     """
+
+    hidden_matrices = ("hidden_projection.weight",)
 
     def __init__(self, config: DraftConfig, rank: int) -> None:
         super().__init__()

@@ -7,8 +7,19 @@ from typing import Any, Literal
 from attrs import frozen, validators
 
 from dsl.op import field
+from ops.lib.drafts.dflash2.config import POWER_OF_2
 
 AT_LEAST_1 = validators.ge(1)
+
+
+def _power_of_2(_instance: Any, _attribute: object, count: int) -> None:
+    if count & (count - 1):
+        raise ValueError(f"'candidates' {POWER_OF_2}: {count}")
+
+
+def _objective(instance: Any, _attribute: object, selector: float) -> None:
+    if selector == 0 and getattr(instance, "base", 1.0) == 0:
+        raise ValueError("base = 0 and selector = 0 leave nothing to train for: one of them must be > 0")
 
 
 @frozen(kw_only=True)
@@ -19,11 +30,15 @@ class Dflash2Options:
     group: int = field(default=16, validator=AT_LEAST_1, help="dimensions that share a kernel made of the slot")
     rank: int = field(default=256, validator=AT_LEAST_1, help="of the selector's tables")
     candidates: int = field(
-        default=16, validator=AT_LEAST_1, help="tokens of each slot that the selector chooses among"
+        default=16,
+        validator=validators.and_(AT_LEAST_1, _power_of_2),
+        help="tokens of each slot that the selector chooses among, a power of two",
     )
     base: float = field(default=1.0, validator=validators.ge(0), help="weight of `loss`, that of the plain logits")
     selector: float = field(
-        default=1.0, validator=validators.ge(0), help="weight of the selector's cross-entropy over the candidates"
+        default=1.0,
+        validator=validators.and_(validators.ge(0), _objective),
+        help="weight of the selector's cross-entropy over the candidates",
     )
     label: Literal["data", "target"] = field(
         default="data",

@@ -44,6 +44,7 @@ def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Te
     """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
     hidden_M = hidden_DM[len(before) - 1]
     logits_V = hidden_M.to(head_VM.dtype) @ head_VM.T
+    logits_V = logits_V.to(torch.promote_types(logits_V.dtype, torch.float32))
     found = torch.full_like(logits_V, float("-inf"))
     for candidate in logits_V.topk(sizes(config).candidates).indices.tolist():
         found[candidate] = logits_V[candidate] + _follows(weights, hidden_M, before[-1], candidate)

@@ -34,15 +34,18 @@ class Dspark:
     name: ClassVar[str] = "dspark"
     architecture: ClassVar[str] = "Qwen3DSparkModel"
     engine: ClassVar[str] = "DSPARK"
-    metrics: ClassVar[tuple[str, ...]] = ("overlap", "confidence")
     speculators_type: ClassVar[str] = "dspark"
     speculators_architecture: ClassVar[str] = "DSparkSpeculator"
+    source: ClassVar[str] = "https://arxiv.org/abs/2607.05147"
 
     def layout(self, block_size: int) -> Layout:
         return anchor_first(block_size) if self.sample_from_anchor else masks_first(block_size)
 
+    def metrics(self, with_teacher: bool) -> tuple[str, ...]:
+        return (("overlap", "confidence") if self.confidence_head else ("overlap",)) if with_teacher else ()
+
     def mistakes(self, draft: DraftConfig) -> list[str]:
-        return [] if self.rank >= 1 else [f"markov_rank: must be at least 1, got {self.rank}"]
+        return [] if self.rank >= 1 else [f"dspark.rank (markov_rank): must be at least 1, got {self.rank}"]
 
     def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
         """block_size counts proposals in both layouts, as SGLang reads it."""

@@ -7,7 +7,6 @@ Source: arXiv 2607.05147; ModelOpt and SpecForge have the same terms.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -30,13 +29,11 @@ def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -
     found = compare(hidden_WM, head_VM, asked.labels_W, asked.teacher_WM, bias, checked=True)
     losses_W = value_of(loss.kind, found)
     if found.l1_W is None or found.overlap_W is None:
-        nothing_W = torch.zeros_like(losses_W.detach())
-        return Outcome(losses_W, found.correct_W, None, (nothing_W, nothing_W))
+        return Outcome(losses_W, found.correct_W)
     added_W, overlap_W = options.l1 * found.l1_W, found.overlap_W.detach().clamp(0, 1)
-    confidence_W = torch.zeros_like(overlap_W)
     confidence = confidence_head(draft)
-    if confidence is not None:
-        logits_W = confidence(hidden_WM, latent_WR).to(overlap_W.dtype)
-        confidence_W = logits_W.detach().sigmoid()
-        added_W = added_W + options.confidence * binary_cross_entropy_with_logits(logits_W, overlap_W, reduction="none")
-    return Outcome(losses_W, found.correct_W, added_W, (overlap_W, confidence_W))
+    if confidence is None:
+        return Outcome(losses_W, found.correct_W, added_W, (overlap_W,))
+    logits_W = confidence(hidden_WM, latent_WR).to(overlap_W.dtype)
+    added_W = added_W + options.confidence * binary_cross_entropy_with_logits(logits_W, overlap_W, reduction="none")
+    return Outcome(losses_W, found.correct_W, added_W, (overlap_W, logits_W.detach().sigmoid()))

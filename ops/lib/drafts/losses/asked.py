@@ -34,8 +34,8 @@ class Asked:
 @frozen(eq=False)
 class Outcome:
     """losses_W: of each token, which the slots' weights and D-PACE's confidences are applied to. correct_W, bool: the
-    draft would propose the true token. added_W: more loss, with the same weights. found: the algorithm's METRICS, each
-    [W].
+    draft would propose the true token. added_W: more loss, with the same weights. found: the `metrics` of the
+    algorithm's config, each [W], without a gradient.
     """
 
     losses_W: Tensor

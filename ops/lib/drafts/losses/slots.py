@@ -41,15 +41,16 @@ def block_labels(input_ids_S: Tensor, anchors_A: Tensor, block_size: int) -> Ten
     return torch.where(inside_AK, input_ids_S[positions_AK.clamp(max=len(input_ids_S) - 1)], 0)
 
 
-_GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}
+_GAMMAS = {17: 7.0, 16: 7.0, 10: 5.0, 8: 4.0}  # the first for 16 proposals, which DSpark's layout makes of 16 slots
 
 
 def block_weights(block_size: int, gamma: float | None = None) -> Tensor:
     """Loss weight of each slot of a block, float32 [K].
 
-    w[0] = 0 (the anchor is given), w[k] = exp(-(k - 1) / gamma). gamma defaults to 7 / 5 / 4 for block sizes 16 /
-    10 / 8 and to half the block size for others.
-    Source: DFlash, arXiv 2602.06036, section 4.2. Raises ConfigError if gamma <= 0.
+    w[0] = 0 (the anchor is given), w[k] = exp(-(k - 1) / gamma). gamma defaults to 7 / 5 / 4 for block sizes 16 and
+    17 / 10 / 8 and to half the block size for others.
+    Sources: DFlash, arXiv 2602.06036, section 4.2; of 17, ModelOpt's DSpark of 16 proposals.
+    Raises ConfigError if gamma <= 0.
     """
     gamma = _GAMMAS.get(block_size, block_size / 2) if gamma is None else gamma
     if gamma <= 0:

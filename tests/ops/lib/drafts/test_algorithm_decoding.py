@@ -10,9 +10,11 @@ from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.decoding.decode import DraftContext, decode_plain, decode_speculative, propose
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.decoding.decode_options import DraftUse
-from ops.lib.drafts.decoding.sampling import SampledChoice
+from ops.lib.drafts.decoding.sampling import GreedyChoice, SampledChoice
 from ops.lib.drafts.dflash.config import Dflash
 from ops.lib.drafts.dflash2.config import Dflash2
+from ops.lib.drafts.dflash2.propose import propose as walk
+from ops.lib.drafts.dflash2.reference import scores
 from ops.lib.drafts.dspark.config import Dspark
 
 NEW = 12
@@ -63,6 +65,37 @@ def test_the_heads_change_what_is_proposed(case, draft):
             found.append([propose(target, each, context, anchor) for anchor in range(8, 20)])
     assert all(len(proposal) == BLOCK - 1 for proposal in found[0])
     assert sum(one != other for one, other in zip(*found, strict=True)) > 6
+
+
+def test_the_walk_adds_the_selectors_term_to_the_logits_in_float32_as_sglang_does():
+    """In bfloat16 the sum would lose what tells candidates apart, and many blocks would differ."""
+    draft = draft_for_family(algorithm=ALGORITHMS["dflash2"]).to(torch.bfloat16)
+    generator = torch.Generator().manual_seed(0)
+    selector = draft.candidate_selector
+    with torch.no_grad():
+        for weight in selector.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.5)
+    hidden_BDM = torch.randn(64, BLOCK - 1, draft.config.hidden_size, generator=generator).bfloat16()
+    head_VM = torch.randn(draft.config.vocab_size, draft.config.hidden_size, generator=generator).bfloat16()
+    anchors = torch.randint(len(head_VM), (64,), generator=generator)
+    logits_BDV = hidden_BDM @ head_VM.T
+    with torch.no_grad():
+        walked = walk(draft, hidden_BDM, logits_BDV, anchors, GreedyChoice()).tokens_BD
+        expected, slow = [], []
+        for hidden_DM, logits_DV, anchor in zip(hidden_BDM, logits_BDV, anchors.tolist(), strict=True):
+            tokens, of_reference = [anchor], [anchor]
+            for hidden_M, logits_V in zip(hidden_DM, logits_DV, strict=True):
+                values_C, candidates_C = logits_V.topk(8)
+                wanted_R = selector.predecessor_codebook[tokens[-1]] * selector.hidden_projection(hidden_M)
+                term_C = selector.successor_codebook[candidates_C] @ wanted_R
+                assert torch.bfloat16 == term_C.dtype
+                tokens.append(int(candidates_C[(values_C.float() + term_C).argmax()]))
+                scores_V = scores(draft.config, draft.state_dict(), hidden_DM, head_VM, of_reference)
+                assert torch.float32 == scores_V.dtype
+                of_reference.append(int(scores_V.argmax()))
+            expected.append(tokens[1:])
+            slow.append(of_reference[1:])
+    assert expected == walked.tolist() == slow
 
 
 def fields_of(config):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from attrs import evolve
@@ -9,6 +11,7 @@ from case_reader import fast_step, hidden_of_blocks, make_engine
 from draft_cases import random_case
 from step_cases import assert_equal_steps
 
+from dsl.errors import ConfigError
 from ops.lib.drafts.backbone.config import from_serving, to_serving
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.dflash.config import Dflash
@@ -17,6 +20,7 @@ from ops.lib.drafts.dflash2.modules import _Convolved, convolved
 from ops.lib.drafts.dflash2.options import Dflash2Options
 from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command
 
@@ -25,21 +29,21 @@ CASES = {
     "dflash": (Dflash(), None),
     "dflash2": (Dflash2(taps=2, group=4, rank=6, candidates=4), Dflash2Options(base=0.7, selector=1.3)),
     "dflash2, three taps": (Dflash2(taps=3, group=8, rank=3, candidates=2), Dflash2Options()),
-    "dflash2, as speculators": (Dflash2(group=4, rank=4, candidates=3), Dflash2Options(label="target")),
-    "dflash2, as AutoModel": (Dflash2(group=4, rank=4, candidates=3), Dflash2Options(missing="skip")),
+    "dflash2, as speculators": (Dflash2(group=4, rank=4, candidates=4), Dflash2Options(label="target")),
+    "dflash2, as AutoModel": (Dflash2(group=4, rank=4, candidates=4), Dflash2Options(missing="skip")),
     "dspark": (Dspark(rank=3), DsparkOptions()),
     "dspark, masks first": (Dspark(rank=5, sample_from_anchor=False), DsparkOptions(base=0.5, confidence=0.3)),
-    "dspark without a teacher": (Dspark(rank=4, confidence_head=False), DsparkOptions(base=1, l1=0)),
+    "dspark without a teacher": (
+        Dspark(rank=4, confidence_head=False),
+        DsparkOptions(base=1, l1=0, confidence_head=False),
+    ),
 }
 
 
 @pytest.fixture(params=CASES)
 def chosen(request):
     """An algorithm, and the terms of its loss."""
-    algorithm, own = CASES[request.param]
-    if own is not None and algorithm.name == "dspark" and not algorithm.confidence_head:
-        own = evolve(own, confidence_head=False)
-    return algorithm, own
+    return CASES[request.param]
 
 
 @pytest.mark.parametrize("seed", range(7))
@@ -51,6 +55,7 @@ def test_random_steps_equal_the_reference(chosen, seed):
 @pytest.mark.parametrize("block_size", [2, 3, 16])
 def test_every_block_size_equals_the_reference(chosen, block_size):
     algorithm, own = chosen
+    block_size = max(block_size, getattr(algorithm, "taps", 2))
     case = random_case(block_size, samples=3, block_size=block_size, algorithm=algorithm)
     assert_equal_steps(case, Loss(own=own))
 
@@ -86,14 +91,15 @@ def test_the_convolution_that_keeps_its_inputs_is_the_plain_one_with_its_gradien
 
 def test_the_forms_of_the_selectors_loss_differ_where_a_label_is_no_candidate_only():
     def losses(candidates):
-        case = random_case(5, samples=3, block_size=6, algorithm=Dflash2(group=4, rank=4, candidates=candidates))
+        algorithm = Dflash2(group=4, rank=4, candidates=candidates)
+        case = random_case(5, samples=3, block_size=6, vocab_size=16, algorithm=algorithm)
         return {
             (label, missing): fast_step(case, Loss(own=Dflash2Options(base=0, label=label, missing=missing)))[0]
             for label in ("data", "target")
             for missing in ("replace", "skip")
         }
 
-    few, all_tokens = losses(3), losses(random_case(5).config.vocab_size)
+    few, all_tokens = losses(2), losses(16)
     assert 4 == len(set(few.values()))
     for label in ("data", "target"):
         assert few[label, "skip"] < few[label, "replace"]
@@ -119,6 +125,51 @@ def block_inputs(case):
     anchors = sample.anchors_A.tolist()
     embeds = case.embed_VM[sample.input_ids_S[sample.anchors_A]]
     return sample.features_SF, embeds, case.embed_VM[case.config.mask_token_id], anchors
+
+
+@pytest.mark.parametrize("candidates", [3, 12])
+def test_candidates_that_sglang_cannot_walk_are_refused(candidates):
+    reason = f"must be a power of two, or SGLang's walk on CUDA cannot start{{}} {candidates}"
+    with pytest.raises(ConfigError, match=re.escape("dflash2.candidates (selector_top_k): " + reason.format(", got"))):
+        random_case(1, vocab_size=16, algorithm=Dflash2(group=4, candidates=candidates))
+    with pytest.raises(ValueError, match=re.escape("'candidates' " + reason.format(":"))):
+        Dflash2Options(candidates=candidates)
+
+
+def test_an_objective_without_a_term_is_refused():
+    with pytest.raises(ValueError, match="base = 0 and selector = 0 leave nothing to train for"):
+        Dflash2Options(base=0, selector=0)
+    with pytest.raises(ValueError, match="base = 0 and l1 = 0 without a confidence head leave nothing to train for"):
+        DsparkOptions(base=0, l1=0, confidence_head=False)
+
+
+def test_convolutions_read_no_more_slots_than_a_block_has():
+    assert 3 == random_case(1, block_size=3, algorithm=Dflash2(taps=3, group=4, candidates=4)).config.algorithm.taps
+    with pytest.raises(ConfigError, match=r"dflash2\.taps \(conv_kernel_size\): 4 slots of a block of 3"):
+        random_case(1, block_size=3, algorithm=Dflash2(taps=4, group=4, candidates=4))
+
+
+def test_sizes_that_do_not_fit_are_named_as_in_a_pipeline_and_as_served():
+    with pytest.raises(ConfigError) as error:
+        random_case(1, algorithm=Dflash2(group=3, candidates=16))
+    assert [
+        "dflash2.group (conv_group_size): 3 does not divide hidden_size = 8",
+        "dflash2.candidates (selector_top_k): 16 of a vocabulary of 13",
+    ] == [line.strip() for line in str(error.value).splitlines()[1:]]
+    with pytest.raises(ConfigError, match=r"dspark\.rank \(markov_rank\): must be at least 1, got 0"):
+        random_case(1, algorithm=Dspark(rank=0))
+
+
+def test_a_confidence_head_is_always_trained():
+    with pytest.raises(ValueError, match="confidence = 0 trains no confidence head: set confidence_head = false"):
+        DsparkOptions(l1=0, confidence=0)
+    needed = {
+        (l1, has_head): DsparkOptions(base=1, l1=l1, confidence_head=has_head).needs_teacher
+        for l1 in (0, 0.9)
+        for has_head in (True, False)
+    }
+    assert [key for key, is_needed in needed.items() if not is_needed] == [(0, False)]
+    assert needs_teacher("kl", DsparkOptions(base=1, l1=0, confidence=0, confidence_head=False))
 
 
 def test_no_start_is_dead():

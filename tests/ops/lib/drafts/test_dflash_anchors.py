@@ -74,7 +74,7 @@ def test_a_gap_in_the_mask_ends_the_block():
     assert weights.tolist() == [[1, 1, 1, 0, 0, 0]]
 
 
-@pytest.mark.parametrize(("block_size", "gamma"), [(16, 7), (10, 5), (8, 4), (12, 6), (4, 2)])
+@pytest.mark.parametrize(("block_size", "gamma"), [(17, 7), (16, 7), (10, 5), (8, 4), (12, 6), (4, 2)])
 def test_the_default_gamma_follows_the_block_size(block_size, gamma):
     assert block_weights(block_size).tolist() == block_weights(block_size, gamma).tolist()
     assert block_weights(block_size)[:2].tolist() == [0, 1]

@@ -8,11 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.long_context import QWEN3_8B
 from ops.lib.drafts.backbone.flops import step_flops
+from ops.lib.drafts.dflash.config import Dflash
+from ops.lib.drafts.dspark.config import Dspark
 
 
-def plain_products(config, tokens, prefixes, weighted):
+def plain_products(config, tokens, prefixes, weighted, with_teacher):
     """Every matrix product of a step once, forward and backward, with the shapes of the model; no norms, no RoPE."""
-    K, M, D = config.block_size, config.hidden_size, config.head_dim
+    K, M, D = config.layout().queries, config.hidden_size, config.head_dim
     H, G = config.num_attention_heads, config.num_key_value_heads
 
     def weight(*shape):
@@ -34,15 +36,23 @@ def plain_products(config, tokens, prefixes, weighted):
         x = F.linear(torch.cat(mixed), weight(M, H * D)) + x
         gated = F.linear(x, weight(config.intermediate_size, M)) * F.linear(x, weight(config.intermediate_size, M))
         x = F.linear(gated, weight(M, config.intermediate_size)) + x
-    F.linear(x[:weighted], torch.randn(config.vocab_size, M)).sum().backward()
+    head = torch.randn(config.vocab_size, M)
+    if with_teacher:
+        F.linear(torch.randn(weighted, M), head)
+    F.linear(x[:weighted], head).sum().backward()
 
 
-def test_the_formula_counts_what_torch_counts():
-    config = tiny_config(num_hidden_layers=2)
+@pytest.mark.parametrize("with_teacher", [False, True])
+@pytest.mark.parametrize("algorithm", [Dflash(), Dspark(rank=4)])
+def test_the_formula_counts_what_torch_counts(algorithm, with_teacher):
+    config = tiny_config(num_hidden_layers=2, algorithm=algorithm)
     prefixes = [3, 7, 0, 11]
     with FlopCounterMode(display=False) as counter:
-        plain_products(config, 12, prefixes, 9)
-    assert counter.get_total_flops() == step_flops(config, 12, len(prefixes), sum(prefixes), 9)
+        plain_products(config, 12, prefixes, 9, with_teacher)
+    queries = {"dflash": 4, "dspark": 3}[algorithm.name]
+    assert queries == config.layout().queries
+    counted = counter.get_total_flops() + len(prefixes) * queries * algorithm.slot_flops(config)
+    assert counted == step_flops(config, 12, len(prefixes), sum(prefixes), 9, with_teacher=with_teacher)
 
 
 def test_a_window_bounds_what_a_sliding_layer_sees():

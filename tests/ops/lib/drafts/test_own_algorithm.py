@@ -14,10 +14,11 @@ from batch_cases import draft_for_family, family_case
 from draft_cases import random_case
 from draft_chain import make_inputs, make_plan, train_config
 from fake_stage import FakeStage
+from own_algorithm import FOLDER, forget, known_slot_bias
 from safetensors.torch import load_file
 from step_cases import assert_equal_steps
 
-from dsl.draft_folders import INIT, use_draft_folders
+from dsl.draft_folders import INIT
 from dsl.errors import ConfigError, PipelineError
 from dsl.read_toml import read_graph
 from executor.keys.node_key import Sources, graph_parts
@@ -30,7 +31,6 @@ from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculat
 from ops.lib.drafts.losses.loss import Loss
 from ops.train_dflash.run import train_dflash
 
-FOLDER = Path(__file__).parents[3] / "support" / "own_drafts" / "slot_bias"
 PIPELINE = """
 [pipeline]
 name = "own"
@@ -87,9 +87,8 @@ tokens = "@tokenize"
 @pytest.fixture
 def slot_bias():
     """The algorithm's config with another scale; no own algorithm is known before and after."""
-    use_draft_folders([FOLDER / INIT])
-    yield algorithm_class("slot_bias")(scale=0.5)
-    forget()
+    with known_slot_bias() as algorithm:
+        yield algorithm
 
 
 @pytest.fixture
@@ -99,13 +98,6 @@ def written(tmp_path):
     (tmp_path / "own.toml").write_text(PIPELINE)
     yield tmp_path / "own.toml"
     forget()
-
-
-def forget():
-    use_draft_folders([])
-    for name in [name for name in sys.modules if name.partition(".")[0] == "slot_bias"]:
-        del sys.modules[name]
-    sys.path[:] = [folder for folder in sys.path if not (Path(folder) / "slot_bias").is_dir()]
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dpace", "kl", "l1"])

@@ -22,10 +22,13 @@ class SlotBias:
     name: ClassVar[str] = "slot_bias"
     architecture: ClassVar[str] = "SlotBiasDraftModel"
     engine: ClassVar[str] = ""  # no server knows it
-    metrics: ClassVar[tuple[str, ...]] = ()
+    source: ClassVar[str] = ""
 
     def layout(self, block_size: int) -> Layout:
         return masks_first(block_size)
+
+    def metrics(self, with_teacher: bool) -> tuple[str, ...]:
+        return ()
 
     def mistakes(self, draft: DraftConfig) -> list[str]:
         return [] if self.scale > 0 else [f"{SCALE}: must be positive, got {self.scale}"]
