@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from batch_cases import draft_for_family, family_case
+from batch_cases import family_case
 from draft_cases import random_case
 from draft_chain import make_inputs, make_plan, train_config
 from fake_stage import FakeStage
+from proposal_cases import PRECISION, assert_proposes_by_its_reference, draft_with_noise, favour_few_tokens
 from safetensors.torch import load_file
 from step_cases import assert_equal_steps
 
@@ -116,14 +116,20 @@ def test_its_steps_equal_its_reference_for_every_kind_of_loss(slot_bias, kind):
 
 def test_it_decodes_in_batches_as_in_the_slow_loop(slot_bias, tmp_path):
     target, samples = family_case("qwen3_vl", tmp_path)
-    draft = draft_for_family(algorithm=slot_bias)
-    with torch.no_grad():
-        draft.slot_bias.table.normal_(generator=torch.Generator().manual_seed(0))
+    favour_few_tokens(target)
+    draft = draft_with_noise(slot_bias)
     slow = [decode_speculative(target, draft, sample, 8) for sample in samples]
     fast = decode_speculative_batch(target, draft, samples, DecodeSettings(8))
     assert [one.tokens for one in slow] == [one.tokens for one in fast]
     assert [one.accepted for one in slow] == [one.accepted for one in fast]
+    assert len({count for one in slow for count in one.accepted}) > 1
     assert [decode_plain(target, sample, 8).tokens for sample in samples] == [one.tokens for one in slow]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("dtype", PRECISION)
+def test_every_proposed_token_has_the_references_best_score(slot_bias, rows, dtype):
+    assert_proposes_by_its_reference(draft_with_noise(slot_bias), rows, dtype)
 
 
 def test_it_is_trained_by_the_op_and_its_config_is_read_again(slot_bias, tmp_path):
