@@ -19,8 +19,10 @@ so that a node's key covers only the algorithms that its op names in `chosen_cod
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import attrs
@@ -145,6 +147,11 @@ def part_of(algorithm: Algorithm | type[Algorithm], place: str) -> Any:
     """What "file:name" is in the algorithm's folder, that of the class of its config."""
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
     return named_function(f"{cls.__module__.rpartition('.')[0]}.{place}")
+
+
+def file_of(algorithm: Algorithm, name: str) -> str:
+    """The path of an algorithm's file, by its name without .py."""
+    return str(Path(inspect.getfile(type(algorithm))).with_name(f"{name}.py"))
 
 
 def code_of(names: Iterable[str], *parts: tuple[str, ...]) -> tuple[str, ...]:

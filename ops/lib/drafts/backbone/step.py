@@ -31,6 +31,7 @@ from ops.lib.drafts.layout import Layout
 from ops.lib.drafts.losses.asked import Asked, Outcome
 from ops.lib.drafts.losses.loss import Loss, combine
 from ops.lib.drafts.losses.slots import Weighted
+from ops.lib.drafts.returned import check_outcome
 from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.sequence_parallel.exchange import Exchange
 
@@ -178,6 +179,7 @@ class Engine:
         block_losses: BlockLosses = part_of(self.model.config.algorithm, "loss:block_losses")
         asked = Asked(hidden_WM, rows_W, chunk.labels_NK, teacher_WM)
         outcome = block_losses(self.model, asked, self.head_VM, self.loss)
+        check_outcome(self.model.config.algorithm, outcome, len(rows_W))
         loss = combine(self.loss, outcome.losses_W, chunk.weights_NK, rows_W, outcome.added_W)
         found = torch.stack([values_W[: chunk.weighted].sum() for values_W in outcome.found]) if outcome.found else None
         return Slots(loss, (rows_W % K)[: chunk.weighted], outcome.correct_W[: chunk.weighted], found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -9,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from batch_cases import family_case
+from case_reader import fast_step
 from draft_cases import random_case
 from draft_chain import make_inputs, make_plan, train_config
 from fake_stage import FakeStage
@@ -27,6 +30,7 @@ from ops.lib.drafts.algorithms import algorithm_class, own_options
 from ops.lib.drafts.backbone.config import from_serving
 from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
+from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.losses.loss import Loss
 from ops.train_dflash.run import train_dflash
 
@@ -110,7 +114,7 @@ def forget():
 
 @pytest.mark.parametrize("kind", ["dflash", "dpace", "kl", "l1"])
 def test_its_steps_equal_its_reference_for_every_kind_of_loss(slot_bias, kind):
-    own = own_options("slot_bias")(scale=0.5)
+    own = own_options("slot_bias")(scale=0.5, penalty=0.3)
     assert_equal_steps(random_case(3, algorithm=slot_bias), Loss(kind=kind, own=own))
 
 
@@ -130,6 +134,48 @@ def test_it_decodes_in_batches_as_in_the_slow_loop(slot_bias, tmp_path):
 @pytest.mark.parametrize("dtype", PRECISION)
 def test_every_proposed_token_has_the_references_best_score(slot_bias, rows, dtype):
     assert_proposes_by_its_reference(draft_with_noise(slot_bias), rows, dtype)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"losses_W": lambda each: each[:1]}, r"losses_W: float64 \[1\]; expected floating-point numbers \[\d+\]"),
+        ({"correct_W": lambda each: each.double()}, r"correct_W: float64 \[\d+\]; expected bool \[\d+\]"),
+        ({"added_W": lambda each: each.sum()}, r"added_W: float64 \[\]; expected"),
+        ({"found": lambda _: ()}, r"found: 0 tensors; expected 1, the metrics of config.py \(bias_size\)"),
+        ({"found": lambda each: each * 2}, "found: 2 tensors; expected 1"),
+        ({"found": lambda each: (each[0].sum(),)}, r"found, bias_size: float64 \[\]; expected"),
+        (None, r"a value of type Tensor; expected ops.lib.drafts.losses.asked.Outcome"),
+    ],
+)
+def test_a_loss_of_another_form_is_refused_by_its_file(slot_bias, monkeypatch, change, message):
+    right = importlib.import_module("slot_bias.loss").block_losses
+
+    def wrong(*arguments):
+        outcome = right(*arguments)
+        if change is None:
+            return outcome.losses_W
+        return evolve(outcome, **{name: changed(getattr(outcome, name)) for name, changed in change.items()})
+
+    monkeypatch.setattr("slot_bias.loss.block_losses", wrong)
+    case = random_case(3, algorithm=slot_bias)
+    with pytest.raises(ConfigError, match=rf"slot_bias/loss.py: block_losses returned {message}"):
+        fast_step(case, Loss(own=own_options("slot_bias")()))
+
+
+def test_a_proposal_of_another_form_is_refused_by_its_file(slot_bias, monkeypatch, tmp_path):
+    target, samples = family_case("qwen3_vl", tmp_path)
+    draft = draft_with_noise(slot_bias)
+    right = importlib.import_module("slot_bias.propose").propose
+    for change, message in (
+        (lambda each: Proposal(each.tokens_BD[:, 1:]), r"tokens_BD: int64 \[2, 3\]; expected int64 \[2, 4\]"),
+        (lambda each: Proposal(each.tokens_BD.float()), "tokens_BD: float32"),
+        (lambda each: Proposal(each.tokens_BD, each.tokens_BD.float()[:, 1:]), "confidence_BD: float32"),
+        (lambda each: each.tokens_BD, "a value of type Tensor; expected"),
+    ):
+        monkeypatch.setattr("slot_bias.propose.propose", lambda *asked, change=change: change(right(*asked)))
+        with pytest.raises(ConfigError, match=f"slot_bias/propose.py: propose returned {message}"):
+            decode_speculative_batch(target, draft, samples[:2], DecodeSettings(4))
 
 
 def test_it_is_trained_by_the_op_and_its_config_is_read_again(slot_bias, tmp_path):

@@ -22,7 +22,7 @@ class SlotBias:
     name: ClassVar[str] = "slot_bias"
     architecture: ClassVar[str] = "SlotBiasDraftModel"
     engine: ClassVar[str] = ""  # no server knows it
-    metrics: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ("bias_size",)
 
     def layout(self, block_size: int) -> Layout:
         return masks_first(block_size)
