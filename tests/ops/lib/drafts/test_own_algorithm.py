@@ -32,7 +32,10 @@ from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.losses.loss import Loss
+from ops.lib.drafts.own_folder import LOGGED, LOGGED_OF_SLOTS
+from ops.lib.drafts.own_modules import mistakes_here
 from ops.train_dflash.run import train_dflash
+from ops.train_dflash.unmet import unmet
 
 FOLDER = Path(__file__).parents[3] / "support" / "own_drafts" / "slot_bias"
 PIPELINE = """
@@ -183,6 +186,8 @@ def test_it_is_trained_by_the_op_and_its_config_is_read_again(slot_bias, tmp_pat
     stage = FakeStage(tmp_path / "train", made | {"batches": make_plan(tmp_path / "short", made["features"])})
     train_dflash(train_config(algorithm="slot_bias", own={"scale": 2}, lr=1e-2), stage)
     assert from_serving(read_json(stage.out_dir / "config.json")).algorithm == algorithm_class("slot_bias")(scale=2.0)
+    logged = {name.partition("/")[2] for metrics, _ in stage.logged for name in metrics} - {"bias_size"}
+    assert {name for name in logged if not name.startswith(LOGGED_OF_SLOTS)} <= {*LOGGED}
     assert load_file(stage.out_dir / "model.safetensors")["slot_bias.table"].abs().max() > 0
 
 
@@ -229,8 +234,101 @@ def test_what_is_wrong_is_said_with_its_place(written, old, new, place, message)
 
 def test_an_error_in_its_code_names_the_file(written):
     (written.parent / "slot_bias" / "config.py").write_text("class SlotBias: pass\nsize = 1 / 0\n")
-    with pytest.raises(PipelineError, match=r"slot_bias/config.py: ZeroDivisionError: division by zero"):
+    with pytest.raises(PipelineError, match=r"slot_bias/config.py:2: ZeroDivisionError: division by zero"):
         read_graph(written)
+
+
+def edited(folder, **edits):
+    """Replace text in the files of a folder, by their names."""
+    for name, (old, new) in edits.items():
+        file = folder / f"{name}.py"
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        (
+            "config",
+            "class SlotBias:",
+            "class Slotbias:",
+            "config.py has no class SlotBias: it is named like the folder",
+        ),
+        ("config", "@frozen(kw_only=True)", "", "config.py: SlotBias is no attrs class"),
+        ("config", "scale: float = 1.0", "scale: float", "every field needs a default"),
+        ("config", '= "slot_bias"', '= "bias"', 'SlotBias.name: it is "bias"; expected the name of the folder'),
+        ("config", "engine: ", "server: ", "SlotBias.engine: expected a string"),
+        ("config", "metrics: ", "values: ", "SlotBias.metrics: expected a tuple of strings"),
+        ("config", '"bias_size"', '"accuracy"', '"accuracy" is a metric of every training: rename it'),
+        ("config", "def slot_floats", "def floats", "SlotBias.slot_floats: this method is missing"),
+        ("config", "def layout(self, block_size: int)", "def layout(self)", "SlotBias.layout: it is called with 1"),
+        ("config", "masks_first(block_size)", "block_size", "SlotBias.layout(8) returned 8; expected a Layout"),
+        ("config", "masks_first(block_size)", "masks_first(3)", "has 2 slots that predict; expected 7"),
+        ("config", "scale=data[SCALE]", "scale=2.0", "from_serving makes SlotBias(scale=2.0) of what to_serving"),
+        ("contract", 'config["vocab_size"]', 'config["vocabulary"]', "contract.py:14: contract.py: shapes: KeyError"),
+        ("contract", "WRONG:", "BAD:", "contract.py has no table WRONG"),
+        ("loss", "def block_losses", "def losses", "loss.py has no function block_losses"),
+        ("loss", "def block_losses", "def block_losses(:", "loss.py:19: invalid syntax"),
+        ("propose", ", choice: Choice)", ")", "propose is called with 5 arguments"),
+        ("options", "class SlotBiasOptions", "class Options", "options.py has no class SlotBiasOptions"),
+        ("options", "    base:", "    weight:", "SlotBiasOptions has no base"),
+        ("options", "def needs_teacher", "def teacher", "SlotBiasOptions has no needs_teacher"),
+        ("options", '{"scale":', '{"size":', "SlotBiasOptions.sizes: TypeError"),
+    ],
+)
+def test_what_breaks_the_protocol_is_found_at_plan(written, file, old, new, message):
+    edited(written.parent / "slot_bias", **{file: (old, new)})
+    with pytest.raises(PipelineError) as caught:
+        read_graph(written)
+    (found,) = caught.value.mistakes
+    assert str(written.parent / "slot_bias" / f"{file}.py") in found.message or file == "contract"
+    assert message in found.message and found.path.startswith("node.train.")
+
+
+def test_the_mistakes_of_all_its_files_are_found_at_once(written):
+    edited(
+        written.parent / "slot_bias",
+        config=("engine: ", "server: "),
+        options=("    base:", "    weight:"),
+        loss=("def block_losses", "def losses"),
+        reference=("def enter", "def entered"),
+    )
+    with pytest.raises(PipelineError) as caught:
+        read_graph(written)
+    for message in ("SlotBias.engine", "has no base", "no function block_losses", "reference.py has no function enter"):
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("loss", "losses.asked import", "losses.askd import", "loss.py:12: ModuleNotFoundError"),
+        ("modules", "return {}", "return None", "modules.py: around_sublayers returned NoneType; expected a dict of"),
+        ("modules", '{"slot_bias": Bias', '{"norm": Bias', 'heads, "norm": the backbone has a part of this name'),
+        ("modules", "    return {}", '    return {"slow": Bias(1, 1)}', 'around_sublayers, "slow": expected a Around'),
+        ("modules", "return {}", "return {}[0]", "modules.py:23: KeyError: 0"),
+        (
+            "modules",
+            "config.vocab_size, ",
+            "1, ",
+            "contract.py says [32000, 4] of the tensor slot_bias.table, modules.py",
+        ),
+        ("contract", "slot_bias.table", "table", "contract.py says nothing of the tensor slot_bias.table, modules.py"),
+    ],
+)
+def test_what_only_torch_finds_names_the_file(written, file, old, new, message):
+    folder = written.parent / "slot_bias"
+    edited(folder, **{file: (old, new)})
+    assert message in mistakes_here(folder, 5, 1, {"scale": 2.0})[0]
+
+
+def test_the_modules_are_tried_by_another_process_before_the_first_stage(written):
+    config = read_graph(written).nodes["train"].config
+    assert unmet(config) == {}
+    edited(written.parent / "slot_bias", modules=("return {}", "return {}[0]"))
+    found = unmet(evolve(config, num_layers=1))["algorithm"]
+    assert found == f"{written.parent / 'slot_bias' / 'modules.py'}:23: KeyError: 0"
 
 
 def test_a_folder_is_trusted_as_it_is_and_altered_no_more(written):
