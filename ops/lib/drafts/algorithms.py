@@ -99,7 +99,10 @@ def algorithm_class(name: str) -> type[Algorithm]:
     names = algorithm_names()
     if name not in names:
         hint = did_you_mean(name, names) or f"one of {', '.join(names)}"
-        raise ConfigError(f'algorithm: there is no "{name}" ({hint}); [pipeline] drafts names folders of your own')
+        raise ConfigError(
+            f'algorithm: there is no "{name}" ({hint}); [pipeline] drafts names folders of your own, '
+            "--drafts of dflow evaluate one of them"
+        )
     found: type[Algorithm] = named_function(CONFIGS[name]) if name in CONFIGS else _own(name, "config", "")
     return found
 

@@ -232,6 +232,21 @@ def test_what_is_wrong_is_said_with_its_place(written, old, new, place, message)
     assert found[0].position is not None
 
 
+def test_a_pipeline_in_python_names_folders_from_its_own_folder(written, monkeypatch, tmp_path_factory):
+    file = written.with_suffix(".py")
+    file.write_text(
+        "from dsl.pipeline import Pipeline\nfrom ops.lib.drafts.algorithms import algorithm_class\n"
+        "from ops.ingest.op import Ingest\n\n\ndef pipeline():\n"
+        "    p = Pipeline('own', drafts=('slot_bias',))\n    algorithm_class('slot_bias')\n"
+        "    p.node('ingest', Ingest(source='builtin:digits'))\n    return p\n"
+    )
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert read_graph(file).op_files == (written.parent / "slot_bias" / INIT,)
+    file.write_text(file.read_text().replace("('slot_bias',)", "('other',)"))
+    with pytest.raises(PipelineError, match=f"there is no folder {written.parent / 'other'}"):
+        read_graph(file)
+
+
 def test_an_error_in_its_code_names_the_file(written):
     (written.parent / "slot_bias" / "config.py").write_text("class SlotBias: pass\nsize = 1 / 0\n")
     with pytest.raises(PipelineError, match=r"slot_bias/config.py:2: ZeroDivisionError: division by zero"):
