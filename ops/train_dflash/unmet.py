@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
 from dsl.draft_folders import own_algorithms
+from dsl.imports import PROJECT
 from ops.train_dflash.op import TrainDflash
+
+CHECK = "ops.lib.drafts.own_modules"  # not imported: it loads torch
 
 
 def unmet(config: TrainDflash) -> dict[str, str]:
-    """Why the draft cannot be made of the algorithm's modules; torch is loaded by another process."""
+    """Why the draft cannot be made of the algorithm's modules; another process tries it."""
     folder = own_algorithms().get(config.algorithm)
     if folder is None:
         return {}
-    from ops.lib.drafts.own_modules import module_mistakes  # most trainings have no own algorithm
-
     fields = {} if config.terms is None else dict(config.terms.sizes())
-    mistakes = module_mistakes(folder, config.block_size, min(config.num_layers, 2), fields)
+    mistakes = _mistakes(folder, config.block_size, min(config.num_layers, 2), json.dumps(fields, sort_keys=True))
     return {"algorithm": "\n".join(mistakes)} if mistakes else {}
+
+
+@cache
+def _mistakes(folder: Path, block_size: int, layers: int, fields: str) -> list[str]:
+    path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-m", CHECK, str(folder), str(block_size), str(layers), fields],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"},
+        check=False,
+    )
+    if done.returncode:
+        return [f"{folder}: the process that tries it ended with exit code {done.returncode}: {done.stderr[-500:]}"]
+    mistakes: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return mistakes

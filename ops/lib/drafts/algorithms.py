@@ -19,8 +19,8 @@ so that a node's key covers only the algorithms that its op names in `chosen_cod
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -124,9 +124,10 @@ def _place(name: str, file: str = "config", suffix: str = "") -> str:
 def _own(name: str, file: str, suffix: str) -> Any:
     place, where = _place(name, file, suffix), own_algorithms()[name] / f"{file}.py"
     try:
-        module = importlib.import_module(f"{name}.{file}")
+        named_function(f"{name}.{file}:__name__")
     except Exception as error:  # whatever the user's code raises
         raise ConfigError(f"{place_in(error) or f'{where}: '}{type(error).__name__}: {error}") from error
+    module = sys.modules[f"{name}.{file}"]
     if module.__file__ != str(where):
         raise ConfigError(f"{where} is not used, since this process has imported {module.__file__} before")
     wanted = place.rpartition(":")[2]

@@ -8,19 +8,15 @@ holds no numbers; its tensors are compared with the contract's. Prints the mista
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dsl.draft_folders import FILES, INIT, use_draft_folders
 from dsl.errors import ConfigError
-from dsl.imports import PROJECT
+from dsl.named_function import named_function
 from ops.lib.drafts.algorithms import algorithm_class, part_of, place_in
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
 from ops.lib.drafts.own_folder import draft_config
@@ -28,29 +24,8 @@ from ops.lib.drafts.own_folder import draft_config
 AROUND = "exactly two entries, what goes around the attention, then what goes around the MLP, or none"
 
 
-def module_mistakes(folder: Path, block_size: int, layers: int, fields: Mapping[str, Any]) -> list[str]:
-    """Each as "file: what is wrong", of a draft of this block size and number of layers."""
-    return _found(folder, block_size, layers, json.dumps(fields, sort_keys=True))
-
-
-@cache
-def _found(folder: Path, block_size: int, layers: int, fields: str) -> list[str]:
-    path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, str(folder), str(block_size), str(layers), fields],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"},
-        check=False,
-    )
-    if done.returncode:
-        return [f"{folder}: the process that tries it ended with exit code {done.returncode}: {done.stderr[-500:]}"]
-    mistakes: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return mistakes
-
-
 def mistakes_here(folder: Path, block_size: int, layers: int, fields: Mapping[str, Any]) -> list[str]:
-    """The same, found in this process, of which the folder is the only one."""
+    """Each as "file: what is wrong", of a draft of this block size and number of layers; no other folder is known."""
     use_draft_folders([folder / INIT])
     mistakes = [mistake for file in FILES if (mistake := _import_mistake(folder, file))]
     if mistakes:
@@ -67,7 +42,7 @@ def mistakes_here(folder: Path, block_size: int, layers: int, fields: Mapping[st
 
 def _import_mistake(folder: Path, file: str) -> str:
     try:
-        importlib.import_module(f"{folder.name}.{file.removesuffix('.py')}")
+        named_function(f"{folder.name}.{file.removesuffix('.py')}:__name__")
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return _raised(error, folder / file)
     return ""

@@ -16,9 +16,8 @@ from case_reader import fast_step
 from draft_cases import random_case
 from draft_chain import make_inputs, make_plan, train_config
 from fake_stage import FakeStage
-from proposal_cases import PRECISION, assert_proposes_by_its_reference, draft_with_noise, favour_few_tokens
+from proposal_cases import draft_with_noise
 from safetensors.torch import load_file
-from step_cases import assert_equal_steps
 
 from dsl.draft_folders import INIT, use_draft_folders
 from dsl.errors import ConfigError, PipelineError
@@ -28,7 +27,6 @@ from executor.records.record_trust import Acting, untrusted_op_files
 from ops.lib.data.files import read_json
 from ops.lib.drafts.algorithms import algorithm_class, own_options
 from ops.lib.drafts.backbone.config import from_serving
-from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.losses.loss import Loss
@@ -113,30 +111,6 @@ def forget():
     for name in [name for name in sys.modules if name.partition(".")[0] == "slot_bias"]:
         del sys.modules[name]
     sys.path[:] = [folder for folder in sys.path if not (Path(folder) / "slot_bias").is_dir()]
-
-
-@pytest.mark.parametrize("kind", ["dflash", "dpace", "kl", "l1"])
-def test_its_steps_equal_its_reference_for_every_kind_of_loss(slot_bias, kind):
-    own = own_options("slot_bias")(scale=0.5, penalty=0.3)
-    assert_equal_steps(random_case(3, algorithm=slot_bias), Loss(kind=kind, own=own))
-
-
-def test_it_decodes_in_batches_as_in_the_slow_loop(slot_bias, tmp_path):
-    target, samples = family_case("qwen3_vl", tmp_path)
-    favour_few_tokens(target)
-    draft = draft_with_noise(slot_bias)
-    slow = [decode_speculative(target, draft, sample, 8) for sample in samples]
-    fast = decode_speculative_batch(target, draft, samples, DecodeSettings(8))
-    assert [one.tokens for one in slow] == [one.tokens for one in fast]
-    assert [one.accepted for one in slow] == [one.accepted for one in fast]
-    assert len({count for one in slow for count in one.accepted}) > 1
-    assert [decode_plain(target, sample, 8).tokens for sample in samples] == [one.tokens for one in slow]
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("dtype", PRECISION)
-def test_every_proposed_token_has_the_references_best_score(slot_bias, rows, dtype):
-    assert_proposes_by_its_reference(draft_with_noise(slot_bias), rows, dtype)
 
 
 @pytest.mark.parametrize(
