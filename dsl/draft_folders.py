@@ -14,9 +14,11 @@ from pathlib import Path
 
 from dsl.errors import Mistake
 from dsl.imports import import_from_source, path_without_added, put_on_path
+from dsl.named_function import named_function
 from dsl.paths import is_there, store_above
 
 INIT = "__init__.py"
+COMES_WITH_DFLOW = "ops.lib.drafts.algorithms:CONFIGS"
 FILES = ("config.py", "modules.py", "propose.py", "loss.py", "contract.py", "reference.py")
 OPTIONS = "options.py"  # the table of its training; an algorithm without one has no options
 
@@ -39,6 +41,14 @@ def use_draft_folders(op_files: Sequence[Path]) -> None:
     for folder in _used.values():
         put_on_path(folder.parent)
         import_from_source()
+
+
+def use_checked_folders(op_files: Sequence[Path]) -> list[Mistake]:
+    """The same of folders that pipelines name; with mistakes, which are returned, none is known."""
+    taken: Mapping[str, str] = named_function(COMES_WITH_DFLOW) if any(map(is_draft_folder, op_files)) else {}
+    mistakes = folder_mistakes(op_files, list(taken))
+    use_draft_folders(() if mistakes else op_files)
+    return mistakes
 
 
 def own_algorithms() -> Mapping[str, Path]:

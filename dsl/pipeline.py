@@ -10,7 +10,9 @@ The TOML reader makes the same objects, with the position of every key.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ import attrs
 from attrs import frozen
 
 from dsl.document import TABLE_NAMES, Places
-from dsl.draft_folders import INIT, use_draft_folders
-from dsl.errors import ConfigError, did_you_mean
+from dsl.draft_folders import INIT, use_checked_folders
+from dsl.errors import ConfigError, PipelineError, did_you_mean
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec, Ref, op_of
 from dsl.shown import shown_value
@@ -96,6 +98,19 @@ class Node:
         return op_of(self.config)
 
 
+_file_folder: ContextVar[Path | None] = ContextVar("file_folder", default=None)
+
+
+@contextmanager
+def relative_to(folder: Path) -> Iterator[None]:
+    """Pipelines that are made inside have their paths from the folder: that of a pipeline file in Python."""
+    token = _file_folder.set(folder)
+    try:
+        yield
+    finally:
+        _file_folder.reset(token)
+
+
 class Pipeline:
     """A named list of nodes.
 
@@ -132,10 +147,10 @@ class Pipeline:
         self.tracking = tracking
         self.tracking_uri = tracking_uri
         self.root_given = root is not None
-        self.root = (root or Path.cwd()).absolute()
+        self.root = (root or _file_folder.get() or Path.cwd()).absolute()
         self.op_files = (*op_files, *(self.root / folder / INIT for folder in drafts))
-        if drafts:
-            use_draft_folders(self.op_files)
+        if drafts and (mistakes := use_checked_folders(self.op_files)):
+            raise PipelineError(mistakes)
         self.tags = dict(tags or {})
         self.notes = notes
         self.machine = machine or Machine()

@@ -10,25 +10,23 @@ import attrs
 
 from dsl.aliases import alias_hint
 from dsl.document import TABLE_NAMES, Document, Places, read_document
-from dsl.draft_folders import INIT, folder_mistakes, is_draft_folder, use_draft_folders
+from dsl.draft_folders import INIT, use_checked_folders
 from dsl.edge_checks import Absent, absolute_path, wiring_mistakes
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean, listed
 from dsl.for_each import expanded, merged_mistakes
 from dsl.graph import Graph, compiled, ids_to_upload
 from dsl.imports import import_from_source, put_on_path
 from dsl.interpolation import TRACKING_URI, interpolate
-from dsl.named_function import named_function
 from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, raised_in, run_source, unknown_op, user_ops
 from dsl.overrides import apply_overrides, parsed_overrides, put_into, unknown_owners
 from dsl.paths import is_there, store_above
-from dsl.pipeline import TAKEN_ID, Pipeline
+from dsl.pipeline import TAKEN_ID, Pipeline, relative_to
 from dsl.shown import shown_value
 from dsl.tables import pipeline_of, tables_of, upload_mistakes, written_table
 from dsl.unchecked_node import WrittenNode, add_checked_node, ops_of, written_nodes
 from dsl.variants import Sweep, sort_of
 
-COMES_WITH_DFLOW = "ops.lib.drafts.algorithms:CONFIGS"
 TABLES = (*TABLE_NAMES, "node", "for_each", "sweep")
 
 
@@ -188,7 +186,9 @@ class _NodeReader:
         self._ops: dict[str, OpSpec] = {}
         self._op_files_work = True
         where = document.position(("pipeline", "drafts"))
-        mistakes += [attrs.evolve(each, path="pipeline.drafts", position=where) for each in _use_drafts(op_files)]
+        mistakes += [
+            attrs.evolve(each, path="pipeline.drafts", position=where) for each in use_checked_folders(op_files)
+        ]
         try:
             user_ops(op_files)
         except PipelineError as error:
@@ -237,20 +237,12 @@ class _NodeReader:
         return None
 
 
-def _use_drafts(op_files: tuple[Path, ...]) -> list[Mistake]:
-    """Let nodes name the algorithms of the folders among them. Returns what is wrong with the folders."""
-    taken: Mapping[str, str] = named_function(COMES_WITH_DFLOW) if any(map(is_draft_folder, op_files)) else {}
-    mistakes = folder_mistakes(op_files, list(taken))
-    use_draft_folders(() if mistakes else op_files)
-    return mistakes
-
-
 def _read_python(file: Path, overrides: Sequence[str], sweeps: Sequence[Sweep], absent: Absent | None) -> Pipeline:
     pipeline = _run_python(file)
     if not pipeline.root_given:
         pipeline.root = absolute_path(file.parent, Path.cwd())
     pipeline.op_files = tuple(absolute_path(name, pipeline.root) for name in pipeline.op_files)
-    if mistakes := _use_drafts(pipeline.op_files):
+    if mistakes := use_checked_folders(pipeline.op_files):
         raise PipelineError(mistakes)
     known = all_ops(pipeline.op_files)
     strangers = [node for node in pipeline.nodes.values() if known.get(node.op.name) != node.op]
@@ -290,9 +282,10 @@ def _run_python(file: Path) -> Pipeline:
     import_from_source()
     module = new_module(f"pipeline_file_{place.stem}", place)
     try:
-        run_source(module, place)
-        make = getattr(module, "pipeline", None)
-        returned = make() if callable(make) else None
+        with relative_to(place.parent):
+            run_source(module, place)
+            make = getattr(module, "pipeline", None)
+            returned = make() if callable(make) else None
     except Exception as error:
         mistake = raised_in(place, error, str(file))  # of a config, every mistake on a line
         raise PipelineError([attrs.evolve(mistake, message=line) for line in mistake.message.split("\n")]) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
+from attrs import evolve
+
 from dsl.errors import DataError, PipelineError
 from dsl.graph import Graph, compiled
 from dsl.read_toml import checked_pipeline
@@ -40,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="only the first N prompts with images, and N without; default: all",
     )
+    parser.add_argument(
+        "--drafts",
+        metavar="FOLDER",
+        action="append",
+        default=[],
+        help="the folder of an algorithm of your own that the draft has (docs/drafts.md); may be repeated",
+    )
     add_overrides(parser)
     add_store(parser)
     add_trust(parser)
@@ -64,7 +73,12 @@ def main(options: argparse.Namespace) -> int:
 
 def checked_graph(options: argparse.Namespace) -> Graph:
     """Raises PipelineError with all mistakes in the arguments, DataError for a file without prompts."""
-    pipeline = evaluation_pipeline(options.draft, options.target, options.prompts, options.max_prompts)
+    try:
+        pipeline = evaluation_pipeline(
+            options.draft, options.target, options.prompts, options.max_prompts, options.drafts
+        )
+    except PipelineError as error:
+        raise PipelineError([evolve(mistake, path="--drafts") for mistake in error.mistakes]) from None
     unlike = leave_out_gate(pipeline, options.set)
     wrong = source_mistakes(options.draft, options.target)
     try:

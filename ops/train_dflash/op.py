@@ -8,7 +8,7 @@ from typing import Any, Literal
 from attrs import frozen, validators
 
 from dsl.convert import structure
-from dsl.draft_folders import own_algorithms
+from dsl.draft_folders import OPTIONS, own_algorithms
 from dsl.errors import ConfigError, StructureError
 from dsl.field_rules import ChosenBy, Clash, Given, Needs, Only
 from dsl.op import field, op, seed_field
@@ -101,7 +101,13 @@ def _of_algorithm(name: str) -> ChosenBy:
 
 
 def _known_algorithm(_instance: Any, _attribute: object, name: str) -> None:
-    """It comes with dflow, or its config can be imported."""
+    """It comes with dflow, or its folder can be used."""
+    if name in own_algorithms():
+        from ops.lib.drafts.own_folder import folder_mistakes  # a pipeline without such a folder does not load it
+
+        if mistakes := folder_mistakes(name):
+            raise ValueError("\n".join(mistakes))
+        return
     try:
         algorithm_class(name)
     except ConfigError as error:
@@ -115,9 +121,25 @@ def _own_table(instance: Any, _attribute: object, table: Mapping[str, Any] | Non
         raise Clash(f"'own' is the table of an algorithm of your own, and \"{algorithm}\" is none", ["algorithm"])
     if algorithm in own_algorithms():
         try:
-            _own_terms(algorithm, table)
+            algorithm_class(algorithm), own_options(algorithm)
+        except ConfigError:
+            return  # a mistake of the algorithm
+        try:
+            terms = _own_terms(algorithm, table)
         except (StructureError, ConfigError) as error:
             raise ValueError(f"'own': {error}") from error
+        if terms is not None and (mistake := _sizes_mistake(algorithm, terms)):
+            raise ValueError(f"'own': {mistake}")
+
+
+def _sizes_mistake(algorithm: str, terms: Terms) -> str:
+    """Why the config's class does not take what the table gives it."""
+    place = f"{own_algorithms()[algorithm] / OPTIONS}: {type(terms).__name__}.sizes"
+    try:
+        algorithm_class(algorithm)(**terms.sizes())
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        return f"{place}: {type(error).__name__}: {error}"
+    return ""
 
 
 def _own_terms(algorithm: str, table: Mapping[str, Any] | None) -> Terms | None:

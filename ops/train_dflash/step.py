@@ -16,7 +16,6 @@ from functools import partial
 from attrs import frozen
 from torch import Tensor
 
-from dsl.errors import ConfigError
 from ops.lib.data.batching import padded_length
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.flops import step_flops
@@ -208,18 +207,13 @@ class _Tally:
         return cls(known, new_tally(draft.block_size, metrics, engine.embed_VM.device), metrics)
 
     def count(self, item: Prepared, slots: Slots | None) -> None:
-        """Add a micro-batch and the outcome of its pass. Raises ConfigError for other metrics than were declared."""
+        """Add a micro-batch and the outcome of its pass."""
         self.known[TOKENS] += item.tokens
         self.known[ANCHORLESS] += item.anchorless
         self.known[FLOPS] += item.flops
         self.known[WEIGHT] += item.weight
         self.known[ANCHORS] += item.anchors
         if slots is not None:
-            if len(slots.found) != len(self.metrics):
-                raise ConfigError(
-                    f"block_losses of the draft's algorithm found {len(slots.found)} metrics of every slot, but "
-                    f"`metrics` of its config names {len(self.metrics)}: {', '.join(self.metrics) or 'none'}"
-                )
             self.found[LOSS].add_(slots.loss)
             count_slots(self.found, slots)
 

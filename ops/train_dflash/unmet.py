@@ -1,17 +1,25 @@
-"""A warm start whose draft has another shape than the training, before a run's first stage."""
+"""What keeps a training from its start: a warm start of another shape, an own algorithm whose modules do not work."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from dsl.draft_folders import own_algorithms
 from dsl.errors import ConfigError
+from dsl.imports import PROJECT
 from ops.lib.drafts.algorithms import plain
 from ops.lib.estimates import DraftForeseen, TargetForeseen
 from ops.train_dflash.estimate import expected_shape
 from ops.train_dflash.op import TrainDflash
 
+CHECK = "ops.lib.drafts.own_modules"  # not imported: it loads torch
 # What decides the shape of a draft -> the field of train_dflash, None for what the target decides.
 COMPARED = {
     "hidden_size": None,
@@ -63,3 +71,29 @@ def unfit(config: TrainDflash, foreseen: Mapping[str, Any]) -> dict[str, str]:
 
 def _shown(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def unmet(config: TrainDflash) -> dict[str, str]:
+    """Why the draft cannot be made of the algorithm's modules; another process tries it."""
+    folder = own_algorithms().get(config.algorithm)
+    if folder is None:
+        return {}
+    fields = {} if config.terms is None else dict(config.terms.sizes())
+    mistakes = _mistakes(folder, config.block_size, min(config.num_layers, 2), json.dumps(fields, sort_keys=True))
+    return {"algorithm": "\n".join(mistakes)} if mistakes else {}
+
+
+@cache
+def _mistakes(folder: Path, block_size: int, layers: int, fields: str) -> list[str]:
+    path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-m", CHECK, str(folder), str(block_size), str(layers), fields],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"},
+        check=False,
+    )
+    if done.returncode:
+        return [f"{folder}: the process that tries it ended with exit code {done.returncode}: {done.stderr[-500:]}"]
+    mistakes: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return mistakes

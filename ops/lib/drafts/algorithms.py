@@ -19,8 +19,11 @@ so that a node's key covers only the algorithms that its op names in `chosen_cod
 
 from __future__ import annotations
 
+import inspect
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import attrs
@@ -100,7 +103,10 @@ def algorithm_class(name: str) -> type[Algorithm]:
     names = algorithm_names()
     if name not in names:
         hint = did_you_mean(name, names) or f"one of {', '.join(names)}"
-        raise ConfigError(f'algorithm: there is no "{name}" ({hint}); [pipeline] drafts names folders of your own')
+        raise ConfigError(
+            f'algorithm: there is no "{name}" ({hint}); [pipeline] drafts names folders of your own, '
+            "--drafts of dflow evaluate one of them"
+        )
     found: type[Algorithm] = named_function(CONFIGS[name]) if name in CONFIGS else _own(name, "config", "")
     return found
 
@@ -122,15 +128,28 @@ def _place(name: str, file: str = "config", suffix: str = "") -> str:
 def _own(name: str, file: str, suffix: str) -> Any:
     place, where = _place(name, file, suffix), own_algorithms()[name] / f"{file}.py"
     try:
-        found = named_function(place)
+        named_function(f"{name}.{file}:__name__")
     except Exception as error:  # whatever the user's code raises
-        raise ConfigError(f"algorithm: {where}: {type(error).__name__}: {error}") from error
-    loaded = sys.modules[f"{name}.{file}"].__file__
-    if loaded != str(where):
-        raise ConfigError(f"algorithm: {where} is not used, since this process has imported {loaded} before")
-    if not attrs.has(found):
-        raise ConfigError(f"algorithm: {place} is no attrs class")
+        raise ConfigError(f"{place_in(error) or f'{where}: '}{type(error).__name__}: {error}") from error
+    module = sys.modules[f"{name}.{file}"]
+    if module.__file__ != str(where):
+        raise ConfigError(f"{where} is not used, since this process has imported {module.__file__} before")
+    wanted = place.rpartition(":")[2]
+    found = getattr(module, wanted, None)
+    if found is None:
+        raise ConfigError(f"{where} has no class {wanted}: it is named like the folder, {name}")
+    if not isinstance(found, type) or not attrs.has(found):
+        raise ConfigError(f"{where}: {wanted} is no attrs class")
     return found
+
+
+def place_in(error: BaseException) -> str:
+    """Where code in an own algorithm's folder raised, as "file:line: "; empty where none did."""
+    files = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        files.append((error.filename or "", error.lineno or 1))
+    own = [(file, line) for file, line in files if Path(file).parent in own_algorithms().values()]
+    return f"{own[-1][0]}:{own[-1][1]}: " if own else ""
 
 
 def plain() -> Algorithm:
@@ -149,6 +168,11 @@ def part_of(algorithm: Algorithm | type[Algorithm], place: str) -> Any:
     """What "file:name" is in the algorithm's folder, that of the class of its config."""
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
     return named_function(f"{cls.__module__.rpartition('.')[0]}.{place}")
+
+
+def file_of(algorithm: Algorithm, name: str) -> str:
+    """The path of an algorithm's file, by its name without .py."""
+    return str(Path(inspect.getfile(type(algorithm))).with_name(f"{name}.py"))
 
 
 def code_of(names: Iterable[str], *parts: tuple[str, ...]) -> tuple[str, ...]:

@@ -22,13 +22,16 @@ PROMPTS = Path(__file__).with_name("prompts.jsonl")  # mathematics, code and tal
 GATE = "check"
 
 
-def evaluation_pipeline(draft: str, target: str, prompts: str | None, max_prompts: int | None) -> Pipeline:
+def evaluation_pipeline(
+    draft: str, target: str, prompts: str | None, max_prompts: int | None, drafts: Sequence[str] = ()
+) -> Pipeline:
     """The nodes from target and draft to the gate.
 
     draft, target: as of `source_of`. prompts: what `ingest` reads, all of which is asked; None: sixteen questions
-    without images. max_prompts: of each category; None: all.
+    without images. max_prompts: of each category; None: all. drafts: folders of algorithms of the user's. Raises
+    PipelineError for what is no such folder.
     """
-    p = Pipeline("evaluate")
+    p = Pipeline("evaluate", drafts=tuple(Path(folder) for folder in drafts))
     checkpoint, revision = source_of(target)
     model = p.node("target", LoadTarget(checkpoint=checkpoint, revision=revision))
     source, revision = source_of(draft)

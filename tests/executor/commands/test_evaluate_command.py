@@ -13,7 +13,8 @@ from fake_stage import FakeStage
 from family_checkpoints import HIDDEN, LAYERS, VOCABULARY, make_checkpoint
 from safetensors.torch import save_file
 
-from dsl.errors import DataError, PipelineError
+from dsl.draft_folders import INIT, own_algorithms, use_draft_folders
+from dsl.errors import ConfigError, DataError, PipelineError
 from dsl.graph import compiled
 from dsl.read_toml import checked_pipeline
 from executor import cli
@@ -23,6 +24,7 @@ from executor.store.artifact_store import Store
 from ops.evaluate.verdicts import MORE_PROMPTS, verdicts
 from ops.ingest.run import ingest
 from ops.lib.data.files import read_jsonl, write_json, write_jsonl
+from ops.lib.drafts.algorithms import algorithm_class
 from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.load import random_draft
 from ops.tools.evaluate.pipeline import evaluation_pipeline
@@ -121,6 +123,19 @@ def test_what_an_evaluation_advises_is_said_in_arguments_of_the_command(tmp_path
     lines = list(map(advice_as_typed, in_short(store, record)))
     assert "  warn: check_export: not measured: the gate was left out" in lines
     assert "next: have it checked by the gate: evaluate without the -s that left it out" in lines
+
+
+def test_the_folder_of_an_own_algorithm_is_given_by_an_option(tmp_path, monkeypatch, capsys):
+    folder = PROJECT / "tests" / "support" / "own_drafts" / "slot_bias"
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    graph = evaluated(tmp_path, "--drafts", str(folder))
+    assert (folder / INIT,) == graph.op_files
+    assert {"slot_bias": folder} == own_algorithms()
+    use_draft_folders([])
+    with pytest.raises(ConfigError, match="--drafts of dflow evaluate"):
+        algorithm_class("slot_bias")
+    with pytest.raises(PipelineError, match=f"--drafts: there is no folder {tmp_path / 'none'}"):
+        evaluated(tmp_path, "--drafts", str(tmp_path / "none"))
 
 
 def test_a_gate_that_is_asked_for_is_refused_where_it_could_compare_nothing(tmp_path):

@@ -31,6 +31,7 @@ from ops.lib.drafts.layout import Layout
 from ops.lib.drafts.losses.asked import Asked, Outcome
 from ops.lib.drafts.losses.loss import Loss, combine
 from ops.lib.drafts.losses.slots import Weighted
+from ops.lib.drafts.returned import check_outcome
 from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.sequence_parallel.exchange import Exchange
 
@@ -179,6 +180,8 @@ class Engine:
         block_losses: BlockLosses = part_of(self.model.config.algorithm, "loss:block_losses")
         asked = Asked(hidden_WM, rows_W, chunk.labels_NK, teacher_WM)
         outcome = block_losses(self.model, asked, self.head_VM, self.loss)
+        algorithm = self.model.config.algorithm
+        check_outcome(algorithm, outcome, len(rows_W), algorithm.metrics(self.loss.needs_teacher))
         loss = combine(self.loss, outcome.losses_W, chunk.weights_NK, rows_W, outcome.added_W)
         losses_W = self.loss.base * outcome.losses_W.detach()
         if outcome.added_W is not None:

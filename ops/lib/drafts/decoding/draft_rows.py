@@ -20,6 +20,7 @@ from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.decoding.rows import Rows, with_room, write
 from ops.lib.drafts.decoding.sampling import Choice
 from ops.lib.drafts.layout import Layout
+from ops.lib.drafts.returned import check_proposal
 from ops.lib.target.model import Target
 
 Propose = Callable[[DraftModel, Tensor, Tensor, Tensor, Choice], Proposal]
@@ -61,7 +62,9 @@ class DraftRows:
         hidden_BDM = self.hidden(target, anchors_B)
         logits_BDV = hidden_BDM.to(target.head_weight.dtype) @ target.head_weight.T
         check(logits_BDV)
-        return propose(self.draft, hidden_BDM, logits_BDV, anchors_B, choice)
+        proposal = propose(self.draft, hidden_BDM, logits_BDV, anchors_B, choice)
+        check_proposal(self.draft.config.algorithm, proposal, *hidden_BDM.shape[:2])
+        return proposal
 
     def hidden(self, target: Target, anchors_B: Tensor) -> Tensor:
         """The draft's states that predict the K - 1 tokens behind each anchor, [B, D, M]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from batch_cases import BLOCK, draft_for_family, family_case
+from proposal_cases import PRECISION, assert_proposes_by_its_reference, draft_with_noise, favour_few_tokens
 
 from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.decoding.decode import DraftContext, decode_plain, decode_speculative, propose
@@ -34,22 +35,26 @@ def case(tmp_path_factory):
 @pytest.fixture(params=ALGORITHMS)
 def draft(request):
     """One whose heads change many tokens."""
-    draft = draft_for_family(algorithm=ALGORITHMS[request.param])
-    generator = torch.Generator().manual_seed(1)
-    plain = {name for name, _ in draft_for_family().named_parameters()}
-    with torch.no_grad():
-        for name, weight in draft.named_parameters():
-            if name not in plain:
-                weight.add_(torch.randn(weight.shape, generator=generator))
-    return draft
+    return draft_with_noise((ALGORITHMS | {"dflash": Dflash()})[request.param])
 
 
-def test_answers_are_the_targets_and_batches_accept_what_the_slow_loop_does(case, draft):
-    target, samples, answers = case
+@pytest.mark.parametrize("draft", [*ALGORITHMS, "dflash"], indirect=True)
+def test_answers_are_the_targets_and_batches_accept_what_the_slow_loop_does(draft, tmp_path):
+    target, samples = family_case("qwen3_vl", tmp_path)
+    favour_few_tokens(target)
     slow = [decode_speculative(target, draft, sample, NEW) for sample in samples]
     fast = decode_speculative_batch(target, draft, samples, DecodeSettings(NEW))
+    answers = [decode_plain(target, sample, NEW) for sample in samples]
     assert [answer.tokens for answer in answers] == [one.tokens for one in slow] == [one.tokens for one in fast]
     assert [one.accepted for one in slow] == [one.accepted for one in fast]
+    assert len({count for one in slow for count in one.accepted}) > 1
+
+
+@pytest.mark.parametrize("draft", [*ALGORITHMS, "dflash"], indirect=True)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("dtype", PRECISION)
+def test_every_proposed_token_has_the_references_best_score(draft, rows, dtype):
+    assert_proposes_by_its_reference(draft, rows, dtype)
 
 
 def test_the_heads_change_what_is_proposed(case, draft):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -9,14 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from batch_cases import draft_for_family, family_case
+from attrs import evolve
+from batch_cases import family_case
+from case_reader import fast_step
 from draft_cases import random_case
 from draft_chain import make_inputs, make_plan, train_config
 from fake_stage import FakeStage
 from own_algorithm import FOLDER, forget, known_slot_bias
+from proposal_cases import draft_with_noise
 from safetensors.torch import load_file
-from step_cases import assert_equal_steps
 
 from dsl.draft_folders import INIT
 from dsl.errors import ConfigError, PipelineError
@@ -26,10 +28,13 @@ from executor.records.record_trust import Acting, untrusted_op_files
 from ops.lib.data.files import read_json
 from ops.lib.drafts.algorithms import algorithm_class, own_options
 from ops.lib.drafts.backbone.config import from_serving
-from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
+from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.losses.loss import Loss
+from ops.lib.drafts.own_folder import LOGGED, LOGGED_OF_SLOTS
+from ops.lib.drafts.own_modules import mistakes_here
 from ops.train_dflash.run import train_dflash
+from ops.train_dflash.unmet import unmet
 
 PIPELINE = """
 [pipeline]
@@ -100,22 +105,46 @@ def written(tmp_path):
     forget()
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dpace", "kl", "l1"])
-def test_its_steps_equal_its_reference_for_every_kind_of_loss(slot_bias, kind):
-    own = own_options("slot_bias")(scale=0.5)
-    assert_equal_steps(random_case(3, algorithm=slot_bias), Loss(kind=kind, own=own))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"losses_W": lambda each: each[:1]}, r"losses_W: float64 \[1\]; expected floating-point numbers \[\d+\]"),
+        ({"correct_W": lambda each: each.double()}, r"correct_W: float64 \[\d+\]; expected bool \[\d+\]"),
+        ({"added_W": lambda each: each.sum()}, r"added_W: float64 \[\]; expected"),
+        ({"found": lambda _: ()}, r"found: 0 tensors; expected 1, the metrics of config.py \(bias_size\)"),
+        ({"found": lambda each: each * 2}, "found: 2 tensors; expected 1"),
+        ({"found": lambda each: (each[0].sum(),)}, r"found, bias_size: float64 \[\]; expected"),
+        (None, r"a value of type Tensor; expected ops.lib.drafts.losses.asked.Outcome"),
+    ],
+)
+def test_a_loss_of_another_form_is_refused_by_its_file(slot_bias, monkeypatch, change, message):
+    right = importlib.import_module("slot_bias.loss").block_losses
+
+    def wrong(*arguments):
+        outcome = right(*arguments)
+        if change is None:
+            return outcome.losses_W
+        return evolve(outcome, **{name: changed(getattr(outcome, name)) for name, changed in change.items()})
+
+    monkeypatch.setattr("slot_bias.loss.block_losses", wrong)
+    case = random_case(3, algorithm=slot_bias)
+    with pytest.raises(ConfigError, match=rf"slot_bias/loss.py: block_losses returned {message}"):
+        fast_step(case, Loss(own=own_options("slot_bias")()))
 
 
-def test_it_decodes_in_batches_as_in_the_slow_loop(slot_bias, tmp_path):
+def test_a_proposal_of_another_form_is_refused_by_its_file(slot_bias, monkeypatch, tmp_path):
     target, samples = family_case("qwen3_vl", tmp_path)
-    draft = draft_for_family(algorithm=slot_bias)
-    with torch.no_grad():
-        draft.slot_bias.table.normal_(generator=torch.Generator().manual_seed(0))
-    slow = [decode_speculative(target, draft, sample, 8) for sample in samples]
-    fast = decode_speculative_batch(target, draft, samples, DecodeSettings(8))
-    assert [one.tokens for one in slow] == [one.tokens for one in fast]
-    assert [one.accepted for one in slow] == [one.accepted for one in fast]
-    assert [decode_plain(target, sample, 8).tokens for sample in samples] == [one.tokens for one in slow]
+    draft = draft_with_noise(slot_bias)
+    right = importlib.import_module("slot_bias.propose").propose
+    for change, message in (
+        (lambda each: Proposal(each.tokens_BD[:, 1:]), r"tokens_BD: int64 \[2, 3\]; expected int64 \[2, 4\]"),
+        (lambda each: Proposal(each.tokens_BD.float()), "tokens_BD: float32"),
+        (lambda each: Proposal(each.tokens_BD, each.tokens_BD.float()[:, 1:]), "confidence_BD: float32"),
+        (lambda each: each.tokens_BD, "a value of type Tensor; expected"),
+    ):
+        monkeypatch.setattr("slot_bias.propose.propose", lambda *asked, change=change: change(right(*asked)))
+        with pytest.raises(ConfigError, match=f"slot_bias/propose.py: propose returned {message}"):
+            decode_speculative_batch(target, draft, samples[:2], DecodeSettings(4))
 
 
 def test_it_is_trained_by_the_op_and_its_config_is_read_again(slot_bias, tmp_path):
@@ -123,6 +152,8 @@ def test_it_is_trained_by_the_op_and_its_config_is_read_again(slot_bias, tmp_pat
     stage = FakeStage(tmp_path / "train", made | {"batches": make_plan(tmp_path / "short", made["features"])})
     train_dflash(train_config(algorithm="slot_bias", own={"scale": 2}, lr=1e-2), stage)
     assert from_serving(read_json(stage.out_dir / "config.json")).algorithm == algorithm_class("slot_bias")(scale=2.0)
+    logged = {name.partition("/")[2] for metrics, _ in stage.logged for name in metrics} - {"bias_size"}
+    assert {name for name in logged if not name.startswith(LOGGED_OF_SLOTS)} <= {*LOGGED}
     assert load_file(stage.out_dir / "model.safetensors")["slot_bias.table"].abs().max() > 0
 
 
@@ -167,10 +198,120 @@ def test_what_is_wrong_is_said_with_its_place(written, old, new, place, message)
     assert found[0].position is not None
 
 
+def test_a_pipeline_in_python_names_folders_from_its_own_folder(written, monkeypatch, tmp_path_factory):
+    file = written.with_suffix(".py")
+    file.write_text(
+        "from dsl.pipeline import Pipeline\nfrom ops.lib.drafts.algorithms import algorithm_class\n"
+        "from ops.ingest.op import Ingest\n\n\ndef pipeline():\n"
+        "    p = Pipeline('own', drafts=('slot_bias',))\n    algorithm_class('slot_bias')\n"
+        "    p.node('ingest', Ingest(source='builtin:digits'))\n    return p\n"
+    )
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert read_graph(file).op_files == (written.parent / "slot_bias" / INIT,)
+    file.write_text(file.read_text().replace("('slot_bias',)", "('other',)"))
+    with pytest.raises(PipelineError, match=f"there is no folder {written.parent / 'other'}"):
+        read_graph(file)
+
+
 def test_an_error_in_its_code_names_the_file(written):
     (written.parent / "slot_bias" / "config.py").write_text("class SlotBias: pass\nsize = 1 / 0\n")
-    with pytest.raises(PipelineError, match=r"slot_bias/config.py: ZeroDivisionError: division by zero"):
+    with pytest.raises(PipelineError, match=r"slot_bias/config.py:2: ZeroDivisionError: division by zero"):
         read_graph(written)
+
+
+def edited(folder, **edits):
+    """Replace text in the files of a folder, by their names."""
+    for name, (old, new) in edits.items():
+        file = folder / f"{name}.py"
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        (
+            "config",
+            "class SlotBias:",
+            "class Slotbias:",
+            "config.py has no class SlotBias: it is named like the folder",
+        ),
+        ("config", "@frozen(kw_only=True)", "", "config.py: SlotBias is no attrs class"),
+        ("config", "scale: float = 1.0", "scale: float", "every field needs a default"),
+        ("config", '= "slot_bias"', '= "bias"', 'SlotBias.name: it is "bias"; expected the name of the folder'),
+        ("config", "engine: ", "server: ", "SlotBias.engine: expected a string"),
+        ("config", "def metrics", "def values", "SlotBias.metrics: this method is missing"),
+        ("config", '("bias_size",)', '["bias_size"]', "returned ['bias_size']; expected a tuple of strings"),
+        ("config", "source: ", "origin: ", "SlotBias.source: expected a string"),
+        ("config", '"bias_size"', '"accuracy"', '"accuracy" is a metric of every training: rename it'),
+        ("config", "def slot_floats", "def floats", "SlotBias.slot_floats: this method is missing"),
+        ("config", "def layout(self, block_size: int)", "def layout(self)", "SlotBias.layout: it is called with 1"),
+        ("config", "masks_first(block_size)", "block_size", "SlotBias.layout(8) returned 8; expected a Layout"),
+        ("config", "masks_first(block_size)", "masks_first(3)", "has 2 slots that predict; expected 7"),
+        ("config", "scale=data[SCALE]", "scale=2.0", "from_serving makes SlotBias(scale=2.0) of what to_serving"),
+        ("contract", 'config["vocab_size"]', 'config["vocabulary"]', "contract.py:14: contract.py: shapes: KeyError"),
+        ("contract", "WRONG:", "BAD:", "contract.py has no table WRONG"),
+        ("loss", "def block_losses", "def losses", "loss.py has no function block_losses"),
+        ("loss", "def block_losses", "def block_losses(:", "loss.py:19: invalid syntax"),
+        ("propose", ", choice: Choice)", ")", "propose is called with 5 arguments"),
+        ("options", "class SlotBiasOptions", "class Options", "options.py has no class SlotBiasOptions"),
+        ("options", "    base:", "    weight:", "SlotBiasOptions has no base"),
+        ("options", "def needs_teacher", "def teacher", "SlotBiasOptions has no needs_teacher"),
+        ("options", '{"scale":', '{"size":', "SlotBiasOptions.sizes: TypeError"),
+    ],
+)
+def test_what_breaks_the_protocol_is_found_at_plan(written, file, old, new, message):
+    edited(written.parent / "slot_bias", **{file: (old, new)})
+    with pytest.raises(PipelineError) as caught:
+        read_graph(written)
+    (found,) = caught.value.mistakes
+    assert str(written.parent / "slot_bias" / f"{file}.py") in found.message or file == "contract"
+    assert message in found.message and found.path.startswith("node.train.")
+
+
+def test_the_mistakes_of_all_its_files_are_found_at_once(written):
+    edited(
+        written.parent / "slot_bias",
+        config=("engine: ", "server: "),
+        options=("    base:", "    weight:"),
+        loss=("def block_losses", "def losses"),
+        reference=("def enter", "def entered"),
+    )
+    with pytest.raises(PipelineError) as caught:
+        read_graph(written)
+    for message in ("SlotBias.engine", "has no base", "no function block_losses", "reference.py has no function enter"):
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("loss", "losses.asked import", "losses.askd import", "loss.py:12: ModuleNotFoundError"),
+        ("modules", "return {}", "return None", "modules.py: around_sublayers returned NoneType; expected a dict of"),
+        ("modules", '{"slot_bias": Bias', '{"norm": Bias', 'heads, "norm": the backbone has a part of this name'),
+        ("modules", "    return {}", '    return {"slow": Bias(1, 1)}', 'around_sublayers, "slow": expected a Around'),
+        ("modules", "return {}", "return {}[0]", "modules.py:23: KeyError: 0"),
+        (
+            "modules",
+            "config.vocab_size, ",
+            "1, ",
+            "contract.py says [32000, 4] of the tensor slot_bias.table, modules.py",
+        ),
+        ("contract", "slot_bias.table", "table", "contract.py says nothing of the tensor slot_bias.table, modules.py"),
+    ],
+)
+def test_what_only_torch_finds_names_the_file(written, file, old, new, message):
+    folder = written.parent / "slot_bias"
+    edited(folder, **{file: (old, new)})
+    assert message in mistakes_here(folder, 5, 1, {"scale": 2.0})[0]
+
+
+def test_the_modules_are_tried_by_another_process_before_the_first_stage(written):
+    config = read_graph(written).nodes["train"].config
+    assert unmet(config) == {}
+    edited(written.parent / "slot_bias", modules=("return {}", "return {}[0]"))
+    found = unmet(evolve(config, num_layers=1))["algorithm"]
+    assert found == f"{written.parent / 'slot_bias' / 'modules.py'}:23: KeyError: 0"
 
 
 def test_a_folder_is_trusted_as_it_is_and_altered_no_more(written):

@@ -28,7 +28,7 @@ class SlotBias:
         return masks_first(block_size)
 
     def metrics(self, with_teacher: bool) -> tuple[str, ...]:
-        return ()
+        return ("bias_size",)
 
     def mistakes(self, draft: DraftConfig) -> list[str]:
         return [] if self.scale > 0 else [f"{SCALE}: must be positive, got {self.scale}"]

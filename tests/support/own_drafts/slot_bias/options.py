@@ -11,9 +11,10 @@ from dsl.op import field
 
 @frozen(kw_only=True)
 class SlotBiasOptions:
-    """scale: of the bias. base: the weight of the field `loss`."""
+    """scale: of the bias. penalty: the weight of its mean square in the loss. base: the weight of the field `loss`."""
 
     scale: float = field(default=1.0, validator=validators.gt(0))
+    penalty: float = field(default=0.01, validator=validators.ge(0))
     base: float = 1.0
 
     @property

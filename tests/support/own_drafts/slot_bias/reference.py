@@ -51,4 +51,6 @@ def block_losses(
 ) -> tuple[Tensor, Tensor]:
     """More loss of each token, and whether the draft would propose it, [N, K]."""
     logits_NKV = token_logits(config, weights, hidden_NKM, head_VM, tokens_NK)
-    return torch.zeros(tokens_NK.shape, dtype=hidden_NKM.dtype), logits_NKV.argmax(-1) == tokens_NK
+    square_D = (scale_of(config) * weights["slot_bias.table"]).square().mean(0)
+    added_K = options.penalty * torch.cat((square_D[:1], square_D))
+    return added_K.expand(tokens_NK.shape), logits_NKV.argmax(-1) == tokens_NK

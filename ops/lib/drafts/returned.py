@@ -1,0 +1,67 @@
+"""Whether what an algorithm's functions return has the form that their callers rely on.
+
+Only types, shapes and dtypes are looked at, so nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from dsl.errors import ConfigError
+from ops.lib.drafts.algorithms import Algorithm, file_of
+from ops.lib.drafts.decoding.proposal import Proposal
+from ops.lib.drafts.losses.asked import Outcome
+
+
+def check_outcome(algorithm: Algorithm, outcome: Outcome, slots: int, metrics: tuple[str, ...]) -> None:
+    """What block_losses returns for so many slots. metrics: those that the config names. Raises ConfigError."""
+    mistakes = _of_type(outcome, Outcome)
+    if not mistakes:
+        shape = (slots,)
+        mistakes += _unlike("losses_W", outcome.losses_W, shape, None)
+        mistakes += _unlike("correct_W", outcome.correct_W, shape, torch.bool)
+        mistakes += [] if outcome.added_W is None else _unlike("added_W", outcome.added_W, shape, None)
+        if len(outcome.found) != len(metrics):
+            expected = f"{len(metrics)}, the metrics of config.py" + (f" ({', '.join(metrics)})" if metrics else "")
+            mistakes.append(f"found: {len(outcome.found)} tensors; expected {expected}")
+        for name, values_W in zip(metrics, outcome.found, strict=False):
+            mistakes += _unlike(f"found, {name}", values_W, shape, None)
+    _raise(algorithm, "loss", "block_losses", mistakes)
+
+
+def check_proposal(algorithm: Algorithm, proposal: Proposal, rows: int, proposals: int) -> None:
+    """What propose returns for a batch of so many rows. Raises ConfigError with all mistakes."""
+    mistakes = _of_type(proposal, Proposal)
+    if not mistakes:
+        mistakes += _unlike("tokens_BD", proposal.tokens_BD, (rows, proposals), torch.int64)
+        if proposal.confidence_BD is not None:
+            mistakes += _unlike("confidence_BD", proposal.confidence_BD, (rows, proposals), None)
+    _raise(algorithm, "propose", "propose", mistakes)
+
+
+def _of_type(returned: object, wanted: type) -> list[str]:
+    if isinstance(returned, wanted):
+        return []
+    return [f"a value of type {type(returned).__name__}; expected {wanted.__module__}.{wanted.__name__}"]
+
+
+def _unlike(name: str, tensor: object, shape: tuple[int, ...], dtype: torch.dtype | None) -> list[str]:
+    """dtype: None for any floating one."""
+    if not isinstance(tensor, Tensor):
+        return [f"{name}: a value of type {type(tensor).__name__}; expected a tensor"]
+    if tensor.shape == shape and (tensor.dtype == dtype or (dtype is None and tensor.dtype.is_floating_point)):
+        return []
+    wanted = "floating-point numbers" if dtype is None else _named(dtype)
+    return [f"{name}: {_named(tensor.dtype)} {[*tensor.shape]}; expected {wanted} {[*shape]}"]
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _raise(algorithm: Algorithm, file: str, function: str, mistakes: Iterable[str]) -> None:
+    if lines := [f"{file_of(algorithm, file)}: {function} returned {mistake}" for mistake in mistakes]:
+        raise ConfigError("\n".join(lines))
