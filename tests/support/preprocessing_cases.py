@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from family_checkpoints import picture
+from family_checkpoints import PROSE, picture
 from PIL import Image
 
 from ops.artifacts import ImageSamples
@@ -37,7 +38,8 @@ TURNED = Image.Exif()
 TURNED[0x0112] = 6  # orientation: to be turned by 90 degrees
 
 # Name -> messages, images. The processor of the checkpoints takes images of 256 to 4096 pixels in steps of 8.
-CASES: dict[str, tuple[list[dict[str, Any]], list[bytes]]] = {
+Cases = Mapping[str, tuple[list[dict[str, Any]], list[bytes]]]
+CASES: Cases = {
     "png": (ONE, [encoded(picture(50, 30))]),
     "jpeg": (ONE, [encoded(picture(50, 30), "JPEG", quality=90)]),
     "rgba": (ONE, [encoded(picture(51, 37).convert("RGBA"))]),
@@ -57,10 +59,14 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[bytes]]] = {
     "text": (conversation(("What is it?", "It is blue."), ("Count.", "There are two.")), []),
     "turned": (ONE, [encoded(picture(50, 30), "JPEG", quality=90, exif=TURNED)]),
 }
+TEXTS: Cases = {
+    "text": CASES["text"],
+    "longer": (conversation((PROSE[1], PROSE[2]), (PROSE[0], "And now, what is it?")), []),
+}
 SAME = [name for name in CASES if name != "turned"]
 
 
-def write_cases(folder: Path) -> ImageSamples:
+def write_cases(folder: Path, cases: Cases = CASES) -> ImageSamples:
     """What inject_images would write."""
     packs = PackWriter(folder)
     rows = [
@@ -71,7 +77,7 @@ def write_cases(folder: Path) -> ImageSamples:
             "messages": messages,
             "images": [packs.add(image) for image in images],
         }
-        for name, (messages, images) in CASES.items()
+        for name, (messages, images) in cases.items()
     ]
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return ImageSamples(folder, "d")

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import base64
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from attrs import frozen
-from chat_samples import run_tokenize
+from chat_requests import chat_of, image_settings, tokenized
 from family_checkpoints import FAMILIES, make_checkpoint
-from preprocessing_cases import CASES, write_cases
+from http_servers import running_command
+from preprocessing_cases import CASES, TEXTS
 from torch import Tensor
 
-from ops.artifacts import TokenShards
-from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.lib.sglang.serve_command import Served
+from ops.lib.data.token_shards import TokenSample
 from ops.lib.vision.processor import load_processor
-from ops.lib.vllm.serve_command import image_arguments
 
 BACKENDS = ("pillow", "torchvision")
 TARGETS = [name for name, row in FAMILIES.items() if row.vision]
@@ -32,6 +35,15 @@ class Rendered:
     grids: list[list[int]]
     pixels: Tensor
 
+    @classmethod
+    def of(cls, input_ids: list[int], items: Sequence[Any]) -> Rendered:
+        """items: vLLM's own, one an image."""
+        return cls(
+            input_ids=input_ids,
+            grids=[item["image_grid_thw"].data.tolist() for item in items],
+            pixels=torch.cat([item["pixel_values"].data for item in items]) if items else torch.zeros(0),
+        )
+
 
 def renderer(checkpoint, backend: str, pixels: dict[str, int]) -> Any:
     """As `vllm serve` with dflow's arguments makes it."""
@@ -39,33 +51,17 @@ def renderer(checkpoint, backend: str, pixels: dict[str, int]) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.renderers import renderer_from_config
 
-    served = Served(model_type="any", vision=True, dtype="float32", image_backend=backend, pixels=pixels)
-    arguments = EngineArgs(model=str(checkpoint), dtype="float32", mm_processor_kwargs=image_arguments(served))
+    settings = image_settings(backend, pixels)
+    arguments = EngineArgs(model=str(checkpoint), dtype="float32", mm_processor_kwargs=settings)
     return renderer_from_config(VllmConfig(model_config=arguments.create_model_config()))
 
 
 def render(made: Any, messages: list[dict[str, Any]], images: list[bytes]) -> Rendered:
     from vllm.renderers import ChatParams
 
-    urls = iter(f"data:image/png;base64,{base64.b64encode(image).decode()}" for image in images)
-    chat = [
-        {
-            "role": message["role"],
-            "content": [
-                {"type": "image_url", "image_url": {"url": next(urls)}} if part["type"] == "image" else part
-                for part in message["content"]
-            ],
-        }
-        for message in messages
-    ]
     params = ChatParams(chat_template_kwargs={"add_generation_prompt": True})  # the default of a request
-    _, [prompt] = made.render_chat([chat], params, skip_mm_cache=True)
-    items = prompt["mm_kwargs"]["image"] if images else []
-    return Rendered(
-        input_ids=list(prompt["prompt_token_ids"]),
-        grids=[item["image_grid_thw"].data.tolist() for item in items],
-        pixels=torch.cat([item["pixel_values"].data for item in items]) if items else torch.zeros(0),
-    )
+    _, [prompt] = made.render_chat([chat_of(messages, images)], params, skip_mm_cache=True)
+    return Rendered.of(list(prompt["prompt_token_ids"]), prompt["mm_kwargs"]["image"] if images else [])
 
 
 @pytest.fixture(scope="module")
@@ -74,16 +70,6 @@ def checkpoints(tmp_path_factory):
         name: make_checkpoint(name, tmp_path_factory.mktemp(name), lively=False, num_hidden_layers=4)
         for name in TARGETS
     }
-
-
-def tokenized(folder, checkpoint, backend: str, **settings: Any) -> dict[str, TokenSample]:
-    (folder / "samples").mkdir()
-    samples = write_cases(folder / "samples")
-    stage = run_tokenize(
-        folder, samples, processor=str(checkpoint), image_backend=backend, min_loss_tokens=1, **settings
-    )
-    reader = TokenReader(stage.artifact(TokenShards))
-    return {sample.id: sample for sample in map(reader.sample, range(len(reader)))}
 
 
 @pytest.fixture(scope="module", params=SEVERAL, ids="-".join)
@@ -109,13 +95,40 @@ def normalised(pixels: Tensor, checkpoint) -> Tensor:
 def test_vllm_gets_the_ids_grids_and_pixels_of_tokenize_chat(pair, case):
     """A photo that its EXIF data turn, too, which SGLang does not turn."""
     checkpoint, backend, ours, theirs = pair
-    ours, theirs = ours[case], theirs[case]
+    difference = compared(ours[case], theirs[case], checkpoint)
+    print(f"{case}: largest difference of the pixels {difference:.1e}")
+    assert difference <= (0 if backend == "pillow" else 1e-6)
+
+
+def compared(ours: TokenSample, theirs: Rendered, checkpoint: Path) -> float:
+    """The largest difference of the pixels; the ids of the prompt and the grids are equal."""
     assert theirs.input_ids == ours.input_ids[: ours.prompt_tokens].tolist()
     assert theirs.grids == ours.image_grid_thw.tolist()
-    if CASES[case][1]:
-        difference = (normalised(theirs.pixels, checkpoint) - ours.pixel_values).abs().max().item()
-        print(f"{case}: largest difference of the pixels {difference:.1e}")
-        assert difference <= (0 if backend == "pillow" else 1e-6)
+    if not theirs.grids:
+        return 0.0
+    return float((normalised(theirs.pixels, checkpoint) - ours.pixel_values).abs().max())
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_vl"])
+def test_the_render_endpoint_answers_with_the_ids_grids_and_pixels_of_tokenize_chat(name, tmp_path):
+    """`vllm launch render`, which needs no GPU, asked over HTTP."""
+    from vllm.entrypoints.scale_out.token_in_token_out.mm_features import mm_kwargs_from_features
+    from vllm.entrypoints.scale_out.token_in_token_out.protocol import MultiModalFeatures
+
+    checkpoint = make_checkpoint(name, tmp_path / "checkpoint", lively=False, num_hidden_layers=4)
+    vision = FAMILIES[name].vision
+    cases = CASES if vision else TEXTS
+    ours = tokenized(tmp_path, checkpoint, cases=cases)
+    command = [str(Path(sys.executable).with_name("vllm")), "launch", "render", str(checkpoint), "--dtype", "float32"]
+    if vision:
+        command += ["--mm-processor-kwargs", json.dumps(image_settings("pillow"))]
+    with running_command(command, tmp_path, os.environ) as server:
+        for case, (messages, images) in cases.items():
+            body = {"messages": chat_of(messages[:-1], images)}
+            url = f"{server.url}/v1/chat/completions/render"
+            answer = httpx.post(url, json=body, timeout=60, trust_env=False).raise_for_status().json()
+            items = mm_kwargs_from_features(MultiModalFeatures(**answer["features"]))["image"] if images else []
+            assert compared(ours[case], Rendered.of(answer["token_ids"], items), checkpoint) == 0
 
 
 def test_other_image_sizes_than_the_targets_own_are_told_to_vllm(checkpoints, tmp_path):
