@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from algorithm_cases import grown
 from dflash_cases import BLOCK, NEW_TOKENS, changed, make_case
+from own_process import run_script
 
 from ops.artifacts import Draft
 from ops.evaluate.statistics import acceptance_length
@@ -22,8 +21,6 @@ from ops.lib.drafts.backbone.speculators_format import Verifier
 from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dspark.config import Dspark
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 WINDOWS = {"layer_types": ["sliding_attention"], "sliding_window": 16, "use_sliding_window": True, "is_causal": True}
 
 
@@ -51,10 +48,7 @@ def decode(case, draft: Path, form: str, folder: Path) -> subprocess.CompletedPr
         "tokens": NEW_TOKENS + 1,
         "stop": sorted(case.eos),
     }
-    (folder / "request.json").write_text(json.dumps(request))
-    command = [sys.executable, str(HERE / "decode.py"), str(folder / "request.json"), str(folder / "answer.json")]
-    path = f"{os.environ['PYTHONPATH']}:{ROOT}"
-    return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=600)
+    return run_script("decode.py", request, folder)
 
 
 SERVED = [(quality, "speculators") for quality in ("trained", "noisy", "random", "windows")]
