@@ -23,7 +23,7 @@ from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dspark.config import Dspark
 
 BEYOND_PLAIN: dict[str, Algorithm] = {
-    "dflash2": Dflash2(taps=2, group=4, rank=6, candidates=5),
+    "dflash2": Dflash2(taps=2, group=4, rank=6, candidates=8),
     "dflash2, three taps": Dflash2(taps=3, group=8, rank=4, candidates=8),
     "dspark": Dspark(rank=6),
     "dspark, no confidence": Dspark(rank=6, confidence_head=False),

@@ -33,10 +33,10 @@ def test_blocks_are_counted_as_speculators_does(tmp_path, name, kind, block, spe
 def test_fields_of_an_algorithm_are_flat_and_wrong_ones_are_told(tmp_path):
     draft = written_draft(tmp_path / "export", BEYOND_PLAIN["dflash2"])
     folder, weights = tmp_path / "export" / "speculators", tmp_path / "export" / "model.safetensors"
-    expected = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5}
+    expected = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 8}
     assert expected.items() <= read_json(folder / "config.json").items()
     verifier = Verifier(None, ("Qwen3ForCausalLM",))
     assert [] == speculators_mistakes(folder, draft.config, "float32", verifier, weights)
     write_json(folder / "config.json", to_speculators(draft.config, "float32", verifier) | {"selector_top_k": 4})
     (mistake,) = speculators_mistakes(folder, draft.config, "float32", verifier, weights)
-    assert "speculators/config.json: selector_top_k must be 5, got 4" == mistake.what
+    assert "speculators/config.json: selector_top_k must be 8, got 4" == mistake.what
