@@ -33,49 +33,57 @@ def written(file: Path, rows: list) -> Path:
     return file
 
 
-def arguments(command: str, benchmark: Path) -> list[str]:
-    return [command, str(TINY), "-s", f"eval.benchmark={benchmark}", "--store", str(benchmark.parent / "store")]
+@pytest.fixture
+def tiny(tmp_path) -> Path:
+    """The tiny chain without the gate, which has nothing to compare a benchmark with."""
+    file = tmp_path / "tiny.toml"
+    file.write_text(TINY.read_text().partition("[node.check]")[0])
+    return file
 
 
-def test_a_plan_tells_every_mistake_of_a_benchmark_and_a_run_does_not_begin_with_them(benchmark, capsys):
+def arguments(command: str, tiny: Path, benchmark: Path) -> list[str]:
+    return [command, str(tiny), "-s", f"eval.benchmark={benchmark}", "--store", str(tiny.parent / "store")]
+
+
+def test_a_plan_tells_every_mistake_of_a_benchmark_and_a_run_does_not_begin_with_them(tiny, benchmark, capsys):
     written(benchmark, [GOOD, *[row for row, _ in BAD]])
-    assert 2 == main(arguments("plan", benchmark))
+    assert 2 == main(arguments("plan", tiny, benchmark))
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("node.eval.benchmark: ")]
     assert "3 of 4 lines of the benchmark cannot be used" in told[0]
     expected = [f"node.eval.benchmark: {benchmark}:{line}: {what}" for line, (_, what) in enumerate(BAD, start=2)]
     assert expected == [line[: len(start)] for line, start in zip(told[1:], expected, strict=True)]
-    assert 2 == main(arguments("run", benchmark))
+    assert 2 == main(arguments("run", tiny, benchmark))
     assert told == capsys.readouterr().err.splitlines()
     assert [] == list((benchmark.parent / "store").glob("records/*"))
 
 
-def test_more_mistakes_than_a_terminal_wants_are_counted(benchmark, capsys):
+def test_more_mistakes_than_a_terminal_wants_are_counted(tiny, benchmark, capsys):
     written(benchmark, ["{"] * 130)
-    main(arguments("plan", benchmark))
+    main(arguments("plan", tiny, benchmark))
     out = capsys.readouterr().out
     assert 100 == out.count("broken JSON")
     assert "node.eval.benchmark: ... and 30 more" in out
 
 
-def test_a_good_benchmark_stands_in_no_runs_way_and_is_read_without_torch(benchmark):
+def test_a_good_benchmark_stands_in_no_runs_way_and_is_read_without_torch(tiny, benchmark):
     command = "import sys; from executor.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
-    given = arguments("plan", benchmark)
+    given = arguments("plan", tiny, benchmark)
     shown = subprocess.run([sys.executable, "-c", command, *given], capture_output=True, text=True, check=True).stdout
     assert "False" == shown.splitlines()[-1]
     assert "node.eval.benchmark" not in shown
 
 
-def test_a_folder_and_a_missing_file_are_no_benchmark(benchmark, capsys):
-    main(arguments("plan", benchmark.parent))
+def test_a_folder_and_a_missing_file_are_no_benchmark(tiny, benchmark, capsys):
+    main(arguments("plan", tiny, benchmark.parent))
     assert "no such file; benchmark must name a file of JSON lines" in capsys.readouterr().out
-    main(arguments("plan", benchmark.parent / "absent.jsonl"))
+    main(arguments("plan", tiny, benchmark.parent / "absent.jsonl"))
     out = capsys.readouterr().out
     assert (1, 0) == (out.count("there is no file or folder"), out.count("no such file"))
 
 
-def test_the_lines_of_a_benchmark_and_the_images_that_it_names_are_part_of_the_key(benchmark):
+def test_the_lines_of_a_benchmark_and_the_images_that_it_names_are_part_of_the_key(tiny, benchmark):
     def external() -> dict[str, str]:
-        graph = read_graph(TINY, [f"eval.benchmark={benchmark}"])
+        graph = read_graph(tiny, [f"eval.benchmark={benchmark}"])
         others = [node_id for node_id in graph.nodes if node_id != "eval"]
         return dict(graph_parts(graph, Sources.now(None), without=others)["eval"].external)
 

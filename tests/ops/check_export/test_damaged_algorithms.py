@@ -101,8 +101,8 @@ FIELDS = {
     ),
     "fewer candidates": (
         "dflash2",
-        put(NEST, selector_top_k=3),
-        [f"selector_top_k is 3, {TRAINED} 4"],
+        put(NEST, selector_top_k=2),
+        [f"selector_top_k is 2, {TRAINED} 4"],
         "fewer candidates",
     ),
     "what vLLM alone reads": (

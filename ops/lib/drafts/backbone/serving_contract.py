@@ -369,7 +369,8 @@ def _draft_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
         from_serving(config)
     except ConfigError as error:
         for line in str(error).splitlines()[1:]:
-            name, _, wrong = line.strip().partition(": ")
+            named, _, wrong = line.strip().partition(": ")
+            name = named.partition("(")[2].rstrip(")") or named  # "dflash2.group (conv_group_size)"
             remedy = REWRITE if name in UNREAD else RETRAIN
             place = full_name(name, config)
             yield place, Mistake(f"config.json: {place}: {wrong}", _draft_effect(name, config), remedy)
