@@ -40,6 +40,7 @@ def use_draft_folders(op_files: Sequence[Path]) -> None:
     _used.update(draft_folders(op_files))
     for folder in _used.values():
         put_on_path(folder.parent)
+    if _used:
         import_from_source()
 
 
