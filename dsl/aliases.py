@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import field, frozen
 
-from dsl.document import TABLE_NAMES
+from dsl.document import LAUNCH, TABLE_NAMES
 from dsl.errors import MOST_SHOWN, listed
 from dsl.named_function import named_function
 
 MOST_OF_KEYS = 1000  # characters of a list of keys
 NEAR_WORD = 0.7  # of difflib's ratio: "weigths" for "weights", but not "eval" for "max"
 NEAR_NAME = 0.92  # of whole names whose words are joined or cut otherwise: "evalevery" for "eval_every"
-LAUNCH = "launch"
 
 
 @frozen

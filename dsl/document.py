@@ -23,6 +23,7 @@ from dsl.toml import KeyPath, key_positions, parsed
 
 EXTENDS = "extends"
 TABLE_NAMES = ("pipeline", "mlflow", "machine")  # beside the nodes
+LAUNCH = "launch"  # the table of a node that says how it is started
 
 
 @define(slots=False)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
-from attrs import frozen, validators
+from attrs import validators
 
 EMPTY = (None, ())
 ALL_OF: Any = type(validators.and_())  # attrs names the classes of its validators nowhere
@@ -25,14 +25,14 @@ class Clash(ValueError):
         self.others = tuple(others)
 
 
-@frozen
 class Needs:
     """With this value, the fields of `given` are not None, and those of `left_out` are."""
 
-    value: Any
-    message: str
-    given: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    def __init__(self, value: Any, message: str, given: Sequence[str] = (), left_out: Sequence[str] = ()) -> None:
+        self.value = value
+        self.message = message
+        self.given = given
+        self.left_out = left_out
 
     def __call__(self, instance: Any, _attribute: object, value: object) -> None:
         if value != self.value:
@@ -43,33 +43,32 @@ class Needs:
             raise Clash(self.message, others)
 
 
-@frozen
 class Only:
     """Another value than the default only where the field `other` has this value."""
 
-    other: str
-    value: Any
-    message: str
+    def __init__(self, other: str, value: Any, message: str) -> None:
+        self.other = other
+        self.value = value
+        self.message = message
 
     def __call__(self, instance: Any, attribute: attrs.Attribute[Any], value: object) -> None:
         if value != attribute.default and getattr(instance, self.other, self.value) != self.value:
             raise Clash(self.message.format(name=attribute.name), [self.other])
 
 
-@frozen
 class ChosenBy(Only):
     """Of a table: it belongs to this value of `other`. Where it is left out then, it has its defaults."""
 
 
-@frozen
 class Given:
     """With another value than the default, the fields of `given` are neither None nor empty, and those of `left_out`
     have the value that stands there.
     """
 
-    message: str
-    given: tuple[str, ...] = ()
-    left_out: Mapping[str, Any] = attrs.field(factory=dict)
+    def __init__(self, message: str, given: Sequence[str] = (), left_out: Mapping[str, Any] | None = None) -> None:
+        self.message = message
+        self.given = given
+        self.left_out = left_out or {}
 
     def __call__(self, instance: Any, attribute: attrs.Attribute[Any], value: object) -> None:
         if value == attribute.default:

@@ -14,9 +14,8 @@ from typing import Any
 
 import attrs
 
-from dsl.aliases import LAUNCH
 from dsl.convert import member_type, type_mistake, typed_value
-from dsl.document import TABLE_NAMES
+from dsl.document import LAUNCH, TABLE_NAMES
 from dsl.edge_checks import external_value
 from dsl.errors import Mistake, did_you_mean, shortened
 from dsl.op import ConfigField, chosen_tables

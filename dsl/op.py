@@ -26,7 +26,6 @@ from typing import Any, ClassVar, TypeVar
 import attrs
 from attrs import frozen
 
-from dsl.aliases import key_hint
 from dsl.convert import converter, structure, table_class
 from dsl.errors import ConfigError, Mistake, StructureError
 from dsl.field_rules import ChosenBy, validators_of
@@ -382,6 +381,8 @@ def _check_types_when_made(cls: type, spec: OpSpec) -> None:
         for name, value in values.items():
             declared = spec.edges.get(name) or spec.fields.get(name)
             if declared is None:
+                from dsl.aliases import key_hint  # only for mistakes
+
                 hint = key_hint(name, spec.name, [*spec.edges, *spec.fields], {})
                 mistakes.append(Mistake("unknown key", f"{spec.name}.{name}", hint=hint.text))
                 continue

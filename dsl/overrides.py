@@ -17,9 +17,8 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.aliases import LAUNCH, alias_hint
 from dsl.convert import member_type, structure, takes_table, type_mistake, typed_value
-from dsl.document import TABLE_NAMES
+from dsl.document import LAUNCH, TABLE_NAMES
 from dsl.errors import Mistake, PipelineError, Position, known_nodes, shortened
 from dsl.for_each import expanded
 from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
@@ -57,6 +56,8 @@ def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Mistake
         owner, _, field = path.partition(".")
         position = Position(f"-s {text}", is_argument=True)
         if not equals or not owner or not all(field.split(".")):
+            from dsl.aliases import alias_hint  # only for mistakes
+
             alias = None if field or not equals else alias_hint(owner, "", {})
             hint = "" if alias is None else alias.text
             mistakes.append(Mistake("expected node.field=value", position=position, hint=hint))

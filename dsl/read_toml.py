@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 
-from dsl.aliases import alias_hint
 from dsl.document import TABLE_NAMES, Document, Places, read_document
 from dsl.draft_folders import INIT, use_checked_folders
 from dsl.edge_checks import Absent, absolute_path, wiring_mistakes
@@ -141,6 +140,8 @@ def _top_level_mistakes(document: Document, file: Path, ops: Mapping[str, str]) 
     start = Position(str(file), 1, 1)
     for name, value in document.values.items():
         if name not in TABLES:
+            from dsl.aliases import alias_hint  # only for mistakes
+
             hint = did_you_mean(name, TABLES) or f"a pipeline file has {', '.join(f'[{table}]' for table in TABLES)}"
             message = "unknown table" if isinstance(value, dict) else "unknown key"
             alias = None if isinstance(value, dict) else alias_hint(name, "", ops)

@@ -9,7 +9,7 @@ from dsl.errors import ConfigError, shortened
 POWERS_OF_TEN = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 POWERS_OF_TWO = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 UNITS = POWERS_OF_TEN | POWERS_OF_TWO
-SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
+SIZE = r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)"
 
 
 def parsed_bytes(text: str) -> int:
@@ -17,7 +17,7 @@ def parsed_bytes(text: str) -> int:
 
     Raises ConfigError for anything else, and for less than a byte.
     """
-    found = SIZE.fullmatch(text.strip())
+    found = re.fullmatch(SIZE, text.strip())
     if found is None or found[2].lower() not in UNITS:
         raise ConfigError(f'expected a number of bytes such as "24 GiB" or "24 GB", got "{shortened(text)}"')
     from fractions import Fraction

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import define
 
-from dsl.aliases import LAUNCH, KeyHint, key_hint
 from dsl.convert import readable, type_name
-from dsl.document import Places
+from dsl.document import LAUNCH, Places
 from dsl.errors import ConfigError, Mistake, Position, StructureError
 from dsl.field_rules import ChosenBy, Clash, validators_of
 from dsl.op import ConfigField, Edge, OpSpec, chosen_tables, config_fields, with_tables
 from dsl.pipeline import Copy, Launch, Pipeline
+
+if TYPE_CHECKING:
+    from dsl.aliases import KeyHint
 
 LAUNCH_FIELDS = config_fields(Launch)
 DEFAULT_LAUNCH = Launch()
@@ -63,12 +65,14 @@ class WrittenNode:
 
     def cells(self) -> Iterator[tuple[str, Any]]:
         """The values by "field"; of a table those in it, by "table.field"."""
+        fields = self.fields
         for name, value in self.values.items():
-            field = self.fields.get(name)
+            field = fields.get(name)
             inside = table_values(value) if field is not None and field.table is not None else None
-            yield from ((f"{name}.{key}", each) for key, each in (inside or {}).items())
             if inside is None:
                 yield name, value
+            else:
+                yield from ((f"{name}.{key}", each) for key, each in inside.items())
 
     def is_argument(self, field: str) -> bool:
         """Whether the value of the field was given on the command line."""
@@ -122,15 +126,17 @@ def unknown_key(node: WrittenNode, name: str, ops: Mapping[str, str], fields_onl
 
     ops: those of all nodes, by id. fields_only: an edge cannot be meant.
     """
+    from dsl import aliases  # only for mistakes
+
     owner = node.id if node.op is None else node.op.name
     table, _, key = name.partition(".")
     if key and table == LAUNCH:
-        return key_hint(key, LAUNCH, [*LAUNCH_FIELDS], ops)
+        return aliases.key_hint(key, LAUNCH, [*LAUNCH_FIELDS], ops)
     if key and table in node.fields:
         if key in node.fields or key in node.edges:
-            return KeyHint(f'it is "{key}" of the node, not of its table {table}')
-        return key_hint(key, f"{owner}.{table}", [*node.fields[table].fields], ops)
-    return key_hint(name, owner, [*(() if fields_only else node.edges), *with_tables(node.fields)], ops)
+            return aliases.KeyHint(f'it is "{key}" of the node, not of its table {table}')
+        return aliases.key_hint(key, f"{owner}.{table}", [*node.fields[table].fields], ops)
+    return aliases.key_hint(name, owner, [*(() if fields_only else node.edges), *with_tables(node.fields)], ops)
 
 
 def add_checked_node(pipeline: Pipeline, node: WrittenNode, ops: Mapping[str, str]) -> list[Mistake]:

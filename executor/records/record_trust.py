@@ -36,7 +36,7 @@ from executor.system.trust import (
 UNKNOWN_STORE = "not one that you made here, at this place"
 UNKNOWN = "not as you ran it here, or you never did"
 HOW = "read it, then repeat the command with --trust"
-IN_TEXT = re.compile(r"(\w+)(\.\w+)*:\w+")  # "my_run:capture", as @op names a run function
+IN_TEXT = r"(\w+)(\.\w+)*:\w+"  # "my_run:capture", as @op names a run function
 
 
 @frozen
@@ -131,16 +131,18 @@ def _imported(file: Path, source: bytes) -> Iterator[str]:
                 yield from (alias.name.partition(".")[0] for alias in names)
             case ast.ImportFrom(module=str(module), level=0):
                 yield module.partition(".")[0]
-            case ast.Constant(value=str(text)) if found := IN_TEXT.fullmatch(text):
+            case ast.Constant(value=str(text)) if found := re.fullmatch(IN_TEXT, text):
                 yield found[1]
 
 
 def _beside(name: str, folder: Path) -> Iterator[Path]:
     """The files of a module, or of a package with all below it, in a folder; none where another one comes first."""
-    if _comes_first(name):
+    if name in sys.stdlib_module_names:
         return
-    yield from (place for place in places_of(name, folder) if place.parent == folder and place.is_file())
-    yield from _below(folder / name)
+    found = [place for place in places_of(name, folder) if place.parent == folder and place.is_file()]
+    found += _below(folder / name)
+    if found and not _is_installed(name):
+        yield from found
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -150,7 +152,7 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from (Path(here, file) for file in files if file.endswith(suffixes))
 
 
-def _comes_first(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     """Whether Python finds a module of that name elsewhere, before it looks beside an op file."""
     found = PathFinder.find_spec(name, path_without_added())
-    return name in sys.stdlib_module_names or (found is not None and found.origin is not None)
+    return found is not None and found.origin is not None

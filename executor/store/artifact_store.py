@@ -75,6 +75,8 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._objects = path / "objects"
+        self._index = path / "index"
         self._intact: set[str] = set()
 
     @classmethod
@@ -110,7 +112,7 @@ class Store:
         return self.memos / "external.jsonl" if self.memos is not None else None
 
     def object_path(self, digest: str) -> Path:
-        return self.path / "objects" / digest
+        return self._objects / digest
 
     def manifest(self, digest: str) -> Manifest | None:
         """The manifest of an artifact; None if a file of it is missing or has another size."""
@@ -146,7 +148,7 @@ class Store:
 
     def index(self, key: str) -> list[IndexLine]:
         """All index lines of a key, oldest first."""
-        lines = read_lines(self.path / "index" / key)
+        lines = read_lines(self._index / key)
         return [entry for line in lines if (entry := IndexLine.from_json(line)) is not None]
 
     def newest(self, key: str) -> IndexLine | None:
@@ -240,7 +242,7 @@ class Store:
         return entry.digest
 
     def _append(self, key: str, entry: IndexLine) -> None:
-        append_line(self.path / "index" / key, entry.to_json(), durable=True)
+        append_line(self._index / key, entry.to_json(), durable=True)
         fail_point("commit:indexed")
 
     def _place(self, out: Path, digest: str) -> None:

@@ -49,8 +49,8 @@ class Manifest:
 
     @classmethod
     def of(cls, folder: Path) -> Manifest | None:
-        """The manifest of an artifact's folder; None if it is missing or damaged."""
-        return cls.read(folder / MANIFEST) if _is_plain(folder) else None
+        """The manifest of an artifact's folder; None if it is missing, damaged, or behind a link."""
+        return cls.read(folder / MANIFEST) if is_folder(folder) else None
 
     @classmethod
     def read(cls, file: Path) -> Manifest | None:
@@ -89,9 +89,10 @@ class Manifest:
 def committed_files(folder: Path) -> dict[str, FileEntry] | None:
     """The files that an artifact's manifest names; None if there is no manifest.
 
-    Read without a converter, since a run in which nothing runs reads it for every node.
+    The target of a link is no artifact. Read without a converter, since a run in which nothing runs reads it for every
+    node.
     """
-    return file_entries(read_object(folder / MANIFEST)) if _is_plain(folder) else None
+    return file_entries(read_object(folder / MANIFEST)) if is_folder(folder) else None
 
 
 def file_entries(data: Any) -> dict[str, FileEntry] | None:
@@ -105,8 +106,3 @@ def file_entries(data: Any) -> dict[str, FileEntry] | None:
         for name, entry in files.items()
     )
     return files if are_own else None
-
-
-def _is_plain(folder: Path) -> bool:
-    """Whether it is a folder with a manifest of its own: the target of a link is no artifact."""
-    return is_folder(folder) and not (folder / MANIFEST).is_symlink()

@@ -64,20 +64,32 @@ def open_plain(path: Path) -> IO[bytes]:
 
     A pipe is not waited for, and a device is not read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-    return os.fdopen(descriptor, "rb")
+    return os.fdopen(_plain_descriptor(path)[0], "rb")
 
 
 def read_plain(path: Path) -> bytes:
     """The content of a regular file. Raises OSError as `open_plain`, with EFBIG for more than LARGEST bytes."""
-    with open_plain(path) as file:
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
+    descriptor, size = _plain_descriptor(path)
+    data = b""
+    try:
+        while size <= LARGEST and (piece := os.read(descriptor, size + 1)):
+            data += piece
+            size = max(size, len(data))
+    finally:
+        os.close(descriptor)
+    if size > LARGEST:
         raise OSError(errno.EFBIG, f"larger than {LARGEST >> 20} MiB", str(path))
     return data
+
+
+def _plain_descriptor(path: Path) -> tuple[int, int]:
+    """With the size of the file in bytes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return descriptor, status.st_size
 
 
 def remove(path: Path, *, ignore_errors: bool = False) -> None:
