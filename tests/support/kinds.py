@@ -15,19 +15,24 @@ CHAINS = re.compile(rf"def \w+\((?:[^()]*\W)?(?:{FIXTURES})\b|draft_chain|family
 # In one process, but five seconds and more.
 LONG = {
     "test_broken_pipelines",
+    "test_capture_config",
     "test_classification",
     "test_code_fingerprints",
     "test_data_memory",
     "test_device_kernels",
-    "test_diagnose_certainty",
+    "test_dflash_cuda",
     "test_dflash_fused",
     "test_dflash_traffic",
+    "test_diagnose_certainty",
     "test_encode_batch",
+    "test_fuzz",
     "test_inject_images",
     "test_key_meaning",
     "test_loss_masks",
     "test_scheduler",
+    "test_slot_losses",
     "test_tensor_batch",
+    "test_tokenize_workers",
 }
 
 
