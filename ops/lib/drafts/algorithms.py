@@ -7,8 +7,8 @@ Each algorithm is a folder of the same files; everything else knows none of them
     propose.py    `propose`: the tokens of a block from the backbone's hidden states
     loss.py       `block_losses`: the loss of every token, and whether the draft would propose it
     contract.py   `shapes`, `MISSING`, `WRONG`: its tensors, and what engines do with wrong fields; torch-free
-    reference.py  the same slowly, of the tensors by their names: `enter`, `leave`, `scores`, `token_logits`,
-                  `block_losses`
+    reference.py  the same slowly, of the tensors by their names: `scores`, `token_logits`, `block_losses`; `enter` and
+                  `leave` where something goes around the sublayers
 
 A pipeline's own algorithms are such folders, too (dsl/draft_folders.py): the class of `my_draft/config.py` is MyDraft,
 that of the training's table in `my_draft/options.py`, if there is one, MyDraftOptions.
@@ -164,10 +164,16 @@ def name_and_fields(algorithm: Algorithm) -> dict[str, Any]:
     return {"algorithm": algorithm.name, **{each.name: getattr(algorithm, each.name) for each in attrs.fields(cls)}}
 
 
-def part_of(algorithm: Algorithm | type[Algorithm], place: str) -> Any:
-    """What "file:name" is in the algorithm's folder, that of the class of its config."""
+def part_of(algorithm: Algorithm | type[Algorithm], place: str, default: Any = None) -> Any:
+    """What "file:name" is in the algorithm's folder, that of the class of its config; default: where the file has no
+    such name.
+    """
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
-    return named_function(f"{cls.__module__.rpartition('.')[0]}.{place}")
+    folder = cls.__module__.rpartition(".")[0]
+    if default is not None:
+        file, _, name = place.partition(":")
+        return getattr(sys.modules[named_function(f"{folder}.{file}:__name__")], name, default)
+    return named_function(f"{folder}.{place}")
 
 
 def file_of(algorithm: Algorithm, name: str) -> str:

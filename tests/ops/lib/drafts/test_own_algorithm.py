@@ -20,7 +20,7 @@ from own_algorithm import FOLDER, forget, known_slot_bias
 from proposal_cases import draft_with_noise
 from safetensors.torch import load_file
 
-from dsl.draft_folders import INIT
+from dsl.draft_folders import INIT, own_algorithms
 from dsl.errors import ConfigError, PipelineError
 from dsl.read_toml import read_graph
 from executor.keys.node_key import Sources, graph_parts
@@ -179,7 +179,7 @@ def test_its_code_is_part_of_the_keys_of_what_uses_it(written):
     [
         ('drafts = ["slot_bias/"]', "", "node.train.algorithm", 'there is no "slot_bias"'),
         ('drafts = ["slot_bias/"]', 'drafts = ["other/"]', "pipeline.drafts", "there is no folder"),
-        ('"slot_bias/"', '"slot_bias/", "json/"', "pipeline.drafts", "would hide the installed module json"),
+        ('"slot_bias/"', '"slot_bias/", "json/"', "pipeline.drafts", "would hide Python's own module json"),
         ('"slot_bias/"', '"slot_bias/", "dspark/"', "pipeline.drafts", '"dspark" comes with dflow'),
         ('"slot_bias/"', '"slot_bias/", "empty/"', "pipeline.drafts", "lacks __init__.py, config.py, modules.py"),
         ("scale = 2.0", 'scale = "high"', "node.train.own", "scale"),
@@ -197,6 +197,7 @@ def test_what_is_wrong_is_said_with_its_place(written, old, new, place, message)
     found = [mistake for mistake in caught.value.mistakes if (mistake.path or "").startswith(place)]
     assert len(found) == 1 and message in found[0].message, caught.value
     assert found[0].position is not None
+    assert place != "pipeline.drafts" or own_algorithms() == {}  # nothing is imported from folders that are refused
 
 
 def test_a_pipeline_in_python_names_folders_from_its_own_folder(written, monkeypatch, tmp_path_factory):
@@ -276,11 +277,17 @@ def test_the_mistakes_of_all_its_files_are_found_at_once(written):
         config=("engine: ", "server: "),
         options=("    base:", "    weight:"),
         loss=("def block_losses", "def losses"),
-        reference=("def enter", "def entered"),
+        reference=("def scores", "def enter(own, sublayer, x_NKM):\n    pass\n\n\ndef scored"),
     )
     with pytest.raises(PipelineError) as caught:
         read_graph(written)
-    for message in ("SlotBias.engine", "has no base", "no function block_losses", "reference.py has no function enter"):
+    for message in (
+        "SlotBias.engine",
+        "has no base",
+        "no function block_losses",
+        "no function leave",
+        "no function scores",
+    ):
         assert message in str(caught.value)
 
 
