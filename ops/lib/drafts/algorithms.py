@@ -164,16 +164,10 @@ def name_and_fields(algorithm: Algorithm) -> dict[str, Any]:
     return {"algorithm": algorithm.name, **{each.name: getattr(algorithm, each.name) for each in attrs.fields(cls)}}
 
 
-def part_of(algorithm: Algorithm | type[Algorithm], place: str, default: Any = None) -> Any:
-    """What "file:name" is in the algorithm's folder, that of the class of its config; default: where the file has no
-    such name.
-    """
+def part_of(algorithm: Algorithm | type[Algorithm], place: str) -> Any:
+    """What "file:name" is in the algorithm's folder, that of the class of its config."""
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
-    folder = cls.__module__.rpartition(".")[0]
-    if default is not None:
-        file, _, name = place.partition(":")
-        return getattr(sys.modules[named_function(f"{folder}.{file}:__name__")], name, default)
-    return named_function(f"{folder}.{place}")
+    return named_function(f"{cls.__module__.rpartition('.')[0]}.{place}")
 
 
 def file_of(algorithm: Algorithm, name: str) -> str:

@@ -29,6 +29,7 @@ L = T + Q keys, F target features, M hidden, H query heads, G key/value heads, D
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -148,8 +149,9 @@ def reference_hidden(
     """Hidden states after the final norm of all slots of all blocks, [N, K, M]; K: slots of the layout."""
     dtype = weights["fc.weight"].dtype
     K, eps = config.layout().queries, config.rms_norm_eps
-    enter: Enter = part_of(config.algorithm, "reference:enter", default=_enter_plain)
-    leave: Leave = part_of(config.algorithm, "reference:leave", default=_leave_plain)
+    own_reference = sys.modules[part_of(config.algorithm, "reference:__name__")]
+    enter: Enter = getattr(own_reference, "enter", _enter_plain)
+    leave: Leave = getattr(own_reference, "leave", _leave_plain)
     features_TF = torch.cat([sample.features_SF for sample in samples]).to(dtype)
     context_TM = _norm(features_TF @ weights["fc.weight"].T, weights["hidden_norm.weight"], eps)
     tokens = [block_tokens(sample.input_ids_S, sample.anchors_A, K, config.mask_token_id) for sample in samples]
