@@ -7,13 +7,12 @@ imported only where the algorithm is used.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from importlib.machinery import PathFinder
+from functools import partial
 from pathlib import Path
 
 from dsl.errors import Mistake
-from dsl.imports import import_from_source, path_without_added, put_on_path
+from dsl.imports import hidden_module, import_from_source, put_on_path
 from dsl.named_function import named_function
 from dsl.paths import is_there, store_above
 
@@ -75,15 +74,12 @@ def folder_mistakes(op_files: Sequence[Path], taken: Sequence[str]) -> list[Mist
             mistakes.append(Mistake(f"{folder}: the name of an algorithm has lower-case letters, digits and _"))
         elif name in taken:
             mistakes.append(Mistake(f'{folder}: the algorithm "{name}" comes with dflow: rename the folder'))
-        elif _hides(name, folder):
-            mistakes.append(Mistake(f"{folder} would hide the installed module {name}: rename it"))
+        elif hidden := hidden_module(name, partial(_lies_in, folder)):
+            mistakes.append(Mistake(f"{folder} would hide {hidden}: rename it"))
         elif missing := [each for each in (INIT, *FILES) if not is_there(folder / each, Path.is_file)]:
             mistakes.append(Mistake(f"{folder} lacks {', '.join(missing)}", hint="docs/drafts.md has an example"))
     return mistakes
 
 
-def _hides(name: str, folder: Path) -> bool:
-    if name in sys.stdlib_module_names or name in sys.builtin_module_names:
-        return True
-    installed = PathFinder.find_spec(name, path_without_added())
-    return installed is not None and installed.origin is not None and Path(installed.origin).parent != folder
+def _lies_in(folder: Path, file: Path) -> bool:
+    return file.parent == folder

@@ -12,6 +12,7 @@ from attrs import frozen
 from cattrs.gen import make_dict_unstructure_fn, override
 
 from dsl.convert import converter, structure, unstructure
+from dsl.draft_folders import use_draft_folders
 from dsl.edge_checks import inputs_of
 from dsl.errors import ConfigError, Mistake, PipelineError, StructureError
 from dsl.graph import Graph, GraphNode
@@ -104,7 +105,7 @@ def graph_from_json(values: Mapping[str, Any]) -> Graph:
         check_tags(data.tags)
     except ConfigError as error:
         raise PipelineError([Mistake(f"the recorded graph cannot be read: {error}", hint=OTHER_VERSION)]) from error
-    load = cache(lambda name: load_op(name, data.op_files))
+    load = _ops_of(data.op_files)
     nodes = {each.id: each.node(load) for each in data.nodes}
     return Graph(nodes=nodes, **{name: getattr(data, name) for name in SETTINGS})
 
@@ -118,7 +119,14 @@ def node_to_json(graph: Graph, node_id: str) -> dict[str, Any]:
 def node_from_json(values: Mapping[str, Any]) -> GraphNode:
     """The node of `node_to_json`. Raises as `graph_from_json` does."""
     data = _read(StageData, values)
-    return data.node.node(lambda name: load_op(name, data.op_files))
+    return data.node.node(_ops_of(data.op_files))
+
+
+def _ops_of(op_files: tuple[Path, ...]) -> Callable[[str], OpSpec]:
+    """Ops by name; configs know the draft algorithms among the op files from now on."""
+    if op_files:
+        use_draft_folders(op_files)
+    return cache(lambda name: load_op(name, op_files))
 
 
 def _read(expected: type[T], values: Mapping[str, Any]) -> T:

@@ -17,13 +17,14 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
     SOURCE_SUFFIXES,
     ExtensionFileLoader,
     FileFinder,
     ModuleSpec,
+    PathFinder,
     SourceFileLoader,
     all_suffixes,
 )
@@ -98,6 +99,19 @@ def put_on_path(folder: Path) -> None:
 def path_without_added() -> list[str]:
     """sys.path as it would be without `put_on_path`."""
     return [folder for folder in sys.path if folder not in _added_folders]
+
+
+def hidden_module(name: str, is_own: Callable[[Path], bool]) -> str | None:
+    """What a user's module of that name would hide: one of Python or an installed one; None where there is none.
+
+    is_own: whether the file of an installed module is the user's own, or as good as that.
+    """
+    if name in sys.stdlib_module_names or name in sys.builtin_module_names:
+        return f"Python's own module {name}"
+    installed = PathFinder.find_spec(name, path_without_added())
+    if installed is None or not installed.origin or is_own(Path(installed.origin)):
+        return None
+    return f"the installed module {name} ({installed.origin})"
 
 
 class FromSource(SourceFileLoader):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from dsl.draft_folders import is_draft_folder, use_draft_folders
+from dsl.draft_folders import is_draft_folder
 from dsl.errors import DflowError, Mistake, PipelineError, Position, did_you_mean, shortened
-from dsl.imports import import_from_source, path_without_added, put_on_path, source_of
+from dsl.imports import hidden_module, import_from_source, put_on_path, source_of
 from dsl.named_function import named_function
 from dsl.op import OpSpec, op_of
 from dsl.paths import is_there, store_above
@@ -18,8 +17,6 @@ from dsl.paths import is_there, store_above
 
 def load_op(name: str, op_files: Sequence[Path] = ()) -> OpSpec:
     """The op of that name. A built-in op is loaded alone. Raises PipelineError, with a suggestion, if there is none."""
-    if op_files:
-        use_draft_folders(op_files)
     built_in = _built_in_table()
     if name in built_in:
         return _load_built_in(built_in[name])
@@ -153,9 +150,6 @@ def _cannot_be_module(file: Path) -> Mistake | None:
         return Mistake(f"{file} lies inside the store {store}, from which no code is imported: copy it out")
     if file.suffix != ".py" or not name.isidentifier():
         return Mistake(f"{file}: an op file is a Python module: letters, digits and _ in its name, which ends in .py")
-    if name in sys.stdlib_module_names or name in sys.builtin_module_names:
-        return Mistake(f"{file} would hide Python's own module {name}: rename it")
-    installed = PathFinder.find_spec(name, path_without_added())
-    if installed is not None and installed.origin and not _is_copy(file, Path(installed.origin)):
-        return Mistake(f"{file} would hide the installed module {name} ({installed.origin}): rename it")
+    if hidden := hidden_module(name, lambda origin: _is_copy(file, origin)):
+        return Mistake(f"{file} would hide {hidden}: rename it")
     return None

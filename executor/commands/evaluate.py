@@ -61,10 +61,10 @@ def main(options: argparse.Namespace) -> int:
     check_store(options, path)
     store = Store.open(path, write=True)
     try:
-        session = new_run(store, graph)
+        session = new_run(store, graph, started_by="evaluate")
     except PipelineError as error:
         raise as_typed(error) from None
-    code = run_and_report(session, otherwise="with other arguments: dflow evaluate DRAFT --target TARGET")
+    code = run_and_report(session)
     if code == OK:
         for line in in_short(store, session.record):
             print_lines(advice_as_typed(line))

@@ -77,7 +77,12 @@ def _choose(records: Path, options: argparse.Namespace) -> tuple[Record, Sequenc
 
 
 def _edited_files(record: Record) -> list[Path]:
-    """Files beside the run's pipeline that name it and are newer than the run. The record does not name the file."""
+    """Files beside the run's pipeline that name it and are newer than the run; none of a run without a pipeline file.
+
+    The record does not name the file.
+    """
+    if record.state.started_by != "run":
+        return []
     graph = record.graph(to_run=True)
     files = sorted({*graph.root.glob("*.toml"), *graph.root.glob("*.py")} - {*graph.op_files})
     newer = [path for path in files if path.is_file() and path.stat().st_mtime > record.state.started]

@@ -79,7 +79,7 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((), "fix the code, see the traceback"),
 )
 # Added to the last hint where the op is resumable.
-ADOPT = "; then `dflow resume {run} --adopt` continues from its saved work"
+ADOPT = "; then `{resume} --adopt` continues from its saved work"
 
 
 @frozen
@@ -107,10 +107,12 @@ class Failure:
     def is_any_of(self, names: Sequence[str]) -> bool:
         return not set(names).isdisjoint(self.names)
 
-    def hint(self, run: str, *, resumable: bool = False) -> str:
-        """What the user can do about it. resumable: whether the op can continue from saved work."""
+    def hint(self, resume: str, *, resumable: bool = False) -> str:
+        """What the user can do about it. resume: the command that continues the run; resumable: whether the op can
+        continue from saved work.
+        """
         names, hint = next((names, hint) for names, hint in HINTS if not names or self.is_any_of(names))
-        return f"{hint}{ADOPT.format(run=run)}" if resumable and not names else hint
+        return f"{hint}{ADOPT.format(resume=resume)}" if resumable and not names else hint
 
 
 def class_names(error: BaseException) -> tuple[str, ...]:

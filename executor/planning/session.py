@@ -17,7 +17,7 @@ from executor.planning.history import PreviousNodes, SourceRuns
 from executor.planning.planner import Decision, Planner, cached_artifacts
 from executor.planning.preflight import unmet
 from executor.planning.selection import require_others
-from executor.records.run_record import NodeState, PlanRow, Record, find_record
+from executor.records.run_record import NodeState, PlanRow, Record, StartedBy, find_record
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import shared_gc_lock
 
@@ -40,6 +40,11 @@ class Session:
     def is_complete(self) -> bool:
         """Whether every node was done before anything ran."""
         return all(node.state == "done" for node in self.record.state.nodes.values())
+
+    @property
+    def resume_command(self) -> str:
+        """What continues the run after a fix of code or data: changed code of the user's has to be trusted again."""
+        return f"dflow resume {self.record.run}" + (" --trust" if self.graph.op_files else "")
 
 
 def make_planner(
@@ -69,7 +74,13 @@ def make_planner(
     )
 
 
-def new_run(store: Store, graph: Graph, only: Collection[str] = (), given: Graph | None = None) -> Session:
+def new_run(
+    store: Store,
+    graph: Graph,
+    only: Collection[str] = (),
+    given: Graph | None = None,
+    started_by: StartedBy = "run",
+) -> Session:
     """A new record for a graph. only: the nodes that may run (default: all). given: of a trial run, the full graph.
 
     Raises PipelineError if another node would have to run, or this machine lacks something that a node needs.
@@ -80,7 +91,7 @@ def new_run(store: Store, graph: Graph, only: Collection[str] = (), given: Graph
             planner = attrs.evolve(planner, given={node_id: node.config for node_id, node in given.nodes.items()})
         if only:
             require_others(planner.plan(), only)
-        return _new(store, planner, {})
+        return _new(store, planner, {}, started_by=started_by)
 
 
 def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Session:
@@ -181,8 +192,10 @@ def _new(
     """A session with a new record. nodes: those of an earlier run, `source`."""
     decisions = _checked_plan(store, planner)
     fresh = {node_id: nodes.get(node_id, NodeState()) for node_id in planner.graph.nodes}
+    rows: Mapping[str, PlanRow] = {}
+    if source is not None:
+        rows, state["started_by"] = source.plan(), source.state.started_by
     record = Record.prepare(store.records, planner.graph, nodes=fresh, **state)
-    rows = source.plan() if source is not None else {}
     return _session(store, record, attrs.evolve(planner, run=record.run), decisions, rows)
 
 

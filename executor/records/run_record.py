@@ -70,6 +70,7 @@ FIGURES = "figures"
 
 State = Literal["pending", "running", "done", "failed"]
 Status = Literal["running", "done", "failed", "stopped", "killed"]
+StartedBy = Literal["run", "evaluate"]
 NOT_RUN = "not run: "
 
 
@@ -110,7 +111,8 @@ class RunState:
 
     goes_on_from: the run that `resume -s` continued with other values. result_nodes: those whose figures are the
     pipeline's. results_run: the run that computed them. judged_by: the metrics that measure their quality.
-    tracking: whether it is sent to MLflow automatically.
+    tracking: whether it is sent to MLflow automatically. started_by: the command that made it, or the run that it goes
+    on from.
     """
 
     run: str
@@ -119,6 +121,7 @@ class RunState:
     tracking_uri: str | None = None
     tracking: bool = True
     status: Status = "running"
+    started_by: StartedBy = "run"
     started: float = 0.0
     ended: float | None = None
     pinned: dict[str, str] = attrs.Factory(dict)
@@ -393,6 +396,7 @@ _CHECKS: Mapping[type, Mapping[str, Check]] = {
         "tracking_uri": or_none(is_text),
         "tracking": is_flag,
         "status": is_one_of(get_args(Status)),
+        "started_by": is_one_of(get_args(StartedBy)),
         "started": is_moment,
         "ended": or_none(is_moment),
         "pinned": is_table_of(is_id),

@@ -23,6 +23,7 @@ import attrs
 from attrs import field, frozen
 
 from dsl.convert import structure, unstructure
+from dsl.draft_folders import use_draft_folders
 from dsl.errors import DflowError
 from dsl.hooks import hook
 from dsl.op_table import load_op
@@ -142,6 +143,7 @@ def main() -> int:
 def _answer(request: Request, view: Path) -> dict[str, Any]:
     """view: where a folder with the run's own files is made."""
     try:
+        use_draft_folders(request.op_files)
         show = hook(load_op(request.op, request.op_files), "report" if len(request.parts) == 1 else "compare")
         if show is None:
             return {"sections": []}

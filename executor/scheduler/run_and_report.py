@@ -6,12 +6,20 @@ The run loop and the modules that run stages are imported only if a stage may ru
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from executor.planning.session import Session
+from executor.records.run_record import StartedBy
 from executor.records.sent_run import sent_of
 from executor.results.run_table import print_figures, print_results
 from executor.system.output import FAILED, OK, print_lines
 from executor.tracking.sync_state import lacks
+
+# After a failure where a resume does not help, by the command that started the run.
+OTHERWISE: Mapping[StartedBy, str] = {
+    "run": "after a change of the pipeline file: dflow run FILE",
+    "evaluate": "with other arguments: dflow evaluate DRAFT --target TARGET",
+}
 
 
 def run_and_report(
@@ -20,11 +28,8 @@ def run_and_report(
     adopt: bool = False,
     keep_going: bool = False,
     verify_inputs: bool = False,
-    otherwise: str = "after a change of the pipeline file: dflow run FILE",
 ) -> int:
-    """The exit code, see `executor.scheduler.run_loop.run_session`. otherwise: what to do after a failure where a
-    resume does not help.
-    """
+    """The exit code, see `executor.scheduler.run_loop.run_session`."""
     if session.is_complete and _close(session):
         _report_complete(session)
         return OK
@@ -38,9 +43,9 @@ def run_and_report(
     if code == OK:
         print_lines(f"run {record.run} is done{_where(session)}")
     elif code == FAILED:
-        trust = " --trust" if session.graph.op_files else ""
         print_lines(
-            f"run {record.run} failed; after a fix of code or data: dflow resume {record.run}{trust}; " + otherwise,
+            f"run {record.run} failed; after a fix of code or data: {session.resume_command}; "
+            + OTHERWISE[record.state.started_by],
             error=True,
         )
     else:

@@ -94,6 +94,7 @@ class RunLoop:
         self._decisions = dict(session.decisions)
         self._sources = SourceRuns(session.store)
         self._graph = session.graph
+        self._resume = session.resume_command
         self._display = display
         self._adopt = adopt
         self._keep_going = keep_going
@@ -367,7 +368,7 @@ class RunLoop:
         state = self._state(node_id)
         state.state, state.error = "failed", text
         self._failed.append(node_id)
-        hint = failure.hint(self._record.run, resumable=self._graph.nodes[node_id].op.resumable)
+        hint = failure.hint(self._resume, resumable=self._graph.nodes[node_id].op.resumable)
         self._record.save_node(node_id)
         self._record.event(node_id, NodeChange(state="failed", error=text, hint=hint, seconds=state.seconds))
         self._display.changed(node_id)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dsl.convert import structure, unstructure
+from dsl.draft_folders import use_draft_folders
 from dsl.errors import StageError, StructureError
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
@@ -36,8 +37,10 @@ def described(graph: Graph, node: GraphNode, folder: Path) -> LoggedModel:
 
 
 def main() -> int:
-    op, folder, *op_files = sys.argv[1:]
-    describe: Callable[[Path], LoggedModel] | None = hook(load_op(op, tuple(map(Path, op_files))), "logged_model")
+    op, folder, *names = sys.argv[1:]
+    op_files = tuple(map(Path, names))
+    use_draft_folders(op_files)
+    describe: Callable[[Path], LoggedModel] | None = hook(load_op(op, op_files), "logged_model")
     assert describe is not None
     sys.stdout.write(json.dumps(unstructure(describe(Path(folder)))))
     return 0

@@ -16,14 +16,8 @@ from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
 from ops.lib.data.files import link_or_copy, read_json, replace_file, write_json
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving, to_serving
-from ops.lib.drafts.backbone.serving_contract import (
-    CARD,
-    CONFIG,
-    SPECULATORS,
-    WEIGHTS,
-    check_serving,
-    training_record,
-)
+from ops.lib.drafts.backbone.config_contract import training_record
+from ops.lib.drafts.backbone.serving_contract import CARD, CONFIG, SPECULATORS, WEIGHTS, check_serving
 from ops.lib.drafts.backbone.speculators_format import Verifier, to_speculators, unwritable
 from ops.lib.drafts.backbone.stored_tensors import tensors_digest
 from ops.lib.sglang.serve_command import Served

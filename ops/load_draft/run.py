@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from dsl.stage import Stage
 from ops.export_draft.card import CardFacts, model_card
 from ops.lib.data.files import replace_file, write_json
 from ops.lib.drafts.backbone.config import to_serving
+from ops.lib.drafts.backbone.config_contract import training_record
 from ops.lib.drafts.backbone.load import read_config as read_draft_json
 from ops.lib.drafts.backbone.mistakes import refuse
 from ops.lib.drafts.backbone.serving_contract import (
@@ -22,9 +22,7 @@ from ops.lib.drafts.backbone.serving_contract import (
     WEIGHTS,
     ServedTarget,
     check_serving,
-    config_mistakes,
     tensors_digest_mistakes,
-    training_record,
 )
 from ops.lib.drafts.backbone.stored_tensors import tensors_digest
 from ops.lib.sglang.serve_command import Served
@@ -34,6 +32,7 @@ from ops.lib.target.checkpoint_files import WEIGHTS as WEIGHT_FILES
 from ops.lib.target.fetch import fetch
 from ops.lib.target.model import read_config, target_info
 from ops.load_draft.op import LoadDraft
+from ops.load_draft.own_record import record_mistakes
 from ops.load_draft.publishers import OF_DFLOW
 from ops.load_draft.read_config import ReadDraft, read_draft_config
 from ops.load_draft.tensors import DraftTensors, read_tensors
@@ -66,10 +65,9 @@ def import_draft(config: LoadDraft, directory: Path, stage: Stage) -> None:
         draft = read_draft_config(written, info, config.partial_rotary_factor)
     except ConfigError as error:
         raise DataError(f"{directory}: {error}") from error
-    record = written.get(OF_DFLOW, {})
-    if record:
-        check_own_record(directory, written, ServedTarget.of(target))
-    before = imported_before(directory, record)
+    record, served = written.get(OF_DFLOW, {}), ServedTarget.of(target)
+    refuse(directory, record_mistakes(written, served.info, served.pad_token_ids), is_imported=True)
+    before = record.get("imported", {"assumed": {}, "notes": []})
     trained_for = before.get("trained_for", record.get("target", target.digest))
     earlier = [note for note in before["notes"] if not note.startswith(OTHER_TARGET)]
     notes = []
@@ -121,32 +119,6 @@ def find_draft(source: str, revision: str | None) -> Path:
     if mistakes:
         raise DataError("\n".join(mistakes))
     return directory
-
-
-def check_own_record(directory: Path, written: Mapping[str, Any], target: ServedTarget) -> None:
-    """Raises DataError that lists the fields of an export of dflow that were changed since it was written."""
-    trained_for = str(written[OF_DFLOW].get("target"))
-    mistakes = config_mistakes(written, target.info, trained_for, target.pad_token_ids)
-    refuse(directory, mistakes, is_imported=True)
-
-
-def imported_before(directory: Path, record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What was assumed and noted when this draft was imported before, by dflow's record. Raises DataError if that has
-    another form.
-    """
-    imported = record.get("imported", {"assumed": {}, "notes": []})
-    if (
-        not isinstance(imported, Mapping)
-        or not isinstance(imported.get("assumed"), Mapping)
-        or not isinstance(imported.get("notes"), list)
-        or not all(isinstance(note, str) for note in imported["notes"])
-        or not isinstance(imported.get("trained_for", ""), str)
-    ):
-        raise DataError(
-            f"{directory}: config.json: dflow.imported is no record of an import ({json.dumps(imported)}); import the "
-            "draft again from where it came"
-        )
-    return imported
 
 
 def show(stage: Stage, draft: ReadDraft, tensors: DraftTensors, imported: Mapping[str, Any]) -> None:

@@ -8,16 +8,18 @@ from typing import Any
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_object
+from ops.lib.drafts.backbone.mistakes import of_import
 from ops.lib.estimates import TargetForeseen
 from ops.lib.target.checkpoint_check import draft_folder_mistakes
 from ops.load_draft.headers import read_headers, unfit_weights
 from ops.load_draft.op import LoadDraft
+from ops.load_draft.own_record import dtype_mistakes, record_mistakes
 from ops.load_draft.read_config import read_draft_config
 
 
 def unmet(config: LoadDraft) -> dict[str, str]:
-    """What its files, its config.json and the headers of its weights say without the target. A model id is not looked
-    up.
+    """What its files, its config.json and the headers of its weights say without the target; so an export of dflow that
+    was altered is found, unless only values of its weights were. A model id is not looked up.
     """
     return _refused(config, None)
 
@@ -52,6 +54,14 @@ def _refused(config: LoadDraft, target: Mapping[str, Any] | None) -> dict[str, s
         except (ConfigError, DataError) as error:
             mistakes = [f"{directory}: {error}"]
         else:
-            unfit_tensors = read_headers(directory, read).mistakes
-            mistakes = [unfit_weights(directory, unfit_tensors)] if unfit_tensors else []
+            mistakes = _altered(directory, written)
+            files = read_headers(directory, read)
+            unfit_tensors = files.mistakes or ([] if mistakes else dtype_mistakes(written, files.own.values()))
+            mistakes += [unfit_weights(directory, unfit_tensors)] if unfit_tensors else []
     return {"source": "\n".join(mistakes)} if mistakes else {}
+
+
+def _altered(directory: Path, written: Mapping[str, Any]) -> list[str]:
+    """What was changed in the config.json of an export of dflow, one line each."""
+    found = map(of_import, record_mistakes(written))
+    return [f"{directory}: {mistake.what}; {mistake.remedy}" for mistake in found]

@@ -74,20 +74,21 @@ def _shown(value: Any) -> str:
 
 
 def unmet(config: TrainDflash) -> dict[str, str]:
-    """Why the draft cannot be made of the algorithm's modules; another process tries it."""
+    """Why no draft can be made of the algorithm's modules, or trained by its functions; another process tries it."""
     folder = own_algorithms().get(config.algorithm)
     if folder is None:
         return {}
     fields = {} if config.terms is None else dict(config.terms.sizes())
-    mistakes = _mistakes(folder, config.block_size, min(config.num_layers, 2), json.dumps(fields, sort_keys=True))
+    training = json.dumps({"fields": fields, "own": config.own, "loss": config.loss}, sort_keys=True)
+    mistakes = _mistakes(folder, config.block_size, min(config.num_layers, 2), training)
     return {"algorithm": "\n".join(mistakes)} if mistakes else {}
 
 
 @cache
-def _mistakes(folder: Path, block_size: int, layers: int, fields: str) -> list[str]:
+def _mistakes(folder: Path, block_size: int, layers: int, training: str) -> list[str]:
     path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, "-m", CHECK, str(folder), str(block_size), str(layers), fields],
+        [sys.executable, "-m", CHECK, str(folder), str(block_size), str(layers), training],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"},

@@ -15,6 +15,7 @@ from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.decoding.decode import Decoded, decode_speculative
+from ops.lib.drafts.decoding.sampling import GreedyChoice
 from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.drafts.dspark.modules import confidence_head
@@ -67,6 +68,37 @@ def test_served_answers_are_the_targets_own_and_accepted_lengths_are_those_of_ev
 ):
     case = request.getfixturevalue(case_name)
     is_served_as_evaluated(case, grown(case.drafts["trained"].path, tmp_path / "draft", MASKS_FIRST[name]))
+
+
+@pytest.mark.parametrize("case_name", CASES)
+def test_sglangs_selector_proposes_at_every_step_what_dflows_does_of_the_same_states(
+    request, tmp_path, monkeypatch, case_name
+):
+    case = request.getfixturevalue(case_name)
+    draft = grown(case.drafts["trained"].path, tmp_path / "draft", MASKS_FIRST["dflash2"])
+    model, head_VM, steps = load_draft(draft), case.loaded.head_weight, []
+    with DflashEngine.start(case.checkpoint, draft, **CPU, pool_tokens=1024) as engine:
+        worker = engine.worker.own
+        sglangs = worker._propose_selector_block
+
+        def recorded(**given):
+            tokens_BD = sglangs(**given)
+            hidden_BKM = given["draft_logits_output"].hidden_states.view(given["bs"], model.config.block_size, -1)
+            steps.append((hidden_BKM[:, 1:].clone(), given["anchor_token_ids"].clone(), tokens_BD.clone()))
+            return tokens_BD
+
+        monkeypatch.setattr(worker, "_propose_selector_block", recorded)
+        served = engine.decode(case.prompts, NEW_TOKENS, case.eos)
+    assert len(steps) >= max(answer.steps for answer in served)
+    by_logits = []
+    for hidden_BDM, anchors_B, tokens_BD in steps:
+        logits_BDV = hidden_BDM @ head_VM.T
+        ours = part_of(model.config.algorithm, "propose:propose")(
+            model, hidden_BDM, logits_BDV, anchors_B, GreedyChoice()
+        )
+        assert ours.tokens_BD.tolist() == tokens_BD.tolist()
+        by_logits.append(logits_BDV.argmax(-1).tolist() == tokens_BD.tolist())
+    assert not all(by_logits)
 
 
 @pytest.mark.parametrize("case_name", CASES)

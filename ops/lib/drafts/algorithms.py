@@ -7,8 +7,8 @@ Each algorithm is a folder of the same files; everything else knows none of them
     propose.py    `propose`: the tokens of a block from the backbone's hidden states
     loss.py       `block_losses`: the loss of every token, and whether the draft would propose it
     contract.py   `shapes`, `MISSING`, `WRONG`: its tensors, and what engines do with wrong fields; torch-free
-    reference.py  the same slowly, of the tensors by their names: `enter`, `leave`, `scores`, `token_logits`,
-                  `block_losses`
+    reference.py  the same slowly, of the tensors by their names: `scores`, `token_logits`, `block_losses`; `enter` and
+                  `leave` where something goes around the sublayers
 
 A pipeline's own algorithms are such folders, too (dsl/draft_folders.py): the class of `my_draft/config.py` is MyDraft,
 that of the training's table in `my_draft/options.py`, if there is one, MyDraftOptions.

@@ -1,41 +1,64 @@
 """What is wrong with an own algorithm's files that import torch, found in a process of its own.
 
-    python -m ops.lib.drafts.own_modules FOLDER BLOCK_SIZE LAYERS FIELDS
+    python -m ops.lib.drafts.own_modules FOLDER BLOCK_SIZE LAYERS TRAINING
 
-FIELDS: of the algorithm's config, as JSON. All files are imported, and a draft is made on the "meta" device, which
-holds no numbers; its tensors are compared with the contract's. Prints the mistakes as a list in JSON.
+TRAINING: a `Training`, as JSON. All files are imported, and a draft is made on the "meta" device, which holds no
+numbers; its tensors are compared with the contract's. Then its functions are called once, of a narrow draft. Prints the
+mistakes as a list in JSON.
+
+    B rows, D proposals of a block, K = D + 1, N blocks, W slots, M hidden size, V vocabulary
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from attrs import evolve, field, frozen
+
+from dsl.convert import structure
 from dsl.draft_folders import FILES, INIT, use_draft_folders
 from dsl.errors import ConfigError
 from dsl.named_function import named_function
-from ops.lib.drafts.algorithms import algorithm_class, part_of, place_in
+from ops.lib.drafts.algorithms import Algorithm, algorithm_class, own_options, part_of, place_in
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
+from ops.lib.drafts.losses.kinds import LossKind
 from ops.lib.drafts.own_folder import draft_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ops.lib.drafts.backbone.hooks import Around
 
 AROUND = "exactly two entries, what goes around the attention, then what goes around the MLP, or none"
 
 
-def mistakes_here(folder: Path, block_size: int, layers: int, fields: Mapping[str, Any]) -> list[str]:
+@frozen(kw_only=True)
+class Training:
+    """What decides which functions a training calls with what. fields: of the algorithm's config; own: of its table,
+    None where it has none; loss: the kind.
+    """
+
+    fields: dict[str, Any] = field(factory=dict)
+    own: dict[str, Any] | None = None
+    loss: LossKind = "dflash"
+
+
+def mistakes_here(folder: Path, block_size: int, layers: int, training: Training) -> list[str]:
     """Each as "file: what is wrong", of a draft of this block size and number of layers; no other folder is known."""
     use_draft_folders([folder / INIT])
     mistakes = [mistake for file in FILES if (mistake := _import_mistake(folder, file))]
     if mistakes:
         return list(dict.fromkeys(mistakes))  # one file may import another
     try:
-        config = draft_config(algorithm_class(folder.name)(**fields), block_size, layers)
+        config = draft_config(algorithm_class(folder.name)(**training.fields), block_size, layers)
     except ConfigError:  # sizes that fit the target's, perhaps, and not these
         return []
     try:
-        return _draft_mistakes(folder, config)
+        return _draft_mistakes(folder, config) or _function_mistakes(folder, config, training)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return [_raised(error, folder / "modules.py")]
 
@@ -92,9 +115,92 @@ def _draft_mistakes(folder: Path, config: DraftConfig) -> list[str]:
     ]
 
 
+def _function_mistakes(folder: Path, config: DraftConfig, training: Training) -> list[str]:
+    """What the functions return once, for random states of a draft with narrow layers on the CPU."""
+    import torch
+
+    from ops.lib.drafts.backbone.load import random_draft
+    from ops.lib.drafts.decoding.sampling import GreedyChoice
+    from ops.lib.drafts.losses.asked import Asked
+    from ops.lib.drafts.losses.loss import Loss
+    from ops.lib.drafts.returned import check_outcome, check_proposal
+
+    algorithm = config.algorithm
+    try:
+        narrow = evolve(config, num_attention_heads=2, num_key_value_heads=1, head_dim=16, intermediate_size=64)
+    except ConfigError:  # sizes that do not fit the algorithm
+        return []
+    torch.manual_seed(0)
+    draft = random_draft(narrow, seed=0)
+    K, M, V = narrow.block_size, narrow.hidden_size, narrow.vocab_size
+    head_VM = torch.zeros(V, M)  # the system gives such memory only where it is written to
+    options = own_options(folder.name)
+    loss = Loss(kind=training.loss, own=None if options is None else structure(options, training.own or {}))
+    x_NKM = torch.randn(2, narrow.layout().queries, M)
+    first = draft.layers[0]
+    mistakes = [
+        mistake
+        for name in first.around
+        for mistake in _around_mistakes(folder / "modules.py", algorithm, name, getattr(first, name), x_NKM)
+    ]
+    asked = Asked(
+        hidden_WM=torch.randn(2 * K, M, requires_grad=True),
+        rows_W=torch.arange(2 * K),
+        tokens_NK=torch.randint(V, (2, K)),
+        teacher_WM=torch.randn(2 * K, M) if loss.needs_teacher else None,
+    )
+    mistakes += _tried(
+        folder / "loss.py",
+        lambda: part_of(algorithm, "loss:block_losses")(draft, asked, head_VM, loss),
+        lambda outcome: check_outcome(algorithm, outcome, 2 * K, algorithm.metrics(loss.needs_teacher)),
+    )
+    hidden_BDM, logits_BDV = torch.randn(2, K - 1, M), torch.randn(2, K - 1, V)
+    return mistakes + _tried(
+        folder / "propose.py",
+        lambda: part_of(algorithm, "propose:propose")(
+            draft, hidden_BDM, logits_BDV, torch.tensor([0, 1]), GreedyChoice()
+        ),
+        lambda proposal: check_proposal(algorithm, proposal, 2, K - 1),
+    )
+
+
+def _around_mistakes(file: Path, algorithm: Algorithm, name: str, module: Around, x_NKM: Tensor) -> list[str]:
+    from ops.lib.drafts.returned import check_entered, check_left
+
+    shape, entered = tuple(x_NKM.shape), []
+
+    def enter() -> Any:
+        entered.append(module.enter(x_NKM))
+        return entered[0]
+
+    mistakes = _tried(file, enter, lambda pair: check_entered(algorithm, name, pair, shape))
+    if mistakes or not entered:
+        return mistakes
+    return _tried(file, lambda: module.leave(*entered[0]), lambda left: check_left(algorithm, name, left, shape))
+
+
+def _tried(file: Path, call: Callable[[], Any], check: Callable[[Any], None]) -> list[str]:
+    """What a call of the user's code raised, or what the check says of what it returned. check raises ConfigError.
+
+    Where there is a GPU, code may be meant for that alone, so what it raises on the CPU is no mistake.
+    """
+    import torch
+
+    try:
+        returned = call()
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        return [] if torch.cuda.is_available() else [_raised(error, file)]
+    try:
+        check(returned)
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
+
+
 def _shape(shape: tuple[int, ...] | None) -> str:
     return "nothing" if shape is None else str([*shape])
 
 
 if __name__ == "__main__":
-    print(json.dumps(mistakes_here(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]))))
+    training = structure(Training, json.loads(sys.argv[4]))
+    print(json.dumps(mistakes_here(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), training)))

@@ -42,6 +42,20 @@ def check_proposal(algorithm: Algorithm, proposal: Proposal, rows: int, proposal
     _raise(algorithm, "propose", "propose", mistakes)
 
 
+def check_entered(algorithm: Algorithm, name: str, entered: object, shape: tuple[int, ...]) -> None:
+    """What `enter` of an entry of around_sublayers returns for a normed input of this shape. Raises ConfigError."""
+    if not isinstance(entered, tuple) or len(entered) != 2:
+        mistakes = [f"a value of type {type(entered).__name__}; expected the sublayer's input and what leave needs"]
+    else:
+        mistakes = _unlike("the sublayer's input", entered[0], shape, None)
+    _raise(algorithm, "modules", f'enter of "{name}"', mistakes)
+
+
+def check_left(algorithm: Algorithm, name: str, left: object, shape: tuple[int, ...]) -> None:
+    """The same of `leave`, for the sublayer's output."""
+    _raise(algorithm, "modules", f'leave of "{name}"', _unlike("what is added", left, shape, None))
+
+
 def _of_type(returned: object, wanted: type) -> list[str]:
     if isinstance(returned, wanted):
         return []

@@ -19,8 +19,10 @@ from dsl.graph import compiled
 from dsl.read_toml import checked_pipeline
 from executor import cli
 from executor.commands.evaluate import add_arguments, checked_graph
+from executor.records.run_record import Record
 from executor.report.in_short import in_short
 from executor.store.artifact_store import Store
+from executor.system.output import FAILED
 from ops.evaluate.verdicts import MORE_PROMPTS, verdicts
 from ops.ingest.run import ingest
 from ops.lib.data.files import read_jsonl, write_json, write_jsonl
@@ -236,6 +238,18 @@ def test_a_draft_of_another_target_is_refused_before_anything_runs_with_all_that
     assert f"vocab_size: {VOCABULARY + 1}, and the target's is {VOCABULARY}; give the target" in told[1]
     assert f"num_target_layers: {LAYERS + 2}, and the target's is {LAYERS}; give the target" in told[2]
     assert [] == list((tmp_path / "runs" / "records").iterdir())
+
+
+def test_the_record_of_an_evaluation_says_which_command_started_it(tmp_path, monkeypatch):
+    make_pair(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    started = []
+    monkeypatch.setattr(
+        "executor.commands.evaluate.run_and_report", lambda session: started.append(session.record) or FAILED
+    )
+    command = ["evaluate", "draft", "--target", "target", "-s", "mlflow.tracking=false"]
+    assert FAILED == cli.main([*command, "--store", str(tmp_path / "runs")])
+    assert ["evaluate"] == [Record.load(record.folder).state.started_by for record in started]
 
 
 def test_an_evaluation_that_did_not_finish_ends_with_what_is_open(tmp_path, monkeypatch):

@@ -144,8 +144,9 @@ def test_a_failure_is_told_when_it_happens_and_in_the_table_and_nowhere_else(tmp
 
 def test_only_of_a_resumable_op_is_saved_work_spoken_of():
     bug = Failure.of(ValueError("a bug"))
-    assert bug.hint("r1") == "fix the code, see the traceback"
-    assert bug.hint("r1", resumable=True).endswith("; then `dflow resume r1 --adopt` continues from its saved work")
+    assert bug.hint("dflow resume r1") == "fix the code, see the traceback"
+    hint = bug.hint("dflow resume r1 --trust", resumable=True)
+    assert hint.endswith("; then `dflow resume r1 --trust --adopt` continues from its saved work")
 
 
 def test_a_node_that_fails_while_another_one_has_just_been_committed_ends_the_run_as_it_should(tmp_path):

@@ -116,6 +116,24 @@ def test_a_file_that_was_edited_after_the_run_began_is_named_since_its_old_value
     ] == said
 
 
+def test_a_failed_resume_of_an_evaluation_names_its_command_and_no_pipeline_file(tmp_path):
+    toy = Toy(tmp_path)
+    assert 1 == toy.dflow("run", str(toy.file), "-s", "d.fail_at=3").returncode
+    run = toy.state()["run"]
+    record = Record.load(toy.store / "records" / run)
+    record.state.started_by = "evaluate"
+    record.save()
+    toy.file.write_text(f"{toy.file.read_text()}\n")  # a file that names a pipeline of the same name
+    for command in (("resume", run), ("resume", run, "-s", "d.fail_at=4")):
+        result = toy.dflow(*command)
+        assert "edited" not in result.stdout
+        assert (
+            f"failed; after a fix of code or data: dflow resume {toy.state()['run']} --trust; "
+            "with other arguments: dflow evaluate DRAFT --target TARGET"
+        ) in result.stderr
+    assert run != toy.state()["run"]
+
+
 def test_without_a_name_the_run_that_stopped_last_is_resumed_whatever_was_started_after_it(tmp_path):
     toy = Toy(tmp_path, ONE_NODE)
     toy.dflow("run", str(toy.file))

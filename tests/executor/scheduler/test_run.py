@@ -95,6 +95,8 @@ def test_a_failed_node_shows_its_error_and_its_log(done, kind, expected):
     assert "    about to fail\n" in result.stderr
     assert ("Traceback" in result.stderr) is (kind in ("bug", "memory"))
     run = done.state()["run"]
+    adopt = f"; then `dflow resume {run} --trust --adopt` continues from its saved work\n"
+    assert (adopt in result.stderr) is (kind == "bug")
     assert (
         f"/d.log\nrun {run} failed; after a fix of code or data: dflow resume {run} --trust; "
         "after a change of the pipeline file: dflow run FILE\n"

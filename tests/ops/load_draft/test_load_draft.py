@@ -42,12 +42,13 @@ from ops.check_export.run import rotary_warnings
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.algorithms import algorithm_class
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
+from ops.lib.drafts.backbone.config_contract import training_record
 from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.drafts.backbone.load import load_draft as load_serving
 from ops.lib.drafts.backbone.load import load_weights, random_draft
 from ops.lib.drafts.backbone.mistakes import REIMPORT
 from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.drafts.backbone.serving_contract import check_serving, training_record
+from ops.lib.drafts.backbone.serving_contract import check_serving
 from ops.lib.drafts.backbone.stored_tensors import tensors_digest
 from ops.lib.estimates import TargetForeseen
 from ops.load_draft.estimate import estimate
@@ -201,11 +202,32 @@ def test_the_record_of_another_target_is_kept_until_that_target_is_given(target,
         assert (digest != target.digest) == ("trained for the target" in "\n".join(record["notes"]))
 
 
-def test_an_altered_export_of_dflow_is_refused(target, tmp_path):
+def test_an_altered_export_of_dflow_is_refused_by_a_plan_already(target, tmp_path):
     write_form(FORMS["z-lab, plain"], tmp_path / "source")
     made = load(tmp_path / "stage", tmp_path / "source", target)
-    write_json(made.path / "config.json", read_json(made.path / "config.json") | {"rope_theta": 1.0})
-    with pytest.raises(DataError, match=r"rope_theta is 1.0, but the draft was trained with 5000.0"):
+    config = read_json(made.path / "config.json")
+    assert {} == refused_by_a_plan(made.path, target)
+    altered = {"rope_theta": 1.0, "foo": 1, "dflow": config["dflow"] | {"digest": {}}}
+    write_json(made.path / "config.json", config | altered)
+    wrong = (
+        "config.json: rope_theta is 1.0, but the draft was trained with 5000.0",
+        "config.json: foo is not a field of the contract",
+        "config.json: dflow.digest.tensors is missing",
+    )
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / "again", made.path, target)
+    assert [] == [text for text in wrong if text not in str(caught.value)]
+    planned = refused_by_a_plan(made.path, target)["source"].splitlines()
+    assert [] == [text for text in wrong if not any(line.startswith(f"{made.path}: {text}; ") for line in planned)]
+
+
+def test_weights_of_an_export_of_dflow_in_another_dtype_are_refused_by_a_plan_already(target, tmp_path):
+    write_form(FORMS["z-lab, plain"], tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    tensors = load_file(made.path / "model.safetensors")
+    save_file({name: tensor.half() for name, tensor in tensors.items()}, made.path / "model.safetensors")
+    assert "norm.weight: of dtype F16, and the export has F32" in refused_by_a_plan(made.path, target)["source"]
+    with pytest.raises(DataError, match=r"the tensors are not those of the export"):
         load(tmp_path / "again", made.path, target)
 
 
@@ -247,7 +269,7 @@ def test_an_import_of_an_export_keeps_its_engine_and_what_was_assumed(target, tm
     assert "ascending order" in "\n".join(record["imported"]["notes"])
 
 
-@pytest.mark.parametrize("imported", ["z-lab", {"assumed": {}}, {"assumed": {}, "notes": [1]}])
+@pytest.mark.parametrize("imported", ["z-lab", None, {"assumed": {}}, {"assumed": {}, "notes": [1]}])
 def test_a_record_of_an_import_in_another_form_is_refused(imported, target, tmp_path):
     write_form(FORMS["z-lab, plain"], tmp_path / "source")
     made = load(tmp_path / "stage", tmp_path / "source", target)
@@ -256,6 +278,7 @@ def test_a_record_of_an_import_in_another_form_is_refused(imported, target, tmp_
     write_json(made.path / "config.json", config)
     with pytest.raises(DataError, match=r"dflow.imported is no record of an import"):
         load(tmp_path / "again", made.path, target)
+    assert "dflow.imported is no record of an import" in refused_by_a_plan(made.path, target)["source"]
 
 
 @pytest.mark.parametrize("name", ["dflash", "dflash2", "dspark"])
@@ -411,9 +434,12 @@ def test_a_plan_estimates_the_disk_for_a_dtype_of_any_type(dtype, size, tmp_path
 
 
 def test_reading_a_config_loads_no_torch():
+    exported = to_serving(DraftConfig(**PLAIN_SHAPE))
     code = (
-        "import json, sys; from ops.load_draft.read_config import read_draft_config; from ops.load_draft import unmet"
+        "import json, sys; from ops.load_draft.read_config import read_draft_config; from ops.load_draft import unmet; "
+        f"read_draft_config(json.loads({json.dumps(json.dumps(PLAIN))})); "
+        f"assert unmet.record_mistakes(json.loads({json.dumps(json.dumps(exported))})); "
+        "sys.exit('torch' in sys.modules)"
     )
-    code += f"; read_draft_config(json.loads({json.dumps(json.dumps(PLAIN))})); sys.exit('torch' in sys.modules)"
     assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode
     assert VOCAB == PLAIN["vocab_size"]

@@ -13,24 +13,19 @@ from typing import Any
 import published_drafts
 import pytest
 import torch
-from draft_chain import HIDDEN, VOCAB
+from class_comparison import assert_equal, blocks, largest_difference
 from draft_forms import DFLASH2, FORMS, LLAMA3, OF_TENSORS, SLIDING, YARN, tensors_of, write_form
-from published_drafts import ENDS_OF_SPECULATORS, Published
+from published_drafts import ENDS_OF_SPECULATORS
 from safetensors.torch import save_file
 from saved_drafts import SAVED
 from speculators_cases import SHAPES, written
-from test_load_draft import MASK, PLAIN_SHAPE, load, target  # noqa: F401 (a fixture)
-from torch import nn
+from test_load_draft import PLAIN_SHAPE, load, target  # noqa: F401 (a fixture)
 
 from ops.artifacts import Draft
 from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
-from ops.lib.drafts.backbone.load import load_draft as load_serving
-from ops.lib.drafts.decoding.sampling import GreedyChoice
 from ops.lib.drafts.dflash2.config import Dflash2
 
-CONTEXT, WITHIN, ANCHOR = 19, 2e-6, 7
 # Read otherwise than by z-lab's class, on purpose: a share of the heads that engines honour; a window by ModelOpt's own
 # keys, which it does not read; and those that it cannot load.
 NOT_BY_Z_LAB = {
@@ -52,35 +47,6 @@ BY_Z_LAB = [
     for name, form in FORMS.items()
     if form.publisher not in ("speculators", "DeepSpec") and "DSpark" not in name and name not in NOT_BY_Z_LAB
 ]
-
-
-def assert_equal(published: Published, made: Draft) -> None:
-    """The same hidden states of all slots that predict a token, relative to the largest, and the same tokens."""
-    difference, theirs, ours = compared(published, made)
-    print(f"largest difference: {difference:.1e}")
-    assert difference <= WITHIN
-    assert theirs == ours
-
-
-def compared(published: Published, made: Draft) -> tuple[float, list[int], list[int]]:
-    own = load_serving(made.path)
-    layout = own.config.layout()
-    generator = torch.Generator().manual_seed(3)
-    features = {layer: torch.randn(CONTEXT, HIDDEN, generator=generator) for layer in range(8)}
-    embed, head = torch.randn(2, VOCAB, HIDDEN, generator=generator)
-    block = torch.stack([embed[ANCHOR], *[embed[MASK]] * (layout.queries - 1)])
-    linear = nn.Linear(HIDDEN, VOCAB, bias=False)
-    linear.weight = nn.Parameter(head)
-    with torch.no_grad():
-        expected = published.slots(torch.cat([features[layer] for layer in published.layer_ids], dim=1), block)
-        expected = expected[published.first :]
-        tokens = published.tokens(expected, ANCHOR, linear)
-        joined = torch.cat([features[layer] for layer in own.config.target_layer_ids], dim=1)
-        found = own.propose(block[0], embed[MASK], own.context_kv(joined, torch.arange(CONTEXT)))
-        propose = part_of(own.config.algorithm, "propose:propose")
-        proposed = propose(own, found[None], found[None] @ head.T, torch.tensor([ANCHOR]), GreedyChoice())
-    assert expected.shape == found.shape
-    return float((expected - found).abs().max() / expected.abs().max()), tokens.tolist(), proposed[0].tolist()
 
 
 @pytest.mark.parametrize("name", BY_Z_LAB)
@@ -140,8 +106,7 @@ def test_z_labs_class_computes_what_is_exported(name, tmp_path):
 def test_z_labs_class_rotates_whole_heads_where_an_export_rotates_a_part(tmp_path):
     """So partial_rotary_factor is a decision of load_draft's user, and 1 in every training of dflow."""
     part = export(tmp_path / "part", partial_rotary_factor=0.5)
-    difference, *_ = compared(published_drafts.z_lab(part.path), part)
-    assert difference > 0.01
+    assert largest_difference(*blocks(published_drafts.z_lab(part.path), part, torch.float32)) > 0.01
     assert_equal(published_drafts.z_lab(part.path), export(tmp_path / "whole"))
 
 
@@ -149,7 +114,7 @@ def test_z_labs_class_rotates_whole_heads_where_an_export_rotates_a_part(tmp_pat
 def test_z_labs_class_does_not_run_where_a_scaled_rope_rotates_a_part(scaling, tmp_path):
     made = export(tmp_path / "export", partial_rotary_factor=0.5, rope_scaling=scaling)
     with pytest.raises(RuntimeError, match="The size of tensor a"):
-        compared(published_drafts.z_lab(made.path), made)
+        blocks(published_drafts.z_lab(made.path), made, torch.float32)
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "windows"])

@@ -9,6 +9,7 @@ from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.config import algorithm_of, example
 
 NESTS = ("dflash_config", "dflow")
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # config.json's names -> safetensors'
 
 
 def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

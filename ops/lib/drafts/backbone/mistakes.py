@@ -32,13 +32,13 @@ def refuse(directory: Path, mistakes: Sequence[Mistake], more: str = "", *, is_i
     is_imported: of a draft that was trained elsewhere, which no node can write again.
     """
     if mistakes:
-        listed = "\n".join(str(_of_import(mistake) if is_imported else mistake) for mistake in mistakes)
+        listed = "\n".join(str(of_import(mistake) if is_imported else mistake) for mistake in mistakes)
         raise DataError(
             f"{directory}: the draft breaks the serving contract:\n{listed}" + (f"\n  {more}" if more else "")
         )
 
 
-def _of_import(mistake: Mistake) -> Mistake:
-    """With a remedy that does not ask for another export or training."""
+def of_import(mistake: Mistake) -> Mistake:
+    """The mistake with a remedy that does not ask for another export or training."""
     asks = any(words in mistake.remedy for words in (REWRITE, "train again", "train without"))
     return evolve(mistake, remedy=REIMPORT) if asks else mistake

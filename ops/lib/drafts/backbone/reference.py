@@ -29,6 +29,7 @@ L = T + Q keys, F target features, M hidden, H query heads, G key/value heads, D
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -148,8 +149,9 @@ def reference_hidden(
     """Hidden states after the final norm of all slots of all blocks, [N, K, M]; K: slots of the layout."""
     dtype = weights["fc.weight"].dtype
     K, eps = config.layout().queries, config.rms_norm_eps
-    enter: Enter = part_of(config.algorithm, "reference:enter")
-    leave: Leave = part_of(config.algorithm, "reference:leave")
+    own_reference = sys.modules[part_of(config.algorithm, "reference:__name__")]
+    enter: Enter = getattr(own_reference, "enter", _enter_plain)
+    leave: Leave = getattr(own_reference, "leave", _leave_plain)
     features_TF = torch.cat([sample.features_SF for sample in samples]).to(dtype)
     context_TM = _norm(features_TF @ weights["fc.weight"].T, weights["hidden_norm.weight"], eps)
     tokens = [block_tokens(sample.input_ids_S, sample.anchors_A, K, config.mask_token_id) for sample in samples]
@@ -168,6 +170,15 @@ def reference_hidden(
         input_NKM, kept = enter(own, "mlp", normed_QM.unflatten(0, (-1, K)))
         x_QM = x_QM + leave(own, "mlp", _mlp(own, input_NKM), kept).flatten(0, 1)
     return _norm(x_QM, weights["norm.weight"], eps).unflatten(0, (len(slots_NK), K))
+
+
+def _enter_plain(own: Mapping[str, Tensor], sublayer: str, x_NKM: Tensor) -> tuple[Tensor, Any]:
+    """Of an algorithm with nothing around its sublayers, "attention" or "mlp"; own: the tensors of the layer."""
+    return x_NKM, None
+
+
+def _leave_plain(own: Mapping[str, Tensor], sublayer: str, y_NKM: Tensor, kept: Any) -> Tensor:
+    return y_NKM
 
 
 def visible(samples: Sequence[Sample], block_size: int, window: int | None) -> Tensor:

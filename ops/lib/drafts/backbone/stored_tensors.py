@@ -12,7 +12,6 @@ from safetensors import SafetensorError, safe_open
 
 from dsl.errors import DataError
 
-DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # config.json's names -> safetensors'
 Stored = Mapping[str, tuple[tuple[int, ...], str]]  # name -> shape, safetensors dtype
 
 

@@ -13,16 +13,6 @@ from ops.lib.drafts.backbone.config import DraftConfig
 Weights = Mapping[str, Tensor]
 
 
-def enter(own: Weights, sublayer: str, x_NKM: Tensor) -> tuple[Tensor, Any]:
-    """The input of a sublayer, "attention" or "mlp"; own: the tensors of its layer."""
-    return x_NKM, None
-
-
-def leave(own: Weights, sublayer: str, y_NKM: Tensor, kept: Any) -> Tensor:
-    """What is added to the residual stream."""
-    return y_NKM
-
-
 def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Tensor, before: list[int]) -> Tensor:
     """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
     return hidden_DM[len(before) - 1].to(head_VM.dtype) @ head_VM.T

@@ -20,7 +20,7 @@ from own_algorithm import FOLDER, forget, known_slot_bias
 from proposal_cases import draft_with_noise
 from safetensors.torch import load_file
 
-from dsl.draft_folders import INIT
+from dsl.draft_folders import INIT, own_algorithms
 from dsl.errors import ConfigError, PipelineError
 from dsl.read_toml import read_graph
 from executor.keys.node_key import Sources, graph_parts
@@ -32,7 +32,7 @@ from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculat
 from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.own_folder import LOGGED, LOGGED_OF_SLOTS
-from ops.lib.drafts.own_modules import mistakes_here
+from ops.lib.drafts.own_modules import Training, mistakes_here
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.unmet import unmet
 
@@ -179,7 +179,7 @@ def test_its_code_is_part_of_the_keys_of_what_uses_it(written):
     [
         ('drafts = ["slot_bias/"]', "", "node.train.algorithm", 'there is no "slot_bias"'),
         ('drafts = ["slot_bias/"]', 'drafts = ["other/"]', "pipeline.drafts", "there is no folder"),
-        ('"slot_bias/"', '"slot_bias/", "json/"', "pipeline.drafts", "would hide the installed module json"),
+        ('"slot_bias/"', '"slot_bias/", "json/"', "pipeline.drafts", "would hide Python's own module json"),
         ('"slot_bias/"', '"slot_bias/", "dspark/"', "pipeline.drafts", '"dspark" comes with dflow'),
         ('"slot_bias/"', '"slot_bias/", "empty/"', "pipeline.drafts", "lacks __init__.py, config.py, modules.py"),
         ("scale = 2.0", 'scale = "high"', "node.train.own", "scale"),
@@ -197,6 +197,7 @@ def test_what_is_wrong_is_said_with_its_place(written, old, new, place, message)
     found = [mistake for mistake in caught.value.mistakes if (mistake.path or "").startswith(place)]
     assert len(found) == 1 and message in found[0].message, caught.value
     assert found[0].position is not None
+    assert place != "pipeline.drafts" or own_algorithms() == {}  # nothing is imported from folders that are refused
 
 
 def test_a_pipeline_in_python_names_folders_from_its_own_folder(written, monkeypatch, tmp_path_factory):
@@ -276,11 +277,17 @@ def test_the_mistakes_of_all_its_files_are_found_at_once(written):
         config=("engine: ", "server: "),
         options=("    base:", "    weight:"),
         loss=("def block_losses", "def losses"),
-        reference=("def enter", "def entered"),
+        reference=("def scores", "def enter(own, sublayer, x_NKM):\n    pass\n\n\ndef scored"),
     )
     with pytest.raises(PipelineError) as caught:
         read_graph(written)
-    for message in ("SlotBias.engine", "has no base", "no function block_losses", "reference.py has no function enter"):
+    for message in (
+        "SlotBias.engine",
+        "has no base",
+        "no function block_losses",
+        "no function leave",
+        "no function scores",
+    ):
         assert message in str(caught.value)
 
 
@@ -299,12 +306,78 @@ def test_the_mistakes_of_all_its_files_are_found_at_once(written):
             "contract.py says [32000, 4] of the tensor slot_bias.table, modules.py",
         ),
         ("contract", "slot_bias.table", "table", "contract.py says nothing of the tensor slot_bias.table, modules.py"),
+        (
+            "loss",
+            "found.correct_W, options",
+            "found.values_W, options",
+            "loss.py: block_losses returned correct_W: float",
+        ),
+        (
+            "loss",
+            "square_W, (",
+            "square_W[:1], (",
+            "block_losses returned added_W: float32 [1]; expected floating-point",
+        ),
+        ("loss", "one_hot(slot_W, block_size", "one_hot(slot, block_size", "NameError: name 'slot' is not defined"),
+        ("propose", "return Proposal(", "return (", "propose.py: propose returned a value of type Tensor; expected"),
+        ("propose", "logits_BDV + bias_DV", "logits_BDV[:, 1:]", "propose returned tokens_BD: int64 [2, 3]; expected"),
     ],
 )
 def test_what_only_torch_finds_names_the_file(written, file, old, new, message):
     folder = written.parent / "slot_bias"
     edited(folder, **{file: (old, new)})
-    assert message in mistakes_here(folder, 5, 1, {"scale": 2.0})[0]
+    assert message in mistakes_here(folder, 5, 1, Training(fields={"scale": 2.0}))[0]
+
+
+AROUND = """    class Shift(Around):
+        def draw(self, generator, std):
+            pass
+
+        def enter(self, x_NKM):
+            return x_NKM, x_NKM
+
+        def leave(self, y_NKM, kept):
+            return y_NKM
+
+    return {"attention_shift": Shift(), "mlp_shift": Shift()}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "return x_NKM, x_NKM",
+            "return x_NKM",
+            'enter of "attention_shift" returned a value of type Tensor; expected the',
+        ),
+        (
+            "return x_NKM, x_NKM",
+            "return x_NKM[:, 1:], None",
+            "returned the sublayer's input: float32 [2, 4, 2048]; exp",
+        ),
+        (
+            "return y_NKM",
+            "return y_NKM.sum(-1)",
+            'leave of "attention_shift" returned what is added: float32 [2, 5]; ex',
+        ),
+        ("return y_NKM", "return y_NKM + kept[:, 1:]", "RuntimeError: The size of tensor a"),
+    ],
+)
+def test_what_goes_around_sublayers_is_called_once_at_plan(written, old, new, message):
+    folder = written.parent / "slot_bias"
+    edited(folder, modules=("    return {}\n", AROUND))
+    assert mistakes_here(folder, 5, 1, Training()) == []
+    forget()
+    edited(folder, modules=(old, new))
+    assert message in mistakes_here(folder, 5, 1, Training())[0]
+
+
+def test_the_functions_are_called_with_the_loss_and_the_options_of_the_training(written):
+    folder = written.parent / "slot_bias"
+    edited(folder, loss=("    options, table_VD", "    assert asked.teacher_WM is None\n    options, table_VD"))
+    assert mistakes_here(folder, 5, 1, Training(own={"penalty": 0.5})) == []
+    assert "loss.py:21: AssertionError" in mistakes_here(folder, 5, 1, Training(loss="kl"))[0]
 
 
 def test_the_modules_are_tried_by_another_process_before_the_first_stage(written):

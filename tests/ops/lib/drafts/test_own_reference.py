@@ -22,7 +22,7 @@ from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.own_folder import folder_mistakes
-from ops.lib.drafts.own_modules import mistakes_here
+from ops.lib.drafts.own_modules import Training, mistakes_here
 
 SLOT_BIAS = Path(__file__).parents[3] / "support" / "own_drafts" / "slot_bias"
 FOLDER = Path(os.environ.get("OWN_DRAFT", SLOT_BIAS)).absolute()
@@ -50,8 +50,9 @@ def algorithm(options):
 
 
 def test_its_files_have_what_is_looked_for(algorithm, options):
+    sizes = {} if options is None else options.sizes()
     assert folder_mistakes(FOLDER.name) == []
-    assert mistakes_here(FOLDER, 5, 2, {} if options is None else options.sizes()) == []
+    assert mistakes_here(FOLDER, 5, 2, Training(fields=sizes, own=FIELDS)) == []
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dpace", "kl", "l1"])

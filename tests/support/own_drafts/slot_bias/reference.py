@@ -14,16 +14,6 @@ from slot_bias.modules import scale_of
 Weights = Mapping[str, Tensor]
 
 
-def enter(own: Weights, sublayer: str, x_NKM: Tensor) -> tuple[Tensor, Any]:
-    """The input of a sublayer, "attention" or "mlp"."""
-    return x_NKM, None
-
-
-def leave(own: Weights, sublayer: str, y_NKM: Tensor, kept: Any) -> Tensor:
-    """What is added to the residual stream."""
-    return y_NKM
-
-
 def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Tensor, before: list[int]) -> Tensor:
     """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
     slot = len(before) - 1
