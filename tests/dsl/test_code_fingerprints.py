@@ -342,6 +342,8 @@ def test_a_data_file_counts_where_it_is_read_and_its_content_is_part_of_the_text
     ("file", "reader"),
     [
         ("ops/lib/kernels/sweep.c", "ops.lib.kernels.c_library:_sweeps"),
+        ("ops/lib/kernels/lanes.c", "ops.lib.kernels.c_library:_sweeps"),
+        ("ops/lib/kernels/comparison.c", "ops.lib.kernels.c_library:compiled_comparison"),
         (
             "ops/lib/drafts/attention/cpu_attention.c",
             "ops.lib.drafts.attention.cpu_attention:compiled_attention",

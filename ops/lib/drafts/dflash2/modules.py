@@ -66,7 +66,7 @@ def convolved(y_NKM: Tensor, base_TM: Tensor, made_NKTG: Tensor) -> Tensor:
 
 def kernel(base_TM: Tensor, made_NKTG: Tensor, tap: int) -> Tensor:
     """Of every slot, [N, K, M]."""
-    return base_TM[tap] + made_NKTG[:, :, tap].repeat_interleave(base_TM.shape[1] // made_NKTG.shape[3], dim=-1)
+    return (base_TM[tap].unflatten(0, (made_NKTG.shape[3], -1)) + made_NKTG[:, :, tap, :, None]).flatten(-2)
 
 
 def _taps(y_NKM: Tensor, base_TM: Tensor) -> int:
