@@ -31,7 +31,7 @@ class Convolution(Around):
 
     def __init__(self, hidden_size: int, taps: int, group: int) -> None:
         super().__init__()
-        self.taps = taps
+        self.taps, self.reach = taps, taps - 1
         self.base_kernel = nn.Parameter(torch.zeros(2, taps, hidden_size))
         self.kernel_projection = Linear(hidden_size, 2 * taps * hidden_size // group, bias=False)
 
