@@ -37,7 +37,7 @@ from torch.autograd.function import once_differentiable
 from ops.lib.drafts.losses.head import Bias, add_product, check_labels, set_product
 from ops.lib.drafts.losses.whole_rows import Side, Weights, WholeRows, choose_rows
 
-CPU_LOGITS, CPU_ROWS = 3 * 2**19, 48  # 6 MiB in float32, but not fewer rows: products of a few are slow
+CPU_LOGITS, CPU_ROWS = 2**20, 32  # 4 MiB in float32, but not fewer rows: products of a few are slow
 CUDA_LOGITS = 2**26
 CAST = 4096  # tokens whose rows of the head are cast at a time
 
