@@ -91,10 +91,11 @@ def make_engine(
 
 def micro_batches(problem: Problem, *, with_teacher: bool = False) -> Callable[[], MicroBatch]:
     """The sequence up to its last anchor, as a new micro-batch for every call."""
-    teacher_NKM = None
+    teacher_UM = teacher_rows_NK = None
     if with_teacher:
         places_AK = problem.anchors_A[:, None] + (torch.arange(problem.sizes.block) - 1).clamp(min=0).to(problem.ids_S)
-        teacher_NKM = final_hidden(problem)[places_AK.clamp(max=problem.sizes.context - 1)]
+        places_U, teacher_rows_NK = places_AK.clamp(max=problem.sizes.context - 1).unique(return_inverse=True)
+        teacher_UM = final_hidden(problem)[places_U]
     anchors_N, last = problem.anchors_A, int(problem.anchors_A.max())
     labels_NK, weights_NK = slot_targets(problem)
     start_N, end_N = torch.zeros(len(anchors_N), dtype=torch.int64), anchors_N.cpu()
@@ -106,7 +107,8 @@ def micro_batches(problem: Problem, *, with_teacher: bool = False) -> Callable[[
         positions_N=anchors_N,
         labels_NK=labels_NK,
         weights_NK=weights_NK,
-        teacher_NKM=teacher_NKM,
+        teacher_UM=teacher_UM,
+        teacher_rows_NK=teacher_rows_NK,
     )
     return lambda: evolve(batch, seen=(ContextRange(start_N, end_N),))
 

@@ -281,8 +281,10 @@ def pack(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher
         "weights_NK": mine(weights_NK),
     }
     if with_teacher:
-        teacher = _teacher(reader, samples, own)
-        parts["teacher_NKM"] = Part((count, *teacher[0].shape[1:]), place.dtype, teacher)
+        states, rows_NK = _teacher(reader, samples, own)
+        rows_in_all = max(1, sum(len(part) for part in states))
+        parts["teacher_UM"] = Part((rows_in_all, states[0].shape[1]), place.dtype, states)
+        parts["teacher_rows_NK"] = Part((count, rows_NK.shape[1]), torch.int64, [rows_NK])
     seen = tuple(
         ContextRange(_padded(start_N[rows], count), _padded((start_N + anchors_N)[rows], count)) for rows in dealt
     )
@@ -305,7 +307,8 @@ def idle_batch(block_size: int, features: int, place: Place, *, teacher: int = 0
         "weights_NK": Part((1, block_size), torch.float32, []),
     }
     if teacher:
-        parts["teacher_NKM"] = Part((1, block_size, teacher), place.dtype, [])
+        parts["teacher_UM"] = Part((1, teacher), place.dtype, [])
+        parts["teacher_rows_NK"] = Part((1, block_size), torch.int64, [])
     return _packed(parts, (ContextRange(zero, zero),) * place.sp_degree, labels_NK, weights_NK, place)
 
 
@@ -329,17 +332,18 @@ def _starts(samples: Sequence[Drawn]) -> list[int]:
     return torch.tensor([0, *(sample.prefix for sample in samples)]).cumsum(0).tolist()
 
 
-def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> list[Tensor]:
-    """The target's final hidden states that predict the token at anchor + k, those at anchor + k - 1, of own blocks.
+def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The target's final hidden states that own blocks need, each once, and which of them predicts the token at
+    anchor + k: the one at anchor + k - 1, int64 [len(own), K].
 
-    own: ascending places among all blocks of the samples; together [len(own), K, M]. Rows without a weight
-    (slot 0, and slots past the end) repeat a neighbour's.
+    own: ascending places among all blocks of the samples. Slots without a weight (slot 0, and those past the end) have
+    a neighbour's.
     """
     K = samples[0].labels_AK.shape[1]
     slots_K = torch.arange(K)
     nothing_SM = reader.final_hidden(samples[0].index, 0, 0)
-    rows = [nothing_SM[:, None].expand(0, K, nothing_SM.shape[1])]
-    done = 0
+    states, rows = [nothing_SM], [torch.zeros(0, K, dtype=torch.int64)]
+    done = before = 0
     for sample in samples:
         count = len(sample.anchors_A)
         anchors_A = sample.anchors_A[own[(own >= done) & (own < done + count)] - done]
@@ -349,8 +353,11 @@ def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> list[Tens
         first = int(anchors_A[0])
         hidden = reader.final_hidden(sample.index, first, min(int(anchors_A[-1]) + K, sample.length))
         places_AK = anchors_A[:, None] - first + (slots_K - 1).clamp(min=0)
-        rows.append(hidden[places_AK.clamp(max=len(hidden) - 1)])
-    return rows
+        places_U, rows_AK = places_AK.clamp(max=len(hidden) - 1).unique(return_inverse=True)
+        states.append(hidden[places_U])
+        rows.append(rows_AK + before)
+        before += len(places_U)
+    return states, torch.cat(rows)
 
 
 def _positions(starts: Sequence[int], first: int, last: int) -> Tensor:

@@ -338,23 +338,38 @@ def test_a_data_file_counts_where_it_is_read_and_its_content_is_part_of_the_text
     assert code.hashes != read_code(["main:run"], [tmp_path]).hashes
 
 
+TRAIN = "ops.train_dflash.run:train_dflash"
+
+
 @pytest.mark.parametrize(
-    ("file", "reader"),
+    ("file", "reader", "begin"),
     [
-        ("ops/lib/kernels/sweep.c", "ops.lib.kernels.c_library:_sweeps"),
+        ("ops/lib/kernels/sweep.c", "ops.lib.kernels.c_library:_sweeps", TRAIN),
+        ("ops/lib/kernels/lanes.c", "ops.lib.kernels.c_library:_sweeps", TRAIN),
+        (
+            "ops/lib/kernels/comparison.c",
+            "ops.lib.kernels.c_library:compiled_comparison",
+            "ops.lib.drafts.dspark.loss:block_losses",
+        ),
         (
             "ops/lib/drafts/attention/cpu_attention.c",
             "ops.lib.drafts.attention.cpu_attention:compiled_attention",
+            TRAIN,
         ),
     ],
 )
-def test_an_edited_c_file_changes_the_code_of_the_ops_that_run_it_only(tmp_path: Path, file: str, reader: str) -> None:
+def test_an_edited_c_file_changes_the_code_of_what_runs_it_only(
+    tmp_path: Path, file: str, reader: str, begin: str
+) -> None:
     shutil.copytree(ROOT / "ops", tmp_path / "ops", ignore=shutil.ignore_patterns("__pycache__"))
-    before = {op: code_fingerprints(f"ops.{op}.run:{op}", [tmp_path]) for op in ("train_dflash", "ingest")}
+    other = "ops.ingest.run:ingest"
+    before = {function: code_fingerprints(function, [tmp_path]) for function in (begin, other)}
     (tmp_path / file).write_text((tmp_path / file).read_text() + "\n/* edited */\n")
-    after = {op: code_fingerprints(f"ops.{op}.run:{op}", [tmp_path]) for op in before}
-    differing = {op: {name for name in before[op] if before[op][name] != after[op][name]} for op in before}
-    assert {"train_dflash": {reader}, "ingest": set()} == differing
+    after = {function: code_fingerprints(function, [tmp_path]) for function in before}
+    differing = {
+        function: {name for name in codes if codes[name] != after[function][name]} for function, codes in before.items()
+    }
+    assert {begin: {reader}, other: set()} == differing
 
 
 @pytest.mark.parametrize("folder", ["ops", "dsl", "executor"])

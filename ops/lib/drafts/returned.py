@@ -24,6 +24,7 @@ def check_outcome(algorithm: Algorithm, outcome: Outcome, slots: int, metrics: t
         mistakes += _unlike("losses_W", outcome.losses_W, shape, None)
         mistakes += _unlike("correct_W", outcome.correct_W, shape, torch.bool)
         mistakes += [] if outcome.added_W is None else _unlike("added_W", outcome.added_W, shape, None)
+        mistakes += [] if outcome.total is None else _unlike("total", outcome.total, (), None)
         if len(outcome.found) != len(metrics):
             expected = f"{len(metrics)}, the metrics of config.py" + (f" ({', '.join(metrics)})" if metrics else "")
             mistakes.append(f"found: {len(outcome.found)} tensors; expected {expected}")

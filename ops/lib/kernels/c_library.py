@@ -1,9 +1,10 @@
-"""Libraries from C files, compiled on first use in a process, and the sweep over a tile of logits (sweep.c).
+"""Libraries from C files, compiled on first use in a process: the sweep over a tile of logits (sweep.c), and what is
+computed of rows of the draft's logits beside the target's (comparison.c); both behind lanes.c.
 
 A library is compiled by the system's C compiler in a private temporary directory (its code is for this processor only),
 which takes about a second at most. Without a compiler there are no libraries, and torch is used instead.
 
-Legend: R rows of a tile, C its columns.
+Legend: R rows of a tile, C its columns; U rows of the target's logits, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import get_data
 
@@ -61,22 +62,46 @@ def compiled_keep_best() -> Callable[..., None] | None:
 
 
 @functools.cache
-def _sweeps() -> tuple[str, ctypes.CDLL | None]:
-    return compiled_library(get_data("ops.lib.kernels", "sweep.c"))
+def compiled_comparison() -> ctypes.CDLL | None:
+    """The library of comparison.c, or None without a compiler.
 
-
-def compiled_library(source: bytes | None, *flags: str) -> tuple[str, ctypes.CDLL | None]:
-    """The compiler's name and the library compiled from a C source, or the reason for its absence and None.
-
-    source: what `pkgutil.get_data` returns for a file beside the code, which makes its content part of keys. flags: of
-    the compiler, besides FLAGS. Compiles at every call.
+    Its functions take data pointers of contiguous CPU tensors: logits [R, V] and [U, V], float32; labels and `of` [R],
+    int64; correct, bool; others, gap and sums, float64; all else float32. They return nothing.
     """
-    assert source is not None  # every loader of modules in files has get_data
+    sources = get_data("ops.lib.kernels", "lanes.c"), get_data("ops.lib.kernels", "comparison.c")
+    # x * f - y * g of equal numbers must be 0
+    _name, library = compiled_library(sources, "-ffp-contract=off")
+    if library is None:
+        return None
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.normalise.argtypes = [pointer, number, number, *[pointer] * 5]
+    library.mean_gap.argtypes = [pointer, pointer, pointer, number, number, pointer]
+    library.distances.argtypes = [pointer, pointer, pointer, number, number, *[pointer] * 3]
+    library.slope.argtypes = [pointer, pointer, pointer, number, number, *[pointer] * 9]
+    for function in (library.normalise, library.mean_gap, library.distances, library.slope):
+        function.restype = None
+    return library
+
+
+@functools.cache
+def _sweeps() -> tuple[str, ctypes.CDLL | None]:
+    return compiled_library((get_data("ops.lib.kernels", "lanes.c"), get_data("ops.lib.kernels", "sweep.c")))
+
+
+def compiled_library(sources: Sequence[bytes | None], *flags: str) -> tuple[str, ctypes.CDLL | None]:
+    """The compiler's name and the library compiled from C sources, one behind the other, or the reason for its absence
+    and None.
+
+    sources: what `pkgutil.get_data` returns for files beside the code, which makes their contents part of keys. flags:
+    of the compiler, besides FLAGS. Compiles at every call.
+    """
+    present = [source for source in sources if source is not None]
+    assert len(present) == len(sources)  # every loader of modules in files has get_data
     command = _compiler()
     if not command:
         return "no C compiler", None
     try:
-        return Path(command[0]).name, _load(command, source, flags)
+        return Path(command[0]).name, _load(command, b"\n".join(present), flags)
     except (OSError, subprocess.SubprocessError) as error:
         return f"{Path(command[0]).name} failed: {type(error).__name__}", None
 

@@ -166,7 +166,8 @@ def test_the_memory_of_a_training_pass_is_that_of_its_tensors(
         positions_N=ends_N,
         labels_NK=torch.zeros(blocks, 8, dtype=torch.int64),
         weights_NK=weights_NK,
-        teacher_NKM=torch.randn(blocks, 8, 256, generator=generator).to(dtype) if needs_teacher(kind) else None,
+        teacher_UM=torch.randn(blocks * 8, 256, generator=generator).to(dtype) if needs_teacher(kind) else None,
+        teacher_rows_NK=torch.arange(blocks * 8).view(blocks, 8) if needs_teacher(kind) else None,
     )
     ends = torch.randn(600, 256, generator=generator).to(dtype)
     attend = choose_attention(torch.device("cpu"), shape, dtype)[1]

@@ -107,7 +107,7 @@ def test_staged_micro_batches_are_those_that_are_prepared_at_once(with_teacher, 
             if isinstance(one, torch.Tensor):
                 assert one.dtype == other.dtype
                 assert torch.equal(one, other), name
-        assert (expected.teacher_NKM is not None) == with_teacher == (batch.teacher_NKM is not None)
+        assert (expected.teacher_UM is not None) == with_teacher == (batch.teacher_UM is not None)
         for one, other in zip(expected.seen, batch.seen, strict=True):
             assert torch.equal(one.start_N, other.start_N)
             assert torch.equal(one.end_N, other.end_N)
@@ -160,10 +160,10 @@ def test_an_idle_batch_is_zero_and_the_tensors_of_a_batch_share_one_piece_of_mem
     assert [0] * 6 == [int(tensor.abs().sum()) for tensor in (*tensors, batch.weights_NK)]
     assert 1 == len(memory_of((*tensors, batch.weights_NK)))
     assert 2 == len(batch.seen)
-    assert batch.teacher_NKM is None
+    assert batch.teacher_UM is None
     taught, _ = idle_batch(4, 6, place_of(torch.bfloat16), teacher=3).send(Direct(CPU))
-    assert (1, 4, 3) == tuple(taught.teacher_NKM.shape)
-    assert 0 == int(taught.teacher_NKM.abs().sum())
+    assert [(1, 3), (1, 4)] == [tuple(taught.teacher_UM.shape), tuple(taught.teacher_rows_NK.shape)]
+    assert 0 == int(taught.teacher_UM.abs().sum()) == int(taught.teacher_rows_NK.abs().sum())
 
 
 def test_on_a_cpu_the_memory_that_is_written_to_is_the_batchs_own():

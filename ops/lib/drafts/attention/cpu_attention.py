@@ -70,7 +70,7 @@ def compiled_attention(D: int) -> tuple[str, ctypes.CDLL | None]:
     Its functions `forward` and `backward` take a Problem and a range of key/value heads: the first, and the one after
     the last. They return 0, or 1 if memory ran out.
     """
-    name, library = compiled_library(get_data("ops.lib.drafts.attention", "cpu_attention.c"), f"-DD={D}")
+    name, library = compiled_library([get_data("ops.lib.drafts.attention", "cpu_attention.c")], f"-DD={D}")
     if library is not None:
         for function in (library.forward, library.backward):
             function.argtypes = [ctypes.POINTER(Problem), ctypes.c_int64, ctypes.c_int64]

@@ -47,7 +47,12 @@ def _drawn(model: nn.Module) -> list[tuple[str, Drawn]]:
 
 
 class Around(Drawn):
-    """Goes around one sublayer: N blocks, K slots of a block, M hidden size."""
+    """Goes around one sublayer: N blocks, K slots of a block, M hidden size.
+
+    reach: how many slots before its own a slot reads on the way in, the same way in every slot; None: any.
+    """
+
+    reach: int | None = None
 
     @abstractmethod
     def enter(self, x_NKM: Tensor) -> tuple[Tensor, Tensor]:

@@ -147,6 +147,18 @@ class Layer(nn.Module):
         k, v = self.self_attn.keys_values(y_XM)
         return rotate(self.self_attn.queries(y_XM), cos_X1Z, sin_X1Z), rotate(k, cos_X1Z, sin_X1Z), v, kept
 
+    def project_around_first(
+        self, x_NKM: Tensor, cos_X1Z: Tensor, sin_X1Z: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`project_around` for the first layer, where slots that read nothing but mask slots are alike."""
+        K, reach = x_NKM.shape[1], self._around(0).reach
+        J = K if reach is None else min(K, reach + 2)  # slot 0, those that read it, and one for all others
+        y_NJM, kept = self._around(0).enter(self.input_layernorm(x_NKM[:, :J]))
+        k, v = self.self_attn.keys_values(y_NJM)
+        q, k, v, kept = (_repeat_last(part, K) for part in (self.self_attn.queries(y_NJM), k, v, kept))
+        q, k, v = (part.flatten(0, 1) for part in (q, k, v))
+        return rotate(q, cos_X1Z, sin_X1Z), rotate(k, cos_X1Z, sin_X1Z), v, kept
+
     def finish_around(self, x_NKM: Tensor, mixed_NKC: Tensor, kept: Tensor) -> Tensor:
         """`finish` of whole blocks."""
         x_NKM = x_NKM + self._around(0).leave(self.self_attn.o_proj(mixed_NKC), kept)
@@ -202,7 +214,11 @@ class DraftModel(nn.Module):
     def compile_layers(self) -> None:
         """Compile the computation per slot, with dynamic sizes."""
         for layer in self.layers:
-            for name in ("project_around", "finish_around") if layer.around else ("project_first", "project", "finish"):
+            for name in (
+                ("project_around_first", "project_around", "finish_around")
+                if layer.around
+                else ("project_first", "project", "finish")
+            ):
                 setattr(layer, name, compiled(getattr(layer, name)))
 
     def context_kv(self, features_TF: Tensor, positions_T: Tensor) -> ContextKV:
@@ -244,7 +260,8 @@ class DraftModel(nn.Module):
             is_last = index == len(self.layers) - 1
             compute: Callable[[], Tensor]
             if layer.around:
-                compute = partial(self._layer_of_whole_blocks, layer, x_XM, rope, len(slots_K), *kv, attend)
+                around = layer.project_around if index else layer.project_around_first
+                compute = partial(self._layer_of_whole_blocks, layer, around, x_XM, rope, len(slots_K), *kv, attend)
             else:
                 project = partial(layer.project, x_XM) if index else partial(layer.project_first, distinct)
                 rows = rows_W if is_last else None
@@ -306,6 +323,7 @@ class DraftModel(nn.Module):
     def _layer_of_whole_blocks(
         self,
         layer: Layer,
+        project: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]],
         x_XM: Tensor,
         rope: tuple[Tensor, Tensor],
         block_size: int,
@@ -313,9 +331,9 @@ class DraftModel(nn.Module):
         v_GTD: Tensor,
         attend: AttendBlocks,
     ) -> Tensor:
-        """One layer with modules around its sublayers, which read slots from before."""
+        """One layer with modules around its sublayers, which read slots from before. project: of whole blocks."""
         x_NKM = x_XM.unflatten(0, (-1, block_size))
-        *projected, kept = layer.project_around(x_NKM, *rope)
+        *projected, kept = project(x_NKM, *rope)
         q, k, v = (part.unflatten(0, (-1, block_size)) for part in projected)
         mixed_NKC = attend(q, k, v, k_GTD, v_GTD, layer.window).flatten(2)
         return layer.finish_around(x_NKM, mixed_NKC, kept).flatten(0, 1)
@@ -326,6 +344,12 @@ class DraftModel(nn.Module):
         if device not in self._frequencies_on:
             self._frequencies_on[device] = to_device(self.frequencies, device)
         return rotation(self._frequencies_on[device], self.rope_scale, positions, dtype)
+
+
+def _repeat_last(part_NJ: Tensor, block_size: int) -> Tensor:
+    """[N, K, ...] from the first slots of every block: the last of them in all others."""
+    N, J = part_NJ.shape[:2]
+    return torch.cat((part_NJ, part_NJ[:, -1:].expand(N, block_size - J, *part_NJ.shape[2:])), dim=1)
 
 
 def _spread(distinct: Tensor, block_size: int) -> Tensor:

@@ -44,9 +44,9 @@ class MicroBatch:
 
     features_tF: the rank's slice of the packed context, in the dtype to compute in; positions_t: absolute positions.
     seen: per SP rank, what its blocks see. anchor_ids, positions int64 [N]: the anchors' tokens and absolute positions;
-    labels int64 [N, K]; weights float32 [N, K], 0 for slot 0. teacher_NKM: the target's final hidden states that
-    predict each slot's token, where the loss asks for the target's distribution. weighted: the slots with a weight;
-    default: made of labels and weights, which waits for their device.
+    labels int64 [N, K]; weights float32 [N, K], 0 for slot 0. teacher_UM: the target's final hidden states, where the
+    loss asks for the target's distribution; teacher_rows_NK, int64: which of them predicts each slot's token. weighted:
+    the slots with a weight; default: made of labels and weights, which waits for their device.
     """
 
     features_tF: Tensor
@@ -56,7 +56,8 @@ class MicroBatch:
     positions_N: Tensor
     labels_NK: Tensor
     weights_NK: Tensor
-    teacher_NKM: Tensor | None = None
+    teacher_UM: Tensor | None = None
+    teacher_rows_NK: Tensor | None = None
     weighted: Weighted = field(
         default=Factory(lambda self: Weighted.of(self.labels_NK, self.weights_NK), takes_self=True), kw_only=True
     )
@@ -87,7 +88,8 @@ class Chunk:
     positions_N: Tensor
     labels_NK: Tensor
     weights_NK: Tensor
-    teacher_NKM: Tensor | None
+    teacher_UM: Tensor | None
+    teacher_rows_NK: Tensor | None
     rows_W: Tensor
     weighted: int
 
@@ -175,14 +177,18 @@ class Engine:
             queries(self.model.config.layout(), rows_W, K),
             self.activation_checkpointing,
         )
-        teacher_NKM = chunk.teacher_NKM
-        teacher_WM = None if teacher_NKM is None else teacher_NKM.flatten(0, 1).index_select(0, rows_W)
+        teacher_WM = alike_W = None
+        if chunk.teacher_UM is not None and chunk.teacher_rows_NK is not None:
+            alike_W = chunk.teacher_rows_NK.flatten().index_select(0, rows_W)
+            teacher_WM = chunk.teacher_UM.index_select(0, alike_W)
         block_losses: BlockLosses = part_of(self.model.config.algorithm, "loss:block_losses")
-        asked = Asked(hidden_WM, rows_W, chunk.labels_NK, teacher_WM)
+        asked = Asked(hidden_WM, rows_W, chunk.labels_NK, chunk.weights_NK, teacher_WM, alike_W)
         outcome = block_losses(self.model, asked, self.head_VM, self.loss)
         algorithm = self.model.config.algorithm
         check_outcome(algorithm, outcome, len(rows_W), algorithm.metrics(self.loss.needs_teacher))
-        loss = combine(self.loss, outcome.losses_W, chunk.weights_NK, rows_W, outcome.added_W)
+        loss = outcome.total
+        if loss is None:
+            loss = combine(self.loss, outcome.losses_W, chunk.weights_NK, rows_W, outcome.added_W)
         losses_W = self.loss.base * outcome.losses_W.detach()
         if outcome.added_W is not None:
             losses_W = losses_W + outcome.added_W.detach()
@@ -215,7 +221,8 @@ def chunk_of(batch: MicroBatch, start: int, end: int) -> Chunk:
         positions_N=part(batch.positions_N),
         labels_NK=part(batch.labels_NK),
         weights_NK=part(batch.weights_NK),
-        teacher_NKM=None if batch.teacher_NKM is None else part(batch.teacher_NKM),
+        teacher_UM=batch.teacher_UM,
+        teacher_rows_NK=None if batch.teacher_rows_NK is None else part(batch.teacher_rows_NK),
         rows_W=rows_W,
         weighted=weighted,
     )

@@ -11,5 +11,6 @@ from ops.lib.drafts.losses.loss import Loss, slot_losses
 
 def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -> Outcome:
     """The losses of some slots of whole blocks, differentiable."""
-    found = slot_losses(loss.kind, asked.hidden_WM, head_VM, asked.labels_W, asked.teacher_WM, checked=True)
+    given = (asked.hidden_WM, head_VM, asked.labels_W, asked.teacher_WM)
+    found = slot_losses(loss.kind, *given, alike_W=asked.alike_W, checked=True)
     return Outcome(found.values_W, found.correct_W)

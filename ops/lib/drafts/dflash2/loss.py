@@ -58,7 +58,8 @@ def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -
 def _base(asked: Asked, head_VM: Tensor, loss: Loss, count: int) -> tuple[Tensor, Tensor]:
     """The base loss and the candidates; a cross-entropy has all logits in its hands once, and finds them there."""
     if needs_teacher(loss.kind):
-        found = slot_losses(loss.kind, asked.hidden_WM, head_VM, asked.labels_W, asked.teacher_WM, checked=True)
+        given = (asked.hidden_WM, head_VM, asked.labels_W, asked.teacher_WM)
+        found = slot_losses(loss.kind, *given, alike_W=asked.alike_W, checked=True)
         return found.values_W, best_tokens(asked.hidden_WM, head_VM, count)[1]
     base_W, _, candidates_WC = head_cross_entropy_and_best(
         asked.hidden_WM, head_VM, asked.labels_W, count, checked=True

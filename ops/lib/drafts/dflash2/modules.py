@@ -31,7 +31,7 @@ class Convolution(Around):
 
     def __init__(self, hidden_size: int, taps: int, group: int) -> None:
         super().__init__()
-        self.taps = taps
+        self.taps, self.reach = taps, taps - 1
         self.base_kernel = nn.Parameter(torch.zeros(2, taps, hidden_size))
         self.kernel_projection = Linear(hidden_size, 2 * taps * hidden_size // group, bias=False)
 
@@ -66,7 +66,7 @@ def convolved(y_NKM: Tensor, base_TM: Tensor, made_NKTG: Tensor) -> Tensor:
 
 def kernel(base_TM: Tensor, made_NKTG: Tensor, tap: int) -> Tensor:
     """Of every slot, [N, K, M]."""
-    return base_TM[tap] + made_NKTG[:, :, tap].repeat_interleave(base_TM.shape[1] // made_NKTG.shape[3], dim=-1)
+    return (base_TM[tap].unflatten(0, (made_NKTG.shape[3], -1)) + made_NKTG[:, :, tap, :, None]).flatten(-2)
 
 
 def _taps(y_NKM: Tensor, base_TM: Tensor) -> int:

@@ -14,9 +14,10 @@ from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.dspark.modules import confidence_head, markov_head
 from ops.lib.drafts.dspark.options import DsparkOptions
 from ops.lib.drafts.losses.asked import Asked, Outcome
-from ops.lib.drafts.losses.comparison import compare
+from ops.lib.drafts.losses.comparison import Comparison, compare, compare_and_sum
 from ops.lib.drafts.losses.head import Bias
-from ops.lib.drafts.losses.loss import Loss, value_of
+from ops.lib.drafts.losses.kinds import needs_divergence
+from ops.lib.drafts.losses.loss import Loss, combine, value_of, weighted_sum
 
 
 def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -> Outcome:
@@ -25,15 +26,32 @@ def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -
     assert isinstance(options, DsparkOptions)
     hidden_WM, head = asked.hidden_WM, markov_head(draft)
     latent_WR = head.latent(asked.before_W, hidden_WM.dtype)
-    bias = Bias(latent_WR, head.markov_w2.weight)
-    found = compare(hidden_WM, head_VM, asked.labels_W, asked.teacher_WM, bias, checked=True)
+    total, found = _compared(asked, head_VM, Bias(latent_WR, head.markov_w2.weight), loss)
     losses_W = value_of(loss.kind, found)
     if found.l1_W is None or found.overlap_W is None:
-        return Outcome(losses_W, found.correct_W)
+        return Outcome(losses_W, found.correct_W, total=total)
     added_W, overlap_W = options.l1 * found.l1_W, found.overlap_W.detach().clamp(0, 1)
     confidence = confidence_head(draft)
     if confidence is None:
-        return Outcome(losses_W, found.correct_W, added_W, (overlap_W,))
+        return Outcome(losses_W, found.correct_W, added_W, (overlap_W,), total)
     logits_W = confidence(hidden_WM, latent_WR).to(overlap_W.dtype)
-    added_W = added_W + options.confidence * binary_cross_entropy_with_logits(logits_W, overlap_W, reduction="none")
-    return Outcome(losses_W, found.correct_W, added_W, (overlap_W, logits_W.detach().sigmoid()))
+    entropy_W = options.confidence * binary_cross_entropy_with_logits(logits_W, overlap_W, reduction="none")
+    if total is not None:
+        total = total + weighted_sum(entropy_W, asked.weights_NK, asked.rows_W)
+    return Outcome(losses_W, found.correct_W, added_W + entropy_W, (overlap_W, logits_W.detach().sigmoid()), total)
+
+
+def _compared(asked: Asked, head_VM: Tensor, bias: Bias, loss: Loss) -> tuple[Tensor | None, Comparison]:
+    """The loss and L1 of all slots summed, and each slot's; D-PACE's weights need whole blocks first: no sum."""
+    options = loss.own
+    assert isinstance(options, DsparkOptions)
+    given = (asked.hidden_WM, head_VM, asked.labels_W, asked.teacher_WM, bias)
+    divergence, alike_W = needs_divergence(loss.kind), asked.alike_W
+    if loss.kind == "dpace":
+        return None, compare(*given, divergence=divergence, alike_W=alike_W, checked=True)
+
+    def objective(found: Comparison, slots_R: Tensor) -> Tensor:
+        added_R = None if found.l1_W is None else options.l1 * found.l1_W
+        return combine(loss, value_of(loss.kind, found), asked.weights_NK, asked.rows_W[slots_R], added_R)
+
+    return compare_and_sum(*given, objective, divergence=divergence, alike_W=alike_W, checked=True)

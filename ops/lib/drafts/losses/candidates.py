@@ -16,6 +16,7 @@ from ops.lib.drafts.losses.tiled_softmax import FEW_THREADS
 from ops.lib.kernels.c_library import compiled_keep_best
 
 TILE = 2**26  # logits at a time
+CPU_ROWS = 2**18  # numbers of the head's rows at a time: 1 MiB in float32
 
 
 @torch.no_grad()
@@ -65,7 +66,8 @@ class _TokenLogits(torch.autograd.Function):
         ctx.save_for_backward(head_VM, tokens_WC)
         ctx.dtype = hidden_WM.dtype
         wide = torch.promote_types(hidden_WM.dtype, torch.float32)
-        rows = max(1, TILE // (tokens_WC.shape[1] * head_VM.shape[1]))
+        numbers = TILE if hidden_WM.is_cuda else CPU_ROWS
+        rows = max(1, numbers // (tokens_WC.shape[1] * head_VM.shape[1]))
         parts = zip(hidden_WM.split(rows), tokens_WC.split(rows), strict=True)
         found = [(head_VM[tokens].to(wide) @ hidden.to(wide)[..., None])[..., 0] for hidden, tokens in parts]
         return torch.cat(found)

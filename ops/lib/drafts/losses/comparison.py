@@ -1,8 +1,7 @@
-"""The draft's distribution beside the label and the target's, tile by tile: with a bias, and more than one distance.
+"""The draft's distribution beside the label and the target's: with a bias, and more than one distance.
 
 The draft's logits are x = h W^T + z T^T: W the target's frozen head, T [V, r] a trained table, z the slot's latent
-(DSpark, arXiv 2607.05147, calls T w2). Neither [W | T] nor the bias of all tokens is ever made: a tile of logits is two
-products. The teacher's are y = t W^T. With q = softmax(x), p = softmax(y) and the label l:
+(DSpark, arXiv 2607.05147, calls T w2). The teacher's are y = t W^T. With q = softmax(x), p = softmax(y), the label l:
 
     ce       -log q_l             slope in x_v:  q_v - [v = l]
     kl       sum p log(p / q)                    q_v - p_v
@@ -13,19 +12,21 @@ above and below are the draft's probability of all tokens with q > p, and with q
 counts to each and the slope is the mean of both, as |.| has the slope 0 at 0: equal distributions have none. (As
 q_v times sign(q_v - p_v) minus its mean over q, it would lose its digits where the distributions hardly overlap.)
 
-What a table's gradient takes from a slot needs the slot's normalisers, so the forward pass keeps nothing but such
-numbers per slot; the backward pass makes the tiles again, and one product per factor for all four. Products with M
-columns: ce 3, kl 5, the distances 7; head.py's cross-entropy and divergence without a bias, whose gradients are made in
-the forward pass, 2 and 4. In both softmaxes the label's logit is kept out of the sums, as in head.py: the cross-entropy
-keeps its digits, and equal logits give equal bits.
+A slope needs the slot's normalisers and masses, so a few rows are computed at a time with their whole vocabulary, which
+is in memory until their slope is taken. What a table's gradient takes from a slot needs the weight of the slot as well.
+`compare_and_sum` knows it, and makes the gradients in the forward pass; `compare` waits for the backward pass, where it
+makes the logits again. Products with M columns, for logits, the teacher's, and gradients: 3 and 5, without a teacher
+2 and 3. The teacher's logits are those of a position: slots of several blocks that predict the same token share them.
 
-Legend: W weighted slots, R rows of a tile, C its columns, M hidden size, V vocabulary, r width of the latents.
+In both softmaxes the label is kept out of the sum, as in head.py: the cross-entropy keeps its digits, and equal logits
+give equal bits.
+
+Legend: W weighted slots, R of them at a time, U rows of the teacher, M hidden size, V vocabulary, r width of latents.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,9 +34,12 @@ from attrs import frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ops.lib.drafts.losses.head import Bias, HeadSoftmax, TileLogits, Tiles, add_gap, add_product, check_labels
-from ops.lib.drafts.losses.tiled_softmax import RowState
-from ops.lib.kernels.compiled import compiled
+from ops.lib.drafts.losses.head import Bias, add_product, check_labels, set_product
+from ops.lib.drafts.losses.whole_rows import Side, Weights, WholeRows, choose_rows
+
+CPU_LOGITS, CPU_ROWS = 2**20, 32  # 4 MiB in float32, but not fewer rows: products of a few are slow
+CUDA_LOGITS = 2**26
+CAST = 4096  # tokens whose rows of the head are cast at a time
 
 
 @frozen(eq=False)
@@ -52,6 +56,10 @@ class Comparison:
     correct_W: Tensor
 
 
+# (the comparison of some slots, which ones) -> a loss, [], differentiable in the comparison
+Objective = Callable[[Comparison, Tensor], Tensor]
+
+
 def compare(
     hidden_WM: Tensor,
     head_VM: Tensor,
@@ -59,28 +67,106 @@ def compare(
     teacher_WM: Tensor | None = None,
     bias: Bias | None = None,
     *,
+    divergence: bool = True,
     distances: bool = True,
+    alike_W: Tensor | None = None,
     checked: bool = False,
 ) -> Comparison:
-    """Cross-entropy, and with a teacher the divergence and (unless distances is False) l1 and overlap.
+    """Cross-entropy, and with a teacher kl, l1 and overlap, unless divergence or distances is False.
 
     All are differentiable with respect to hidden_WM and the bias's latents and table, together in one backward pass.
+    alike_W, int64: slots with the same number have equal rows of the teacher; it is used on the CPU.
     dtypes of products, checked and IndexError as in `head_cross_entropy`. Memory: the gradients, of the table in
-    float32 at least, three tiles of logits, and a tile's rows of sums [R, M].
+    float32 at least, and the logits of some slots, both sides'.
     """
+    given = _given(hidden_WM, head_VM, labels_W, teacher_WM, bias, alike_W, checked)
+    wanted = _Wanted(divergence and teacher_WM is not None, distances and teacher_WM is not None)
+    found = Comparison(*_Comparison.apply(*given.tensors, wanted))
+    return found if given.order_W is None else _ordered(found, given.order_W.argsort())
+
+
+def compare_and_sum(
+    hidden_WM: Tensor,
+    head_VM: Tensor,
+    labels_W: Tensor,
+    teacher_WM: Tensor | None,
+    bias: Bias | None,
+    objective: Objective,
+    *,
+    divergence: bool = True,
+    distances: bool = True,
+    alike_W: Tensor | None = None,
+    checked: bool = False,
+) -> tuple[Tensor, Comparison]:
+    """The sum of the objectives of all slots, float64 [], and their comparison, without a gradient.
+
+    The sum is differentiable in what `compare` is. The objective is called for some slots after the others, and not
+    again in the backward pass. All else as in `compare`.
+    """
+    given = _given(hidden_WM, head_VM, labels_W, teacher_WM, bias, alike_W, checked)
+    wanted = _Wanted(divergence and teacher_WM is not None, distances and teacher_WM is not None)
+    needed = any(tensor is not None and tensor.requires_grad for tensor in given.tensors[:3])
+    ordered = objective
+    if given.order_W is not None:
+        order_W = given.order_W
+
+        def ordered(found: Comparison, slots: Tensor) -> Tensor:
+            return objective(found, order_W[slots])
+
+    total, *values = _Sum.apply(*given.tensors, wanted, ordered, torch.is_grad_enabled() and needed)
+    found = Comparison(*values)
+    return total, found if given.order_W is None else _ordered(found, given.order_W.argsort())
+
+
+@frozen
+class _Wanted:
+    divergence: bool
+    distances: bool
+
+
+@frozen(eq=False)
+class _Given:
+    """tensors: hidden, latents, table, the teacher's rows, which of them each slot has, the head, labels; the slots in
+    the order order_W."""
+
+    tensors: tuple[Tensor | None, ...]
+    order_W: Tensor | None
+
+
+def _given(
+    hidden_WM: Tensor,
+    head_VM: Tensor,
+    labels_W: Tensor,
+    teacher_WM: Tensor | None,
+    bias: Bias | None,
+    alike_W: Tensor | None,
+    checked: bool,
+) -> _Given:
+    """Slots that are alike side by side, with one row of the teacher for them. CUDA would wait for their number."""
     if not checked:
         check_labels(labels_W, head_VM)
     latent_Wr, table_Vr = (None, None) if bias is None else (bias.latent_Wr, bias.table_Vr)
-    return Comparison(
-        *_Comparison.apply(
-            hidden_WM, latent_Wr, table_Vr, teacher_WM, head_VM, labels_W, distances and teacher_WM is not None
-        )
+    labels_W = labels_W.to(torch.int64)
+    if teacher_WM is None or alike_W is None or alike_W.device.type != "cpu" or not len(labels_W):
+        return _Given((hidden_WM, latent_Wr, table_Vr, teacher_WM, None, head_VM, labels_W), None)
+    sorted_W, order_W = alike_W.sort(stable=True)
+    is_first_W = torch.cat((torch.ones(1, dtype=torch.bool), sorted_W[1:] != sorted_W[:-1]))
+    latent_Wr = None if latent_Wr is None else latent_Wr.index_select(0, order_W)
+    tensors = (
+        *(hidden_WM.index_select(0, order_W), latent_Wr, table_Vr),
+        *(teacher_WM.index_select(0, order_W[is_first_W]), is_first_W.cumsum(0) - 1),
+        *(head_VM, labels_W.index_select(0, order_W)),
     )
+    return _Given(tensors, order_W)
 
 
-# What the forward pass keeps of each slot. A probability is exp(logit - REFERENCE) * FACTOR; WRONG: 1 - q of the label,
-# with all its digits; ABOVE and BELOW: see the module's text.
-CE, KL, L1, OVERLAP, ABOVE, BELOW, WRONG, REFERENCE, FACTOR, TEACHER_REFERENCE, TEACHER_FACTOR = range(11)
+def _ordered(found: Comparison, order_W: Tensor) -> Comparison:
+    values = (found.ce_W, found.kl_W, found.l1_W, found.overlap_W, found.correct_W)
+    return Comparison(*(None if value_W is None else value_W.index_select(0, order_W) for value_W in values))
+
+
+# The rows of what is found of each slot.
+CE, KL, L1, OVERLAP, ABOVE, BELOW = range(6)
 
 
 class _Comparison(torch.autograd.Function):
@@ -90,25 +176,22 @@ class _Comparison(torch.autograd.Function):
         hidden_WM: Tensor,
         latent_Wr: Tensor | None,
         table_Vr: Tensor | None,
-        teacher_WM: Tensor | None,
+        teacher_UM: Tensor | None,
+        of_W: Tensor | None,
         head_VM: Tensor,
         labels_W: Tensor,
-        distances: bool,
+        wanted: _Wanted,
     ) -> tuple[Tensor | None, ...]:
-        tiles = Tiles(hidden_WM, head_VM)
-        slots = _Slots(hidden_WM, teacher_WM, labels_W, _bias(latent_Wr, table_Vr))
-        kept_nW = hidden_WM.new_zeros(TEACHER_FACTOR + 1, len(hidden_WM), dtype=tiles.dtype)
+        slots = _Slots(hidden_WM, latent_Wr, table_Vr, teacher_UM, of_W, head_VM, labels_W)
+        found_nW = hidden_WM.new_zeros(BELOW + 1, len(hidden_WM), dtype=slots.dtype)
         correct_W = torch.empty_like(labels_W, dtype=torch.bool)
-        for rows in tiles.chunks(len(hidden_WM)):
-            correct_W[rows] = _normalise(tiles, slots.of(rows), kept_nW[:, rows])
-            if distances:
-                _measure(tiles, slots.of(rows), kept_nW[:, rows])
+        for rows in slots.chunks():
+            found_nW[:, rows], correct_W[rows] = slots.softmaxes(rows, wanted.divergence).measured(wanted.distances)
         ctx.mark_non_differentiable(correct_W)
         ctx.set_materialize_grads(False)  # what nothing was made of costs nothing
-        ctx.save_for_backward(hidden_WM, latent_Wr, table_Vr, teacher_WM, head_VM, labels_W, kept_nW)
-        kl_W = None if teacher_WM is None else kept_nW[KL].clone()
-        l1_W, overlap_W = (kept_nW[L1].clone(), kept_nW[OVERLAP].clone()) if distances else (None, None)
-        return kept_nW[CE].clone(), kl_W, l1_W, overlap_W, correct_W
+        tensors = (hidden_WM, latent_Wr, table_Vr, teacher_UM, of_W, head_VM, labels_W)
+        ctx.save_for_backward(*tensors, found_nW[ABOVE:].clone())
+        return *_values(found_nW, wanted), correct_W
 
     @staticmethod
     @once_differentiable
@@ -120,214 +203,231 @@ class _Comparison(torch.autograd.Function):
         of_overlap_W: Tensor | None,
         _of_correct: None,
     ) -> tuple[Tensor | None, ...]:
-        hidden_WM, latent_Wr, table_Vr, teacher_WM, head_VM, labels_W, kept_nW = ctx.saved_tensors
-        tiles = Tiles(hidden_WM, head_VM)
-        if of_overlap_W is not None:
-            of_l1_W = of_overlap_W / -2 if of_l1_W is None else of_l1_W - of_overlap_W / 2
-        upstream = _Upstream(of_ce_W, of_kl_W, of_l1_W)
-        slots = _Slots(hidden_WM, teacher_WM if upstream.of_teacher else None, labels_W, _bias(latent_Wr, table_Vr))
-        needed = [ctx.needs_input_grad[place] for place in range(3)]
-        hidden_grad_WM = torch.empty_like(hidden_WM) if needed[0] else None
-        latent_grad_Wr = torch.empty_like(latent_Wr) if needed[1] else None
-        table_sum_Vr = torch.zeros_like(table_Vr, dtype=tiles.dtype) if needed[2] else None
-        for rows in tiles.chunks(len(hidden_WM)):
-            hidden_sum_RM, latent_sum_Rr = _slopes(
-                tiles, slots.of(rows), kept_nW[:, rows], upstream.of(rows), needed, table_sum_Vr
-            )
-            if hidden_grad_WM is not None:
-                hidden_grad_WM[rows] = hidden_sum_RM.to(hidden_WM.dtype)
-            if latent_grad_Wr is not None:
-                latent_grad_Wr[rows] = latent_sum_Rr.to(latent_Wr.dtype)
-        table_grad_Vr = None if table_sum_Vr is None else table_sum_Vr.to(table_Vr.dtype)
-        return hidden_grad_WM, latent_grad_Wr, table_grad_Vr, None, None, None, None
+        *tensors, masses_2W = ctx.saved_tensors
+        weights = Weights(of_ce_W, of_kl_W, _of_l1(of_l1_W, of_overlap_W), *masses_2W)
+        slots = _Slots(*tensors)
+        gradients = _Gradients(slots, ctx.needs_input_grad[:3])
+        for rows in slots.chunks():
+            softmaxes = slots.softmaxes(rows, with_teacher=of_kl_W is not None or weights.of_l1_R is not None)
+            gradients.add(rows, softmaxes.slope(_of(weights, rows)))
+        return *_cast(gradients.tensors, tensors[:3]), None, None, None, None, None
 
 
-@frozen(eq=False)
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_WM: Tensor,
+        latent_Wr: Tensor | None,
+        table_Vr: Tensor | None,
+        teacher_UM: Tensor | None,
+        of_W: Tensor | None,
+        head_VM: Tensor,
+        labels_W: Tensor,
+        wanted: _Wanted,
+        objective: Objective,
+        with_gradient: bool,
+    ) -> tuple[Tensor | None, ...]:
+        slots = _Slots(hidden_WM, latent_Wr, table_Vr, teacher_UM, of_W, head_VM, labels_W)
+        found_nW = hidden_WM.new_zeros(BELOW + 1, len(hidden_WM), dtype=slots.dtype)
+        correct_W = torch.empty_like(labels_W, dtype=torch.bool)
+        gradients = _Gradients(slots, ctx.needs_input_grad[:3] if with_gradient else (False,) * 3)
+        total = hidden_WM.new_zeros((), dtype=torch.float64)
+        numbers_W = torch.arange(len(hidden_WM), device=hidden_WM.device)
+        for rows in slots.chunks():
+            softmaxes = slots.softmaxes(rows, wanted.divergence)
+            found_nW[:, rows], correct_W[rows] = softmaxes.measured(wanted.distances)
+            comparison = _comparison(found_nW[:, rows], correct_W[rows], wanted)
+            if with_gradient:
+                value, weights = _weighed(objective, comparison, numbers_W[rows], found_nW[ABOVE:, rows])
+                gradients.add(rows, softmaxes.slope(weights))
+            else:
+                value = objective(comparison, numbers_W[rows])
+            total += value
+        values = (*_values(found_nW, wanted), correct_W)
+        ctx.mark_non_differentiable(*(value_W for value_W in values if value_W is not None))
+        ctx.save_for_backward(hidden_WM, latent_Wr, table_Vr, *gradients.tensors)
+        return total, *values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_total: Tensor, *_others: Tensor) -> tuple[Tensor | None, ...]:
+        leaves, gradients = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        # in place: nobody else has them, and torch refuses to go back a second time
+        scaled = [None if each is None else each.mul_(of_total.to(each.dtype)) for each in gradients]
+        return *_cast(scaled, leaves), None, None, None, None, None, None, None
+
+
+def _cast(gradients: Sequence[Tensor | None], leaves: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Each in the dtype of what it is the gradient of."""
+    pairs = zip(gradients, leaves, strict=True)
+    return [None if each is None or leaf is None else each.to(leaf.dtype) for each, leaf in pairs]
+
+
+def _values(found_nW: Tensor, wanted: _Wanted) -> tuple[Tensor | None, ...]:
+    """ce, kl, l1 and overlap, each with its own memory."""
+    is_wanted = (True, wanted.divergence, wanted.distances, wanted.distances)
+    return tuple(found_nW[place].clone() if wants else None for place, wants in enumerate(is_wanted))
+
+
+def _comparison(found_nW: Tensor, correct_W: Tensor, wanted: _Wanted) -> Comparison:
+    ce_W, kl_W, l1_W, overlap_W = _values(found_nW, wanted)
+    assert ce_W is not None
+    return Comparison(ce_W, kl_W, l1_W, overlap_W, correct_W)
+
+
+def _weighed(objective: Objective, values: Comparison, slots_R: Tensor, masses_2R: Tensor) -> tuple[Tensor, Weights]:
+    """The objective of some slots, and its slope in each of their values; masses_2R: above and below."""
+    leaves = [values.ce_W, values.kl_W, values.l1_W, values.overlap_W]
+    present = [leaf.requires_grad_() for leaf in leaves if leaf is not None]
+    with torch.enable_grad():
+        value = objective(values, slots_R)
+    slopes = iter(torch.autograd.grad(value, present, allow_unused=True))
+    of_ce_R, of_kl_R, of_l1_R, of_overlap_R = (None if leaf is None else next(slopes) for leaf in leaves)
+    above_R, below_R = masses_2R
+    return value.detach(), Weights(of_ce_R, of_kl_R, _of_l1(of_l1_R, of_overlap_R), above_R.clone(), below_R.clone())
+
+
+def _of_l1(of_l1_W: Tensor | None, of_overlap_W: Tensor | None) -> Tensor | None:
+    """With the overlap's part, whose slope is -1/2 of l1's."""
+    if of_overlap_W is None:
+        return of_l1_W
+    return of_overlap_W / -2 if of_l1_W is None else of_l1_W - of_overlap_W / 2
+
+
+def _of(weights: Weights, rows: slice) -> Weights:
+    """Those of some slots, in memory of their own: compiled functions look at the sizes of what they are views of."""
+    given = (weights.of_ce_R, weights.of_kl_R, weights.of_l1_R, weights.above_R, weights.below_R)
+    return Weights(*(None if values_W is None else values_W[rows].clone() for values_W in given))
+
+
 class _Slots:
-    hidden_WM: Tensor
-    teacher_WM: Tensor | None
-    labels_W: Tensor
-    bias: Bias | None
+    """The slots, and the logits of some of them at a time.
 
-    def of(self, rows: slice) -> _Slots:
-        return _Slots(
-            self.hidden_WM[rows],
-            None if self.teacher_WM is None else self.teacher_WM[rows],
-            self.labels_W[rows],
-            None if self.bias is None else self.bias.of(rows),
-        )
+    dtype: of logits, sums and values; product: of the factors of products. Both as in head.py's Tiles.
+    """
+
+    def __init__(
+        self,
+        hidden_WM: Tensor,
+        latent_Wr: Tensor | None,
+        table_Vr: Tensor | None,
+        teacher_UM: Tensor | None,
+        of_W: Tensor | None,
+        head_VM: Tensor,
+        labels_W: Tensor,
+    ) -> None:
+        self.hidden_WM, self.latent_Wr, self.table_Vr = hidden_WM, latent_Wr, table_Vr
+        self.teacher_UM, self.of_W, self.head_VM, self.labels_W = teacher_UM, of_W, head_VM, labels_W
+        self.dtype = torch.promote_types(hidden_WM.dtype, torch.float32)
+        self.product = hidden_WM.dtype if hidden_WM.is_cuda else self.dtype
+        self.functions = choose_rows(hidden_WM.device, self.dtype)
+        self.rows = min(rows_at_once(hidden_WM.device, len(head_VM)), len(hidden_WM))
+        sides = 1 if teacher_UM is None else 2
+        self._memory_NV = hidden_WM.new_empty(sides * self.rows, len(head_VM), dtype=self.dtype)
+
+    def chunks(self) -> list[slice]:
+        """Slices of at most `rows` slots, equal except the last."""
+        count = len(self.hidden_WM)
+        if not count:
+            return []
+        size = -(-count // -(-count // self.rows))
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def columns(self) -> list[slice]:
+        """Of the vocabulary: all of it, or as much of the head as is cast at a time."""
+        size = len(self.head_VM) if self.head_VM.dtype == self.product else CAST
+        return [slice(start, start + size) for start in range(0, len(self.head_VM), size)]
+
+    def softmaxes(self, rows: slice, divergence: bool = False, *, with_teacher: bool = True) -> _Softmaxes:
+        """Of some slots; the memory of logits is that of the slots before."""
+        hidden_RM, labels_R = self.hidden_WM[rows], self.labels_W[rows].contiguous()
+        if self.teacher_UM is None or not with_teacher:
+            draft_RV = self._logits(hidden_RM, rows)
+            return _Softmaxes(self.functions, labels_R, self.functions.normalised(draft_RV, labels_R))
+        of_R, teacher_labels_U = None, labels_R
+        if self.of_W is None:
+            draft_RV = self._logits(hidden_RM, rows)
+            teacher_UV = self._logits(self.teacher_UM[rows], None, self.rows)
+        else:  # a product of both, as there are few rows of the teacher
+            first, last = int(self.of_W[rows.start]), int(self.of_W[rows.stop - 1])
+            of_R = self.of_W[rows] - first
+            teacher_labels_U = labels_R.new_empty(last + 1 - first).scatter_(0, of_R, labels_R)
+            both_NM = torch.cat((hidden_RM, self.teacher_UM[first : last + 1].to(hidden_RM.dtype)))
+            draft_RV, teacher_UV = self._logits(both_NM, rows).tensor_split([len(hidden_RM)])
+        gap_R = self.functions.mean_gap(draft_RV, teacher_UV, of_R) if divergence else None
+        draft = self.functions.normalised(draft_RV, labels_R)
+        teacher = self.functions.normalised(teacher_UV, teacher_labels_U)
+        return _Softmaxes(self.functions, labels_R, draft, teacher, of_R, gap_R)
+
+    def _logits(self, states_NM: Tensor, rows: slice | None, place: int = 0) -> Tensor:
+        """[N, V], in memory from row `place` on; the first states are the slots `rows`, whose bias they get."""
+        out_NV, states_NM = self._memory_NV[place : place + len(states_NM)], states_NM.to(self.product)
+        latent_Rr = None if rows is None or self.latent_Wr is None else self.latent_Wr[rows].to(self.product)
+        for part in self.columns():
+            head_CM, out_NC = self.head_VM[part].to(self.product), out_NV[:, part]
+            set_product(out_NC, states_NM, head_CM)
+            if latent_Rr is not None and self.table_Vr is not None:
+                add_product(out_NC[: len(latent_Rr)], latent_Rr, self.table_Vr[part].to(self.product).T)
+        return out_NV
 
 
 @frozen(eq=False)
-class _Upstream:
-    """The gradients of what is returned, that of the overlap as part of l1's; None where there is none."""
+class _Softmaxes:
+    """Of some slots, and of the teacher's rows that they are compared with. gap_R: of the divergence."""
 
-    ce_W: Tensor | None
-    kl_W: Tensor | None
-    l1_W: Tensor | None
+    functions: WholeRows
+    labels_R: Tensor
+    draft: Side
+    teacher: Side | None = None
+    of_R: Tensor | None = None
+    gap_R: Tensor | None = None
 
-    @property
-    def of_teacher(self) -> bool:
-        return self.kl_W is not None or self.l1_W is not None
+    def measured(self, distances: bool) -> tuple[Tensor, Tensor]:
+        """What is found of each slot, [n, R], and which ones are correct."""
+        found_nR = self.draft.d_N.new_zeros(BELOW + 1, len(self.labels_R))
+        found_nR[CE] = torch.logaddexp(self.draft.d_N, torch.zeros_like(self.draft.d_N))
+        if self.gap_R is not None and self.teacher is not None:
+            of_teacher_U = self.teacher.log_total_N
+            of_teacher_R = of_teacher_U if self.of_R is None else of_teacher_U.index_select(0, self.of_R)
+            found_nR[KL] = self.gap_R + (self.draft.log_total_N - of_teacher_R)
+        if distances and self.teacher is not None:
+            found_nR[L1:] = self.functions.distances(self.draft, self.teacher, self.of_R)
+        return found_nR.to(self.draft.values_NV.dtype), self.draft.correct_N
 
-    def of(self, rows: slice) -> list[Tensor | None]:
-        return [None if values_W is None else values_W[rows].clone() for values_W in (self.ce_W, self.kl_W, self.l1_W)]
-
-
-def _bias(latent_Wr: Tensor | None, table_Vr: Tensor | None) -> Bias | None:
-    return None if latent_Wr is None or table_Vr is None else Bias(latent_Wr, table_Vr)
-
-
-def _normalise(tiles: Tiles, slots: _Slots, kept_nR: Tensor) -> Tensor:
-    """The first sweep: fills in the cross-entropy, the divergence and the normalisers; which rows are correct."""
-    labels_R = slots.labels_W
-    draft = HeadSoftmax(tiles, slots.hidden_WM, labels_R, hide=True, with_gradient=False, bias=slots.bias)
-    teacher = None
-    if slots.teacher_WM is not None:
-        teacher = HeadSoftmax(tiles, slots.teacher_WM, labels_R, hide=True, with_gradient=False)
-    gap_R = torch.zeros_like(draft.state.total_R)
-    for start, head_CM in tiles:
-        draft_RC = draft.logits(start, head_CM, 0)
-        if teacher is not None:
-            gap_R = add_gap(gap_R, draft_RC, teacher, teacher.logits(start, head_CM, 1), start, head_CM)
-        draft.add(draft_RC, start, head_CM)
-    d_R = draft.state.log_total_R - draft.state.logit_R
-    kept_nR[CE] = torch.logaddexp(d_R, torch.zeros_like(d_R))
-    kept_nR[WRONG] = d_R.sigmoid()
-    log_total_R = _keep_normaliser(draft.state, kept_nR[REFERENCE : FACTOR + 1])
-    if teacher is not None:
-        theirs = teacher.state
-        log_theirs_R = _keep_normaliser(theirs, kept_nR[TEACHER_REFERENCE : TEACHER_FACTOR + 1])
-        of_label_R = (theirs.logit_R - log_theirs_R).exp() * (theirs.logit_R - draft.state.logit_R)
-        of_others_R = gap_R * (theirs.reference_R - log_theirs_R).exp()
-        kept_nR[KL] = of_others_R + of_label_R - log_theirs_R + log_total_R
-    return draft.state.correct_R
+    def slope(self, weights: Weights) -> Tensor:
+        """Of the weighted sum in the logits, [R, V]; what was measured is measured no more."""
+        return self.functions.slope(self.draft, self.teacher, self.of_R, self.labels_R, weights)
 
 
-def _keep_normaliser(state: RowState, kept_2R: Tensor) -> Tensor:
-    """Reference and factor of the softmax over all tokens, the hidden label included; the log of their sum, float64."""
-    reference_R = torch.maximum(state.reference_R, state.logit_R)
-    others_R = state.total_R * (state.reference_R - reference_R).double().exp()
-    total_R = others_R + (state.logit_R - reference_R).double().exp()
-    kept_2R[0], kept_2R[1] = reference_R, 1 / total_R
-    return total_R.log() + reference_R
+class _Gradients:
+    """Of hidden states, latents and table, as far as they are needed, in the dtype of sums."""
 
+    def __init__(self, slots: _Slots, needed: Sequence[bool]) -> None:
+        self.slots = slots
+        leaves = zip((slots.hidden_WM, slots.latent_Wr, slots.table_Vr), needed, strict=True)
+        self.tensors = [
+            torch.zeros_like(leaf, dtype=slots.dtype) if leaf is not None and is_needed else None
+            for leaf, is_needed in leaves
+        ]
 
-def _measure(tiles: Tiles, slots: _Slots, kept_nR: Tensor) -> None:
-    """The second sweep, with the normalisers: fills in l1, overlap, above and below."""
-    assert slots.teacher_WM is not None
-    sums = _on(tiles.device, distance_sums)
-    draft, teacher = TileLogits(tiles, slots.hidden_WM, slots.bias), TileLogits(tiles, slots.teacher_WM)
-    normalisers = _apart(kept_nR[REFERENCE:])
-    total_nR = kept_nR.new_zeros(BELOW + 1 - L1, kept_nR.shape[1], dtype=torch.float64)
-    for start, head_CM in tiles:
-        total_nR += sums(draft(start, head_CM, 0), teacher(start, head_CM, 1), *normalisers)
-    kept_nR[L1 : BELOW + 1] = total_nR
-
-
-def _slopes(
-    tiles: Tiles,
-    slots: _Slots,
-    kept_nR: Tensor,
-    upstream: list[Tensor | None],
-    needed: list[bool],
-    table_sum_Vr: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The sweep of the backward pass: the sums for hidden [R, M] and latents [R, r]; adds to the table's."""
-    slope = _on(tiles.device, tile_slope)
-    draft = TileLogits(tiles, slots.hidden_WM, slots.bias)
-    teacher = None if slots.teacher_WM is None else TileLogits(tiles, slots.teacher_WM)
-    of_rows = (*upstream, *_apart(kept_nR[ABOVE:]))
-    hidden_sum_RM = torch.zeros_like(slots.hidden_WM, dtype=tiles.dtype)
-    width = 0 if draft.latent_Rr is None else draft.latent_Rr.shape[1]
-    latent_sum_Rr = hidden_sum_RM.new_zeros(len(hidden_sum_RM), width)
-    for start, head_CM in tiles:
-        logits_RC = draft(start, head_CM, 0)
-        teacher_RC = None if teacher is None else teacher(start, head_CM, 1)
-        slope_RC = slope(logits_RC, teacher_RC, slots.labels_W - start, head_CM.dtype, *of_rows)
-        if needed[0]:
-            add_product(hidden_sum_RM, slope_RC, head_CM)
-        if needed[1]:
-            add_product(latent_sum_Rr, slope_RC, draft.table_Cr(start, len(head_CM)))
+    def add(self, rows: slice, slope_RV: Tensor) -> None:
+        """The slots' part, of their slope in the logits."""
+        slots, slope_RV = self.slots, slope_RV.to(self.slots.product)
+        hidden_sum_WM, latent_sum_Wr, table_sum_Vr = self.tensors
+        if hidden_sum_WM is not None:
+            for part in slots.columns():
+                add_product(hidden_sum_WM[rows], slope_RV[:, part], slots.head_VM[part].to(slots.product))
+        if slots.latent_Wr is None or slots.table_Vr is None:
+            return
+        if latent_sum_Wr is not None:
+            add_product(latent_sum_Wr[rows], slope_RV, slots.table_Vr.to(slots.product))
         if table_sum_Vr is not None:
-            add_product(table_sum_Vr[start : start + len(head_CM)], slope_RC.T, draft.latent_Rr)
-    return hidden_sum_RM, latent_sum_Rr
+            add_product(table_sum_Vr, slope_RV.T, slots.latent_Wr[rows].to(slots.product))
 
 
-def _apart(values_nR: Tensor) -> list[Tensor]:
-    """The rows, each with its own memory: a compiled function would look at the sizes of what they are views of."""
-    return [values_R.clone() for values_R in values_nR]
-
-
-def distance_sums(
-    logits_RC: Tensor,
-    teacher_RC: Tensor,
-    reference_R: Tensor,
-    factor_R: Tensor,
-    teacher_reference_R: Tensor,
-    teacher_factor_R: Tensor,
-) -> Tensor:
-    """A tile's part of l1, overlap, above and below, [4, R]."""
-    q_RC = _probabilities(logits_RC, reference_R, factor_R)
-    p_RC = _probabilities(teacher_RC, teacher_reference_R, teacher_factor_R)
-    overlap_R = torch.minimum(q_RC, p_RC).sum(dim=1)
-    gap_RC = q_RC - p_RC
-    above_RC = _share_above(gap_RC).mul_(q_RC)
-    below_R = q_RC.sub_(above_RC).sum(dim=1)
-    return torch.stack((gap_RC.abs_().sum(dim=1), overlap_R, above_RC.sum(dim=1), below_R))
-
-
-def tile_slope(
-    logits_RC: Tensor,
-    teacher_RC: Tensor | None,
-    column_R: Tensor,
-    dtype: torch.dtype,
-    of_ce_R: Tensor | None,
-    of_kl_R: Tensor | None,
-    of_l1_R: Tensor | None,
-    above_R: Tensor,
-    below_R: Tensor,
-    wrong_R: Tensor,
-    reference_R: Tensor,
-    factor_R: Tensor,
-    teacher_reference_R: Tensor,
-    teacher_factor_R: Tensor,
-) -> Tensor:
-    """The loss's slope in the logits of a tile, [R, C] in dtype; column_R: the label's, maybe outside the tile."""
-    q_RC = _probabilities(logits_RC, reference_R, factor_R)
-    slopes = []
-    if teacher_RC is not None:
-        p_RC = _probabilities(teacher_RC, teacher_reference_R, teacher_factor_R)
-        if of_l1_R is not None:
-            steps = [(2 * of_l1_R * mass_R)[:, None] for mass_R in (-above_R, below_R)]
-            slopes.append(torch.lerp(*steps, _share_above(q_RC - p_RC)).mul_(q_RC))  # both ends keep their digits
-        if of_kl_R is not None:
-            slopes.append((q_RC - p_RC).mul_(of_kl_R[:, None]))
-    if of_ce_R is not None:
-        inside_R = (column_R >= 0) & (column_R < logits_RC.shape[1])
-        within_R1 = column_R.clamp(0, logits_RC.shape[1] - 1)[:, None]
-        own_R1 = torch.where(inside_R[:, None], -wrong_R[:, None], q_RC.gather(1, within_R1))
-        slopes.append(q_RC.scatter_(1, within_R1, own_R1).mul_(of_ce_R[:, None]))
-    total_RC = slopes[0]
-    for slope_RC in slopes[1:]:
-        total_RC.add_(slope_RC)
-    return total_RC.to(dtype)
-
-
-def _share_above(gap_RC: Tensor) -> Tensor:
-    """1 where the gap is positive, 0 where it is negative, and 1/2 where it is zero."""
-    return gap_RC.sign().add_(1).mul_(0.5)
-
-
-def _probabilities(logits_RC: Tensor, reference_R: Tensor, factor_R: Tensor) -> Tensor:
-    return (logits_RC - reference_R[:, None]).exp_().mul_(factor_R[:, None])
-
-
-def _on(device: torch.device, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function, compiled where that is worth its while."""
-    return _compiled(function) if device.type == "cuda" else function
-
-
-@functools.cache
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return compiled(function, fullgraph=True)
+def rows_at_once(device: torch.device, vocabulary: int) -> int:
+    """Slots whose logits are in memory."""
+    if device.type == "cuda":
+        return max(1, CUDA_LOGITS // vocabulary)
+    return max(CPU_ROWS, CPU_LOGITS // vocabulary)

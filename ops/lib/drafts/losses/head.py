@@ -7,8 +7,7 @@ summed before is scaled when the reference rises. The label's own logit is kept 
 d = log sum_{v != label} exp(logit_v) - logit_label, CE = log(1 + exp(d)) and the gradient is
 sigmoid(d) (softmax over the others W - W[label]), so that neither loses its digits where the label is almost certain.
 
-A draft may add a bias to these logits, z T^T, of a latent z of the slot and a trained table T. comparison.py is the
-head with it; what both share, logits and softmax tile by tile, is here.
+A draft may add a bias to these logits, z T^T, of a latent z of the slot and a trained table T: comparison.py.
 
 Legend: W weighted slots, R rows of a tile, C its columns, M hidden size, V vocabulary, r width of a bias's latents.
 """
@@ -107,7 +106,7 @@ class _CrossEntropy(torch.autograd.Function):
             softmax = HeadSoftmax(tiles, hidden_WM[rows], labels_W[rows], hide=True, with_gradient=with_gradient)
             best = BestTokens(len(hidden_WM[rows]), count, tiles.dtype, tiles.device)
             for start, head_CM in tiles:
-                logits_RC = softmax.logits(start, head_CM, 0)
+                logits_RC = softmax.logits(head_CM, 0)
                 if count:
                     best.add(logits_RC, start)
                 softmax.add(logits_RC, start, head_CM)
@@ -143,7 +142,7 @@ class _Divergence(torch.autograd.Function):
             teacher = HeadSoftmax(tiles, teacher_WM[rows], None, hide=False, with_gradient=with_gradient)
             gap_R = torch.zeros_like(draft.state.total_R)  # sum exp(teacher - reference) (teacher - draft)
             for start, head_CM in tiles:
-                draft_RC, teacher_RC = draft.logits(start, head_CM, 0), teacher.logits(start, head_CM, 1)
+                draft_RC, teacher_RC = draft.logits(head_CM, 0), teacher.logits(head_CM, 1)
                 gap_R = add_gap(gap_R, draft_RC, teacher, teacher_RC, start, head_CM)
                 draft.add(draft_RC, start, head_CM)
             kl_R = gap_R / teacher.state.total_R - teacher.state.log_total_R + draft.state.log_total_R
@@ -202,36 +201,6 @@ class Bias:
     latent_Wr: Tensor
     table_Vr: Tensor
 
-    def of(self, rows: slice) -> Bias:
-        """That of some of the slots."""
-        return Bias(self.latent_Wr[rows], self.table_Vr)
-
-
-class TileLogits:
-    """hidden head^T for a chunk of rows, tile by tile, with the bias if there is one."""
-
-    def __init__(self, tiles: Tiles, hidden_RM: Tensor, bias: Bias | None = None):
-        self.tiles = tiles
-        self.hidden_RM = hidden_RM.to(tiles.product)
-        self.latent_Rr = None if bias is None else bias.latent_Wr.to(tiles.product)
-        self.table_Vr = None if bias is None else bias.table_Vr
-
-    def __call__(self, start: int, head_CM: Tensor, number: int) -> Tensor:
-        """The logits [R, C] of the tokens from start on, in the scratch memory of that number."""
-        out = self.tiles.scratch((len(self.hidden_RM), len(head_CM)), number)
-        if head_CM.dtype == out.dtype:
-            torch.mm(self.hidden_RM, head_CM.T, out=out)
-        else:
-            torch.mm(self.hidden_RM, head_CM.T, out_dtype=out.dtype, out=out)
-        if self.latent_Rr is not None:
-            add_product(out, self.latent_Rr, self.table_Cr(start, len(head_CM)).T)
-        return out
-
-    def table_Cr(self, start: int, columns: int) -> Tensor:
-        """The bias's rows of the tokens from start on."""
-        assert self.table_Vr is not None
-        return self.table_Vr[start : start + columns].to(self.tiles.product)
-
 
 class HeadSoftmax:
     """The softmax over the logits of a chunk of rows, and the head's rows summed with it, tile by tile."""
@@ -244,13 +213,18 @@ class HeadSoftmax:
         *,
         hide: bool,
         with_gradient: bool,
-        bias: Bias | None = None,
     ):
         self.tiles = tiles
-        self.logits = TileLogits(tiles, hidden_RM, bias)
+        self.hidden_RM = hidden_RM.to(tiles.product)
         labels_R = None if labels_R is None else labels_R.to(torch.int64).contiguous()
         self.state = RowState(len(hidden_RM), tiles.dtype, tiles.device, labels_R, hide)
         self.sum_RM = torch.zeros_like(hidden_RM, dtype=tiles.dtype) if with_gradient else None
+
+    def logits(self, head_CM: Tensor, number: int) -> Tensor:
+        """Those of a tile, [R, C], in the scratch memory of that number."""
+        out = self.tiles.scratch((len(self.hidden_RM), len(head_CM)), number)
+        set_product(out, self.hidden_RM, head_CM)
+        return out
 
     def add(self, logits_RC: Tensor, start: int, head_CM: Tensor) -> tuple[Tensor, Tensor | None]:
         """Take a tile into the sums; its exponentials, and the scale of the sums made before, as a Sweep gives them."""
@@ -271,13 +245,18 @@ class HeadSoftmax:
 def add_gap(
     gap_R: Tensor, draft_RC: Tensor, teacher: HeadSoftmax, teacher_RC: Tensor, start: int, head_CM: Tensor
 ) -> Tensor:
-    """gap_R plus the tile's sum of exp(teacher - reference) (teacher - draft); takes the tile into the teacher's sums.
-
-    A label that the teacher's softmax hides is left out.
-    """
+    """gap_R plus the tile's sum of exp(teacher - reference) (teacher - draft); takes the tile into its sums."""
     gap_RC = torch.sub(teacher_RC, draft_RC, out=teacher.tiles.scratch(tuple(draft_RC.shape), 2))
     p_RC, scale_R = teacher.add(teacher_RC, start, head_CM)
     return (gap_R if scale_R is None else gap_R * scale_R) + gap_RC.mul_(p_RC).sum(dim=1)
+
+
+def set_product(out: Tensor, hidden_RM: Tensor, head_CM: Tensor) -> None:
+    """out = hidden_RM head_CM^T, in the dtype of out, which CUDA makes of narrower factors (out_dtype)."""
+    if head_CM.dtype == out.dtype:
+        torch.mm(hidden_RM, head_CM.T, out=out)
+    else:
+        torch.mm(hidden_RM, head_CM.T, out_dtype=out.dtype, out=out)
 
 
 def add_product(sum_RM: Tensor, p_RC: Tensor, head_CM: Tensor) -> None:

@@ -24,3 +24,8 @@ class Terms(Protocol):
 def needs_teacher(kind: LossKind, terms: Terms | None = None) -> bool:
     """Whether the loss reads the target's distribution, which its final hidden states give; the others read labels."""
     return kind in OF_TEACHER or (terms is not None and terms.needs_teacher)
+
+
+def needs_divergence(kind: LossKind) -> bool:
+    """Whether a part of the loss is the divergence from the target's distribution."""
+    return kind in ("kl", "lk")

@@ -14,7 +14,7 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.lib.drafts.losses.comparison import Comparison, compare
 from ops.lib.drafts.losses.head import Bias, head_cross_entropy, head_kl
-from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_teacher
+from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_divergence, needs_teacher
 
 LK_ETA = 3.0  # arXiv 2602.23881: how fast the divergence gives way as the overlap grows
 
@@ -67,12 +67,14 @@ def slot_losses(
     bias: Bias | None = None,
     *,
     with_overlap: bool = False,
+    alike_W: Tensor | None = None,
     checked: bool = False,
 ) -> SlotLosses:
     """The losses of the slots before any weight; differentiable in hidden_WM and in the bias's latents and table.
 
     kl, l1, lk and nla read teacher_WM, the target's final hidden states; dflash, dpace and focal are the
-    cross-entropy, and read it only for the overlap. dtypes, checked and IndexError as in `head_cross_entropy`.
+    cross-entropy, and read it only for the overlap. alike_W as in `compare`; dtypes, checked and IndexError as in
+    `head_cross_entropy`.
     Raises DataError if a teacher is needed and missing.
     """
     if teacher_WM is None and (with_overlap or needs_teacher(kind)):
@@ -88,7 +90,9 @@ def slot_losses(
         labels_W,
         teacher_WM if with_overlap or needs_teacher(kind) else None,
         bias,
+        divergence=needs_divergence(kind),
         distances=with_overlap or kind != "kl",
+        alike_W=alike_W,
         checked=checked,
     )
     overlap_W = None
@@ -101,14 +105,15 @@ def value_of(kind: LossKind, found: Comparison) -> Tensor:
     """The loss of a kind."""
     if not needs_teacher(kind):
         return found.ce_W
-    assert found.kl_W is not None
     if kind == "kl":
+        assert found.kl_W is not None
         return found.kl_W
     assert found.l1_W is not None and found.overlap_W is not None
     if kind == "l1":
         return found.l1_W
     if kind == "nla":
         return -found.overlap_W.clamp_min(torch.finfo(found.overlap_W.dtype).tiny).log()
+    assert found.kl_W is not None
     blend_W = torch.exp(-LK_ETA * found.overlap_W.detach())
     return blend_W * found.kl_W + (1 - blend_W) * found.l1_W / 2
 
@@ -127,13 +132,22 @@ def combine(loss: Loss, values_W: Tensor, weights_NK: Tensor, rows_W: Tensor, ad
     if loss.kind == "dpace":
         weights_W = dpace_weights(values_W.detach(), weights_NK, rows_W, loss.dpace_alpha)
     else:
-        weights_W = weights_NK.flatten().index_select(0, rows_W).to(torch.float64)
+        weights_W = _weights_of(weights_NK, rows_W)
     added = 0.0 if added_W is None else (weights_W * added_W.to(torch.float64)).sum()
     if loss.kind == "focal":
         # at CE = 0 the power has no finite slope for gammas below 1; the product's own limit there is 0
         wrong_W = -torch.expm1(-values_W)
         weights_W = weights_W * wrong_W.clamp_min(torch.finfo(torch.float64).tiny) ** loss.focal_gamma
     return loss.base * (weights_W * values_W).sum() + added
+
+
+def weighted_sum(values_W: Tensor, weights_NK: Tensor, rows_W: Tensor) -> Tensor:
+    """sum(w value), float64 []."""
+    return (_weights_of(weights_NK, rows_W) * values_W.to(torch.float64)).sum()
+
+
+def _weights_of(weights_NK: Tensor, rows_W: Tensor) -> Tensor:
+    return weights_NK.flatten().index_select(0, rows_W).to(torch.float64)
 
 
 def denominator(loss: Loss, weights_NK: Tensor) -> float:

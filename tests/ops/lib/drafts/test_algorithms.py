@@ -120,6 +120,19 @@ def test_a_draft_starts_as_plain_dflash_of_the_same_seed_exactly(name):
     torch.testing.assert_close(*hidden, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("taps", "first"), [(1, 2), (2, 3), (3, 4), (6, 6)])
+def test_slots_that_read_mask_slots_alone_are_projected_once_in_the_first_layer(taps, first):
+    case = random_case(1, samples=3, block_size=6, algorithm=Dflash2(taps=taps, group=4, candidates=4))
+    engine = make_engine(case, Loss(own=Dflash2Options()))
+    slots = []
+    for layer in engine.model.layers:
+        layer.attention_conv.kernel_projection.register_forward_hook(
+            lambda _, given, __: slots.append(given[0].shape[1])
+        )
+    hidden_of_blocks(engine.model, *block_inputs(case))
+    assert [first, *[6] * (len(engine.model.layers) - 1)] == slots
+
+
 def block_inputs(case):
     sample = next(sample for sample in case.samples if len(sample.anchors_A))
     anchors = sample.anchors_A.tolist()

@@ -10,6 +10,7 @@ from ops.lib.drafts.losses import candidates
 from ops.lib.drafts.losses import head as head_module
 from ops.lib.drafts.losses.head import choose_head, head_cross_entropy, head_cross_entropy_and_best, head_kl
 from ops.lib.drafts.losses.tiled_softmax import RowState, fusible_sweep, kernel_sweep, sweep_values, torch_sweep
+from ops.lib.drafts.losses.whole_rows import TorchRows, choose_rows
 from ops.lib.kernels import c_library
 
 CPU = torch.device("cpu")
@@ -332,7 +333,10 @@ def test_the_kernels_exponential_is_right_to_the_last_digits():
 
 @pytest.fixture
 def fresh_kernel():
-    cached = (c_library.compiled_sweep, c_library.compiled_keep_best, c_library._sweeps)
+    cached = (
+        *(c_library.compiled_sweep, c_library.compiled_keep_best, c_library._sweeps),
+        c_library.compiled_comparison,
+    )
     for function in cached:
         function.cache_clear()
     yield
@@ -345,6 +349,7 @@ def test_without_a_compiler_torch_does_the_sweep(fresh_kernel, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     name, sweep = choose_head(CPU)
     assert ("tiles of 512 x 512, sweep: torch (no C compiler)", torch_sweep) == (name, sweep)
+    assert TorchRows(CPU) == choose_rows(CPU, torch.float32)
 
 
 def test_where_the_compiler_fails_torch_does_the_sweep(fresh_kernel, monkeypatch):

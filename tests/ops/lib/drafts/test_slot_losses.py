@@ -10,10 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dsl.errors import DataError
 from ops.lib.drafts.losses import comparison as comparison_module
 from ops.lib.drafts.losses import head as head_module
-from ops.lib.drafts.losses.comparison import compare, distance_sums, tile_slope
+from ops.lib.drafts.losses import whole_rows
+from ops.lib.drafts.losses.comparison import compare, compare_and_sum
 from ops.lib.drafts.losses.head import Bias, head_cross_entropy, head_kl
 from ops.lib.drafts.losses.kinds import needs_teacher
-from ops.lib.drafts.losses.loss import slot_losses
+from ops.lib.drafts.losses.loss import slot_losses, value_of
 from ops.lib.drafts.losses.reference import reference_slot_losses
 from ops.lib.drafts.losses.tiled_softmax import fusible_sweep, sweep_values, torch_sweep
 from ops.lib.kernels.compiled import compiled
@@ -26,6 +27,8 @@ SHAPES = [(1, 2), (7, 13), (40, 130), (33, 257)]  # in tiles of 16 x 64: one and
 @pytest.fixture
 def small_tiles(monkeypatch):
     monkeypatch.setattr(head_module, "_tile", lambda _device: (16, 64))
+    monkeypatch.setattr(comparison_module, "rows_at_once", lambda _device, _vocabulary: 16)
+    monkeypatch.setattr(comparison_module, "CAST", 64)
 
 
 class Problem:
@@ -60,6 +63,18 @@ class Problem:
         found = slot_losses(kind, leaves[0], self.head, self.labels, self.teacher, bias, **options)
         found.values_W.backward(self.upstream.to(found.values_W.dtype))
         return found, [leaf.grad for leaf in leaves]
+
+    def summed(self, kinds, alike=None, objective=None, leaves=None):
+        """The weighted sum of these losses of all slots, by the function that makes the gradients with them."""
+        leaves = leaves or self.leaves(True)
+
+        def mixed(found, slots):
+            return sum((self.upstream[slots] * value_of(kind, found)).sum() for kind in kinds)
+
+        teacher = self.teacher if needs_teacher(kinds[-1]) else None
+        bias = Bias(*leaves[1:])
+        given = (leaves[0], self.head, self.labels, teacher, bias)
+        return compare_and_sum(*given, objective or mixed, alike_W=alike)[0]
 
     def slow(self, kind, biased):
         """The losses, whether the best token is the label, and the gradients, by the formulas."""
@@ -102,6 +117,7 @@ def test_float32_stays_near_float64_also_with_the_overlap(kind, biased, with_ove
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_sweep_gives_the_same_losses(small_tiles, monkeypatch, kind, biased, sweep):
     monkeypatch.setattr(head_module, "choose_head", lambda _device: ("chosen by the test", sweep))
+    monkeypatch.setattr(comparison_module, "choose_rows", lambda device, _dtype: whole_rows.TorchRows(device))
     Problem(40, 130, dtype=torch.float32).assert_equal(kind, biased, 1e-6, 3e-6)
 
 
@@ -142,6 +158,43 @@ def test_a_mix_of_losses_takes_one_backward_pass_for_all(small_tiles):
     expected.backward(problem.upstream)
     for leaf, expected_leaf in zip(leaves, expected_leaves, strict=True):
         assert relative(leaf.grad, expected_leaf.grad) < 1e-12
+
+
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_a_sum_is_that_of_the_losses_and_its_gradients_are_theirs(small_tiles, rows, alike):
+    problem = Problem(rows, 130)
+    numbers = None
+    if alike:  # slots that predict the token of the same position, in any order
+        numbers = torch.randint(5, (rows,), generator=torch.Generator().manual_seed(1)) * 3
+        problem.teacher, problem.labels = problem.teacher[numbers % rows], problem.labels[numbers % rows]
+    kinds = ["dflash", "l1", "lk", "nla", "kl"]
+    leaves, expected_leaves = problem.leaves(True), problem.leaves(True)
+    total = problem.summed(kinds, alike=numbers, leaves=leaves)
+    logits, teacher = problem.logits(expected_leaves)
+    parts = [reference_slot_losses(kind, logits, problem.labels, teacher) for kind in kinds]
+    expected = (problem.upstream * sum(parts)).sum()
+    torch.testing.assert_close(total, expected, rtol=1e-12, atol=0)
+    (total * 0.3).backward()
+    (expected * 0.3).backward()
+    for leaf, expected_leaf in zip(leaves, expected_leaves, strict=True):
+        assert relative(leaf.grad, expected_leaf.grad) < 1e-12
+    with torch.no_grad():
+        torch.testing.assert_close(problem.summed(kinds, alike=numbers), expected, rtol=1e-12, atol=0)
+
+
+def test_an_objective_may_bend_the_losses_and_a_sum_is_not_differentiated_twice(small_tiles):
+    problem = Problem(40, 130)
+    leaves, expected_leaves = problem.leaves(True), problem.leaves(True)
+    total = problem.summed(["l1"], leaves=leaves, objective=lambda found, _: (found.ce_W * found.overlap_W**2).sum())
+    logits, teacher = problem.logits(expected_leaves)
+    ce, l1 = (reference_slot_losses(kind, logits, problem.labels, teacher) for kind in ("dflash", "l1"))
+    (ce * (1 - l1 / 2) ** 2).sum().backward()
+    total.backward(retain_graph=True)
+    for leaf, expected_leaf in zip(leaves, expected_leaves, strict=True):
+        assert relative(leaf.grad, expected_leaf.grad) < 1e-12
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -261,32 +314,46 @@ def test_a_label_outside_the_vocabulary_is_refused(label):
 
 
 class Sizes(TorchDispatchMode):
-    """Records the largest tensor that any operation returns, and the number of matrix products with M columns."""
+    """Records the largest tensor that any operation returns, and the rows of all matrix products with M columns."""
 
     def __init__(self):
         super().__init__()
         self.largest = 0
-        self.wide = 0
+        self.rows = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm_):
-            self.wide += HIDDEN in (*args[-2].shape, *args[-1].shape)
+            self.rows += args[-2].shape[0] * (HIDDEN in (*args[-2].shape, *args[-1].shape))
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, torch.Tensor):
                 self.largest = max(self.largest, tensor.numel())
         return out
 
 
-@pytest.mark.parametrize(("kind", "products"), [("dflash", 3), ("kl", 5), ("l1", 7), ("lk", 7), ("nla", 7)])
-def test_no_tensor_is_larger_than_a_tile_or_an_input_and_the_wide_products_are_those_in_the_docs(
+@pytest.mark.parametrize(("kind", "products"), [("dflash", 3), ("kl", 5), ("l1", 5), ("lk", 5), ("nla", 5)])
+def test_no_tensor_is_larger_than_some_rows_or_an_input_and_the_wide_products_are_those_in_the_docs(
     small_tiles, kind, products
 ):
     problem = Problem(160, 640)
     with Sizes() as sizes:
         problem.fast(kind, biased=True)
-    assert max(16 * 64, 160 * HIDDEN, 640 * RANK) == sizes.largest
-    assert products * 10 * 10 == sizes.wide
+    sides = 1 if kind == "dflash" else 2
+    assert max(sides * 16 * 640, 640 * HIDDEN) == sizes.largest
+    assert products * 160 == sizes.rows
+
+
+@pytest.mark.parametrize(("kind", "products"), [("dflash", 2), ("l1", 3), ("lk", 3)])
+def test_a_sum_makes_its_gradients_from_the_logits_of_the_losses(small_tiles, kind, products):
+    problem = Problem(160, 640)
+    with Sizes() as sizes:
+        problem.summed([kind]).backward()
+    assert sizes.largest <= 2 * 16 * 640
+    assert products * 160 == sizes.rows
+    if products == 3:
+        with Sizes() as sizes:
+            problem.summed([kind], alike=torch.arange(160) // 4).backward()
+        assert 2 * 160 + 40 == sizes.rows
 
 
 def test_a_part_of_the_head_that_is_not_trained_takes_no_product(small_tiles):
@@ -296,27 +363,27 @@ def test_a_part_of_the_head_that_is_not_trained_takes_no_product(small_tiles):
         found = slot_losses("dflash", leaves[0], problem.head, problem.labels, None, Bias(*leaves[1:]))
         with Sizes() as sizes:
             found.values_W.sum().backward()
-        assert products == sizes.wide
+        assert products * 16 == sizes.rows
         assert [place == trained for place in range(3)] == [leaf.grad is not None for leaf in leaves]
 
 
 @pytest.mark.filterwarnings("default")  # the compiler's own
-def test_what_cuda_compiles_of_a_comparison_gives_the_same_and_is_not_compiled_again(monkeypatch):
+def test_what_cuda_compiles_of_a_comparison_gives_the_same_and_is_not_compiled_again(small_tiles, monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    functions = {function: compiled(function, fullgraph=True) for function in (distance_sums, tile_slope)}
-    monkeypatch.setattr(comparison_module, "_on", lambda _device, function: functions[function])
-    monkeypatch.setattr(head_module, "_tile", lambda _device: (64, 64))
+    names = ("normaliser", "row_gaps", "distance_sums", "row_slope")
+    functions = {name: compiled(getattr(whole_rows, name), fullgraph=True) for name in names}
+    monkeypatch.setattr(whole_rows, "_on", lambda _device, function: functions[function.__name__])
     before = counters["stats"]["unique_graphs"]
     kinds = [("l1", False), ("lk", True), ("dflash", True)]
     for rows, vocabulary in ((64, 64), (1, 64), (64, 65), (1, 65)):
         for kind, biased in kinds:
             Problem(rows, vocabulary).assert_equal(kind, biased, 1e-12, 1e-12)
-    sums, slopes = 1, len(kinds)
-    assert 4 * (sums + slopes) == counters["stats"]["unique_graphs"] - before
+    graphs = counters["stats"]["unique_graphs"] - before
     with torch._dynamo.config.patch(error_on_recompile=True):
         for rows in (2, 7, 63, 65, 200):
             for vocabulary in (65, 200, 320):
                 for kind, biased in kinds:
                     Problem(rows, vocabulary).assert_equal(kind, biased, 1e-12, 1e-12)
+    assert graphs == counters["stats"]["unique_graphs"] - before
     torch._dynamo.reset()
