@@ -125,6 +125,7 @@ def training_memory(
         waiting=config.buffer_batches + 1,
         checkpointed=config.activation_checkpointing,
         teacher=config.needs_teacher,
+        on_cpu=on_cpu,
     )
     passes = {
         "context of a micro-batch": context_bytes(work),

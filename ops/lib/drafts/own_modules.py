@@ -143,10 +143,13 @@ def _function_mistakes(folder: Path, config: DraftConfig, training: Training) ->
         for name in first.around
         for mistake in _around_mistakes(folder / "modules.py", algorithm, name, getattr(first, name), x_NKM)
     ]
+    weights_NK = torch.ones(2, K)
+    weights_NK[:, 0] = 0
     asked = Asked(
         hidden_WM=torch.randn(2 * K, M, requires_grad=True),
         rows_W=torch.arange(2 * K),
         tokens_NK=torch.randint(V, (2, K)),
+        weights_NK=weights_NK,
         teacher_WM=torch.randn(2 * K, M) if loss.needs_teacher else None,
     )
     mistakes += _tried(

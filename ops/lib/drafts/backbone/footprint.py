@@ -13,7 +13,8 @@ from attrs import frozen
 from ops.lib.drafts.backbone.config import DraftConfig
 
 MASTER = 4  # bytes of a float32 weight, gradient, moment or average
-HEAD_TILE = 8192  # rows and columns of logits at a time on a GPU (ops/lib/drafts/losses/head.py)
+HEAD_TILE = 8192  # at most so many rows and columns of logits at a time (ops/lib/drafts/losses/head.py),
+GPU_LOGITS, CPU_LOGITS = 2**26, 2**20  # and at most so many logits, also of whole rows (comparison.py)
 
 
 def draft_parameters(config: DraftConfig) -> int:
@@ -40,6 +41,7 @@ class Pass:
     waiting: int
     checkpointed: bool = False
     teacher: bool = False
+    on_cpu: bool = False
 
 
 def context_bytes(work: Pass) -> int:
@@ -82,10 +84,14 @@ def joined_bytes(work: Pass) -> int:
 
 
 def head_bytes(work: Pass) -> int:
-    """A tile of logits with its copy for the product, and its rows of sums; with a teacher three times as many."""
-    rows = min(HEAD_TILE, work.blocks * work.draft.block_size)
-    columns = min(HEAD_TILE, work.draft.vocab_size)
-    tile = rows * columns * (MASTER + (work.item_size if work.item_size < MASTER else 0))
+    """Logits at a time with their copy for the product, and the rows of sums; with a teacher three times as many: its
+    logits, and the slope.
+    """
+    slots, vocabulary = work.blocks * work.draft.block_size, work.draft.vocab_size
+    rows = min(HEAD_TILE, slots)
+    of_tile = slots * vocabulary if work.teacher else rows * min(HEAD_TILE, vocabulary)
+    logits = min(of_tile, CPU_LOGITS if work.on_cpu else GPU_LOGITS)
+    tile = logits * (MASTER + (work.item_size if work.item_size < MASTER else 0))
     sums = rows * work.draft.hidden_size * (MASTER + work.item_size)
     return 3 * tile + 3 * sums if work.teacher else tile + 2 * sums
 
