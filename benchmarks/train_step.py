@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,9 @@ from benchmarks.sides.problem import Sizes
 OURS, CHUNKED, DENSE, FLOOR, SPECULATORS = "ours", "ours, chunked", "dense reference", "matmul floor", "speculators"
 L1, DFLASH2, DSPARK = "ours with l1, chunked", "dflash2, chunked", "dspark, chunked"
 PEERS = {DFLASH2: "speculators dflash2", DSPARK: "speculators dspark"}
-OF_ALGORITHMS = (CHUNKED, L1, DFLASH2, DSPARK, SPECULATORS, *PEERS.values())
+SPECFORGE = {CHUNKED: "SpecForge", DSPARK: "SpecForge dspark"}  # it has no DFlash2
+OTHERS = (SPECULATORS, *PEERS.values(), *SPECFORGE.values())
+OF_ALGORITHMS = (CHUNKED, L1, DFLASH2, DSPARK, *OTHERS)
 STEP_GOALS, MEMORY_GOAL = {DFLASH2: 1.20, DSPARK: 1.25}, 1.15  # beside plain DFlash, chunked
 SIZES = [field.name for field in fields(Sizes) if field.name not in ("context", "anchors")]
 CONTEXTS, ANCHORS = (2048, 2048, 4096), (128, 256, 512)
@@ -124,7 +127,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _sides(arguments: argparse.Namespace) -> list[Side]:
-    """The chosen sides; speculators only if it is installed."""
+    """The chosen sides; speculators and SpecForge only if they are installed."""
     ours, peer = "benchmarks.sides.ours", "benchmarks.sides.speculators_peer"
     chunk = ("--chunk", str(arguments.chunk))
     rank = () if arguments.rank is None else ("--rank", str(arguments.rank))
@@ -139,6 +142,9 @@ def _sides(arguments: argparse.Namespace) -> list[Side]:
         sides.append(Side(SPECULATORS, peer, python=python))
         if arguments.algorithms:
             sides += [Side(PEERS[name], peer, options, python) for name, options in algorithms.items()]
+    if arguments.algorithms and find_spec("specforge"):
+        own = {CHUNKED: (), **algorithms}
+        sides += [Side(name, "benchmarks.sides.specforge_peer", own[side]) for side, name in SPECFORGE.items()]
     return [side for side in sides if arguments.sides is None or side.name in arguments.sides]
 
 
@@ -183,7 +189,7 @@ def _algorithms_figures(settings: Settings) -> str:
 
 
 def _algorithms_table(settings: Settings) -> str:
-    """Each algorithm beside plain DFlash, of ours and of speculators, and beside speculators' step of the same one."""
+    """Each algorithm beside plain DFlash, of ours and of speculators, and beside others' steps of the same one."""
     rows = [["context / anchors", "compared", "seconds", "memory", "wanted", "holds"]]
     for (context, anchors), rounds in settings.items():
         pairs = [
@@ -191,6 +197,7 @@ def _algorithms_table(settings: Settings) -> str:
             (DSPARK, L1),
             *((PEERS[name], SPECULATORS) for name in STEP_GOALS),
             *((name, PEERS[name]) for name in STEP_GOALS),
+            *SPECFORGE.items(),
         ]
         for above, below in pairs:
             if {above, below} <= rounds.figures.keys():
@@ -214,7 +221,7 @@ def _figures_table(settings: Settings) -> str:
 
 def _figures(rounds: Rounds, side: str) -> str:
     if side not in rounds.figures:
-        return "not installed" if side in (SPECULATORS, *PEERS.values()) else "not run"
+        return "not installed" if side in OTHERS else "not run"
     seconds = f"{rounds.median(side, 'seconds'):.3f} s"
     return seconds if side == FLOOR else f"{seconds}, {rounds.median(side, 'mib'):.0f} MiB"
 

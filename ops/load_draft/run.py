@@ -61,12 +61,13 @@ def import_draft(config: LoadDraft, directory: Path, stage: Stage) -> None:
     """Read a draft's directory, and write it. Raises DataError, whose folders the user may not know."""
     target = stage.inputs["target"]
     written, info = read_draft_json(directory), target_info(target)
-    try:
+    served = ServedTarget.of(target)
+    try:  # the record first: what is read is of the right kind then
+        refuse(directory, record_mistakes(written, served.info, served.pad_token_ids), is_imported=True)
         draft = read_draft_config(written, info, config.partial_rotary_factor)
     except ConfigError as error:
         raise DataError(f"{directory}: {error}") from error
-    record, served = written.get(OF_DFLOW, {}), ServedTarget.of(target)
-    refuse(directory, record_mistakes(written, served.info, served.pad_token_ids), is_imported=True)
+    record = written.get(OF_DFLOW, {})
     before = record.get("imported", {"assumed": {}, "notes": []})
     trained_for = before.get("trained_for", record.get("target", target.digest))
     earlier = [note for note in before["notes"] if not note.startswith(OTHER_TARGET)]

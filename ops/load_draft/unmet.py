@@ -18,8 +18,11 @@ from ops.load_draft.read_config import read_draft_config
 
 
 def unmet(config: LoadDraft) -> dict[str, str]:
-    """What its files, its config.json and the headers of its weights say without the target; so an export of dflow that
-    was altered is found, unless only values of its weights were. A model id is not looked up.
+    """What its files, its config.json and the headers of its weights say without the target. A model id is not looked
+    up.
+
+    So an altered export of dflow is found; not here, if only values of its weights or their digest were altered, and
+    never, if only its target, engine or server's arguments were, which other drafts lack.
     """
     return _refused(config, None)
 
@@ -50,14 +53,14 @@ def _refused(config: LoadDraft, target: Mapping[str, Any] | None) -> dict[str, s
     if not mistakes:
         try:
             written = read_object(directory / "config.json")
-            read = read_draft_config(written, target, config.partial_rotary_factor)
+            mistakes = _altered(directory, written)  # first: what is read is of the right kind then
+            read = None if mistakes else read_draft_config(written, target, config.partial_rotary_factor)
         except (ConfigError, DataError) as error:
-            mistakes = [f"{directory}: {error}"]
-        else:
-            mistakes = _altered(directory, written)
+            mistakes, read = [f"{directory}: {error}"], None
+        if read is not None:
             files = read_headers(directory, read)
-            unfit_tensors = files.mistakes or ([] if mistakes else dtype_mistakes(written, files.own.values()))
-            mistakes += [unfit_weights(directory, unfit_tensors)] if unfit_tensors else []
+            unfit_tensors = files.mistakes or dtype_mistakes(written, files.own.values())
+            mistakes = [unfit_weights(directory, unfit_tensors)] if unfit_tensors else []
     return {"source": "\n".join(mistakes)} if mistakes else {}
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,8 @@ def _draft_mistakes(folder: Path, config: DraftConfig) -> list[str]:
         mistakes += [f'{file}: {name}, "{key}": the backbone has a part of this name: rename it' for key in taken]
     if isinstance(around, dict) and len(around) not in (0, 2):
         mistakes.append(f"{file}: around_sublayers returned {len(around)} entries; expected {AROUND}")
+    if around and not hasattr(import_module(f"{folder.name}.reference"), "enter"):
+        mistakes.append(f"{folder / 'reference.py'} has no functions enter and leave, and around_sublayers has entries")
     if mistakes:
         return mistakes
     with torch.device("meta"):
@@ -179,7 +182,34 @@ def _around_mistakes(file: Path, algorithm: Algorithm, name: str, module: Around
     mistakes = _tried(file, enter, lambda pair: check_entered(algorithm, name, pair, shape))
     if mistakes or not entered:
         return mistakes
-    return _tried(file, lambda: module.leave(*entered[0]), lambda left: check_left(algorithm, name, left, shape))
+    mistakes = _tried(file, lambda: module.leave(*entered[0]), lambda left: check_left(algorithm, name, left, shape))
+    return mistakes or _tried(
+        file, lambda: _reaches_farther(module, x_NKM), lambda farther: _check_reach(name, farther)
+    )
+
+
+def _reaches_farther(module: Around, x_NKM: Tensor) -> bool:
+    """Whether its slots are not those of a shorter block whose last one stands for all others, as `reach` promises."""
+    import torch
+
+    from ops.lib.drafts.backbone.model import repeat_last
+
+    K = x_NKM.shape[1]
+    if module.reach is None or K <= module.reach + 2:
+        return False
+    alike_NKM = repeat_last(x_NKM[:, :2], K)
+    whole, first = module.enter(alike_NKM), module.enter(alike_NKM[:, : module.reach + 2])
+    return not all(
+        one.shape[:2] == x_NKM.shape[:2] and torch.allclose(one, repeat_last(other, K), rtol=1e-4, atol=1e-5)
+        for one, other in zip(whole, first, strict=True)
+    )
+
+
+def _check_reach(name: str, farther: bool) -> None:
+    if farther:
+        raise ConfigError(
+            f'"{name}": enter reads more than the `reach` slots before, or what leave needs is no [N, K, ...]'
+        )
 
 
 def _tried(file: Path, call: Callable[[], Any], check: Callable[[Any], None]) -> list[str]:

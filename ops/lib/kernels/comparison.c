@@ -1,6 +1,6 @@
 /* Rows of the draft's logits beside the target's, whole vocabularies: what ops/lib/drafts/losses/comparison.py computes
  * of them, with a row in the second-level cache. Sums of 1,024 columns are float32, those of more float64. NaN and
- * infinite logits come out as NaN. Compiled behind lanes.c.
+ * +inf among logits come out as NaN. Compiled behind lanes.c.
  */
 #define COLUMNS 1024
 

@@ -191,6 +191,7 @@ def test_the_memory_of_a_training_pass_is_that_of_its_tensors(
         waiting=0,
         checkpointed=checkpointed,
         teacher=needs_teacher(kind),
+        on_cpu=True,
     )
     features = batch.features_tF.nbytes  # made before
     parts = (context_bytes(work) - features, block_bytes(work), head_bytes(work), cast_bytes(work))

@@ -221,6 +221,18 @@ def test_an_altered_export_of_dflow_is_refused_by_a_plan_already(target, tmp_pat
     assert [] == [text for text in wrong if not any(line.startswith(f"{made.path}: {text}; ") for line in planned)]
 
 
+@pytest.mark.parametrize("value", ["x", None, [], {}])
+def test_a_field_of_an_export_of_dflow_that_became_of_another_kind_is_named_by_a_plan(value, target, tmp_path):
+    write_form(FORMS["z-lab, DFlash2"], tmp_path / "source")
+    made = load(tmp_path / "stage", tmp_path / "source", target)
+    config = read_json(made.path / "config.json")
+    config["dflash_config"]["selector_rank"] = value
+    write_json(made.path / "config.json", config)
+    assert "dflash_config.selector_rank must be a number" in refused_by_a_plan(made.path, target)["source"]
+    with pytest.raises(DataError, match=r"dflash_config.selector_rank must be a number"):
+        load(tmp_path / "again", made.path, target)
+
+
 def test_weights_of_an_export_of_dflow_in_another_dtype_are_refused_by_a_plan_already(target, tmp_path):
     write_form(FORMS["z-lab, plain"], tmp_path / "source")
     made = load(tmp_path / "stage", tmp_path / "source", target)

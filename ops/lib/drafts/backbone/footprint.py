@@ -13,8 +13,9 @@ from attrs import frozen
 from ops.lib.drafts.backbone.config import DraftConfig
 
 MASTER = 4  # bytes of a float32 weight, gradient, moment or average
-HEAD_TILE = 8192  # at most so many rows and columns of logits at a time (ops/lib/drafts/losses/head.py),
-GPU_LOGITS, CPU_LOGITS = 2**26, 2**20  # and at most so many logits, also of whole rows (comparison.py)
+HEAD_TILE = 8192  # rows and columns of logits at a time on a GPU (ops/lib/drafts/losses/head.py)
+GPU_LOGITS, CPU_LOGITS = 2**26, 2**20  # at a time, also of whole rows (comparison.py),
+CPU_ROWS = 32  # of which there are at least so many
 
 
 def draft_parameters(config: DraftConfig) -> int:
@@ -88,9 +89,10 @@ def head_bytes(work: Pass) -> int:
     logits, and the slope.
     """
     slots, vocabulary = work.blocks * work.draft.block_size, work.draft.vocab_size
-    rows = min(HEAD_TILE, slots)
-    of_tile = slots * vocabulary if work.teacher else rows * min(HEAD_TILE, vocabulary)
-    logits = min(of_tile, CPU_LOGITS if work.on_cpu else GPU_LOGITS)
+    most, rows = CPU_LOGITS if work.on_cpu else GPU_LOGITS, min(HEAD_TILE, slots)
+    logits = min(rows * min(HEAD_TILE, vocabulary), most)
+    if work.teacher:
+        logits = min(slots, max(CPU_ROWS if work.on_cpu else 1, most // vocabulary)) * vocabulary
     tile = logits * (MASTER + (work.item_size if work.item_size < MASTER else 0))
     sums = rows * work.draft.hidden_size * (MASTER + work.item_size)
     return 3 * tile + 3 * sums if work.teacher else tile + 2 * sums

@@ -49,7 +49,8 @@ def _drawn(model: nn.Module) -> list[tuple[str, Drawn]]:
 class Around(Drawn):
     """Goes around one sublayer: N blocks, K slots of a block, M hidden size.
 
-    reach: how many slots before its own a slot reads on the way in, the same way in every slot; None: any.
+    reach: how many slots before its own a slot reads on the way in, the same way in every slot, and what `leave` needs
+    is [N, K, ...], a row for each slot; None: any slots, and anything.
     """
 
     reach: int | None = None

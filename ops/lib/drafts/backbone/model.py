@@ -152,10 +152,12 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`project_around` for the first layer, where slots that read nothing but mask slots are alike."""
         K, reach = x_NKM.shape[1], self._around(0).reach
-        J = K if reach is None else min(K, reach + 2)  # slot 0, those that read it, and one for all others
+        if reach is None or K <= reach + 2:
+            return self.project_around(x_NKM, cos_X1Z, sin_X1Z)
+        J = reach + 2  # slot 0, those that read it, and one for all others
         y_NJM, kept = self._around(0).enter(self.input_layernorm(x_NKM[:, :J]))
         k, v = self.self_attn.keys_values(y_NJM)
-        q, k, v, kept = (_repeat_last(part, K) for part in (self.self_attn.queries(y_NJM), k, v, kept))
+        q, k, v, kept = (repeat_last(part, K) for part in (self.self_attn.queries(y_NJM), k, v, kept))
         q, k, v = (part.flatten(0, 1) for part in (q, k, v))
         return rotate(q, cos_X1Z, sin_X1Z), rotate(k, cos_X1Z, sin_X1Z), v, kept
 
@@ -346,7 +348,7 @@ class DraftModel(nn.Module):
         return rotation(self._frequencies_on[device], self.rope_scale, positions, dtype)
 
 
-def _repeat_last(part_NJ: Tensor, block_size: int) -> Tensor:
+def repeat_last(part_NJ: Tensor, block_size: int) -> Tensor:
     """[N, K, ...] from the first slots of every block: the last of them in all others."""
     N, J = part_NJ.shape[:2]
     return torch.cat((part_NJ, part_NJ[:, -1:].expand(N, block_size - J, *part_NJ.shape[2:])), dim=1)

@@ -341,6 +341,15 @@ AROUND = """    class Shift(Around):
 
     return {"attention_shift": Shift(), "mlp_shift": Shift()}
 """
+PAIR = """def enter(own, sublayer, x_NKM):
+    return x_NKM, x_NKM
+
+
+def leave(own, sublayer, y_NKM, kept):
+    return y_NKM
+
+
+def scores"""
 
 
 @pytest.mark.parametrize(
@@ -362,11 +371,19 @@ AROUND = """    class Shift(Around):
             'leave of "attention_shift" returned what is added: float32 [2, 5]; ex',
         ),
         ("return y_NKM", "return y_NKM + kept[:, 1:]", "RuntimeError: The size of tensor a"),
+        (
+            "def enter(self, x_NKM):\n            return x_NKM, x_NKM",
+            "reach = 1\n\n        def enter(self, x_NKM):\n            return x_NKM.cumsum(1), x_NKM",
+            '"attention_shift": enter reads more than the `reach` slots before',
+        ),
     ],
 )
 def test_what_goes_around_sublayers_is_called_once_at_plan(written, old, new, message):
     folder = written.parent / "slot_bias"
     edited(folder, modules=("    return {}\n", AROUND))
+    assert "reference.py has no functions enter and leave" in mistakes_here(folder, 5, 1, Training())[0]
+    forget()
+    edited(folder, reference=("def scores", PAIR))
     assert mistakes_here(folder, 5, 1, Training()) == []
     forget()
     edited(folder, modules=(old, new))
