@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +102,7 @@ def _draft_mistakes(folder: Path, config: DraftConfig) -> list[str]:
         mistakes += [f'{file}: {name}, "{key}": the backbone has a part of this name: rename it' for key in taken]
     if isinstance(around, dict) and len(around) not in (0, 2):
         mistakes.append(f"{file}: around_sublayers returned {len(around)} entries; expected {AROUND}")
-    if around and not hasattr(import_module(f"{folder.name}.reference"), "enter"):
+    if around and "enter" not in named_function(f"{folder.name}.reference:__dict__"):
         mistakes.append(f"{folder / 'reference.py'} has no functions enter and leave, and around_sublayers has entries")
     if mistakes:
         return mistakes
