@@ -19,6 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
 
 from benchmarks.sides import measured
 from benchmarks.sides.problem import GAMMA, Problem, final_hidden
+from benchmarks.sides.qwen3 import qwen3_config
 
 CLASSES = {"dflash": (OnlineDFlashModel, DFlashDraftModel), "dspark": (OnlineDSparkModel, DSparkDraftModel)}
 
@@ -74,21 +75,13 @@ def _config(problem: Problem, arguments: argparse.Namespace) -> Qwen3Config:
             "enable_confidence_head": True,
             "confidence_head_with_markov": True,
         }
-    config = Qwen3Config(
-        hidden_size=sizes.hidden,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        intermediate_size=sizes.intermediate,
-        vocab_size=sizes.vocabulary,
-        max_position_embeddings=2 * sizes.context,
+    return qwen3_config(
+        sizes,
+        "sdpa",
         block_size=sizes.block - (arguments.algorithm == "dspark"),
         num_target_layers=sizes.target_layers + 3,
         dflash_config=nest,
     )
-    config._attn_implementation = "sdpa"
-    return config
 
 
 if __name__ == "__main__":

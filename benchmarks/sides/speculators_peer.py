@@ -25,10 +25,10 @@ from speculators.models.dflash2.core import DFlash2DraftModel
 from speculators.models.dspark.config import DSparkSpeculatorConfig
 from speculators.models.dspark.core import DSparkDraftModel
 from torch import Tensor
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
 
 from benchmarks.sides import measured
 from benchmarks.sides.problem import GAMMA, Problem, Sizes, final_hidden
+from benchmarks.sides.qwen3 import qwen3_config
 
 CLASSES = {
     "dflash": (DFlashSpeculatorConfig, core.DFlashDraftModel),
@@ -86,17 +86,7 @@ def _model(problem: Problem, arguments: argparse.Namespace, attention: str) -> c
 
 
 def _config(sizes: Sizes, arguments: argparse.Namespace, attention: str) -> DFlashSpeculatorConfig:
-    layers = Qwen3Config(
-        hidden_size=sizes.hidden,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        intermediate_size=sizes.intermediate,
-        vocab_size=sizes.vocabulary,
-        max_position_embeddings=2 * sizes.context,
-    )
-    layers._attn_implementation = attention
+    layers = qwen3_config(sizes, attention)
     rank = measured.rank_of(sizes, arguments)
     own = {"dflash": {}, "dflash2": {"selector_rank": rank}, "dspark": {"markov_rank": rank}}
     config_class, _ = CLASSES[arguments.algorithm]

@@ -81,7 +81,7 @@ def compare(
     """
     given = _given(hidden_WM, head_VM, labels_W, teacher_WM, bias, alike_W, checked)
     wanted = _Wanted(divergence and teacher_WM is not None, distances and teacher_WM is not None)
-    found = Comparison(*_Comparison.apply(*given.tensors, wanted))
+    found = Comparison(*_Comparison.apply(wanted, *given.tensors))
     return found if given.order_W is None else _ordered(found, given.order_W.argsort())
 
 
@@ -113,7 +113,7 @@ def compare_and_sum(
         def ordered(found: Comparison, slots: Tensor) -> Tensor:
             return objective(found, order_W[slots])
 
-    total, *values = _Sum.apply(*given.tensors, wanted, ordered, torch.is_grad_enabled() and needed)
+    total, *values = _Sum.apply(wanted, ordered, torch.is_grad_enabled() and needed, *given.tensors)
     found = Comparison(*values)
     return total, found if given.order_W is None else _ordered(found, given.order_W.argsort())
 
@@ -171,25 +171,13 @@ CE, KL, L1, OVERLAP, ABOVE, BELOW = range(6)
 
 class _Comparison(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_WM: Tensor,
-        latent_Wr: Tensor | None,
-        table_Vr: Tensor | None,
-        teacher_UM: Tensor | None,
-        of_W: Tensor | None,
-        head_VM: Tensor,
-        labels_W: Tensor,
-        wanted: _Wanted,
-    ) -> tuple[Tensor | None, ...]:
-        slots = _Slots(hidden_WM, latent_Wr, table_Vr, teacher_UM, of_W, head_VM, labels_W)
-        found_nW = hidden_WM.new_zeros(BELOW + 1, len(hidden_WM), dtype=slots.dtype)
-        correct_W = torch.empty_like(labels_W, dtype=torch.bool)
+    def forward(ctx: Any, wanted: _Wanted, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        slots = _Slots(*tensors)
+        found_nW, correct_W = slots.not_measured()
         for rows in slots.chunks():
             found_nW[:, rows], correct_W[rows] = slots.softmaxes(rows, wanted.divergence).measured(wanted.distances)
         ctx.mark_non_differentiable(correct_W)
         ctx.set_materialize_grads(False)  # what nothing was made of costs nothing
-        tensors = (hidden_WM, latent_Wr, table_Vr, teacher_UM, of_W, head_VM, labels_W)
         ctx.save_for_backward(*tensors, found_nW[ABOVE:].clone())
         return *_values(found_nW, wanted), correct_W
 
@@ -206,34 +194,23 @@ class _Comparison(torch.autograd.Function):
         *tensors, masses_2W = ctx.saved_tensors
         weights = Weights(of_ce_W, of_kl_W, _of_l1(of_l1_W, of_overlap_W), *masses_2W)
         slots = _Slots(*tensors)
-        gradients = _Gradients(slots, ctx.needs_input_grad[:3])
+        gradients = _Gradients(slots, ctx.needs_input_grad[1:4])
         for rows in slots.chunks():
             softmaxes = slots.softmaxes(rows, with_teacher=of_kl_W is not None or weights.of_l1_R is not None)
             gradients.add(rows, softmaxes.slope(_of(weights, rows)))
-        return *_cast(gradients.tensors, tensors[:3]), None, None, None, None, None
+        return None, *_cast(gradients.tensors, tensors[:3]), None, None, None, None
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden_WM: Tensor,
-        latent_Wr: Tensor | None,
-        table_Vr: Tensor | None,
-        teacher_UM: Tensor | None,
-        of_W: Tensor | None,
-        head_VM: Tensor,
-        labels_W: Tensor,
-        wanted: _Wanted,
-        objective: Objective,
-        with_gradient: bool,
+        ctx: Any, wanted: _Wanted, objective: Objective, with_gradient: bool, *tensors: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        slots = _Slots(hidden_WM, latent_Wr, table_Vr, teacher_UM, of_W, head_VM, labels_W)
-        found_nW = hidden_WM.new_zeros(BELOW + 1, len(hidden_WM), dtype=slots.dtype)
-        correct_W = torch.empty_like(labels_W, dtype=torch.bool)
-        gradients = _Gradients(slots, ctx.needs_input_grad[:3] if with_gradient else (False,) * 3)
-        total = hidden_WM.new_zeros((), dtype=torch.float64)
-        numbers_W = torch.arange(len(hidden_WM), device=hidden_WM.device)
+        slots = _Slots(*tensors)
+        found_nW, correct_W = slots.not_measured()
+        gradients = _Gradients(slots, ctx.needs_input_grad[3:6] if with_gradient else (False,) * 3)
+        total = slots.hidden_WM.new_zeros((), dtype=torch.float64)
+        numbers_W = torch.arange(len(slots.hidden_WM), device=slots.hidden_WM.device)
         for rows in slots.chunks():
             softmaxes = slots.softmaxes(rows, wanted.divergence)
             found_nW[:, rows], correct_W[rows] = softmaxes.measured(wanted.distances)
@@ -246,7 +223,7 @@ class _Sum(torch.autograd.Function):
             total += value
         values = (*_values(found_nW, wanted), correct_W)
         ctx.mark_non_differentiable(*(value_W for value_W in values if value_W is not None))
-        ctx.save_for_backward(hidden_WM, latent_Wr, table_Vr, *gradients.tensors)
+        ctx.save_for_backward(*tensors[:3], *gradients.tensors)
         return total, *values
 
     @staticmethod
@@ -255,7 +232,7 @@ class _Sum(torch.autograd.Function):
         leaves, gradients = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
         # in place: nobody else has them, and torch refuses to go back a second time
         scaled = [None if each is None else each.mul_(of_total.to(each.dtype)) for each in gradients]
-        return *_cast(scaled, leaves), None, None, None, None, None, None, None
+        return None, None, None, *_cast(scaled, leaves), None, None, None, None
 
 
 def _cast(gradients: Sequence[Tensor | None], leaves: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -325,6 +302,12 @@ class _Slots:
         self.rows = min(rows_at_once(hidden_WM.device, len(head_VM)), len(hidden_WM))
         sides = 1 if teacher_UM is None else 2
         self._memory_NV = hidden_WM.new_empty(sides * self.rows, len(head_VM), dtype=self.dtype)
+
+    def not_measured(self) -> tuple[Tensor, Tensor]:
+        """What is found of each slot, zeros [n, W], and which ones are correct, to be filled in."""
+        count = len(self.hidden_WM)
+        found_nW = self.hidden_WM.new_zeros(BELOW + 1, count, dtype=self.dtype)
+        return found_nW, torch.empty_like(self.labels_W, dtype=torch.bool)
 
     def chunks(self) -> list[slice]:
         """Slices of at most `rows` slots, equal except the last."""
