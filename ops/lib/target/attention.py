@@ -1,8 +1,8 @@
 """The target's attention on a CPU: the query heads of a group read the same keys and values, without copies of them.
 
 transformers' "sdpa" copies keys and values for every query head if there is a mask, since CUDA's fast kernels
-accept a mask only with as many key heads as query heads. The CPU's kernel needs no copies, and its results are bit for
-bit the same. Training and devices other than the CPU keep transformers' function.
+accept a mask only with as many key heads as query heads. The CPU's kernel needs no copies, and its results differ by
+rounding at most. Training and devices other than the CPU keep transformers' function.
 
     B batch, Q queries, C keys, H query heads, G key/value heads, D head size
 """

