@@ -22,6 +22,27 @@ from benchmarks.gpu import Part, figures_of, in_process, main, parts_of
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--device", "cpu", "--tiny"]
+FIRST_COMPILATION = """
+import pytest, torch, warnings
+from torch._inductor import compile_fx
+from ops.lib.kernels.compiled import compiled
+
+def test_that_it_compiles():
+    assert [2, 2] == compiled(lambda x: x + 1)(torch.ones(2)).tolist()
+
+def test_that_it_compiles_float32_on_a_large_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        compile_fx._warn_tf32_disabled.__wrapped__()
+    assert 1 == len(noted)
+    compile_fx._warn_tf32_disabled.__wrapped__()
+
+def test_that_another_warning_is_an_error():
+    with pytest.raises(UserWarning, match="of its own"):
+        warnings.warn("of its own")
+"""
 # What such a machine lacks, and tests/gpu/requirements.txt does not bring.
 ABSENT = {"mlflow", "datasets", "jsonschema", "sqlalchemy", "google", "ruff", "mypy"}
 
@@ -181,6 +202,16 @@ def test_parts_for_which_no_time_is_left_are_not_started(tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())["parts"]
     absent = {"sglang is not installed", "speculators is not installed"}
     assert {"no time was left for it", *absent} >= {entry["why"] for entry in found.values()}
+
+
+def test_the_first_compilation_of_a_process_passes_under_the_projects_filters_of_warnings(tmp_path):
+    (tmp_path / "test_first.py").write_text(FIRST_COMPILATION)
+    options = ["-c", ROOT / "pyproject.toml", f"--rootdir={tmp_path}", "-p", "no:cacheprovider", tmp_path]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "3 passed" in done.stdout, done.stdout
+    assert 0 == done.returncode
 
 
 def test_what_runs_on_a_gpu_imports_nothing_that_such_a_machine_lacks():
