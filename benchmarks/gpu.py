@@ -43,6 +43,7 @@ STEPS_BESIDE = {"cuda": 2, "cpu": 1}  # at a time, beside the tests: each takes 
 TESTS = {"cuda": 8, "cpu": min(8, len(os.sched_getaffinity(0)))}  # processes
 TEST_THREADS = 2
 PATIENCE = {"cuda": 1, "cpu": 6}  # factors of the parts' limits: a dry run may share its machine
+TO_TELL_S, INTERRUPTED = 20.0, 124  # before a limit pytest is interrupted, so that it prints why tests failed
 KEPT = 3000  # last characters of a failed part's output
 OURS, DENSE, SPECFORGE, SPECULATORS = (
     f"benchmarks.sides.{name}" for name in ("ours", "dense", "specforge_peer", "speculators_peer")
@@ -185,6 +186,9 @@ def in_process(part: Part, limit: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file, log = Path(folder) / "figures.json", part.log or Path(folder) / "output"
         command = [sys.executable, "-m", part.module, *part.options, *([f"--json={file}"] if part.writes_file else [])]
+        if part.log:
+            early = f"{max(limit - TO_TELL_S, 1):.0f}"
+            command = ["timeout", "--foreground", "--signal=INT", early, *command]
         with (
             log.open("w+b") as output,
             ChildGroup(command, stage_environment(threads), output=output, grace_s=0) as group,
@@ -194,7 +198,7 @@ def in_process(part: Part, limit: float) -> dict[str, Any]:
             output.seek(0)
             printed = output.read().decode(errors="replace")
         entry: dict[str, Any] = {"status": "done"}
-        if not in_time:
+        if not in_time or (part.log and code == INTERRUPTED):
             entry = {"status": "timed out", "why": f"ended after {limit:.0f} s"}
         elif code:
             entry = {"status": "failed", "why": f"exit code {code}", "output": printed[-KEPT:]}
