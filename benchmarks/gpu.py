@@ -204,16 +204,19 @@ def in_process(part: Part, limit: float) -> dict[str, Any]:
             entry = {"status": "failed", "why": f"exit code {code}", "output": printed[-KEPT:]}
         if part.log:
             return {**entry, "figures": outcomes(printed)}
-        if entry["status"] == "done":
-            entry["figures"] = figures_of(printed, file if part.writes_file else None)
-        return entry
+        if entry["status"] != "done":
+            return entry
+        figures = figures_of(printed, file if part.writes_file else None)
+        if figures is None:
+            return {"status": "failed", "why": "it printed no figures", "output": printed[-KEPT:]}
+        return {**entry, "figures": figures}
 
 
 def figures_of(printed: str, file: Path | None) -> Any:
-    """A part's figures: the content of its file, or its last line that is a JSON object."""
+    """A part's figures: the content of its file, or its last line that is a JSON object; None: it printed none."""
     if file is not None:
         return json.loads(file.read_text())
-    return json.loads(next(line for line in reversed(printed.splitlines()) if line.startswith("{")))
+    return json.loads(next((line for line in reversed(printed.splitlines()) if line.startswith("{")), "null"))
 
 
 def outcomes(printed: str) -> dict[str, Any]:

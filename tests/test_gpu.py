@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from import_graph import reached
 from benchmarks.gpu import Part, figures_of, in_process, main, outcomes, parts_of
 from benchmarks.gpu_parts import capture
 from benchmarks.gpu_sizes import ALGORITHMS, step_sizes
-from benchmarks.sides.ours import draft_config
+from benchmarks.sides.ours import draft_config, draft_model, sized, terms
 from benchmarks.sides.problem import Sizes, make_problem, slot_targets
 from ops.lib.drafts.backbone.flops import step_flops
 from ops.lib.drafts.backbone.model import DraftModel
@@ -144,6 +145,16 @@ def test_each_algorithms_use_of_the_device_is_by_its_own_count_of_operations(fig
     assert machine["step_flops"]["dflash"]["96"] < machine["step_flops"]["dflash"]["192"]
 
 
+def test_a_model_is_made_on_its_device_with_the_rotary_frequencies_of_the_host():
+    problem = make_problem(Sizes(**step_sizes(True, 96)), torch.bfloat16)
+    given = {name: weight.to("meta") for name, weight in problem.weights.items()}
+    problem = replace(problem, features_SF=problem.features_SF.to("meta"), weights=given)  # in the place of a GPU
+    for algorithm in ALGORITHMS:
+        model = draft_model(problem, sized(algorithm, terms(problem.sizes, algorithm)))
+        assert {("meta", torch.float32)} == {(each.device.type, each.dtype) for each in model.parameters()}
+        assert torch.equal(DraftModel(model.config).frequencies, model.frequencies)
+
+
 def test_a_profile_names_the_kernels_and_both_optimizers_update_all_weights(figures, dry_run):
     for algorithm in ALGORITHMS:
         found = figures[f"profile {algorithm}"]
@@ -223,6 +234,8 @@ def test_a_part_that_hangs_is_killed_with_all_that_it_started_and_one_that_fails
     entry = in_process(Part("fails", "timeit", ("-n1", "-r1", "raise ValueError('no such thing')"), 0), 60)
     assert ("failed", "exit code 1") == (entry["status"], entry["why"])
     assert "ValueError: no such thing" in entry["output"]
+    entry = in_process(Part("says nothing", "timeit", ("-n1", "-r1", "pass"), 0), 60)
+    assert ("failed", "it printed no figures") == (entry["status"], entry["why"])
 
 
 def is_running(pid):

@@ -22,6 +22,7 @@ from ops.lib.drafts.attention.blocks import ContextRange, choose_attention
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.hooks import Drawn
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.backbone.rope import rope_frequencies
 from ops.lib.drafts.backbone.step import Engine, MicroBatch
 from ops.lib.drafts.dflash2.options import Dflash2Options
 from ops.lib.drafts.dspark.options import DsparkOptions
@@ -68,6 +69,7 @@ def draft_model(problem: Problem, algorithm: Algorithm | None = None) -> DraftMo
     dtype, device = problem.features_SF.dtype, problem.features_SF.device
     with device:  # a billion weights made on the CPU would take longer than the steps
         model = DraftModel(draft_config(problem.sizes, algorithm)).to(torch.promote_types(dtype, torch.float32))
+    model.frequencies, model.rope_scale = rope_frequencies(model.config)  # of the host, as in a training
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, Drawn):
