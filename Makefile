@@ -4,7 +4,7 @@ BIN := .venv/bin
 # A file of tests in one process, on one process more than there are cores: tests also wait for what they started.
 PYTEST := -m pytest -m "not slow" --numprocesses $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test quick faults test-sglang test-sglang-oldest test-vllm test-gpu check check-slow generated install
+.PHONY: run test quick faults test-sglang test-sglang-oldest test-vllm test-gpu gpu-wheels check check-slow generated install
 
 run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
@@ -33,13 +33,22 @@ test-vllm: .venv-vllm/installed
 	PYTHONPATH=tests/vllm/cpu_support .venv-vllm/bin/python -m pytest tests/ops/load_draft/test_published_classes.py
 
 # What computes on a GPU, by an interpreter as it is (docs/gpu.md), within LIMIT seconds: nothing is installed. DEVICE=cpu
-# tries the same on a CPU.
+# tries the same on a CPU. Nearly all that compile are in one file, so tests are dealt one by one.
 DEVICE ?= cuda
-WORKERS ?= 4
+WORKERS ?= 8
 LIMIT ?= 480
+test-gpu: export TORCHINDUCTOR_COMPILE_THREADS ?= 2
+test-gpu: export OMP_NUM_THREADS ?= 2
 test-gpu:
 	$(PYTHON) -c 'import hypothesis, pytest, pytest_timeout, torch, xdist'
-	timeout --signal=INT --kill-after=20 $(LIMIT) $(PYTHON) -m pytest -m gpu --device $(DEVICE) -rs --numprocesses $(WORKERS) --dist loadfile
+	timeout --signal=INT --kill-after=20 $(LIMIT) $(PYTHON) -m pytest -m gpu --device $(DEVICE) -rs --numprocesses $(WORKERS) --dist load --timeout 150
+
+# What a machine with a GPU may lack, as wheels of Python 3.12 that travel: docs/gpu.md.
+gpu-wheels:
+	rm -rf wheels
+	$(PYTHON) -m pip download --disable-pip-version-check --quiet --no-deps --only-binary :all: --python-version 3.12 --dest wheels \
+	  -r tests/gpu/requirements.txt -r tests/gpu/requirements-peers.txt
+	du -sh wheels && test $$(du -sm wheels | cut -f1) -le 64
 
 check: .venv/installed
 	$(BIN)/ruff format --check .

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from benchmarks.gpu_sizes import contexts, step_sizes
+from benchmarks.gpu_sizes import ALGORITHMS, contexts, step_sizes
 from benchmarks.harness import table
 
 Rows = list[list[str]]
+SIDES, SAME_LOSS = ("ours", "SpecForge", "speculators", "dense", "chunked"), ("dense", "chunked")
 LOSS_LIMIT = 0.01  # relative, in bfloat16
 _table = partial(table, aligned=False)
 
@@ -20,7 +21,10 @@ def page(found: Mapping[str, Any]) -> str:
     figures = {name: entry["figures"] for name, entry in found["parts"].items() if "figures" in entry}
     sections = ["# Figures of one GPU", _head(found, figures.get("machine"))]
     for title, text in (
+        ("Tests", _tests(figures.get("tests"))),
         ("Training step", _steps(found, figures)),
+        ("Where the time of our step goes", _profiles(figures)),
+        ("The update", _updates(figures.get("optimizer"))),
         ("Capture", _capture(figures)),
         ("Decoding", _decoding(figures.get("evaluate"))),
         ("One rank of a process group", _ranks(figures.get("ranks"))),
@@ -46,42 +50,74 @@ def _head(found: Mapping[str, Any], machine: Mapping[str, Any] | None) -> str:
     return "\n".join(lines)
 
 
+def _tests(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    counts = f"{found['passed']} passed, {found['skipped']} skipped, {len(found['failed'])} failed"
+    return "\n".join([f"{counts}; tests.log says more.", *(f"- {name}" for name in found["failed"])])
+
+
 def _steps(found: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
-    rows: Rows = [["context", "side", "s a step", "spread", "tokens/s", "MFU", "MiB", "loss", "correct"]]
+    rows: Rows = [
+        ["context", "algorithm", "side", "s a step", "spread", "of ours", "tokens/s", "MFU", "MiB", "loss", "correct"]
+    ]
     for context in contexts(found["tiny"]):
-        rows += _step_rows(found["tiny"], context, figures)
+        for algorithm in ALGORITHMS:
+            rows += _step_rows(context, algorithm, figures)
     if len(rows) == 1:
         return ""
     sizes = step_sizes(found["tiny"], 0)
     title = (
         f"Forward, loss and backward of a draft of hidden size {sizes['hidden']}, {sizes['layers']} layers, vocabulary "
         f"{sizes['vocabulary']:,}: {sizes['anchors']} anchors x {sizes['block']} of one sequence; no optimizer. "
-        "MFU: the step's needed FLOPs (ops/lib/drafts/backbone/flops.py), the same for both sides, over seconds and "
-        "peak. ratio: dense over ours."
+        "MFU: the FLOPs that the algorithm's step needs (ops/lib/drafts/backbone/flops.py), the same for all sides, "
+        "over seconds and peak. The dense reference and the chunked step must have our loss; the peers' losses are of "
+        "the same kind but for another problem, see benchmarks/sides."
     )
     return f"{title}\n\n{_table(rows)}"
 
 
-def _step_rows(tiny: bool, context: int, figures: Mapping[str, Any]) -> Iterator[list[str]]:
+def _step_rows(context: int, algorithm: str, figures: Mapping[str, Any]) -> Iterator[list[str]]:
     machine = figures.get("machine", {})
     peak = machine.get("peak_flops") or machine.get("matmul_flops")
-    flops = machine.get("step_flops", {}).get(str(context))
-    sides = {side: figures.get(f"step {context} {side}") for side in ("ours", "chunked", "dense", "speculators")}
-    for side, step in sides.items():
+    flops = machine.get("step_flops", {}).get(algorithm, {}).get(str(context))
+    ours = figures.get(f"step {context} {algorithm} ours")
+    for side in SIDES:
+        step = figures.get(f"step {context} {algorithm} {side}")
         if step is None:
             continue
-        seconds = step["seconds"]
+        seconds, loss = step["seconds"], f"{step['loss']:.6f}"
         mfu = f"{flops / seconds / peak:.1%}" if flops and peak else "-"
         times = step.get("times", [seconds])
-        spread = f"{_seconds(min(times))} to {_seconds(max(times))}"
-        shown = [f"{context / seconds:,.0f}", mfu, f"{step['mib']:,.0f}", f"{step['loss']:.6f}"]
-        yield [f"{context:,}", side, _seconds(seconds), spread, *shown, str(step["correct"])]
-    ours, dense = sides["ours"], sides["dense"]
-    if ours is not None and dense is not None:
-        off = abs(ours["loss"] - dense["loss"]) / abs(dense["loss"])
-        same = "" if off <= LOSS_LIMIT else "NOT THE SAME STEP: "
-        ratio, memory = f"{dense['seconds'] / ours['seconds']:.2f}", f"{dense['mib'] / max(ours['mib'], 1e-9):.2f}"
-        yield [f"{context:,}", "ratio", ratio, "", "", "", memory, f"{same}off by {off:.1e}", ""]
+        of_ours = f"{seconds / ours['seconds']:.2f}x" if ours else "-"
+        if ours and side in SAME_LOSS:
+            off = abs(ours["loss"] - step["loss"]) / abs(step["loss"])
+            loss += f", ours {'' if off <= LOSS_LIMIT else 'IS NOT THE SAME STEP: '}off by {off:.1e}"
+        shown = [_seconds(seconds), f"{_seconds(min(times))} to {_seconds(max(times))}", of_ours]
+        shown += [f"{context / seconds:,.0f}", mfu, f"{step['mib']:,.0f}", loss, str(step["correct"])]
+        yield [f"{context:,}", algorithm, side, *shown]
+
+
+def _profiles(figures: Mapping[str, Any]) -> str:
+    tables = []
+    for algorithm in ALGORITHMS:
+        found = figures.get(f"profile {algorithm}")
+        if found is not None:
+            wall, host, device = (_seconds(found[name]) for name in ("wall", "host", "device"))
+            kernels = [[each["name"], _seconds(each["seconds"]), str(each["count"])] for each in found["kernels"]]
+            title = f"{algorithm}: {wall} a step; the host starts its work in {host}, kernels take {device}."
+            tables.append(f"{title}\n\n{_table([['kernel', 'time', 'times'], *_escaped(kernels)])}")
+    return "\n\n".join(tables)
+
+
+def _updates(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    rows: Rows = [["optimizer", "s an update", "least", "MiB"]]
+    for name, each in found["updates"].items():
+        memory = "-" if each["mib"] is None else f"{each['mib']:,.0f}"
+        rows.append([name, _seconds(each["median"]), _seconds(each["least"]), memory])
+    return f"Clipping and one step over {found['weights']:,} weights.\n\n{_table(rows)}"
 
 
 def _capture(figures: Mapping[str, Any]) -> str:
@@ -89,7 +125,8 @@ def _capture(figures: Mapping[str, Any]) -> str:
     ours, served = figures.get("capture"), figures.get("capture by SGLang")
     if ours is not None:
         memory = "-" if ours["mib"] is None else f"{ours['mib']:,.0f}"
-        rows.append(["transformers", *_speed(ours["tokens_per_second"]), f"{ours['tokens']:,}", memory])
+        place = "memory" if ours["in_memory"] else "the disk"
+        rows.append([f"transformers, into {place}", *_speed(ours["tokens_per_second"]), f"{ours['tokens']:,}", memory])
     for name, speeds in (served or {}).items():
         rows.append([f"SGLang, {name}", *_speed(speeds), "", ""])
     return _table(rows) if len(rows) > 1 else ""
@@ -149,8 +186,13 @@ def _attention(found: Mapping[str, Any] | None) -> str:
 def _parts(found: Mapping[str, Any]) -> str:
     rows: Rows = [["part", "status", "seconds", ""]]
     for name, entry in found["parts"].items():
-        rows.append([name, entry["status"], f"{entry['seconds']:.0f}", reason(entry).replace("|", "\\|")])
-    return _table(rows)
+        rows.append([name, entry["status"], f"{entry['seconds']:.0f}", reason(entry)])
+    return _table(_escaped(rows))
+
+
+def _escaped(rows: Rows) -> Rows:
+    """As cells of a table."""
+    return [[cell.replace("|", "\\|") for cell in row] for row in rows]
 
 
 def reason(entry: Mapping[str, Any]) -> str:

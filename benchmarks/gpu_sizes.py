@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 NAMES = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary", "block", "target_layers")
-ANCHORS, CHUNK, CONTEXTS = 512, 128, (3072, 32768)
+ANCHORS, CHUNK, CONTEXTS = 512, 128, (3072, 32768, 131072)
 QWEN3_8B = dict(zip(NAMES, (4096, 5, 32, 8, 128, 12288, 151936, 16, 5), strict=True))
 # Enough to run every line on a CPU: FlexAttention takes no smaller head.
-TINY_ANCHORS, TINY_CHUNK, TINY_CONTEXTS = 10, 4, (96, 192)
+TINY_ANCHORS, TINY_CHUNK, TINY_CONTEXTS = 10, 4, (96, 192, 384)
 TINY = dict(zip(NAMES, (64, 2, 4, 2, 16, 96, 300, 8, 2), strict=True))
+ALGORITHMS = ("dflash", "dspark", "dflash2")
 
 
 def step_sizes(tiny: bool, context: int) -> dict[str, int]:
@@ -15,6 +16,6 @@ def step_sizes(tiny: bool, context: int) -> dict[str, int]:
     return {"context": context, "anchors": TINY_ANCHORS if tiny else ANCHORS, **(TINY if tiny else QWEN3_8B)}
 
 
-def contexts(tiny: bool) -> tuple[int, int]:
-    """The two lengths that steps are timed at."""
+def contexts(tiny: bool) -> tuple[int, ...]:
+    """The lengths that steps are timed at; every side at the first one."""
     return TINY_CONTEXTS if tiny else CONTEXTS

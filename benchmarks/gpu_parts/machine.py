@@ -8,15 +8,16 @@ import sys
 import torch
 
 from benchmarks.gpu_parts.timing import answer, draft_sizes, part_parser
-from benchmarks.gpu_sizes import contexts
+from benchmarks.gpu_sizes import ALGORITHMS, contexts
 from benchmarks.harness import installed_version
 from benchmarks.sides.floor import anchors_only
-from benchmarks.sides.ours import draft_config
+from benchmarks.sides.ours import draft_config, sized, terms
 from benchmarks.sides.problem import Sizes, slot_targets
 from ops.lib.drafts.backbone.flops import step_flops
+from ops.lib.drafts.losses.loss import Loss
 from ops.train_dflash.hardware import matmul_peak
 
-PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "sglang")
+PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "specforge", "speculators", "sglang")
 # TFLOP/s of dense bfloat16 products by the data sheets; the first name contained in the device's name is used.
 PEAKS = {
     "H200": 989.0,
@@ -46,7 +47,11 @@ def main() -> None:
             "peak_flops": sheet_peak(device_name(device)),
             "matmul_flops": matmul_peak(device, torch.bfloat16 if device.type == "cuda" else torch.float32),
             "step_flops": {
-                str(context): needed_flops(draft_sizes(arguments.tiny, context)) for context in contexts(arguments.tiny)
+                algorithm: {
+                    str(context): needed_flops(draft_sizes(arguments.tiny, context), algorithm)
+                    for context in contexts(arguments.tiny)
+                }
+                for algorithm in ALGORITHMS
             },
         }
     )
@@ -63,12 +68,19 @@ def sheet_peak(name: str) -> float | None:
     return next((peak * 1e12 for part, peak in PEAKS.items() if part in name), None)
 
 
-def needed_flops(sizes: Sizes) -> float:
-    """Floating-point operations of one step on the problem of these sizes."""
+def needed_flops(sizes: Sizes, algorithm: str) -> float:
+    """Floating-point operations of one step on the problem of these sizes, by the count that trainings report."""
     problem = anchors_only(sizes)
     weighted = int((slot_targets(problem)[1] > 0).sum())
-    seen = int(problem.anchors_A.sum())
-    return step_flops(draft_config(sizes), int(problem.anchors_A.max()), sizes.anchors, seen, weighted)
+    seen, own = int(problem.anchors_A.sum()), terms(sizes, algorithm)
+    return step_flops(
+        draft_config(sizes, sized(algorithm, own)),
+        int(problem.anchors_A.max()),
+        sizes.anchors,
+        seen,
+        weighted,
+        with_teacher=Loss(kind="dflash", own=own).needs_teacher,
+    )
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.gpu_parts.timing import MIB, seconds_of
+from benchmarks.gpu_sizes import ALGORITHMS
 from benchmarks.harness import reset_peak, resident
 from benchmarks.sides.problem import Problem, Sizes, make_problem, warm_up_sizes
 
@@ -60,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--chunk", type=int, help="anchors in one pass, on sides that can; default: all at once")
     result.add_argument("--dtype", default="float32", choices=("float32", "float64", "bfloat16"))
     result.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    result.add_argument("--algorithm", default="dflash", choices=("dflash", "dflash2", "dspark"), help="of the draft")
+    result.add_argument("--algorithm", default="dflash", choices=ALGORITHMS, help="of the draft")
     result.add_argument(
         "--rank", type=int, help="of the tables of dflash2 and dspark; default: a 16th of the hidden size"
     )
@@ -77,9 +78,9 @@ def sizes_of(arguments: argparse.Namespace) -> Sizes:
     return Sizes(**{name: value for name, value in values.items() if value is not None})
 
 
-def rank_of(sizes: Sizes, arguments: argparse.Namespace) -> int:
-    """Published are 256 for a hidden size of 4,096."""
-    return arguments.rank or max(1, sizes.hidden // 16)
+def rank_of(sizes: Sizes, rank: int | None) -> int:
+    """rank: default: a 16th of the hidden size; published are 256 for 4,096."""
+    return rank or max(1, sizes.hidden // 16)
 
 
 def on_cpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> tuple[dict[str, object], Step]:

@@ -20,7 +20,9 @@ from benchmarks.sides.problem import SEED, Problem, Sizes, final_hidden, slot_ta
 from ops.lib.drafts.algorithms import Algorithm, algorithm_class, plain
 from ops.lib.drafts.attention.blocks import ContextRange, choose_attention
 from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.hooks import Drawn
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.backbone.rope import rope_frequencies
 from ops.lib.drafts.backbone.step import Engine, MicroBatch
 from ops.lib.drafts.dflash2.options import Dflash2Options
 from ops.lib.drafts.dspark.options import DsparkOptions
@@ -32,8 +34,8 @@ from ops.train_dflash.engine import weights_to_compute_with
 
 def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     """The step in one pass over all anchors, or with `--chunk` in passes of this many."""
-    own, algorithm = terms(problem.sizes, arguments), algorithm_class(arguments.algorithm)
-    model = draft_model(problem, algorithm() if own is None else algorithm(**own.sizes()))
+    own = terms(problem.sizes, arguments.algorithm, arguments.rank)
+    model = draft_model(problem, sized(arguments.algorithm, own))
     loss = Loss(kind=arguments.loss or "dflash", own=own)
     engine = make_engine(model, problem, arguments.chunk, loss=loss)
     next_batch = micro_batches(problem, with_teacher=loss.needs_teacher)
@@ -50,18 +52,28 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     return measured.Step(run, gradients, engine.model.zero_grad)
 
 
-def terms(sizes: Sizes, arguments: argparse.Namespace) -> Terms | None:
+def terms(sizes: Sizes, algorithm: str, rank: int | None = None) -> Terms | None:
     """The algorithm's table of train_dflash, with its defaults but for the rank; plain DFlash has none."""
-    options = {"dflash": None, "dflash2": Dflash2Options, "dspark": DsparkOptions}[arguments.algorithm]
-    return None if options is None else options(rank=measured.rank_of(sizes, arguments))
+    options = {"dflash": None, "dflash2": Dflash2Options, "dspark": DsparkOptions}[algorithm]
+    return None if options is None else options(rank=measured.rank_of(sizes, rank))
+
+
+def sized(algorithm: str, own: Terms | None) -> Algorithm:
+    """The algorithm with the sizes of its table."""
+    made = algorithm_class(algorithm)
+    return made() if own is None else made(**own.sizes())
 
 
 def draft_model(problem: Problem, algorithm: Algorithm | None = None) -> DraftModel:
     """The draft with the problem's weights, in float32 at least; what its algorithm adds as at the start."""
     dtype, device = problem.features_SF.dtype, problem.features_SF.device
-    model = DraftModel(draft_config(problem.sizes, algorithm))
-    model.initialise(SEED)
-    model = model.to(device, torch.promote_types(dtype, torch.float32))
+    with device:  # a billion weights made on the CPU would take longer than the steps
+        model = DraftModel(draft_config(problem.sizes, algorithm)).to(torch.promote_types(dtype, torch.float32))
+    model.frequencies, model.rope_scale = rope_frequencies(model.config)  # of the host, as in a training
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Drawn):
+                module.draw(torch.Generator().manual_seed(SEED), 0.02)
     model.load_state_dict({**model.state_dict(), **problem.weights})
     if device.type == "cuda":
         model.compile_layers()

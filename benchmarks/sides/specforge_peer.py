@@ -1,9 +1,10 @@
 """SpecForge's own steps of DFlash and DSpark (PyPI, version 0.2.0), which this interpreter must be able to import.
 
 Its training models, mask, losses and metrics as they are: `OnlineDFlashModel` and `OnlineDSparkModel` (0.1 ce + 0.9 l1
-and the confidence head), the logits in chunks of 128 blocks under activation checkpointing. On a CPU that means SDPA
-under its dense mask. It has no DFlash2. Same sizes, weights, features, tokens and anchors as on the other sides; its
-DSpark predicts a token in every slot, so that a block of it is one shorter.
+and the confidence head), the logits in chunks of 128 blocks under activation checkpointing. On a GPU that means
+FlexAttention under its block mask, which is its default, on a CPU SDPA under its dense mask. It has no DFlash2. Same
+sizes, weights, features, tokens and anchors as on the other sides; its DSpark predicts a token in every slot, so that
+a block of it is one shorter.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
 
 from benchmarks.sides import measured
-from benchmarks.sides.problem import GAMMA, Problem, final_hidden
+from benchmarks.sides.problem import GAMMA, Problem, Sizes, final_hidden
 from benchmarks.sides.qwen3 import qwen3_config
 
 CLASSES = {"dflash": (OnlineDFlashModel, DFlashDraftModel), "dspark": (OnlineDSparkModel, DSparkDraftModel)}
@@ -28,8 +29,10 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     """The step of SpecForge; `--chunk` has no effect."""
     sizes, is_dspark = problem.sizes, arguments.algorithm == "dspark"
     model_class, draft_class = CLASSES[arguments.algorithm]
-    config = _config(problem, arguments)
-    draft = draft_class(config).to(problem.features_SF).train()
+    attention = "flex_attention" if problem.features_SF.is_cuda else "sdpa"
+    config = _config(sizes, arguments, attention)
+    with problem.features_SF.device:  # as on our side
+        draft = draft_class(config).to(problem.features_SF).train()
     missing, unexpected = draft.load_state_dict(problem.weights, strict=False)
     if unexpected or (missing and not is_dspark):
         raise ValueError(f"SpecForge's model has other weights: missing {missing}, unexpected {unexpected}")
@@ -41,7 +44,7 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
         target_embed_tokens=nn.Embedding.from_pretrained(problem.embed_VM),
         mask_token_id=sizes.mask_token_id,
         block_size=config.block_size,
-        attention_backend="sdpa",
+        attention_backend=attention,
         num_anchors=sizes.anchors,
         loss_decay_gamma=GAMMA,
     )
@@ -65,19 +68,18 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     return measured.Step(run, gradients, draft.zero_grad)
 
 
-def _config(problem: Problem, arguments: argparse.Namespace) -> Qwen3Config:
-    sizes = problem.sizes
+def _config(sizes: Sizes, arguments: argparse.Namespace, attention: str) -> Qwen3Config:
     nest = {"target_layer_ids": list(range(1, sizes.target_layers + 1)), "mask_token_id": sizes.mask_token_id}
     if arguments.algorithm == "dspark":
         nest |= {
             "projector_type": "dspark",
-            "markov_rank": measured.rank_of(sizes, arguments),
+            "markov_rank": measured.rank_of(sizes, arguments.rank),
             "enable_confidence_head": True,
             "confidence_head_with_markov": True,
         }
     return qwen3_config(
         sizes,
-        "sdpa",
+        attention,
         block_size=sizes.block - (arguments.algorithm == "dspark"),
         num_target_layers=sizes.target_layers + 3,
         dflash_config=nest,

@@ -75,7 +75,8 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
 def _model(problem: Problem, arguments: argparse.Namespace, attention: str) -> core.DFlashDraftModel:
     """With the problem's weights; what the algorithm adds as its class starts it."""
     _, model_class = CLASSES[arguments.algorithm]
-    model = model_class(_config(problem.sizes, arguments, attention)).to(problem.features_SF).train()
+    with problem.features_SF.device:  # as on our side
+        model = model_class(_config(problem.sizes, arguments, attention)).to(problem.features_SF).train()
     norm = torch.ones_like(problem.features_SF[0, : problem.sizes.hidden])
     frozen = (problem.embed_VM, problem.head_VM, problem.head_VM, norm)
     given = {**problem.weights, **dict(zip(FROZEN, frozen, strict=True))}
@@ -87,7 +88,7 @@ def _model(problem: Problem, arguments: argparse.Namespace, attention: str) -> c
 
 def _config(sizes: Sizes, arguments: argparse.Namespace, attention: str) -> DFlashSpeculatorConfig:
     layers = qwen3_config(sizes, attention)
-    rank = measured.rank_of(sizes, arguments)
+    rank = measured.rank_of(sizes, arguments.rank)
     own = {"dflash": {}, "dflash2": {"selector_rank": rank}, "dspark": {"markov_rank": rank}}
     config_class, _ = CLASSES[arguments.algorithm]
     return config_class(

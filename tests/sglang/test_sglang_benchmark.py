@@ -38,7 +38,7 @@ def test_sglangs_capture_is_measured_beside_its_plain_prefill_and_transformers(t
 
 
 def test_the_gpu_benchmark_measures_sglangs_capture_beside_its_plain_prefill(monkeypatch, capsys):
-    (part,) = (part for part in parts_of("cpu", True) if part.needs == "sglang")
+    (part,) = (part for part in parts_of("cpu", True, Path())[1] if part.needs == "sglang")
     assert capture.__name__ == part.module
     calls = []
     for name in ("capture", "prefill"):
