@@ -268,7 +268,7 @@ def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: P
         if not target.is_file() or target.stat().st_size != files[name].size:
             target.parent.mkdir(parents=True, exist_ok=True)
             part = target.with_name(f"{PART}{hashlib.sha256(name.encode()).hexdigest()[:16]}")
-            remote.get(f"objects/{digest}/{name}", part)
+            remote.get(f"objects/{digest}/{name}", part, files[name].size)
             part.replace(target)
             fail_point("pull:file")
         progress(files[name].size)

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import io
 import json
+import os
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,13 +16,15 @@ import numpy as np
 import pyarrow
 import pytest
 from fake_stage import FakeStage
+from peak_memory import peak_memory
 from PIL import Image
 from pyarrow import parquet
 from toy_ops import Toy
 
-from dsl.errors import DataError, ServerError, TransientError
+from dsl.errors import DataError, ServerError, StoreError, TransientError
 from dsl.estimate import Outlook, Trial
 from dsl.launch import Launch
+from executor.maintenance.remote import MOST_BYTES, Remote
 from executor.system import jsonlines, symlinks
 from executor.system.jsonlines import LineReader, read_json, read_object
 from ops.artifacts import TokenShards
@@ -364,3 +367,76 @@ def test_a_jpeg_of_thousands_of_scans_is_undecodable():
     assert ("", "") == fault_of(sound, 1 << 20, 1)
     reason, detail = fault_of(many, 1 << 20, 1)
     assert reason == UNDECODABLE and detail.endswith(f"a JPEG of more than {MOST_SCANS} scans")
+
+
+MOST_MEMORY = 1536  # MiB, of a process that reads what a stranger wrote
+REMOTE = """
+import sys
+from pathlib import Path
+from dsl.errors import StoreError
+from executor.maintenance.remote import Remote
+remote, key, digest = Remote(sys.argv[1]), "0" * 64, "1" * 64
+for read in (lambda: remote.check_format(write=False), lambda: remote.lines(key), lambda: remote.manifest(digest),
+             lambda: remote.get("objects/" + digest + "/a", Path(sys.argv[2]), 5)):
+    try:
+        read()
+    except StoreError as error:
+        print(error)
+"""
+
+
+def test_a_file_of_a_remote_is_not_read_further_than_dflow_writes_it(tmp_path):
+    remote = tmp_path / "remote"
+    named = ("format", f"index/{'0' * 64}/{'1' * 64}", f"objects/{'1' * 64}/manifest.json")
+    for name in named:
+        (remote / name).parent.mkdir(parents=True, exist_ok=True)
+        (remote / name).touch()
+        os.truncate(remote / name, 3 << 30)
+    (remote / "objects" / ("1" * 64) / "a").write_text("small")
+    said, peak = peak_memory(REMOTE, remote, tmp_path / "a")
+    larger = "is larger than dflow writes it; use another URL, or remove it there"
+    assert [f"{remote}: {name} {larger}" for name in named] == said
+    assert peak < MOST_MEMORY
+
+
+def test_many_index_lines_of_a_key_are_no_more_than_a_large_one(tmp_path):
+    folder = tmp_path / "index" / ("0" * 64)
+    folder.mkdir(parents=True)
+    for number in range(3):
+        (folder / f"{number:064x}").touch()
+        os.truncate(folder / f"{number:064x}", MOST_BYTES // 2)
+    with pytest.raises(StoreError, match=f"{2:064x} is larger than dflow writes it"):
+        Remote(str(tmp_path)).lines("0" * 64)
+
+
+def test_a_body_without_end_is_left(tmp_path):
+    class Endless(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(200)
+            self.end_headers()
+
+        def do_GET(self):
+            self.do_HEAD()
+            try:
+                while True:
+                    self.wfile.write(b"1" * (1 << 20))
+            except OSError:
+                self.close_connection = True
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        said, peak = peak_memory(REMOTE, url, tmp_path / "a")
+        server.shutdown()
+    larger = "is larger than dflow writes it; use another URL, or remove it there"
+    key, digest = "0" * 64, "1" * 64
+    assert [f"{url}: {name} {larger}" for name in ("format", f"index/{key}", f"objects/{digest}/manifest.json")] == [
+        *said[:3]
+    ]
+    assert f"{url}: objects/{digest}/a has more than its 5 bytes; push it again" == said[3]
+    assert (tmp_path / "a").stat().st_size < 64 << 20
+    assert peak < MOST_MEMORY
