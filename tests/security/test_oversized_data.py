@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import struct
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,6 +50,8 @@ from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import MOST_CHARACTERS, TOO_MANY_CHARACTERS, ChatEncoder
 from ops.tokenize_chat.template import ANSWER_NOT_FOUND, Template
+from ops.tools.init.lengths import Counter
+from ops.tools.init.survey import survey
 from ops.tools.serve.chat import post
 
 TURNS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
@@ -440,3 +443,24 @@ def test_a_body_without_end_is_left(tmp_path):
     assert f"{url}: objects/{digest}/a has more than its 5 bytes; push it again" == said[3]
     assert (tmp_path / "a").stat().st_size < 64 << 20
     assert peak < MOST_MEMORY
+
+
+@pytest.mark.parametrize("read", [read, lambda source, _: survey((source,), Counter.of(None))], ids=["ingest", "init"])
+@pytest.mark.parametrize("value", ["abcdefg", b"abcdefg"], ids=["text", "bytes"])
+@pytest.mark.parametrize(
+    "offsets",
+    [(0, 7, 21, 42, 1 << 30), (0, 7, -5, 42, 70), (1 << 29, 7, 21, 42, 70), (-(1 << 31), 7, 21, 42, 70)],
+    ids=str,
+)
+def test_offsets_of_an_arrow_file_stay_in_its_buffers(offsets, value, read, tmp_path):
+    """They read the memory of the process into the image pack, or ended it by SIGBUS or a SystemError."""
+    saved = tmp_path / "saved"
+    rows = [{"id": str(row), "messages": TURNS, "image": value * (row + 1)} for row in range(4)]
+    datasets.Dataset.from_list(rows).save_to_disk(saved)
+    [file] = saved.glob("*.arrow")
+    sound = struct.pack("<5i", 0, 7, 21, 42, 70)
+    content = file.read_bytes()
+    assert 1 == content.count(sound)
+    file.write_bytes(content.replace(sound, struct.pack("<5i", *offsets)))
+    with pytest.raises(DataError, match=r"saved: cannot be read as an Arrow data set: .*[Oo]ffset"):
+        read(saved, tmp_path)
