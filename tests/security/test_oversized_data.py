@@ -186,7 +186,7 @@ def test_an_arrow_file_that_unpacks_to_gigabytes_is_refused(tmp_path, monkeypatc
 def test_a_parquet_text_that_is_no_utf_8_is_refused(tmp_path):
     broken = pyarrow.StringArray.from_buffers(1, pyarrow.py_buffer(b"\0\0\0\0\2\0\0\0"), pyarrow.py_buffer(b"\xff\xfe"))
     parquet.write_table(pyarrow.table({"id": broken}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as Parquet: .*utf-8"):
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as Parquet: .*UTF8"):
         read(tmp_path / "a.parquet", tmp_path)
 
 
