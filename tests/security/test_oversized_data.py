@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import re
 import struct
 import threading
 import time
@@ -37,11 +38,13 @@ from ops.ingest.op import Ingest
 from ops.ingest.records import LONGEST
 from ops.ingest.row_form import LONGEST_ID
 from ops.ingest.run import ingest
-from ops.lib.data.files import LONGEST_ROW
+from ops.lib.data.files import LARGEST_JSON, LONGEST_ROW
 from ops.lib.data.memory_limit import memory_limit
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.checkpoint_check import checkpoint_mistakes
 from ops.lib.target.sizes import TargetSizes
+from ops.lib.vision.chat_template import LONGEST as LONGEST_TEMPLATE
 from ops.lib.vision.images import MOST_SCANS, SCAN, UNDECODABLE, fault_of
 from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.client import LARGEST_ANSWER, ChatClient
@@ -464,3 +467,115 @@ def test_offsets_of_an_arrow_file_stay_in_its_buffers(offsets, value, read, tmp_
     file.write_bytes(content.replace(sound, struct.pack("<5i", *offsets)))
     with pytest.raises(DataError, match=r"saved: cannot be read as an Arrow data set: .*[Oo]ffset"):
         read(saved, tmp_path)
+
+
+SIZES = [
+    ("preprocessor_config.json", {"size": {"longest_edge": 10**9, "shortest_edge": 1}}, "longest_edge is 1000000000"),
+    ("preprocessor_config.json", {"min_pixels": 10**9}, "min_pixels is 1000000000"),
+    ("preprocessor_config.json", {"patch_size": 10**5}, "patch_size is 100000"),
+    ("preprocessor_config.json", {"patch_size": 0}, "patch_size is 0"),
+    ("preprocessor_config.json", {"patch_size": True}, "patch_size is True"),
+    ("preprocessor_config.json", {"merge_size": 10**6}, "merge_size is 1000000"),
+    ("preprocessor_config.json", {"temporal_patch_size": "2"}, "temporal_patch_size is '2'"),
+    ("processor_config.json", {"image_processor": {"size": {"shortest_edge": -1}}}, "shortest_edge is -1"),
+    ("config.json", {"vision_config": {"patch_size": 0}}, "config.json: vision_config: patch_size is 0"),
+    ("config.json", {"vision_config": {"spatial_merge_size": 10**6}}, "spatial_merge_size is 1000000"),
+    ("config.json", {"rope_parameters": "yarn"}, "rope_parameters must be an object, got 'yarn'"),
+    ("config.json", {"text_config": {"rope_scaling": [2.0]}}, "rope_scaling must be an object, got \\[2.0\\]"),
+    ("config.json", {"vision_config": [1]}, "vision_config must be an object, got \\[1\\]"),
+]
+
+
+def made_processor(folder):
+    write_builtin_processor(folder, [[{"role": "user", "content": [{"type": "text", "text": "a"}]}]], 340)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 340}))
+    return folder
+
+
+@pytest.mark.parametrize(("name", "changed", "said"), SIZES, ids=[said for *_, said in SIZES])
+def test_sizes_that_no_image_could_be_processed_with_are_refused_by_plan(name, changed, said, tmp_path):
+    folder = made_processor(tmp_path / "checkpoint")
+    file = folder / name
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.is_file() else {}) | changed))
+    assert any(re.search(said, mistake) for mistake in checkpoint_mistakes(folder))
+    if name != "config.json":
+        with pytest.raises(DataError, match=f"{name}: {said}, not a number from 1 to "):
+            load_processor(str(folder))
+
+
+CHECKPOINT = """
+import sys
+from pathlib import Path
+from dsl.errors import DataError
+from ops.lib.target.checkpoint_check import checkpoint_mistakes
+from ops.tools.init.target import read_target
+print(*[each for each in checkpoint_mistakes(Path(sys.argv[1])) if sys.argv[2] in each], sep="\\n")
+try:
+    read_target(sys.argv[1])
+except DataError as error:
+    print(next(line for line in str(error).splitlines() if sys.argv[2] in line))
+"""
+
+
+TEXTS = (
+    *("config.json", "tokenizer.json", "chat_template.jinja", "additional_chat_templates/x.jinja", "merges.txt"),
+    *("vocab.json", "model.safetensors.index.json"),
+)
+
+
+def too_large(file):
+    return f"{file}: {3 << 30:,} bytes, more than {LARGEST_JSON:,}; replace it by the original file"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_of_a_checkpoint_is_refused_by_its_size(name, tmp_path):
+    folder = made_processor(tmp_path / "checkpoint")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).touch()
+    os.truncate(folder / name, 3 << 30)
+    assert too_large(folder / name) in checkpoint_mistakes(folder)
+
+
+def test_a_text_of_a_checkpoint_is_not_read_before_its_size_is_known(tmp_path):
+    folder = made_processor(tmp_path / "checkpoint")
+    os.truncate(folder / "chat_template.jinja", 3 << 30)
+    said, peak = peak_memory(CHECKPOINT, folder, "chat_template.jinja")
+    assert [too_large(folder / "chat_template.jinja")] * 2 == said
+    assert peak < MOST_MEMORY
+
+
+LARGEST = """
+import sys
+from pathlib import Path
+from dsl.errors import DataError
+from ops.lib.data.files import read_object
+try:
+    read_object(Path(sys.argv[1]))
+except DataError as error:
+    print(error)
+"""
+
+
+def test_the_largest_json_that_is_read_needs_no_more_than_its_share_of_memory(tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text("[" + "{}," * ((LARGEST_JSON - 4) // 3) + "{}]")
+    said, peak = peak_memory(LARGEST, file)
+    assert [f"{file}: not a JSON object but a list"] == said
+    assert peak < MOST_MEMORY
+
+
+def test_a_long_text_in_the_place_of_a_template_is_not_parsed(tmp_path):
+    folder = made_processor(tmp_path / "checkpoint")
+    text = "{{a}}" * (LONGEST_TEMPLATE // 4)
+    (folder / "chat_template.jinja").write_text(text)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": text}))
+    said = [each for each in checkpoint_mistakes(folder) if "template" in each]
+    places = (str(folder / "chat_template.jinja"), f"{folder / 'tokenizer_config.json'}, chat_template")
+    assert [f"{place}: not a chat template: 1,310,720 characters, more than 1,048,576" for place in places] == said
+
+
+def test_a_pipe_in_the_place_of_a_checkpoints_file_is_refused(tmp_path):
+    folder = made_processor(tmp_path / "checkpoint")
+    os.mkfifo(folder / "generation_config.json")
+    said = f"{folder / 'generation_config.json'}: is no regular file; replace it by one"
+    assert said in checkpoint_mistakes(folder)

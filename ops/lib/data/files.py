@@ -20,6 +20,7 @@ OF_CHECKPOINTS = (
     *("*config.json", "tokenizer*.json", "vocab.json", "special_tokens*.json", "added_tokens*.json"),
     *("chat_template*.json", "*.index.json"),
 )
+TEXTS_OF_CHECKPOINTS = ("chat_template*", "additional_chat_templates/*", "merges*", "vocab*", "tokenizer.model")
 LONGEST_ROW = 256 << 20  # bytes of a line of an artifact; `ingest` takes no sample of more than 64 Mi characters
 TOO_LONG = f"longer than {LONGEST_ROW >> 20} MiB"
 LARGEST_JSON = (
@@ -52,17 +53,22 @@ def shown_json(value: Any) -> str:
     return short.repr(value)
 
 
-def read_text(path: Path, most: int = LARGEST_JSON) -> str:
-    """The text of a file. Raises FileNotFoundError, UnicodeDecodeError, and DataError, before anything is read, for one
-    that is no regular file, or has more than `most` bytes.
-    """
+def read_text(path: Path) -> str:
+    """The text of a file. Raises FileNotFoundError, UnicodeDecodeError, and DataError as `check_size`."""
+    check_size(path)
+    with path.open("rb") as file:
+        return file.read(LARGEST_JSON).decode("utf-8")
+
+
+def check_size(path: Path) -> None:
+    """Raises DataError for what is no regular file, or has more than LARGEST_JSON bytes. Nothing is read of it."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path}: is no regular file; replace it by one")
-    if status.st_size > most:
-        raise DataError(f"{path}: {status.st_size:,} bytes, more than {most:,}, which is too much for such a file")
-    with path.open("rb") as file:
-        return file.read(most).decode("utf-8")
+    if status.st_size > LARGEST_JSON:
+        raise DataError(
+            f"{path}: {status.st_size:,} bytes, more than {LARGEST_JSON:,}; replace it by the original file"
+        )
 
 
 def read_json(path: Path) -> Any:
@@ -106,7 +112,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_json_files(folder: Path) -> None:
-    """Raises DataError for a checkpoint's file that is no JSON object, or nested so deeply that libraries may fail."""
+    """Raises DataError for a file of a checkpoint that libraries would read whole and that is too large or no regular
+    file, and for one that is no JSON object, or nested so deeply that they may fail.
+    """
+    for path in sorted({path for pattern in TEXTS_OF_CHECKPOINTS for path in folder.glob(pattern)}):
+        if path.exists():  # a broken link is as good as none
+            check_size(path)
     for path in sorted({path for pattern in OF_CHECKPOINTS for path in folder.glob(pattern)}):
         level: list[Any] = [read_object(path)]
         for _ in range(DEEPEST):

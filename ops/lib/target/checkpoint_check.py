@@ -15,7 +15,7 @@ from dsl.errors import DataError
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
 from ops.lib.data.files import LARGEST_JSON, check_json_files, parse_json, read_object, shown_json
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights
-from ops.lib.target.sizes import named_dtype
+from ops.lib.target.sizes import check_tables, named_dtype
 from ops.lib.target.token_ids import check_ends
 from ops.lib.vision.model_types import check_model_type
 from ops.lib.vision.processor_files import processor_mistakes
@@ -111,6 +111,9 @@ def _json_mistakes(directory: Path) -> list[str]:
 def _config_mistakes(directory: Path) -> list[str]:
     """Of the readable JSON files: an unknown family, ids beyond the vocabulary, and what the processor lacks."""
     config = read_object(directory / "config.json")
+    tables = _raised(check_tables, config)
+    if tables:  # nothing else can be read of it
+        return [f"{directory}: {mistake}" for mistake in tables]
     unknown = [*_raised(check_model_type, config), *_raised(named_dtype, config)]
     return [
         *(f"{directory}: {mistake}" for mistake in unknown),

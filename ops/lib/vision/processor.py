@@ -21,7 +21,7 @@ from ops.lib.data.checkpoint_code import check_places, check_reads, read_setting
 from ops.lib.data.files import check_json_files
 from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
 from ops.lib.vision.model_types import MASK_TOKENS
-from ops.lib.vision.processor_files import NO_TEMPLATE, NO_TOKENIZER, has_tokenizer
+from ops.lib.vision.processor_files import NO_TEMPLATE, NO_TOKENIZER, check_image_sizes, has_tokenizer
 
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 IMAGE_TOKEN = "<|image_pad|>"
@@ -103,13 +103,15 @@ def load_processor(
         raise DataError(f"processor {source}: {NO_TOKENIZER}")
     if Path(source).is_dir():
         check_json_files(Path(source))
+        check_image_sizes(Path(source))
         check_reads(Path(source))
     config = model_config(source)
     if trust_remote_code:
         check_places(Path(source))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # as transformers meets broken files
+    # As transformers meets broken files; ImportError: the tokenizer's class needs a library that is not installed.
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
         raise DataError(f"processor {source}: no tokenizer can be loaded: {type(error).__name__}: {error}") from error
     if not tokenizer.is_fast:
         raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is required")
