@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attrs import frozen
+from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 from transformers.image_processing_utils import BaseImageProcessor
@@ -25,6 +26,12 @@ from ops.lib.vision.processor_files import NO_TEMPLATE, NO_TOKENIZER, check_imag
 
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 IMAGE_TOKEN = "<|image_pad|>"
+# What transformers raises for values in a checkpoint's JSON that it did not expect, and where a class needs a library
+# that is not installed.
+LOADING_ERRORS = (
+    *(ValueError, LookupError, TypeError, AttributeError, ImportError, ArithmeticError),
+    StrictDataclassError,
+)
 
 ImageBackend = Literal["pillow", "torchvision"]
 
@@ -110,8 +117,7 @@ def load_processor(
         check_places(Path(source))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    # As transformers meets broken files; ImportError: the tokenizer's class needs a library that is not installed.
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
+    except (OSError, RecursionError, *LOADING_ERRORS) as error:
         raise DataError(f"processor {source}: no tokenizer can be loaded: {type(error).__name__}: {error}") from error
     if not tokenizer.is_fast:
         raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is required")
@@ -176,6 +182,8 @@ def _eos_token_ids(source: str, eos_token_id: int) -> tuple[int, ...]:
         others = GenerationConfig.from_pretrained(source).eos_token_id
     except OSError:  # no generation_config.json
         others = None
+    except LOADING_ERRORS as error:
+        raise DataError(f"processor {source}: generation_config.json cannot be read: {error}") from error
     others = others if isinstance(others, list) else [others]
     return tuple(dict.fromkeys([eos_token_id, *(token for token in others if token is not None)]))
 
