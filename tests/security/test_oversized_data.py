@@ -39,6 +39,7 @@ from ops.ingest.records import LONGEST
 from ops.ingest.row_form import LONGEST_ID
 from ops.ingest.run import ingest
 from ops.lib.data.files import LARGEST_JSON, LONGEST_ROW
+from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter
 from ops.lib.data.memory_limit import memory_limit
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader
@@ -49,11 +50,12 @@ from ops.lib.vision.images import MOST_SCANS, SCAN, UNDECODABLE, fault_of
 from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.client import LARGEST_ANSWER, ChatClient
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.tokenize_chat import samples
 from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import MOST_CHARACTERS, TOO_MANY_CHARACTERS, ChatEncoder
 from ops.tokenize_chat.template import ANSWER_NOT_FOUND, Template
-from ops.tools.init.lengths import Counter
+from ops.tools.init.lengths import Counter, image_size
 from ops.tools.init.survey import survey
 from ops.tools.serve.chat import post
 
@@ -499,7 +501,7 @@ def test_sizes_that_no_image_could_be_processed_with_are_refused_by_plan(name, c
     file.write_text(json.dumps((json.loads(file.read_text()) if file.is_file() else {}) | changed))
     assert any(re.search(said, mistake) for mistake in checkpoint_mistakes(folder))
     if name != "config.json":
-        with pytest.raises(DataError, match=f"{name}: {said}, not a number from 1 to "):
+        with pytest.raises(DataError, match=f"{name}: {said}, not a number "):
             load_processor(str(folder))
 
 
@@ -579,3 +581,76 @@ def test_a_pipe_in_the_place_of_a_checkpoints_file_is_refused(tmp_path):
     os.mkfifo(folder / "generation_config.json")
     said = f"{folder / 'generation_config.json'}: is no regular file; replace it by one"
     assert said in checkpoint_mistakes(folder)
+
+
+SURVEY = """
+import sys
+from pathlib import Path
+from ops.tools.init.lengths import Counter, image_size
+from ops.tools.init.survey import survey
+found = survey((Path(sys.argv[1]),), Counter.of(None))
+print(dict(found.faults), *found.examples.values())
+"""
+
+
+def test_init_reads_no_file_that_ingest_takes_for_no_image(tmp_path):
+    (tmp_path / "large.png").touch()
+    os.truncate(tmp_path / "large.png", 12 << 30)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"id": "a", "image": "large.png", "messages": TURNS}) + "\n")
+    said, peak = peak_memory(SURVEY, rows)
+    size = f"{12 << 30} bytes, more than {MAX_IMAGE_BYTES}"
+    assert [f"{{'image file too large': 1}} a: large.png: {size}"] == said
+    assert peak < MOST_MEMORY
+
+
+@pytest.mark.parametrize("form", ["ICO", "PPM", "TGA", "PCX"])
+def test_init_opens_pictures_of_the_formats_that_ingest_takes(form):
+    encoded = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(encoded, form)
+    assert image_size(encoded.getvalue()) is None
+
+
+def test_the_images_of_a_row_are_no_more_than_the_largest_image(tmp_path):
+    (tmp_path / "large.png").touch()
+    os.truncate(tmp_path / "large.png", MAX_IMAGE_BYTES // 2 + 1)
+    source = tmp_path / "rows.jsonl"
+    turns = [{"role": "user", "content": "<image><image>"}, TURNS[1]]
+    row = {"images": ["large.png", "large.png"], "messages": turns}
+    source.write_text(json.dumps({"id": "a", **row}) + "\n" + json.dumps({"id": "b", "messages": TURNS}) + "\n")
+    assert ["b"] == read(source, tmp_path)
+    size = f"large.png: {MAX_IMAGE_BYTES // 2 + 1} bytes, more than {MAX_IMAGE_BYTES}, with those before it"
+    assert (
+        f'a,image file too large,"{size}"' == (tmp_path / "stage" / "out" / "dropped.csv").read_text().splitlines()[1]
+    )
+
+
+def png(side, **options):
+    encoded = io.BytesIO()
+    Image.new("L", (side, side)).save(encoded, "PNG", **options)
+    return encoded.getvalue()
+
+
+def test_one_large_picture_that_a_row_names_many_times_is_counted_before_it_is_decoded_once(tmp_path):
+    """Of the first, there is only the header. A picture of 7900 x 8000 eight times took 7.3 GiB, and takes 1.3."""
+    folder = str(made_processor(tmp_path / "checkpoint"))
+    packs = PackWriter(tmp_path)
+    header = packs.add(png(4000, compress_level=1)[:100])
+    with pytest.raises(Unusable) as fault:
+        samples.load_images([header] * 8, tmp_path, load_processor(folder, 64, 16_777_216), 9_000, 20)
+    assert ("longer than max_length", f"{500 * 500 * 8 + 12} tokens") == (fault.value.reason, fault.value.detail)
+    made = samples.load_images([packs.add(png(64))] * 8, tmp_path, load_processor(folder), 9_000, 20)
+    assert ([64] * 8, 1) == ([image.num_tokens for image in made], len(set(map(id, made))))
+
+
+def test_the_pixels_of_a_sample_are_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, "MOST_PIXELS", 512)
+    packs, references = PackWriter(tmp_path), []
+    for side in (15, 14, 13):
+        references.append(packs.add(png(side)))
+    processor = load_processor(str(made_processor(tmp_path / "checkpoint")))
+    assert 4 == len(samples.load_images([references[0]] * 4, tmp_path, processor))
+    with pytest.raises(
+        Unusable, match="'image too large', 'the images of the sample have more than 512 pixels together'"
+    ):
+        samples.load_images(references, tmp_path, processor)

@@ -74,6 +74,11 @@ class Processor:
     def merge_size(self) -> int:
         return self.image_processor.merge_size if self.image_processor else 1
 
+    def image_tokens(self, width: int, height: int) -> int:
+        """Tokens of an image of this size. Raises ValueError as `pixels`."""
+        patches: int = self.image_processor.get_number_of_image_patches(height, width, {})
+        return patches // self.merge_size**2
+
     def pixels(self, image: Image.Image) -> dict[str, Any]:
         """pixel_values float32 [t*h*w, patch_dim] and image_grid_thw int64 [1, 3] of an RGB image.
 

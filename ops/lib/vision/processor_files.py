@@ -57,8 +57,9 @@ def check_sizes(place: str, settings: object) -> None:
     for name, most in (MOST_SIZES | MOST_PIXELS).items():
         size = found.get(name)
         if size is not None and not (type(size) is int and 1 <= size <= most):
+            kind = "number of pixels" if name in MOST_PIXELS else "number"
             raise DataError(
-                f"{place}: {name} is {shown_json(size)}, not a number from 1 to {most}; copy the file again from the "
+                f"{place}: {name} is {shown_json(size)}, not a {kind} from 1 to {most}; copy the file again from the "
                 "checkpoint's source"
             )
 
