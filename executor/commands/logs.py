@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import re
+import codecs
 import sys
 import time
 from collections import deque
@@ -14,13 +14,12 @@ from executor.commands.arguments import add_run, add_store, count, open_store
 from executor.records.run_list import running_runs
 from executor.records.run_record import Record, find_record, is_begun, newest_that_ran
 from executor.store.artifact_store import Store
-from executor.system.output import OK, print_lines, write_on
+from executor.system.output import OK, print_lines, printable, write_on
 from executor.system.symlinks import is_plain, open_plain
 
 POLL_S = 0.2
 CHUNK = 65536
 OVER = ("done", "failed")
-CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")  # but tabs and ends of lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +108,8 @@ class _Log:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        self._on_terminal = sys.stdout.isatty()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")  # 0x9b by itself is a control too
 
     @property
     def exists(self) -> bool:
@@ -121,7 +122,7 @@ class _Log:
         elif self.exists:
             with open_plain(self._path) as file:
                 for line in deque(file, maxlen=lines):
-                    _write(line)
+                    self._write(line)
                 self._offset = file.tell()
 
     def print_more(self) -> None:
@@ -131,11 +132,15 @@ class _Log:
         with open_plain(self._path) as file:
             file.seek(self._offset)
             while data := file.read(CHUNK):
-                _write(data)
+                self._write(data)
             self._offset = file.tell()
 
+    def _write(self, data: bytes) -> None:
+        """The bytes as they are; on a terminal without sequences that would move its cursor or do worse.
 
-def _write(data: bytes) -> None:
-    """The bytes as they are; on a terminal without sequences that would move its cursor or do worse."""
-    shown = CONTROL.sub(lambda found: f"\\x{found[0][-1]:02x}".encode(), data) if sys.stdout.isatty() else data
-    write_on(sys.stdout.buffer, shown)
+        A carriage return there ends the line: what a progress bar overwrites is shown line by line.
+        """
+        if self._on_terminal:
+            text = self._decoder.decode(data).replace("\r\n", "\n").replace("\r", "\n")
+            data = printable(text).encode()
+        write_on(sys.stdout.buffer, data)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import attrs
 from attrs import frozen
@@ -32,13 +34,14 @@ from executor.store.index_line import PULLED, IndexLine
 from executor.store.integrity import check
 from executor.store.manifest import Manifest, committed_files
 from executor.system.crash_points import fail_point
-from executor.system.jsonlines import parsed_object, sync_folder
+from executor.system.jsonlines import parse_json, parsed_object, sync_folder
 from executor.system.os_errors import clear_errors
 from executor.system.output import shown_digest
-from executor.system.symlinks import links_in, new_file
+from executor.system.symlinks import links_in, new_file, read_plain
 
 FILES_AT_ONCE = 8
 PART = ".pulling-"  # prefix of the names of incomplete files
+MEMBER = re.compile(r"\W")  # what ends the name of a field in that of its member, such as source[0]
 
 Progress = Callable[[int], None]
 
@@ -125,10 +128,29 @@ def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bo
     _in_parallel(send, missing)
     sent = bool(missing) or MANIFEST not in sent_sizes
     if sent:
-        remote.put(folder / MANIFEST, f"objects/{wanted.digest}/{MANIFEST}")
+        remote.put_text(f"objects/{wanted.digest}/{MANIFEST}", _manifest_to_send(folder / MANIFEST))
     fail_point("push:manifest")
     push_key(remote, wanted)
     return sent
+
+
+def _manifest_to_send(file: Path) -> str:
+    """A manifest without the folders where external files lie here, which name the user and more of this machine."""
+    text = read_plain(file).decode()
+    manifest = Manifest.read(file)
+    if manifest is None:
+        return text
+    external = {MEMBER.split(name)[0] for name in manifest.key_parts.external}
+    config = {name: _without_folder(value) if name in external else value for name, value in manifest.config.items()}
+    data = parse_json(text)
+    return text if config == manifest.config else json.dumps(data | {"config": config}, indent=1) + "\n"
+
+
+def _without_folder(value: Any) -> Any:
+    """The names of absolute paths, as an external field has them."""
+    if isinstance(value, (list, tuple)):
+        return [_without_folder(each) for each in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def push_key(remote: Remote, wanted: Wanted) -> bool:
@@ -268,7 +290,7 @@ def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: P
         if not target.is_file() or target.stat().st_size != files[name].size:
             target.parent.mkdir(parents=True, exist_ok=True)
             part = target.with_name(f"{PART}{hashlib.sha256(name.encode()).hexdigest()[:16]}")
-            remote.get(f"objects/{digest}/{name}", part)
+            remote.get(f"objects/{digest}/{name}", part, files[name].size)
             part.replace(target)
             fail_point("pull:file")
         progress(files[name].size)

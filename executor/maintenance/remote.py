@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import fsspec
 import fsspec.core
+from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
@@ -45,6 +46,9 @@ FOREIGN_ERRORS = {
 }
 # Puts are atomic there; elsewhere a file is written under another name and renamed when it is complete.
 WHOLE_PUTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "memory"})
+# A server may send more than it was asked for, so these are read as streams.
+HTTP = frozenset({"http", "https"})
+MOST_BYTES = 32 << 20  # of a file that is read whole, and of all index lines of a key: dflow writes none so large
 
 
 class Remote:
@@ -61,6 +65,7 @@ class Remote:
         protocols = self._files.protocol
         names = {protocols} if isinstance(protocols, str) else set(protocols)
         self._puts_whole = bool(names & WHOLE_PUTS)
+        self._reading = {"block_size": 0} if names & HTTP else {}
 
     def check_format(self, *, write: bool) -> None:
         """Raises StoreError where nothing was pushed, or the layout differs; write: initialise an empty remote."""
@@ -91,11 +96,12 @@ class Remote:
         with self._clear():
             path = self._path(f"index/{key}")
             if self._files.isfile(path):  # a store keeps the lines of a key in one file
-                texts = self._files.cat_file(path).splitlines()
+                texts = (self._bytes(f"index/{key}") or b"").splitlines()
             else:
-                texts = [
-                    self._files.cat_file(self._path(f"index/{key}/{name}")) for name in self._names(f"index/{key}")
-                ]
+                texts = []
+                for name in self._names(f"index/{key}"):
+                    left = MOST_BYTES - sum(map(len, texts))
+                    texts.append(self._bytes(f"index/{key}/{name}", left) or b"")
         found = [line for text in texts if (line := parsed_object(text)) is not None]
         try:
             lines = [index_line(line) for line in found]
@@ -123,10 +129,10 @@ class Remote:
         inside = {str(path).rpartition(f"/objects/{digest}/")[2]: entry for path, entry in found.items()}
         return {name: int(entry["size"]) for name, entry in inside.items()}
 
-    def get(self, name: str, target: Path) -> None:
-        """Fetch a file; `name` is relative to the URL."""
+    def get(self, name: str, target: Path, size: int) -> None:
+        """Fetch a file; `name` is relative to the URL. Raises StoreError, and stops, for more than `size` bytes."""
         with self._clear():
-            self._files.get_file(self._path(name), str(target))
+            self._files.get_file(self._path(name), str(target), callback=_limit(f"{self.url}: {name}", size))
 
     def put(self, source: Path, name: str) -> None:
         """Upload a file, atomically."""
@@ -168,11 +174,18 @@ class Remote:
         names = (os.path.basename(str(path).rstrip("/")) for path in found)  # noqa: PTH119
         return sorted(name for name in names if not name.endswith(".part"))
 
-    def _bytes(self, name: str) -> bytes | None:
+    def _bytes(self, name: str, most: int = MOST_BYTES) -> bytes | None:
+        """The content of a file, None where there is none. Raises StoreError, and stops, for more than `most` bytes."""
+        found = bytearray()
         try:
-            return bytes(self._files.cat_file(self._path(name)))
+            with self._files.open(self._path(name), "rb", **self._reading) as file:
+                while len(found) <= most and (piece := file.read(most + 1 - len(found))):
+                    found += piece
         except FileNotFoundError:
             return None
+        if len(found) > most:
+            raise StoreError(f"{self.url}: {name} is larger than dflow writes it; use another URL, or remove it there")
+        return bytes(found)
 
     def _json(self, name: str) -> Any:
         found = self._bytes(name)
@@ -187,6 +200,16 @@ class Remote:
         except _errors() as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             raise StoreError(f"{self.url}: cannot be reached or used: {redact(reason, self._hidden)}") from error
+
+
+def _limit(name: str, size: int) -> Callback:
+    """Ends the transfer of a file once more bytes came than it has."""
+
+    def check(_: int | None, transferred: int) -> None:
+        if transferred > size:
+            raise StoreError(f"{name} has more than its {size} bytes; push it again")
+
+    return Callback(hooks={"size": check})
 
 
 def _errors() -> tuple[type[Exception], ...]:

@@ -23,8 +23,8 @@ READER_GONE = frozenset({errno.EPIPE, errno.EIO})
 NAMES = {1: "standard output", 2: "standard error"}
 # Those that could not be written for another reason, with the operating system's message.
 OUTPUT_ERRORS: dict[int, str] = {}
-# Control characters and lone surrogates, except for tabs and line ends.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Control characters, those that turn the direction of a text, and lone surrogates, except for tabs and line ends.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 ENDS_OF_LINES = re.compile("[\n\u2028\u2029]")  # those that CONTROL leaves
 
 

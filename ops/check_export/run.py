@@ -16,7 +16,7 @@ from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
 from ops.check_export.op import COMPARED, WORKERS, CheckExport, unlike_serving, without_worker
 from ops.check_export.outcome import Outcome, card_text
 from ops.export_draft.card import rotary_warning, with_measured
-from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
+from ops.lib.data.files import link_or_copy, read_json, read_jsonl, read_text, replace_file, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import algorithm_of
 from ops.lib.drafts.backbone.mistakes import refuse
@@ -167,7 +167,7 @@ def write(stage: Stage, outcome: Outcome) -> None:
         (shipped / folder).mkdir(exist_ok=True)
         for name in (CONFIG, WEIGHTS):
             link_or_copy(source / folder / name, shipped / folder / name)
-    card = with_measured((source / CARD).read_text("utf-8"), card_text(outcome))
+    card = with_measured(read_text(source / CARD), card_text(outcome))
     replace_file(shipped / CARD, card.encode())
     write_json(stage.out_dir / "check.json", outcome.to_json())
     if outcome.served is not None:

@@ -25,6 +25,7 @@ from dsl.op import op_of
 from dsl.stage import Stage
 from ops.evaluate.benchmark_rows import BenchmarkRow, Misfit, benchmark_rows, refuse
 from ops.evaluate.op import Evaluate
+from ops.ingest.image_values import encoded_image
 from ops.inject_images.messages import messages as joined_messages
 from ops.inject_images.op import InjectImages
 from ops.lib.data.sample_account import Unusable
@@ -36,7 +37,7 @@ from ops.lib.target.sizes import context_length, positions
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
 from ops.tokenize_chat.encode import ChatEncoder
-from ops.tokenize_chat.samples import load_image, prompt_sample
+from ops.tokenize_chat.samples import load_each, prompt_sample
 from ops.tokenize_chat.template import Messages
 
 MAX_PIXELS = op_of(InjectImages).fields["max_image_pixels"].default
@@ -132,7 +133,7 @@ def _prompt(row: BenchmarkRow, encoder: ChatEncoder) -> Prompt:
     if raw.images and (encoder.processor.image_processor is None or encoder.processor.image_token_id is None):
         raise Unusable("it has an image, and the target is a text model", "remove it")
     for image in raw.images:
-        reason, detail = fault_of(_encoded(image), MAX_PIXELS, MIN_SIDE)
+        reason, detail = fault_of(encoded_image(image), MAX_PIXELS, MIN_SIDE)
         if reason:
             raise Unusable(reason, f"{image}: {detail}" if isinstance(image, Path) else detail)
     sample = partial(_sample, raw.id, row.category, turns, raw.images, encoder)
@@ -143,12 +144,8 @@ def _sample(
     sample_id: str, category: str, turns: Messages, images: tuple[Path | bytes, ...], encoder: ChatEncoder
 ) -> TokenSample:
     """Raises Unusable."""
-    chunks = [load_image(_encoded(image), encoder.processor) for image in images]
+    chunks = load_each(images, encoded_image, encoder.processor)
     return prompt_sample(sample_id, category, turns, chunks, encoder)
-
-
-def _encoded(image: Path | bytes) -> bytes:
-    return image if isinstance(image, bytes) else image.read_bytes()
 
 
 def first_of_each(

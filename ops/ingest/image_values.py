@@ -7,6 +7,8 @@ A sample is dropped for one of these reasons:
     image behind a URL          http(s): nothing is downloaded, since a key cannot name a URL's content
     image undecodable           invalid base64
     videos are not supported    a data: URL of a video; likewise for audio
+    image unreadable            the file exists, but cannot be read
+    image file too large        more than MAX_IMAGE_BYTES
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from urllib.parse import unquote, urlsplit
 
 from attrs import frozen
 
+from ops.lib.data.image_packs import MAX_IMAGE_BYTES
 from ops.lib.data.sample_account import Unusable
 
 MISSING, OUTSIDE = "image missing", "image outside the folder"
 REMOTE, UNDECODABLE = "image behind a URL", "image undecodable"
+UNREADABLE, FILE_TOO_LARGE = "image unreadable", "image file too large"
 VIDEO, AUDIO = "videos are not supported", "audio is not supported"
 
 IMAGE_NAMES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
@@ -70,6 +74,22 @@ class ImageFinder:
         except (OSError, ValueError, RuntimeError):  # too long a name, a NUL in it, a loop of links
             pass
         raise Unusable(MISSING, shown)
+
+
+def encoded_image(image: Path | bytes, most: int = MAX_IMAGE_BYTES) -> bytes:
+    """The bytes of an image that `ImageFinder` found.
+
+    Raises Unusable, before anything is read, for more than `most` bytes, and for a file that cannot be read.
+    """
+    try:
+        size = len(image) if isinstance(image, bytes) else image.stat().st_size
+        if size > most:
+            name = "" if isinstance(image, bytes) else f"{image.name}: "
+            together = "" if most == MAX_IMAGE_BYTES else ", with those before it"
+            raise Unusable(FILE_TOO_LARGE, f"{name}{size} bytes, more than {MAX_IMAGE_BYTES}{together}")
+        return image if isinstance(image, bytes) else image.read_bytes()
+    except OSError as error:
+        raise Unusable(UNREADABLE, f"{Path(error.filename or '').name}: {error.strerror}") from error
 
 
 def is_image_value(value: Any) -> bool:

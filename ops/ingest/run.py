@@ -6,7 +6,6 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
@@ -14,18 +13,17 @@ from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.ingest.contents import Contents, content_of
 from ops.ingest.digits import digit_samples
+from ops.ingest.image_values import encoded_image
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
 from ops.ingest.read import Read, read_samples
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.splits import hash_of, kept_of, split_of
 from ops.lib.data.files import json_line, write_json
-from ops.lib.data.image_packs import PACK_BYTES, PackWriter
+from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter
 from ops.lib.data.sample_account import NOT_TAKEN, SPLITS, Tally, Unusable
 
-UNREADABLE, FILE_TOO_LARGE = "image unreadable", "image file too large"
 DUPLICATE = "same content as an earlier sample"
-MAX_IMAGE_BYTES = PACK_BYTES  # of an encoded image
 Group = tuple[str, str]  # category, split
 
 
@@ -34,9 +32,8 @@ def ingest(config: Ingest, stage: Stage) -> None:
 
     One sample, the ids of all, and the digests of their contents and of the images are in memory. With max_samples the
     source is read twice.
-    Drop reasons: those of ops/ingest/rows.py, "image unreadable" (the file exists but cannot be read),
-    "image file too large" (more than MAX_IMAGE_BYTES), "same content as an earlier sample" (with duplicates = "drop"),
-    and "over max_samples" (which max_dropped does not count).
+    Drop reasons: those of ops/ingest/rows.py and image_values.py, "same content as an earlier sample" (with
+    duplicates = "drop"), and "over max_samples" (which max_dropped does not count).
     Raises DataError for mistakes in the source, for more drops than max_dropped, and if no sample is left.
     """
     last_kept = None
@@ -60,9 +57,6 @@ def ingest(config: Ingest, stage: Stage) -> None:
                 continue
             try:
                 row = sample_row(sample, split, packs)
-            except OSError as error:
-                tally.drop(UNREADABLE, sample.id, f"{Path(error.filename or '').name}: {error.strerror}")
-                continue
             except Unusable as fault:
                 tally.drop(fault.reason, sample.id, fault.detail)
                 continue
@@ -132,9 +126,12 @@ def last_hashes(config: Ingest, max_samples: int) -> tuple[dict[str, dict[str, i
 def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, Any]:
     """A line of samples.jsonl; adds its images to the packs.
 
-    Raises OSError for an unreadable file, and Unusable for an image above MAX_IMAGE_BYTES.
+    Raises Unusable for an unreadable file, and for images of more than MAX_IMAGE_BYTES together: a row may name one
+    large file many times.
     """
-    encoded = [_encoded(image) for image in sample.images]
+    encoded: list[bytes] = []
+    for image in sample.images:
+        encoded.append(encoded_image(image, MAX_IMAGE_BYTES - sum(map(len, encoded))))
     return {
         "id": sample.id,
         "split": split,
@@ -143,11 +140,3 @@ def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, An
         "images": [packs.add(image) for image in encoded],
         **({} if sample.label is None else {"label": sample.label}),
     }
-
-
-def _encoded(image: Path | bytes) -> bytes:
-    size = len(image) if isinstance(image, bytes) else image.stat().st_size
-    if size > MAX_IMAGE_BYTES:
-        name = "" if isinstance(image, bytes) else f"{image.name}: "
-        raise Unusable(FILE_TOO_LARGE, f"{name}{size} bytes, more than {MAX_IMAGE_BYTES}")
-    return image if isinstance(image, bytes) else image.read_bytes()

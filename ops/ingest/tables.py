@@ -97,9 +97,10 @@ def _records(batches: Iterator[Any], place: str, folder: Path, total: int, size:
     while True:
         with memory_limit(MOST_MEMORY):
             batch = next(batches, None)
-            rows = [] if batch is None else batch.to_pylist()
-        if batch is None:
-            return
+            if batch is None:
+                return
+            batch.validate(full=True)  # an offset outside its buffer reads other memory of the process, or ends it
+            rows = batch.to_pylist()
         unpacked += batch.nbytes
         if number + len(rows) > max(MOST_ROWS, size) or unpacked > UNPACKED + TIMES * size:
             raise DataError(

@@ -12,8 +12,8 @@ from dsl.stage import Stage
 from ops.artifacts import Samples
 from ops.inject_images.messages import messages
 from ops.inject_images.op import InjectImages
-from ops.lib.data.files import json_line, link_or_copy, read_jsonl
-from ops.lib.data.image_packs import read_packed
+from ops.lib.data.files import json_line, read_jsonl
+from ops.lib.data.image_packs import link_packs, read_packed
 from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import Tally
 from ops.lib.vision.images import fault_of, strict_pillow
@@ -49,8 +49,7 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
                 tally.keep(row["split"])
             if done % 100 == 0 or done == total:
                 stage.progress(done, total)
-    for pack in sorted(samples.path.glob("images-*.bin")):
-        link_or_copy(pack, stage.out_dir / pack.name)
+    link_packs(samples.path, stage.out_dir)
     tally.finish(config.max_dropped)
 
 

@@ -20,6 +20,7 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
 from ops.lib.data.files import json_line, link_or_copy, read_jsonl, write_json
+from ops.lib.data.image_packs import link_packs
 from ops.lib.data.sample_account import Tally
 from ops.lib.data.shared_shards import SharedShards, published_rows
 from ops.lib.target.model import Target
@@ -123,7 +124,7 @@ def write_artifact(config: RegenerateAnswers, stage: Stage, folder: Path, served
         stage.log({f"regenerate/{name}": value for name, value in figures.items()}, step=0)
         server = {"model": config.model, "owned_by": together.owner}
         write_json(stage.out_dir / "measurements.json", {**figures, "seconds": together.seconds, "server": server})
-    link_packs(stage, folder)
+    link_packs(folder, stage.out_dir)
     write_samples(config, stage, folder)
 
 
@@ -137,7 +138,7 @@ def write_once(stage: Stage, write: Callable[[], None]) -> None:
 
 def write_given(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
     """Write the samples as they were given. Raises DataError if none of them has an answer to train on."""
-    link_packs(stage, folder)
+    link_packs(folder, stage.out_dir)
     link_or_copy(folder / "samples.jsonl", stage.out_dir / "samples.jsonl")
     tally = Tally(stage, "regenerate")
     total = unanswered = 0
@@ -152,11 +153,6 @@ def write_given(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
     if unanswered:
         stage.warn(f"{unanswered} of {total} samples end with the user's turn, and tokenize_chat drops those")
     stage.progress(total, total)
-
-
-def link_packs(stage: Stage, folder: Path) -> None:
-    for pack in sorted(folder.glob("images-*.bin")):
-        link_or_copy(pack, stage.out_dir / pack.name)
 
 
 def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from array import array
 from collections import Counter
 from itertools import pairwise
@@ -11,7 +9,7 @@ from pathlib import Path
 
 from dsl.estimate import Estimate, Growth, Outlook
 from dsl.sizes import shown_bytes
-from ops.lib.data.files import read_json
+from ops.lib.data.files import artifact_file, read_json
 from ops.lib.estimates import (
     MILLION,
     SamplesForeseen,
@@ -22,9 +20,11 @@ from ops.lib.estimates import (
     counted_tokens,
     kept_samples,
 )
+from ops.lib.target.checkpoint_check import stored_bytes
 from ops.tokenize_chat.op import TokenizeChat
 
 TOKEN_BYTES = 5  # input_ids int32 and loss_mask uint8
+MOST_OFFSETS = 64 << 20  # bytes of a shard's offsets
 
 
 def estimate(config: TokenizeChat, outlook: Outlook) -> Estimate:
@@ -36,7 +36,9 @@ def estimate(config: TokenizeChat, outlook: Outlook) -> Estimate:
         vocab_size, by_split = info["vocab_size"], Counter[str]()
         for shard in info["shards"]:
             by_split[shard["split"]] += shard["tokens"]
-        longest = max((_longest(outlook.artifact / shard["file"]) for shard in info["shards"]), default=longest)
+        longest = max(
+            (_longest(artifact_file(outlook.artifact, shard["file"])) for shard in info["shards"]), default=longest
+        )
     source: SamplesForeseen | None = outlook.inputs["samples"]
     counted = growth = None
     if outlook.trial is not None and source is not None:
@@ -62,12 +64,8 @@ def estimate(config: TokenizeChat, outlook: Outlook) -> Estimate:
 
 def _longest(shard: Path) -> int:
     """Tokens of the longest sample of a shard: of its file, only the header and the offsets are read."""
-    with shard.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        begin, end = json.loads(file.read(length))["token_offsets"]["data_offsets"]
-        file.seek(begin, os.SEEK_CUR)
-        offsets = array("q", file.read(end - begin))  # int64, as token_shards writes them
-    return max(after - before for before, after in pairwise(offsets))
+    offsets = array("q", stored_bytes(shard, "token_offsets", MOST_OFFSETS))  # int64, as token_shards writes them
+    return max((after - before for before, after in pairwise(offsets)), default=0)
 
 
 def _pixels(target: TargetForeseen | None) -> tuple[str, ...]:

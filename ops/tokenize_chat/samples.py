@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from attrs import evolve
@@ -15,14 +15,17 @@ from ops.lib.data.image_packs import read_packed
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.vision.chunks import ImageChunk, concatenate, place_images
-from ops.lib.vision.images import DECODE_ERRORS, UNDECODABLE, decode
+from ops.lib.vision.images import DECODE_ERRORS, TOO_LARGE, UNDECODABLE, decode, size_of
 from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.encode import ChatEncoder, Encoded, num_images
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.template import Messages, value_or_unusable
 
 IMAGE_REFUSED = "image refused by the processor"
+Name = TypeVar("Name", bound=Hashable)
 TOO_LONG = "longer than max_length"
+MOST_PIXELS = 1 << 29  # of the images of a sample: eight of the largest that inject_images takes by default
+MOST_IMAGE_TOKENS = 1 << 15  # of a sample, where no max_length is set: about a gigabyte of pixel values
 TOO_FEW_LOSS_TOKENS = "fewer than min_loss_tokens"
 
 
@@ -44,7 +47,13 @@ def tokenize_rows(
         check_length(len(encoded.input_ids), config.max_length)
         if encoded.loss_tokens < config.min_loss_tokens:
             raise Unusable(TOO_FEW_LOSS_TOKENS, f"{encoded.loss_tokens} of {config.min_loss_tokens}")
-        images = load_images(row["images"][: sum(map(num_images, messages))], folder, encoder.processor)
+        images = load_images(
+            row["images"][: sum(map(num_images, messages))],
+            folder,
+            encoder.processor,
+            config.max_length,
+            len(encoded.input_ids),
+        )
         made = with_images(row["id"], encoded, images, encoder.processor)
         check_length(len(made.input_ids), config.max_length)
         return made
@@ -60,7 +69,7 @@ def _prompt(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config: Tok
     """A row up to its last user turn, for the target to answer. Raises Unusable."""
     turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] == "user"]
     messages = row["messages"][: turns[-1] + 1]
-    images = load_images(row["images"][: sum(map(num_images, messages))], folder, encoder.processor)
+    images = load_images(row["images"][: sum(map(num_images, messages))], folder, encoder.processor, config.max_length)
     sample = prompt_sample(row["id"], "image" if images else "text", messages, images, encoder)
     check_length(len(sample.input_ids), config.max_length)
     return sample
@@ -78,9 +87,50 @@ def check_length(tokens: int, max_length: int) -> None:
         raise Unusable(TOO_LONG, f"{tokens} tokens")
 
 
-def load_images(references: Sequence[Mapping[str, Any]], folder: Path, processor: Processor) -> list[ImageChunk]:
-    """The images behind references into the packs of a folder. Raises Unusable for an image that is refused."""
-    return [load_image(read_packed(folder, dict(reference)), processor) for reference in references]
+def load_images(
+    references: Sequence[Mapping[str, Any]],
+    folder: Path,
+    processor: Processor,
+    max_length: int = MOST_IMAGE_TOKENS,
+    text_tokens: int | None = None,
+) -> list[ImageChunk]:
+    """The images behind references into the packs of a folder. Raises Unusable as `load_each`.
+
+    text_tokens: of the sample without its images, but for a placeholder of each.
+    """
+    packed = {str(reference["sha256"]): reference for reference in references}
+    names = [str(reference["sha256"]) for reference in references]
+    return load_each(names, lambda name: read_packed(folder, packed[name]), processor, max_length, text_tokens)
+
+
+def load_each(
+    names: Sequence[Name],
+    read: Callable[[Name], bytes],
+    processor: Processor,
+    max_length: int = MOST_IMAGE_TOKENS,
+    text_tokens: int | None = None,
+) -> list[ImageChunk]:
+    """The images of a sample, which `read` gives by name; those of one name are decoded once, since a row may name a
+    large picture many times.
+
+    Their tokens are counted from their headers, before one of them is decoded. Raises Unusable for an image that is
+    refused, for a sample that is longer than max_length with them, and for more pixels than MOST_PIXELS.
+    """
+    tokens: dict[Name, int] = {}
+    pixels = 0
+    for name in dict.fromkeys(names):
+        width, height = size_of(read(name))
+        pixels += width * height
+        if pixels > MOST_PIXELS:
+            raise Unusable(TOO_LARGE, f"the images of the sample have more than {MOST_PIXELS} pixels together")
+        try:
+            tokens[name] = processor.image_tokens(width, height)
+        except ValueError as error:
+            raise Unusable(IMAGE_REFUSED, str(error)) from error
+    text_only = len(names) if text_tokens is None else text_tokens
+    check_length(text_only - len(names) + sum(tokens[name] for name in names), max_length)
+    chunks = {name: load_image(read(name), processor) for name in tokens}
+    return [chunks[name] for name in names]
 
 
 def load_image(encoded: bytes, processor: Processor) -> ImageChunk:

@@ -316,3 +316,31 @@ def test_links_of_hugging_faces_cache_are_followed(sound, tmp_path):
     for file in blobs.iterdir():
         (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
     by_load_target(snapshot, tmp_path)
+
+
+UNREADABLE = [
+    ("config.json", {"base_model_tp_plan": 5}, "'int' object has no attribute 'copy'"),
+    ("config.json", {"hidden_act": 5}, "Field 'hidden_act' expected str, got int"),
+    ("config.json", {"hidden_act": "../x"}, "KeyError: '../x'"),
+    ("config.json", {"num_attention_heads": 0}, "ZeroDivisionError: "),
+    ("config.json", {"rope_parameters": [1]}, "rope_parameters must be an object"),
+    ("config.json", {"id2label": 5}, "Field 'id2label' with value"),
+    ("generation_config.json", {"eos_token_id": "a"}, "eos_token_id 'a' of generation_config.json"),
+    ("generation_config.json", {"cache_implementation": 5}, "Invalid `cache_implementation`"),
+    ("tokenizer_config.json", {"tokenizer_class": "AutoTokenizer"}, "RecursionError: "),
+    ("tokenizer_config.json", {"tokenizer_class": ["a"]}, "AttributeError: "),
+    ("tokenizer_config.json", {"tokenizer_class": "XLMTokenizer"}, "You need to install sacremoses"),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "said"), UNREADABLE, ids=[said for *_, said in UNREADABLE])
+def test_values_that_transformers_does_not_expect_are_refused_in_words(name, values, said, sound, tmp_path):
+    """Before, a traceback: some by load_target, the others when the target is loaded for the capture."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(sound, folder)
+    set_json(folder / name, **values)
+    with pytest.raises(DataError) as refused:
+        stage = FakeStage(tmp_path / "stage")
+        load_target(LoadTarget(checkpoint=str(folder)), stage)
+        Target.load(TargetModel(stage.out_dir, "digest"))
+    assert said in str(refused.value)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import datasets
 import pytest
 
+import ops
 from dsl.errors import DataError, ServerError
+from dsl.estimate import Outlook
+from dsl.launch import Launch
+from dsl.op import Ref
 from executor.cli import main
 from executor.keys.external_inputs import MOST_PATHS, tree_of
+from ops.artifacts import TargetFeatures, TokenShards
 from ops.ingest.source import parts_of
+from ops.lib.data.image_packs import PackWriter, link_packs, read_packed
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.checkpoint_check import checkpoint_mistakes
+from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.fetch import find_checkpoint
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
+from ops.tokenize_chat.estimate import estimate as tokenize_estimate
+from ops.tokenize_chat.op import TokenizeChat
 from ops.tools.serve.chat import post
 
 
@@ -66,6 +79,14 @@ def test_a_link_out_of_a_processor_is_not_read(name, processor, tmp_path):
     link.unlink(missing_ok=True)
     link.symlink_to(tmp_path / "private" if link.suffix else tmp_path)
     assert all(f"{link}: a link out of the checkpoint" in said for said in both(processor))
+
+
+def test_an_index_names_no_shard_elsewhere(processor, tmp_path):
+    (processor / "model.safetensors").rename(tmp_path / "private.safetensors")
+    index = processor / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../private.safetensors"}}))
+    said = f"{index}: '../private.safetensors' is no plain name of a shard beside it; copy or download it again"
+    assert said in checkpoint_mistakes(processor)
 
 
 @pytest.mark.parametrize("name", ["pipeline.toml", "dflow.schema.json"])
@@ -151,3 +172,121 @@ def test_folders_that_link_to_each_other_2_to_the_n_times_are_refused(tmp_path):
     (tmp_path / "40").mkdir()
     with pytest.raises(DataError, match=f"links lead to this folder by more than {MOST_PATHS} ways"):
         tree_of(tmp_path / "0")
+
+
+OPENED_BY = "artifact_file"  # of ops/lib/data/files.py
+NAMING_FILES = {"pack", "file", "shard"}  # the fields by which an artifact's JSON names files, see ops/artifacts.py
+OTHER_MEANINGS = {("ops/evaluate/page.py", "file")}  # an order of the prompts on a page
+
+
+def read_image(folder, name):
+    reference = PackWriter(folder / "made").add(b"encoded")
+    read_packed(folder, {**reference, "pack": name})
+
+
+def read_tokens(folder, name):
+    (folder / "tokens.json").write_text("{}")
+    row = {"split": "train", "shard": name, "row": 0, "id": "a", "category": "text", "prompt_tokens": 1}
+    (folder / "samples.jsonl").write_text(json.dumps(row))
+    TokenReader(TokenShards(folder, "digest")).sample(0)
+
+
+def read_features(folder, name):
+    shard = {"file": name, "split": "train", "samples": 1, "tokens": 1}
+    info = {"target_layer_ids": [0], "hidden_size": 1, "dtype": "float32", "shards": [shard]}
+    (folder / "features.json").write_text(json.dumps(info))
+    FeatureReader(TargetFeatures(folder, "digest"), "train")
+
+
+def estimate_tokens(folder, name):
+    shard = {"file": name, "split": "train", "samples": 1, "tokens": 1}
+    (folder / "tokens.json").write_text(json.dumps({"vocab_size": 1, "shards": [shard]}))
+    outlook = Outlook(launch=Launch(), inputs={"samples": None}, artifact=folder, root=folder, free_disk=1)
+    tokenize_estimate(TokenizeChat(samples=Ref("samples")), outlook)
+
+
+@pytest.mark.parametrize("read", [read_image, read_tokens, read_features, estimate_tokens])
+@pytest.mark.parametrize("name", ["../private", "/dev/zero", "pipe", "linked", "folder", "", "..", "none", 5, "a\0b"])
+def test_an_artifacts_json_names_no_file_but_a_plain_one_beside_it(read, name, tmp_path):
+    """The last node that wrote such a picture into its previews sent it with the next push."""
+    folder = tmp_path / "artifact"
+    (folder / "made").mkdir(parents=True)
+    (folder / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
+    private = tmp_path / "private"
+    private.write_bytes((2).to_bytes(8, "little") + b"{}")
+    (folder / "linked").symlink_to(private)
+    plain = isinstance(name, str) and name in {"pipe", "linked", "folder", "none"}
+    with pytest.raises(DataError) as refused:
+        read(folder, name)
+    said = str(refused.value)
+    if plain:
+        assert said.startswith(f"{folder / name}: ")
+        assert ("is no regular file but a link, a folder or a device" in said) is (name != "none")
+    else:
+        assert f"{folder}: {name!r} is no plain name of a file of this artifact; verify the store" == said
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"sha256": "0" * 64}, r"at 7\+5 is another image than 0000"),
+        ({"offset": 0, "size": 12}, r"at 0\+12 is another image than "),
+        ({"offset": -1}, r"-1\+5 is no place of an image"),
+        ({"size": -1}, r"7\+-1 is no place of an image"),
+        ({"size": 1 << 40}, r"7\+1099511627776 is no place of an image"),
+        ({"size": "5"}, r"7\+'5' is no place of an image"),
+    ],
+)
+def test_a_pack_gives_only_the_image_that_was_put_into_it(changed, said, tmp_path):
+    packs = PackWriter(tmp_path)
+    packs.add(b"private")
+    reference = packs.add(b"image")
+    assert b"image" == read_packed(tmp_path, reference)
+    with pytest.raises(DataError, match=said):
+        read_packed(tmp_path, {**reference, **changed})
+
+
+def test_a_linked_pack_is_not_passed_on(tmp_path):
+    (tmp_path / "private").write_text("nobody else's")
+    for name in ("in", "out"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "in" / "images-00000.bin").symlink_to(tmp_path / "private")
+    with pytest.raises(DataError, match="is no regular file but a link"):
+        link_packs(tmp_path / "in", tmp_path / "out")
+    assert [] == list((tmp_path / "out").iterdir())
+
+
+def test_one_function_opens_every_file_that_an_artifacts_json_names():
+    """A field that names a file is read only as an argument of that function, and no path is joined with a value that
+    is taken out of an object by its name.
+    """
+    escaping, reads = [], 0
+    for file in sorted(Path(ops.__file__).parent.rglob("*.py")):
+        place = file.relative_to(Path(ops.__file__).parents[1]).as_posix()
+        tree = ast.parse(file.read_text("utf-8"))
+        written = {id(key) for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys}
+        opened = {
+            id(argument.slice)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == OPENED_BY
+            for argument in node.args
+            if isinstance(argument, ast.Subscript)
+        }
+        for node in ast.walk(tree):
+            names = isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in NAMING_FILES
+            if names and id(node) not in written | opened and (place, node.value) not in OTHER_MEANINGS:
+                escaping.append(f"{place}:{node.lineno}: {node.value}")
+            reads += names and id(node) in opened
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and joins_a_member(node.right):
+                escaping.append(f"{place}:{node.lineno}: {ast.unparse(node)}")
+    assert ["ops/evaluate/figures.py", "ops/evaluate/summary.py"] == [each.split(":")[0] for each in escaping]  # ratios
+    assert 5 == reads
+
+
+def joins_a_member(right):
+    return any(
+        (isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Constant) and isinstance(each.slice.value, str))
+        or (isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "get")
+        for each in ast.walk(right)
+    )

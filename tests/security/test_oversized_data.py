@@ -6,6 +6,9 @@ import asyncio
 import gzip
 import io
 import json
+import os
+import re
+import struct
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,13 +18,15 @@ import numpy as np
 import pyarrow
 import pytest
 from fake_stage import FakeStage
+from peak_memory import peak_memory
 from PIL import Image
 from pyarrow import parquet
 from toy_ops import Toy
 
-from dsl.errors import DataError, ServerError, TransientError
+from dsl.errors import DataError, ServerError, StoreError, TransientError
 from dsl.estimate import Outlook, Trial
 from dsl.launch import Launch
+from executor.maintenance.remote import MOST_BYTES, Remote
 from executor.system import jsonlines, symlinks
 from executor.system.jsonlines import LineReader, read_json, read_object
 from ops.artifacts import TokenShards
@@ -33,19 +38,25 @@ from ops.ingest.op import Ingest
 from ops.ingest.records import LONGEST
 from ops.ingest.row_form import LONGEST_ID
 from ops.ingest.run import ingest
-from ops.lib.data.files import LONGEST_ROW
+from ops.lib.data.files import LARGEST_JSON, LONGEST_ROW
+from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter
 from ops.lib.data.memory_limit import memory_limit
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.checkpoint_check import checkpoint_mistakes
 from ops.lib.target.sizes import TargetSizes
+from ops.lib.vision.chat_template import LONGEST as LONGEST_TEMPLATE
 from ops.lib.vision.images import MOST_SCANS, SCAN, UNDECODABLE, fault_of
 from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.client import LARGEST_ANSWER, ChatClient
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.tokenize_chat import samples
 from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import MOST_CHARACTERS, TOO_MANY_CHARACTERS, ChatEncoder
 from ops.tokenize_chat.template import ANSWER_NOT_FOUND, Template
+from ops.tools.init.lengths import Counter, image_size
+from ops.tools.init.survey import survey
 from ops.tools.serve.chat import post
 
 TURNS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
@@ -180,7 +191,7 @@ def test_an_arrow_file_that_unpacks_to_gigabytes_is_refused(tmp_path, monkeypatc
 def test_a_parquet_text_that_is_no_utf_8_is_refused(tmp_path):
     broken = pyarrow.StringArray.from_buffers(1, pyarrow.py_buffer(b"\0\0\0\0\2\0\0\0"), pyarrow.py_buffer(b"\xff\xfe"))
     parquet.write_table(pyarrow.table({"id": broken}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as Parquet: .*utf-8"):
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as Parquet: .*UTF8"):
         read(tmp_path / "a.parquet", tmp_path)
 
 
@@ -364,3 +375,282 @@ def test_a_jpeg_of_thousands_of_scans_is_undecodable():
     assert ("", "") == fault_of(sound, 1 << 20, 1)
     reason, detail = fault_of(many, 1 << 20, 1)
     assert reason == UNDECODABLE and detail.endswith(f"a JPEG of more than {MOST_SCANS} scans")
+
+
+MOST_MEMORY = 1536  # MiB, of a process that reads what a stranger wrote
+REMOTE = """
+import sys
+from pathlib import Path
+from dsl.errors import StoreError
+from executor.maintenance.remote import Remote
+remote, key, digest = Remote(sys.argv[1]), "0" * 64, "1" * 64
+for read in (lambda: remote.check_format(write=False), lambda: remote.lines(key), lambda: remote.manifest(digest),
+             lambda: remote.get("objects/" + digest + "/a", Path(sys.argv[2]), 5)):
+    try:
+        read()
+    except StoreError as error:
+        print(error)
+"""
+
+
+def test_a_file_of_a_remote_is_not_read_further_than_dflow_writes_it(tmp_path):
+    remote = tmp_path / "remote"
+    named = ("format", f"index/{'0' * 64}/{'1' * 64}", f"objects/{'1' * 64}/manifest.json")
+    for name in named:
+        (remote / name).parent.mkdir(parents=True, exist_ok=True)
+        (remote / name).touch()
+        os.truncate(remote / name, 3 << 30)
+    (remote / "objects" / ("1" * 64) / "a").write_text("small")
+    said, peak = peak_memory(REMOTE, remote, tmp_path / "a")
+    larger = "is larger than dflow writes it; use another URL, or remove it there"
+    assert [f"{remote}: {name} {larger}" for name in named] == said
+    assert peak < MOST_MEMORY
+
+
+def test_many_index_lines_of_a_key_are_no_more_than_a_large_one(tmp_path):
+    folder = tmp_path / "index" / ("0" * 64)
+    folder.mkdir(parents=True)
+    for number in range(3):
+        (folder / f"{number:064x}").touch()
+        os.truncate(folder / f"{number:064x}", MOST_BYTES // 2)
+    with pytest.raises(StoreError, match=f"{2:064x} is larger than dflow writes it"):
+        Remote(str(tmp_path)).lines("0" * 64)
+
+
+def test_a_body_without_end_is_left(tmp_path):
+    class Endless(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(200)
+            self.end_headers()
+
+        def do_GET(self):
+            self.do_HEAD()
+            try:
+                while True:
+                    self.wfile.write(b"1" * (1 << 20))
+            except OSError:
+                self.close_connection = True
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        said, peak = peak_memory(REMOTE, url, tmp_path / "a")
+        server.shutdown()
+    larger = "is larger than dflow writes it; use another URL, or remove it there"
+    key, digest = "0" * 64, "1" * 64
+    assert [f"{url}: {name} {larger}" for name in ("format", f"index/{key}", f"objects/{digest}/manifest.json")] == [
+        *said[:3]
+    ]
+    assert f"{url}: objects/{digest}/a has more than its 5 bytes; push it again" == said[3]
+    assert (tmp_path / "a").stat().st_size < 64 << 20
+    assert peak < MOST_MEMORY
+
+
+@pytest.mark.parametrize("read", [read, lambda source, _: survey((source,), Counter.of(None))], ids=["ingest", "init"])
+@pytest.mark.parametrize("value", ["abcdefg", b"abcdefg"], ids=["text", "bytes"])
+@pytest.mark.parametrize(
+    "offsets",
+    [(0, 7, 21, 42, 1 << 30), (0, 7, -5, 42, 70), (1 << 29, 7, 21, 42, 70), (-(1 << 31), 7, 21, 42, 70)],
+    ids=str,
+)
+def test_offsets_of_an_arrow_file_stay_in_its_buffers(offsets, value, read, tmp_path):
+    """They read the memory of the process into the image pack, or ended it by SIGBUS or a SystemError."""
+    saved = tmp_path / "saved"
+    rows = [{"id": str(row), "messages": TURNS, "image": value * (row + 1)} for row in range(4)]
+    datasets.Dataset.from_list(rows).save_to_disk(saved)
+    [file] = saved.glob("*.arrow")
+    sound = struct.pack("<5i", 0, 7, 21, 42, 70)
+    content = file.read_bytes()
+    assert 1 == content.count(sound)
+    file.write_bytes(content.replace(sound, struct.pack("<5i", *offsets)))
+    with pytest.raises(DataError, match=r"saved: cannot be read as an Arrow data set: .*[Oo]ffset"):
+        read(saved, tmp_path)
+
+
+SIZES = [
+    ("preprocessor_config.json", {"size": {"longest_edge": 10**9, "shortest_edge": 1}}, "longest_edge is 1000000000"),
+    ("preprocessor_config.json", {"min_pixels": 10**9}, "min_pixels is 1000000000"),
+    ("preprocessor_config.json", {"patch_size": 10**5}, "patch_size is 100000"),
+    ("preprocessor_config.json", {"patch_size": 0}, "patch_size is 0"),
+    ("preprocessor_config.json", {"patch_size": True}, "patch_size is True"),
+    ("preprocessor_config.json", {"merge_size": 10**6}, "merge_size is 1000000"),
+    ("preprocessor_config.json", {"temporal_patch_size": "2"}, "temporal_patch_size is '2'"),
+    ("processor_config.json", {"image_processor": {"size": {"shortest_edge": -1}}}, "shortest_edge is -1"),
+    ("config.json", {"vision_config": {"patch_size": 0}}, "config.json: vision_config: patch_size is 0"),
+    ("config.json", {"vision_config": {"spatial_merge_size": 10**6}}, "spatial_merge_size is 1000000"),
+    ("config.json", {"rope_parameters": "yarn"}, "rope_parameters must be an object, got 'yarn'"),
+    ("config.json", {"text_config": {"rope_scaling": [2.0]}}, "rope_scaling must be an object, got \\[2.0\\]"),
+    ("config.json", {"vision_config": [1]}, "vision_config must be an object, got \\[1\\]"),
+]
+
+
+def made_processor(folder):
+    write_builtin_processor(folder, [[{"role": "user", "content": [{"type": "text", "text": "a"}]}]], 340)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 340}))
+    return folder
+
+
+@pytest.mark.parametrize(("name", "changed", "said"), SIZES, ids=[said for *_, said in SIZES])
+def test_sizes_that_no_image_could_be_processed_with_are_refused_by_plan(name, changed, said, tmp_path):
+    folder = made_processor(tmp_path / "checkpoint")
+    file = folder / name
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.is_file() else {}) | changed))
+    assert any(re.search(said, mistake) for mistake in checkpoint_mistakes(folder))
+    if name != "config.json":
+        with pytest.raises(DataError, match=f"{name}: {said}, not a number "):
+            load_processor(str(folder))
+
+
+CHECKPOINT = """
+import sys
+from pathlib import Path
+from dsl.errors import DataError
+from ops.lib.target.checkpoint_check import checkpoint_mistakes
+from ops.tools.init.target import read_target
+print(*[each for each in checkpoint_mistakes(Path(sys.argv[1])) if sys.argv[2] in each], sep="\\n")
+try:
+    read_target(sys.argv[1])
+except DataError as error:
+    print(next(line for line in str(error).splitlines() if sys.argv[2] in line))
+"""
+
+
+TEXTS = (
+    *("config.json", "tokenizer.json", "chat_template.jinja", "additional_chat_templates/x.jinja", "merges.txt"),
+    *("vocab.json", "model.safetensors.index.json"),
+)
+
+
+def too_large(file):
+    return f"{file}: {3 << 30:,} bytes, more than {LARGEST_JSON:,}; replace it by the original file"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_of_a_checkpoint_is_refused_by_its_size(name, tmp_path):
+    folder = made_processor(tmp_path / "checkpoint")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).touch()
+    os.truncate(folder / name, 3 << 30)
+    assert too_large(folder / name) in checkpoint_mistakes(folder)
+
+
+def test_a_text_of_a_checkpoint_is_not_read_before_its_size_is_known(tmp_path):
+    folder = made_processor(tmp_path / "checkpoint")
+    os.truncate(folder / "chat_template.jinja", 3 << 30)
+    said, peak = peak_memory(CHECKPOINT, folder, "chat_template.jinja")
+    assert [too_large(folder / "chat_template.jinja")] * 2 == said
+    assert peak < MOST_MEMORY
+
+
+LARGEST = """
+import sys
+from pathlib import Path
+from dsl.errors import DataError
+from ops.lib.data.files import read_object
+try:
+    read_object(Path(sys.argv[1]))
+except DataError as error:
+    print(error)
+"""
+
+
+def test_the_largest_json_that_is_read_needs_no_more_than_its_share_of_memory(tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text("[" + "{}," * ((LARGEST_JSON - 4) // 3) + "{}]")
+    said, peak = peak_memory(LARGEST, file)
+    assert [f"{file}: not a JSON object but a list"] == said
+    assert peak < MOST_MEMORY
+
+
+def test_a_long_text_in_the_place_of_a_template_is_not_parsed(tmp_path):
+    folder = made_processor(tmp_path / "checkpoint")
+    text = "{{a}}" * (LONGEST_TEMPLATE // 4)
+    (folder / "chat_template.jinja").write_text(text)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": text}))
+    said = [each for each in checkpoint_mistakes(folder) if "template" in each]
+    places = (str(folder / "chat_template.jinja"), f"{folder / 'tokenizer_config.json'}, chat_template")
+    assert [f"{place}: not a chat template: 1,310,720 characters, more than 1,048,576" for place in places] == said
+
+
+def test_a_pipe_in_the_place_of_a_checkpoints_file_is_refused(tmp_path):
+    folder = made_processor(tmp_path / "checkpoint")
+    os.mkfifo(folder / "generation_config.json")
+    said = f"{folder / 'generation_config.json'}: is no regular file; replace it by one"
+    assert said in checkpoint_mistakes(folder)
+
+
+SURVEY = """
+import sys
+from pathlib import Path
+from ops.tools.init.lengths import Counter, image_size
+from ops.tools.init.survey import survey
+found = survey((Path(sys.argv[1]),), Counter.of(None))
+print(dict(found.faults), *found.examples.values())
+"""
+
+
+def test_init_reads_no_file_that_ingest_takes_for_no_image(tmp_path):
+    (tmp_path / "large.png").touch()
+    os.truncate(tmp_path / "large.png", 12 << 30)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"id": "a", "image": "large.png", "messages": TURNS}) + "\n")
+    said, peak = peak_memory(SURVEY, rows)
+    size = f"{12 << 30} bytes, more than {MAX_IMAGE_BYTES}"
+    assert [f"{{'image file too large': 1}} a: large.png: {size}"] == said
+    assert peak < MOST_MEMORY
+
+
+@pytest.mark.parametrize("form", ["ICO", "PPM", "TGA", "PCX"])
+def test_init_opens_pictures_of_the_formats_that_ingest_takes(form):
+    encoded = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(encoded, form)
+    assert image_size(encoded.getvalue()) is None
+
+
+def test_the_images_of_a_row_are_no_more_than_the_largest_image(tmp_path):
+    (tmp_path / "large.png").touch()
+    os.truncate(tmp_path / "large.png", MAX_IMAGE_BYTES // 2 + 1)
+    source = tmp_path / "rows.jsonl"
+    turns = [{"role": "user", "content": "<image><image>"}, TURNS[1]]
+    row = {"images": ["large.png", "large.png"], "messages": turns}
+    source.write_text(json.dumps({"id": "a", **row}) + "\n" + json.dumps({"id": "b", "messages": TURNS}) + "\n")
+    assert ["b"] == read(source, tmp_path)
+    size = f"large.png: {MAX_IMAGE_BYTES // 2 + 1} bytes, more than {MAX_IMAGE_BYTES}, with those before it"
+    assert (
+        f'a,image file too large,"{size}"' == (tmp_path / "stage" / "out" / "dropped.csv").read_text().splitlines()[1]
+    )
+
+
+def png(side, **options):
+    encoded = io.BytesIO()
+    Image.new("L", (side, side)).save(encoded, "PNG", **options)
+    return encoded.getvalue()
+
+
+def test_one_large_picture_that_a_row_names_many_times_is_counted_before_it_is_decoded_once(tmp_path):
+    """Of the first, there is only the header. A picture of 7900 x 8000 eight times took 7.3 GiB, and takes 1.3."""
+    folder = str(made_processor(tmp_path / "checkpoint"))
+    packs = PackWriter(tmp_path)
+    header = packs.add(png(4000, compress_level=1)[:100])
+    with pytest.raises(Unusable) as fault:
+        samples.load_images([header] * 8, tmp_path, load_processor(folder, 64, 16_777_216), 9_000, 20)
+    assert ("longer than max_length", f"{500 * 500 * 8 + 12} tokens") == (fault.value.reason, fault.value.detail)
+    made = samples.load_images([packs.add(png(64))] * 8, tmp_path, load_processor(folder), 9_000, 20)
+    assert ([64] * 8, 1) == ([image.num_tokens for image in made], len(set(map(id, made))))
+
+
+def test_the_pixels_of_a_sample_are_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, "MOST_PIXELS", 512)
+    packs, references = PackWriter(tmp_path), []
+    for side in (15, 14, 13):
+        references.append(packs.add(png(side)))
+    processor = load_processor(str(made_processor(tmp_path / "checkpoint")))
+    assert 4 == len(samples.load_images([references[0]] * 4, tmp_path, processor))
+    with pytest.raises(
+        Unusable, match="'image too large', 'the images of the sample have more than 512 pixels together'"
+    ):
+        samples.load_images(references, tmp_path, processor)

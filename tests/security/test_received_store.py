@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
 
 import pytest
@@ -59,3 +60,23 @@ def test_a_report_shows_no_file_from_outside_the_store(received, tmp_path):
     text = page.read_text()
     assert base64.b64encode(b"a curve").decode() in text
     assert base64.b64encode(PRIVATE).decode() not in text and PRIVATE.decode() not in text
+
+
+def test_a_pushed_artifact_does_not_say_where_its_sources_lay(tmp_path):
+    (tmp_path / "of a person").mkdir()
+    pipeline = ONE_NODE.replace('text = "hello"', 'source = "private.txt"')
+    toy = Toy(tmp_path / "of a person", pipeline)
+    (toy.folder / "private.txt").write_text("a text")
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    [own] = toy.store.glob("objects/*/manifest.json")
+    assert str(toy.folder / "private.txt") == json.loads(own.read_text())["config"]["source"]
+    remote = tmp_path / "remote"
+    pushed = toy.dflow("push", str(remote))
+    assert pushed.returncode == 0, pushed.stderr
+    [sent] = remote.glob("objects/*/manifest.json")
+    assert "of a person" not in sent.read_text()
+    assert "private.txt" == json.loads(sent.read_text())["config"]["source"]
+    other = Toy(toy.folder, pipeline)
+    other.store = tmp_path / "other"
+    assert other.dflow("pull", str(remote), str(other.file)).returncode == 0
+    assert "a text" == next(other.store.glob("objects/*/text.txt")).read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sys
@@ -136,7 +137,11 @@ def make_artifacts(folder: Path, model_type: str = "qwen3", max_pixels: int = 20
     max_pixels: of the target's own image processor. config: entries of the target's config.json.
     """
     vision = model_type not in ("qwen3", "qwen3_moe")
-    images = [{"sha256": "0", "pack": "images-00000.bin", "offset": 2, "size": 3}] if vision else []
+    images = (
+        [{"sha256": hashlib.sha256(b"PNG").hexdigest(), "pack": "images-00000.bin", "offset": 2, "size": 3}]
+        if vision
+        else []
+    )
     question = [*([{"type": "image"}] if vision else []), {"type": "text", "text": "What is it?"}]
     turns = [
         {"role": "user", "content": question},

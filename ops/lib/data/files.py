@@ -1,4 +1,6 @@
-"""How ops write files: JSON with sorted keys, atomic writes, and links instead of copies."""
+"""How ops read and write files: JSON with sorted keys, atomic writes, links instead of copies, and the files that a
+stranger's JSON names.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import json
 import os
 import reprlib
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,12 @@ OF_CHECKPOINTS = (
     *("*config.json", "tokenizer*.json", "vocab.json", "special_tokens*.json", "added_tokens*.json"),
     *("chat_template*.json", "*.index.json"),
 )
+TEXTS_OF_CHECKPOINTS = ("chat_template*", "additional_chat_templates/*", "merges*", "vocab*", "tokenizer.model")
 LONGEST_ROW = 256 << 20  # bytes of a line of an artifact; `ingest` takes no sample of more than 64 Mi characters
 TOO_LONG = f"longer than {LONGEST_ROW >> 20} MiB"
+LARGEST_JSON = (
+    48 << 20
+)  # bytes of a JSON file; the largest tokenizers have 33 MiB, and objects need up to 24 times that
 DEEPEST = 50  # levels of these files, which have about five
 
 
@@ -46,16 +53,52 @@ def shown_json(value: Any) -> str:
     return short.repr(value)
 
 
+def read_text(path: Path) -> str:
+    """The text of a file. Raises FileNotFoundError, UnicodeDecodeError, and DataError as `check_size`."""
+    check_size(path)
+    with path.open("rb") as file:
+        return file.read(LARGEST_JSON).decode("utf-8")
+
+
+def check_size(path: Path) -> None:
+    """Raises DataError for what is no regular file, or has more than LARGEST_JSON bytes. Nothing is read of it."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path}: is no regular file; replace it by one")
+    if status.st_size > LARGEST_JSON:
+        raise DataError(
+            f"{path}: {status.st_size:,} bytes, more than {LARGEST_JSON:,}; replace it by the original file"
+        )
+
+
 def read_json(path: Path) -> Any:
-    """The value of a JSON file. Raises as `parse_json`."""
-    return parse_json(path.read_text("utf-8"))
+    """The value of a JSON file. Raises as `read_text` and `parse_json`."""
+    return parse_json(read_text(path))
+
+
+def artifact_file(folder: Path, name: object) -> Path:
+    """The file of an artifact that its JSON names, for whoever opens it: only this function joins such names.
+
+    Raises DataError for what is not the plain name of a regular file in the folder: the artifact may come from somebody
+    else, and could name a private file, or one without end.
+    """
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise DataError(f"{folder}: {shown_json(name)} is no plain name of a file of this artifact; verify the store")
+    path = folder / name
+    try:
+        is_regular = stat.S_ISREG(path.lstat().st_mode)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; verify the store") from None
+    if not is_regular:
+        raise DataError(f"{path}: is no regular file but a link, a folder or a device; verify the store")
+    return path
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The object of a JSON file. Raises FileNotFoundError, and DataError with line and column for anything else."""
     try:
         value = read_json(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, DataError):
         raise
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {what_is_broken(error)}") from None
@@ -69,7 +112,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_json_files(folder: Path) -> None:
-    """Raises DataError for a checkpoint's file that is no JSON object, or nested so deeply that libraries may fail."""
+    """Raises DataError for a file of a checkpoint that libraries would read whole and that is too large or no regular
+    file, and for one that is no JSON object, or nested so deeply that they may fail.
+    """
+    for path in sorted({path for pattern in TEXTS_OF_CHECKPOINTS for path in folder.glob(pattern)}):
+        if path.exists():  # a broken link is as good as none
+            check_size(path)
     for path in sorted({path for pattern in OF_CHECKPOINTS for path in folder.glob(pattern)}):
         level: list[Any] = [read_object(path)]
         for _ in range(DEEPEST):

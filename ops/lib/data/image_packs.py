@@ -6,11 +6,14 @@ An image reference is {"sha256", "pack", "offset", "size"}, as ops/artifacts.py 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from dsl.errors import DataError
+from ops.lib.data.files import artifact_file, link_or_copy, shown_json
 
 PACK_BYTES = 256 * 1024 * 1024
+MAX_IMAGE_BYTES = PACK_BYTES  # of an encoded image
 
 
 class PackWriter:
@@ -41,12 +44,27 @@ def _pack_name(number: int) -> str:
     return f"images-{number:05d}.bin"
 
 
-def read_packed(folder: Path, reference: dict[str, object]) -> bytes:
-    """The encoded image of a reference. Raises DataError if the pack is too short."""
-    pack, offset, size = folder / str(reference["pack"]), int(str(reference["offset"])), int(str(reference["size"]))
+def read_packed(folder: Path, reference: Mapping[str, object]) -> bytes:
+    """The encoded image of a reference.
+
+    Raises DataError for another file than a pack of the folder, and for bytes that are not those of the reference.
+    """
+    pack = artifact_file(folder, reference["pack"])
+    offset, size = reference["offset"], reference["size"]
+    if not (isinstance(offset, int) and isinstance(size, int) and offset >= 0 and 0 <= size <= MAX_IMAGE_BYTES):
+        place = f"{shown_json(offset)}+{shown_json(size)}"
+        raise DataError(f"{pack}: {place} is no place of an image of up to {MAX_IMAGE_BYTES} bytes; verify the store")
     with pack.open("rb") as file:
         file.seek(offset)
         encoded = file.read(size)
     if len(encoded) != size:
         raise DataError(f"{pack}: ends before image {reference['sha256']} at {offset}+{size}; verify the store")
+    if hashlib.sha256(encoded).hexdigest() != reference["sha256"]:
+        raise DataError(f"{pack}: at {offset}+{size} is another image than {reference['sha256']}; verify the store")
     return encoded
+
+
+def link_packs(folder: Path, target: Path) -> None:
+    """The packs of a folder in another one too."""
+    for pack in sorted(folder.glob("images-*.bin")):
+        link_or_copy(artifact_file(folder, pack.name), target / pack.name)

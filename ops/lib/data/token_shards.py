@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ops.artifacts import TokenShards
-from ops.lib.data.files import read_json, read_jsonl
+from ops.lib.data.files import artifact_file, read_json, read_jsonl
 
 OFFSETS = {
     "input_ids": "token_offsets",
@@ -56,8 +56,8 @@ class TokenReader:
     split: str | None = None
     info: dict[str, Any] = field(init=False)
     records: list[dict[str, Any]] = field(init=False)
-    _files: dict[str, Any] = field(init=False, factory=dict)
-    _offsets: dict[str, dict[str, Tensor]] = field(init=False, factory=dict)
+    _files: dict[Path, Any] = field(init=False, factory=dict)
+    _offsets: dict[Path, dict[str, Tensor]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.info = read_json(self.tokens.path / "tokens.json")
@@ -70,20 +70,22 @@ class TokenReader:
     def sample(self, index: int) -> TokenSample:
         """The index-th sample; only its own rows are read."""
         record = self.records[index]
-        tensors, offsets = self._shard(record["shard"])
+        tensors, offsets = self._shard(artifact_file(self.tokens.path, record["shard"]))
         named = {name: record[name] for name in ("id", "category", "prompt_tokens")}
         return stored_sample(tensors, offsets, record["row"], **named)
 
     def labels(self, index: int) -> tuple[Tensor, Tensor]:
         """input_ids int64 [S] and loss_mask bool [S] of a sample, without reading its images."""
         record = self.records[index]
-        parts = _stored_parts(*self._shard(record["shard"]), record["row"], ("input_ids", "loss_mask"))
+        parts = _stored_parts(
+            *self._shard(artifact_file(self.tokens.path, record["shard"])), record["row"], ("input_ids", "loss_mask")
+        )
         return parts["input_ids"].to(torch.int64), parts["loss_mask"].to(torch.bool)
 
-    def _shard(self, shard: str) -> tuple[Any, dict[str, Tensor]]:
+    def _shard(self, shard: Path) -> tuple[Any, dict[str, Tensor]]:
         """An open shard and its offsets."""
         if shard not in self._files:
-            self._files[shard] = safe_open(self.tokens.path / shard, framework="pt")
+            self._files[shard] = safe_open(shard, framework="pt")
             self._offsets[shard] = stored_offsets(self._files[shard])
         return self._files[shard], self._offsets[shard]
 

@@ -13,15 +13,15 @@ from typing import Any
 
 from dsl.errors import DataError
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
-from ops.lib.data.files import check_json_files, parse_json, read_object
+from ops.lib.data.files import LARGEST_JSON, check_json_files, parse_json, read_object, shown_json
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights
-from ops.lib.target.sizes import named_dtype
+from ops.lib.target.sizes import check_tables, named_dtype
 from ops.lib.target.token_ids import check_ends
 from ops.lib.vision.model_types import check_model_type
 from ops.lib.vision.processor_files import processor_mistakes
 
 POINTER = b"version https://git-lfs"
-LONGEST_HEADER = 100_000_000  # bytes, of the safetensors library
+LONGEST_HEADER = LARGEST_JSON  # bytes; the safetensors library takes twice as many
 SHOWN = 3  # names of files in a message
 AGAIN = "copy or download it again"
 
@@ -111,6 +111,9 @@ def _json_mistakes(directory: Path) -> list[str]:
 def _config_mistakes(directory: Path) -> list[str]:
     """Of the readable JSON files: an unknown family, ids beyond the vocabulary, and what the processor lacks."""
     config = read_object(directory / "config.json")
+    tables = _raised(check_tables, config)
+    if tables:  # nothing else can be read of it
+        return [f"{directory}: {mistake}" for mistake in tables]
     unknown = [*_raised(check_model_type, config), *_raised(named_dtype, config)]
     return [
         *(f"{directory}: {mistake}" for mistake in unknown),
@@ -149,6 +152,9 @@ def _check_shards(index: Path) -> None:
     if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named.values()):
         raise DataError(f"{index}: no weight_map of tensors to files; {AGAIN}")
     shards = sorted(set(named.values()))
+    elsewhere = [name for name in shards if Path(name).name != name]
+    if elsewhere:
+        raise DataError(f"{index}: {shown_json(elsewhere[0])} is no plain name of a shard beside it; {AGAIN}")
     missing = [name for name in shards if not (index.parent / name).is_file()]
     if missing:
         raise DataError(f"{index}: {len(missing)} of {len(shards)} shards are missing: {_listed(missing)}; {AGAIN}")
@@ -182,6 +188,19 @@ def tensor_headers(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
         }
     except (TypeError, KeyError):
         raise _damaged(file) from None
+
+
+def stored_bytes(file: Path, name: str, most: int) -> bytes:
+    """The bytes of a tensor in a safetensors file. Raises DataError as `_header`, and for more than `most` bytes."""
+    try:
+        begin, end = map(operator.index, _header(file)[name]["data_offsets"])
+    except (TypeError, ValueError, KeyError):
+        raise _damaged(file) from None
+    if not 0 <= begin <= end <= begin + most:
+        raise _damaged(file)
+    with file.open("rb") as opened:
+        opened.seek(8 + int.from_bytes(opened.read(8), "little") + begin)
+        return opened.read(end - begin)
 
 
 def _header(file: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from ops.artifacts import TargetFeatures, TargetModel, TokenShards
-from ops.lib.data.files import read_json
+from ops.lib.data.files import artifact_file, read_json
 from ops.lib.target.model import target_info
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
@@ -86,12 +86,13 @@ class FeatureReader:
         for shard in self.info["shards"]:
             if shard["split"] != split:
                 continue
-            path = features.path / shard["file"]
+            path = artifact_file(features.path, shard["file"])
             with safe_open(path, framework="pt") as tensors:
-                offsets = tensors.get_tensor("token_offsets").tolist()
                 self._check_stored(path, tensors)
-            if len(offsets) != shard["samples"] + 1:
-                raise DataError(f"{path}: {len(offsets) - 1} samples, but features.json says {shard['samples']}")
+                samples = tensors.get_slice("token_offsets").get_shape()[0] - 1
+                if samples != shard["samples"]:
+                    raise DataError(f"{path}: {samples} samples, but features.json says {shard['samples']}")
+                offsets = tensors.get_tensor("token_offsets").tolist()
             for start, end in pairwise(offsets):
                 self._rows.append((path, start, end))
                 self.lengths.append(end - start)

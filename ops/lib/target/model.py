@@ -5,7 +5,7 @@ B batch, S sequence length, R pixel rows, I images, V vocabulary, M hidden size 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ops.lib.target.checkpoint_files import check_weights, trusts_own_code
 from ops.lib.target.ends import find_ends, stored_dtype
 from ops.lib.vision.batch import ModelInputs, collate
 from ops.lib.vision.families import Family, VisionFamily, family_of, text_part
+from ops.lib.vision.processor import LOADING_ERRORS
 
 
 @define
@@ -52,11 +53,12 @@ class Target:
         family = family_of(read_config(directory))
         check_weights(directory)
         trust = trusts_own_code(directory, info)
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
+        config = _loaded(directory, AutoConfig.from_pretrained, trust_remote_code=trust)
         config.tie_word_embeddings = family.tied  # transformers only reads the top level of the config
         AttentionInterface.register("sdpa", grouped_attention)  # for the whole process
-        model, report = family.auto_class.from_pretrained(
+        model, report = _loaded(
             directory,
+            family.auto_class.from_pretrained,
             config=config,
             dtype=stored_dtype(directory) or dtype,
             attn_implementation="sdpa",
@@ -163,6 +165,17 @@ class LayerInputs:
     def features(self) -> Tensor:
         """[B, S, L * M] of the last forward pass, layers side by side in the order of the ids."""
         return torch.cat([self.by_layer[k] for k in self.layer_ids], dim=-1)
+
+
+def _loaded(directory: Path, load: Callable[..., Any], **options: Any) -> Any:
+    """What `load` makes of the directory. Raises DataError where transformers cannot."""
+    try:
+        return load(directory, **options)
+    except LOADING_ERRORS as error:
+        raise DataError(
+            f"{directory}: transformers cannot load it: {type(error).__name__}: {error}; copy config.json again from "
+            "the checkpoint's source"
+        ) from error
 
 
 def place_weights(model: nn.Module, device: str, dtype: torch.dtype) -> None:

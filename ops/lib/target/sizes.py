@@ -15,6 +15,8 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import DataError
+from ops.lib.data.files import shown_json
+from ops.lib.vision.processor_files import check_sizes
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 LINEAR = "linear_attention"
@@ -146,6 +148,23 @@ def layer_types(text: Config) -> list[str]:
     every = text.get("full_attention_interval") or 4
     default = ["full_attention" if (index + 1) % every == 0 else LINEAR for index in range(count)]
     return list(text.get("layer_types") or default)
+
+
+def check_tables(config: Config) -> None:
+    """Raises DataError for a member of a config.json that is no object where one is read, and for sizes of the vision
+    tower beyond those of any target.
+    """
+    for name in ("text_config", "vision_config"):
+        _check_table(config, name)
+    for table in (config, config.get("text_config") or {}):
+        for name in ("rope_parameters", "rope_scaling"):
+            _check_table(table, name)
+    check_sizes("config.json: vision_config", config.get("vision_config"))
+
+
+def _check_table(table: Config, name: str) -> None:
+    if not isinstance(table.get(name), (Mapping, type(None))):
+        raise DataError(f"config.json: {name} must be an object, got {shown_json(table[name])}")
 
 
 def named_dtype(config: Config) -> str | None:

@@ -119,11 +119,11 @@ def check_ends(directory: Path) -> None:
     if not isinstance(size, int):
         return
     wrong = [
-        f"{name} {number} of {file}"
+        f"{name} {shown_json(number)} of {file}"
         for file, settings in _naming(directory, config, text)
         for name in ENDS
         for number in _ids(settings.get(name))
-        if number >= size
+        if not isinstance(number, int) or number >= size
     ]
     if wrong:
         raise DataError(
@@ -145,6 +145,7 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else config
 
 
-def _ids(value: Any) -> list[int]:
+def _ids(value: Any) -> list[Any]:
+    """The ids that a member gives; not all of them may be numbers."""
     values = value if isinstance(value, list) else [value]
-    return [number for number in values if isinstance(number, int)]
+    return [number for number in values if number is not None]

@@ -36,7 +36,12 @@ def read_chat_template(file: str | None) -> str | None:
 
 
 def check_template(text: str, place: str) -> None:
-    """Raises DataError, with place and line, for a text that is no template. It is parsed, never rendered."""
+    """Raises DataError, with place and line, for a text that is no template, or longer than LONGEST.
+
+    It is parsed, never rendered.
+    """
+    if len(text) > LONGEST:
+        raise DataError(f"{place}: not a chat template: {len(text):,} characters, more than {LONGEST:,}")
     try:
         Environment(extensions=("jinja2.ext.loopcontrols", _Generation)).parse(text)
     except TemplateSyntaxError as error:

@@ -25,6 +25,7 @@ from dsl.errors import DataError
 from ops.artifacts import ImageSamples, Samples
 from ops.lib.data.files import read_jsonl, shown_json
 from ops.lib.data.image_packs import read_packed
+from ops.lib.data.sample_account import Unusable
 
 UNDECODABLE, TOO_LARGE, TOO_SMALL = "image undecodable", "image too large", "image too small"
 
@@ -64,6 +65,16 @@ def decode(encoded: bytes) -> Image.Image:
     if upright.mode == "P" and "transparency" in upright.info:
         upright = upright.convert("RGBA")  # the same colours, without Pillow's warning
     return upright.convert("RGB")
+
+
+def size_of(encoded: bytes) -> tuple[int, int]:
+    """Width and height, from the image's header. Raises Unusable if they cannot be read."""
+    try:
+        return Image.open(io.BytesIO(encoded), formats=FORMATS).size
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise Unusable(TOO_LARGE, str(error)) from error
+    except DECODE_ERRORS as error:
+        raise Unusable(UNDECODABLE, str(error)) from error
 
 
 def read_images(samples: Samples | ImageSamples) -> Iterator[tuple[dict[str, Any], list[Image.Image]]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attrs import frozen
+from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 from transformers.image_processing_utils import BaseImageProcessor
@@ -21,10 +22,16 @@ from ops.lib.data.checkpoint_code import check_places, check_reads, read_setting
 from ops.lib.data.files import check_json_files
 from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
 from ops.lib.vision.model_types import MASK_TOKENS
-from ops.lib.vision.processor_files import NO_TEMPLATE, NO_TOKENIZER, has_tokenizer
+from ops.lib.vision.processor_files import NO_TEMPLATE, NO_TOKENIZER, check_image_sizes, has_tokenizer
 
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 IMAGE_TOKEN = "<|image_pad|>"
+# What transformers raises for values in a checkpoint's JSON that it did not expect, and where a class needs a library
+# that is not installed.
+LOADING_ERRORS = (
+    *(ValueError, LookupError, TypeError, AttributeError, ImportError, ArithmeticError),
+    StrictDataclassError,
+)
 
 ImageBackend = Literal["pillow", "torchvision"]
 
@@ -67,6 +74,11 @@ class Processor:
     def merge_size(self) -> int:
         return self.image_processor.merge_size if self.image_processor else 1
 
+    def image_tokens(self, width: int, height: int) -> int:
+        """Tokens of an image of this size. Raises ValueError as `pixels`."""
+        patches: int = self.image_processor.get_number_of_image_patches(height, width, {})
+        return patches // self.merge_size**2
+
     def pixels(self, image: Image.Image) -> dict[str, Any]:
         """pixel_values float32 [t*h*w, patch_dim] and image_grid_thw int64 [1, 3] of an RGB image.
 
@@ -103,13 +115,14 @@ def load_processor(
         raise DataError(f"processor {source}: {NO_TOKENIZER}")
     if Path(source).is_dir():
         check_json_files(Path(source))
+        check_image_sizes(Path(source))
         check_reads(Path(source))
     config = model_config(source)
     if trust_remote_code:
         check_places(Path(source))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # as transformers meets broken files
+    except (OSError, RecursionError, *LOADING_ERRORS) as error:
         raise DataError(f"processor {source}: no tokenizer can be loaded: {type(error).__name__}: {error}") from error
     if not tokenizer.is_fast:
         raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is required")
@@ -174,6 +187,8 @@ def _eos_token_ids(source: str, eos_token_id: int) -> tuple[int, ...]:
         others = GenerationConfig.from_pretrained(source).eos_token_id
     except OSError:  # no generation_config.json
         others = None
+    except LOADING_ERRORS as error:
+        raise DataError(f"processor {source}: generation_config.json cannot be read: {error}") from error
     others = others if isinstance(others, list) else [others]
     return tuple(dict.fromkeys([eos_token_id, *(token for token in others if token is not None)]))
 

@@ -1,4 +1,6 @@
-"""The files of a processor that must not be missing: tokenizer and chat template. Loads no torch."""
+"""The files of a processor that must not be missing, tokenizer and chat template, and the sizes in them that would need
+all memory. Loads no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,19 @@ from pathlib import Path
 
 from dsl.errors import DataError
 from ops.lib.data.checkpoint_code import read_settings
+from ops.lib.data.files import shown_json
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 TEMPLATE_SETTINGS = ("chat_template.json", "tokenizer_config.json", "processor_config.json")  # as "chat_template"
 NO_TOKENIZER = f"no tokenizer can be loaded: it has none of {', '.join(TOKENIZER_FILES)}"
 NO_TEMPLATE = "it has no chat template (chat_template.jinja); copy that of the instruct version of the model"
+
+IMAGE_SETTINGS = ("preprocessor_config.json", "processor_config.json")  # the second as "image_processor"
+# The most of each size that an image processor or a vision tower may have; published ones have up to 16, 2, 2 and 2,
+# and images of up to 17 million pixels.
+MOST_SIZES = {"patch_size": 64, "merge_size": 8, "spatial_merge_size": 8, "temporal_patch_size": 8}
+MOST_PIXELS = dict.fromkeys(("min_pixels", "max_pixels", "shortest_edge", "longest_edge"), 1 << 26)
 
 
 def has_tokenizer(directory: Path) -> bool:
@@ -25,7 +34,42 @@ def processor_mistakes(directory: Path) -> list[str]:
     templates = list(_templates(directory))
     if not templates:
         mistakes.append(NO_TEMPLATE)
-    return [*(f"processor {directory}: {mistake}" for mistake in mistakes), *_template_mistakes(templates)]
+    return [
+        *(f"processor {directory}: {mistake}" for mistake in mistakes),
+        *_size_mistakes(directory),
+        *_template_mistakes(templates),
+    ]
+
+
+def check_image_sizes(directory: Path) -> None:
+    """Raises DataError for sizes of an image processor with which no image, or no machine, could be processed."""
+    for name in IMAGE_SETTINGS:
+        settings = read_settings(directory / name)
+        for part in (settings, settings.get("image_processor")):
+            if isinstance(part, Mapping):
+                check_sizes(str(directory / name), part)
+                check_sizes(str(directory / name), part.get("size"))
+
+
+def check_sizes(place: str, settings: object) -> None:
+    """Raises DataError, which begins with the place, for a size in an object that is no number within its limits."""
+    found = settings if isinstance(settings, Mapping) else {}
+    for name, most in (MOST_SIZES | MOST_PIXELS).items():
+        size = found.get(name)
+        if size is not None and not (type(size) is int and 1 <= size <= most):
+            kind = "number of pixels" if name in MOST_PIXELS else "number"
+            raise DataError(
+                f"{place}: {name} is {shown_json(size)}, not a {kind} from 1 to {most}; copy the file again from the "
+                "checkpoint's source"
+            )
+
+
+def _size_mistakes(directory: Path) -> list[str]:
+    try:
+        check_image_sizes(directory)
+    except DataError as error:
+        return [str(error)]
+    return []
 
 
 def _template_mistakes(templates: Sequence[tuple[str, str]]) -> list[str]:

@@ -13,14 +13,15 @@ from attrs import Factory, define, field
 
 from dsl.errors import DataError
 from ops.ingest.image_folder import LABEL
-from ops.ingest.image_values import MISSING, OUTSIDE
+from ops.ingest.image_values import MISSING, OUTSIDE, encoded_image
 from ops.ingest.op import Ingest
 from ops.ingest.read import Reading, read_samples
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.source import REMEDY, find_format
 from ops.ingest.splits import split_of
+from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.images import fault_of, strict_pillow
-from ops.tools.init.lengths import Counter, Length, PixelRules, image_size
+from ops.tools.init.lengths import Counter, Length, PixelRules, Size, image_size
 
 BY_CLASS = "image-folder"
 MEASURED = 1000  # samples whose tokens are counted
@@ -170,29 +171,30 @@ def _keep(measured: list[Length], drawn: random.Random, count: int, length: Call
 
 
 def _length(counter: Counter, sample: RawSample, by_class: bool) -> Length:
-    sizes = [image_size(encoded) for encoded in map(_encoded, sample.images)]
+    sizes = [size for image in sample.images if (size := _size(image)) is not None]
     if by_class:
         sample = attrs.evolve(sample, turns=tuple(turn for turn in sample.turns if turn.role != "assistant"))
-    return counter.length(sample, [size for size in sizes if size is not None])
+    return counter.length(sample, sizes)
 
 
 def _decode(found: Survey, sample: RawSample) -> None:
     for image in sample.images:
         found.decoded += 1
-        reason, detail = fault_of(_encoded(image), MOST_PIXELS, LEAST_SIDE)
+        try:
+            reason, detail = fault_of(encoded_image(image), MOST_PIXELS, LEAST_SIDE)
+        except Unusable as fault:
+            reason, detail = fault.reason, fault.detail
         if reason:
             found.faults[reason] += 1
             found.examples.setdefault(reason, f"{sample.id}: {detail}")
 
 
-def _encoded(image: Path | bytes) -> bytes:
-    """The bytes of an image; empty if the file cannot be read."""
-    if isinstance(image, bytes):
-        return image
+def _size(image: Path | bytes) -> Size | None:
+    """Width and height of an image; None if `ingest` or `inject_images` would drop it."""
     try:
-        return image.read_bytes()
-    except OSError:
-        return b""
+        return image_size(encoded_image(image))
+    except Unusable:
+        return None
 
 
 def _contents_hint(source: Path) -> str:

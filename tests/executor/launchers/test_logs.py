@@ -118,13 +118,16 @@ def test_on_a_terminal_a_log_moves_no_cursor(done, monkeypatch):
     """Elsewhere the bytes are those of the file."""
     log = done.store / "records" / done.state()["run"] / "a.log"
     written = log.read_bytes()
-    log.write_bytes(b"\x1b]0;title\x07\tbar\r100%\n\xc2\x9b2J\xc3\xa4\n")
+    moving = b"\x1b]0;title\x07\tbar\r100%\n\xc2\x9b2J\xc3\xa4\x9b2J \xe2\x80\xaeflow\xe2\x81\xa6\r\nend\n"
+    log.write_bytes(moving)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     shown, terminal = os.openpty()
     command = [sys.executable, "-m", "executor.cli", "logs", "a", "--store", str(done.store)]
     assert 0 == subprocess.run(command, stdout=terminal, cwd=done.folder, stderr=subprocess.DEVNULL).returncode
-    assert b"\\x1b]0;title\\x07\tbar\r100%\r\n\\x9b2J\xc3\xa4\r\n" == os.read(shown, 1000)
+    said = b"\\x1b]0;title\\x07\tbar\r\n100%\r\n\\x9b2J\xc3\xa4\\x9b2J \\u202eflow\\u2066\r\nend\r\n"
+    assert said == os.read(shown, 1000)
     os.close(terminal)
     os.close(shown)
-    assert "\x1b]0;title" in done.dflow("logs", "a").stdout
+    elsewhere = subprocess.run(command, capture_output=True, cwd=done.folder, check=True)
+    assert moving == elsewhere.stdout
     log.write_bytes(written)

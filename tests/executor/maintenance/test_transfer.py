@@ -210,7 +210,7 @@ def test_a_file_that_is_larger_there_than_its_entry_says_is_not_fetched(toy, sha
     digest = first.state.nodes["b"].digest
     edit(shared / "objects" / digest / "sub" / "text.txt", "b" * 100_000)
     fetched, get = [], Remote.get
-    monkeypatch.setattr(Remote, "get", lambda self, name, target: (fetched.append(name), get(self, name, target)))
+    monkeypatch.setattr(Remote, "get", lambda self, name, *rest: (fetched.append(name), get(self, name, *rest)))
     assert dflow(other_store(toy), "pull", str(shared), str(toy.file)) == 1
     assert "is damaged there: sub/text.txt has 100000 bytes instead of " in capsys.readouterr().err
     assert fetched and not any(digest in name for name in fetched)

@@ -10,8 +10,7 @@ from own_samples import GOOD, run_ingest, write_source
 from dsl.errors import DataError
 from executor.keys.external_inputs import ExternalDigests
 from ops.ingest.op import Ingest
-from ops.ingest.run import MAX_IMAGE_BYTES
-from ops.lib.data.image_packs import PackWriter, read_packed
+from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter, read_packed
 
 
 def test_a_link_inside_the_folder_is_followed(tmp_path):
