@@ -15,6 +15,7 @@ from dsl.stage import Stage
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
 from ops.check_export.op import COMPARED, WORKERS, CheckExport, unlike_serving, without_worker
 from ops.check_export.outcome import Outcome, card_text
+from ops.check_export.requirements import unfit
 from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
@@ -29,6 +30,7 @@ from ops.lib.drafts.backbone.serving_contract import (
     formats_of,
     is_imported,
 )
+from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetStated, TokensForeseen, refuse_unfit
 from ops.lib.sglang.serve_command import number_formats
 from ops.lib.sglang.version import require_sglang
 
@@ -43,8 +45,10 @@ def check_export(config: CheckExport, stage: Stage) -> None:
     """
     draft, target, tokens = (stage.inputs[name] for name in ("draft", "target", "tokens"))
     report = read_json(stage.inputs["report"].path / "report.json")
-    check_report(report, stage.inputs)
     check_serving(draft.path, target, tokens)
+    refuse_unfit(unfit(config, _statements(stage)), stage.inputs["report"])
+    if unlike := unlike_serving(report, report["block_size_trained"]):
+        raise DataError(f"{stage.inputs['report'].path}: this evaluation has {' and '.join(unlike)}, and {COMPARED}")
     rows = list(read_jsonl(stage.inputs["report"].path / "prompts.jsonl"))
     prompts = choose_prompts(config, stage, report, rows)
     served, skipped = serve(config, stage, prompts)
@@ -74,19 +78,15 @@ def check_export(config: CheckExport, stage: Stage) -> None:
     stage.progress(1, 1)
 
 
-def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Raises DataError if the accepted lengths are those of another draft, target or set of prompts, or were measured
-    with other settings than a draft is served with: prompts come from the tokens, and answers are compared token by
-    token.
-    """
-    other = [name for name, digest in report["inputs"].items() if digest != inputs[name].digest]
-    if other:
-        raise DataError(
-            f"{inputs['report'].path}: this report was made with another {' and another '.join(other)} than this "
-            "node reads; give evaluate and check_export the same draft, target and tokens"
-        )
-    if unlike := unlike_serving(report, report["block_size_trained"]):
-        raise DataError(f"{inputs['report'].path}: this evaluation has {' and '.join(unlike)}, and {COMPARED}")
+def _statements(stage: Stage) -> dict[str, Any]:
+    """What the inputs hold, by edge."""
+    draft, target, tokens = (stage.inputs[edge] for edge in ("draft", "target", "tokens"))
+    return {
+        "draft": DraftForeseen.read(draft.path, draft.digest),
+        "target": TargetStated.read(target.path, target.digest),
+        "tokens": TokensForeseen.read(tokens.path, tokens.digest),
+        "report": ReportForeseen.read(stage.inputs["report"].path),
+    }
 
 
 def choose_prompts(

@@ -163,7 +163,7 @@ def test_a_rank_with_torch_on_the_cpu_also_needs_the_process_itself(tmp_path: Pa
     ):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-            found = graph_estimates(read_graph(file), {}, 0)["c"]
+            found = graph_estimates(read_graph(file), {}, 0).needs["c"]
         assert expected == found.memory
         assert found.notes[0].endswith(f" on {device}")
 

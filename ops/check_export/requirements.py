@@ -1,0 +1,44 @@
+"""What the gate needs of its inputs, as promised and as they are. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ops.check_export.op import CheckExport
+from ops.lib.drafts.backbone.config import draft_misfit
+from ops.lib.estimates import (
+    DraftForeseen,
+    ReportForeseen,
+    TargetStated,
+    are_different,
+    by_field,
+    identity_of,
+    of_another_target,
+)
+
+
+def unfit(_config: CheckExport, foreseen: Mapping[str, Any]) -> dict[str, str]:
+    """A report of other inputs than the gate's, and a draft of another target."""
+    return by_field((*_of_report(foreseen), *_of_draft(foreseen["draft"], foreseen["target"])))
+
+
+def _of_report(foreseen: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    report: ReportForeseen | None = foreseen["report"]
+    read = report.inputs if report is not None else {}
+    other = [edge for edge, identity in read.items() if are_different(identity, identity_of(foreseen.get(edge)))]
+    if other:
+        yield (
+            "report",
+            f"this report was made with another {' and another '.join(other)} than this node reads; give evaluate and "
+            "check_export the same draft, target and tokens",
+        )
+
+
+def _of_draft(draft: DraftForeseen | None, target: TargetStated | None) -> Iterator[tuple[str, str]]:
+    if draft is None or target is None:
+        return
+    if misfit := draft_misfit(draft.shape, target.info):
+        yield "draft", misfit
+    elif wrong := of_another_target(draft, target):
+        yield "target", f"{wrong}; give export_draft, evaluate and check_export the target of the training"
