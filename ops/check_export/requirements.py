@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ops.check_export.op import CheckExport
+from ops.check_export.op import COMPARED, CheckExport, unlike_serving
 from ops.lib.drafts.backbone.config import draft_misfit
 from ops.lib.estimates import (
     DraftForeseen,
@@ -19,13 +19,19 @@ from ops.lib.estimates import (
 
 
 def unfit(_config: CheckExport, foreseen: Mapping[str, Any]) -> dict[str, str]:
-    """A report of other inputs than the gate's, and a draft of another target."""
-    return by_field((*_of_report(foreseen), *_of_draft(foreseen["draft"], foreseen["target"])))
+    """A report of other inputs than the gate's or that serving cannot repeat, and a draft of another target."""
+    return by_field((*report_mistakes(foreseen), *_of_draft(foreseen["draft"], foreseen["target"])))
 
 
-def _of_report(foreseen: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def report_mistakes(foreseen: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Accepted lengths of another draft, target or set of prompts, or that were measured with other settings than a
+    draft is served with: prompts come from the tokens, and answers are compared token by token.
+    """
     report: ReportForeseen | None = foreseen["report"]
-    read = report.inputs if report is not None else {}
+    draft: DraftForeseen | None = foreseen["draft"]
+    if report is None:
+        return
+    read, trained = report.inputs, report.settings.get("block_size_trained")
     other = [edge for edge, identity in read.items() if are_different(identity, identity_of(foreseen.get(edge)))]
     if other:
         yield (
@@ -33,6 +39,10 @@ def _of_report(foreseen: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"this report was made with another {' and another '.join(other)} than this node reads; give evaluate and "
             "check_export the same draft, target and tokens",
         )
+    if trained is None and draft is not None:
+        trained = draft.shape.block_size
+    if unlike := unlike_serving(report.settings, trained):
+        yield "report", f"this evaluation has {' and '.join(unlike)}, and {COMPARED}"
 
 
 def _of_draft(draft: DraftForeseen | None, target: TargetStated | None) -> Iterator[tuple[str, str]]:

@@ -13,9 +13,9 @@ from typing import Any
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
-from ops.check_export.op import COMPARED, WORKERS, CheckExport, unlike_serving, without_worker
+from ops.check_export.op import WORKERS, CheckExport, without_worker
 from ops.check_export.outcome import Outcome, card_text
-from ops.check_export.requirements import unfit
+from ops.check_export.requirements import report_mistakes
 from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
@@ -30,7 +30,7 @@ from ops.lib.drafts.backbone.serving_contract import (
     formats_of,
     is_imported,
 )
-from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetStated, TokensForeseen, refuse_unfit
+from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetStated, TokensForeseen, by_field, refuse_unfit
 from ops.lib.sglang.serve_command import number_formats
 from ops.lib.sglang.version import require_sglang
 
@@ -46,9 +46,7 @@ def check_export(config: CheckExport, stage: Stage) -> None:
     draft, target, tokens = (stage.inputs[name] for name in ("draft", "target", "tokens"))
     report = read_json(stage.inputs["report"].path / "report.json")
     check_serving(draft.path, target, tokens)
-    refuse_unfit(unfit(config, _statements(stage)), stage.inputs["report"])
-    if unlike := unlike_serving(report, report["block_size_trained"]):
-        raise DataError(f"{stage.inputs['report'].path}: this evaluation has {' and '.join(unlike)}, and {COMPARED}")
+    check_report(report, stage.inputs)
     rows = list(read_jsonl(stage.inputs["report"].path / "prompts.jsonl"))
     prompts = choose_prompts(config, stage, report, rows)
     served, skipped = serve(config, stage, prompts)
@@ -78,15 +76,16 @@ def check_export(config: CheckExport, stage: Stage) -> None:
     stage.progress(1, 1)
 
 
-def _statements(stage: Stage) -> dict[str, Any]:
-    """What the inputs hold, by edge."""
-    draft, target, tokens = (stage.inputs[edge] for edge in ("draft", "target", "tokens"))
-    return {
+def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Raises DataError for a report of other inputs, or that serving cannot repeat. `check_serving` has the draft."""
+    draft, target, tokens = (inputs[edge] for edge in ("draft", "target", "tokens"))
+    statements = {
         "draft": DraftForeseen.read(draft.path, draft.digest),
         "target": TargetStated.read(target.path, target.digest),
         "tokens": TokensForeseen.read(tokens.path, tokens.digest),
-        "report": ReportForeseen.read(stage.inputs["report"].path),
+        "report": ReportForeseen.of(report),
     }
+    refuse_unfit(by_field(report_mistakes(statements)), inputs["report"])
 
 
 def choose_prompts(

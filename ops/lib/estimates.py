@@ -28,6 +28,7 @@ from ops.lib.target.sizes import TargetSizes
 from ops.lib.target.token_ids import foreign_tokens
 
 MILLION = 1_000_000
+SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained")  # of an evaluation
 ANSWERED = "answered.json"  # of samples that a target answered: the fields of Answered
 PROMPTS_ONLY = "the tokens are prompts without answers, of which nothing is learnt: set prompts_only = false"
 
@@ -271,12 +272,14 @@ class StepsForeseen:
 @frozen(kw_only=True)
 class DraftForeseen:
     """The shape of a draft. dtype: of its weights in the store. knows_layers: whether the ids of shape.target_layer_ids
-    are right, and not only their number. target: the identity of the one that it was trained or imported for.
+    are right, and not only their number. mask_token_id: that of shape, where it is right. target: the identity of the
+    one that it was trained or imported for.
     """
 
     shape: DraftConfig
     dtype: str = "float32"
     knows_layers: bool = False
+    mask_token_id: int | None = None
     identity: str | None = None
     target: str | None = None
 
@@ -288,9 +291,10 @@ class DraftForeseen:
         trained = read_json(training) if training.is_file() else {}
         record = config.get("dflow")
         target = trained.get("target") or (record.get("target") if isinstance(record, Mapping) else None)
-        dtype = config.get("dtype")
+        dtype, shape = config.get("dtype"), from_serving(config)
         return cls(
-            shape=from_serving(config),
+            shape=shape,
+            mask_token_id=shape.mask_token_id,
             dtype=dtype if isinstance(dtype, str) else "float32",
             knows_layers=True,
             identity=identity,
@@ -301,23 +305,24 @@ class DraftForeseen:
 @frozen(kw_only=True)
 class ReportForeseen:
     """An evaluation: of how many prompts of a category (None: all), how many new tokens each, in which dtype. inputs:
-    the identities of what it reads, by edge.
+    the identities of what it reads, by edge; settings: other fields that decide about it, as far as they are known.
     """
 
     max_prompts: int | None
     max_new_tokens: int
     dtype: str
     inputs: Mapping[str, str | None] = {}
+    settings: Mapping[str, Any] = {}
 
     @classmethod
-    def read(cls, folder: Path) -> ReportForeseen:
-        """Of an artifact."""
-        report = read_json(folder / "report.json")
+    def of(cls, report: Mapping[str, Any]) -> ReportForeseen:
+        """Of a report.json."""
         return cls(
             max_prompts=None,
             max_new_tokens=report["max_new_tokens"],
             dtype=report["dtype"],
             inputs=report["inputs"],
+            settings={name: value for name, value in report.items() if name in SETTINGS},
         )
 
 

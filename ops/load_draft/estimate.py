@@ -35,6 +35,7 @@ def estimate(config: LoadDraft, outlook: Outlook) -> Estimate:
             shape=shape,
             dtype=dtype,
             knows_layers=target is not None,
+            mask_token_id=None if target is None else shape.mask_token_id,
             identity=outlook.identity,
             target=identity_of(target),
         ),

@@ -95,7 +95,10 @@ def estimate(config: TrainDflash, outlook: Outlook) -> Estimate:
         disk=_disk(config, shape),
         notes=tuple(notes),
         growth=_growth(config, outlook),
-        foreseen=made or DraftForeseen(shape=shape, identity=outlook.identity, target=target.identity),
+        foreseen=made
+        or DraftForeseen(
+            shape=shape, mask_token_id=target.mask_token_id, identity=outlook.identity, target=target.identity
+        ),
     )
 
 

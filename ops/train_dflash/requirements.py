@@ -248,9 +248,9 @@ def _warm_start(
         if there != here:
             remedy = "give the target that it was made for" if field is None else f"set {field}, or start from another"
             wrong.append(f"{name}: {_shown(there)} in the draft, {_shown(here)} in this training: {remedy}")
-    if mask not in (None, parent.shape.mask_token_id):
+    if None not in (mask, parent.mask_token_id) and mask != parent.mask_token_id:
         wrong.append(
-            f"{MASK}: {parent.shape.mask_token_id} in the draft, {mask} in this training: set {MASK} of load_target, "
+            f"{MASK}: {parent.mask_token_id} in the draft, {mask} in this training: set {MASK} of load_target, "
             "or start from another"
         )
     there_ids, here_ids = parent.shape.target_layer_ids, shape.target_layer_ids
