@@ -82,7 +82,9 @@ def unfit(config: TrainDflash, foreseen: Mapping[str, Any]) -> dict[str, str]:
         return found | dict(wrong_layers)
     shape = _shape(config, target, features)
     if isinstance(shape, DraftConfig):
-        return found | _warm_start(config, foreseen.get("warm_start"), shape, _mask(target, features))
+        layers_known = config.capture == "online" or features is not None
+        warm_start = _warm_start(config, foreseen.get("warm_start"), shape, _mask(target, features), layers_known)
+        return found | warm_start
     return found | {field: "\n".join(filter(None, (found.get(field), text))) for field, text in shape.items()}
 
 
@@ -236,7 +238,7 @@ def _mask(target: TargetStated, features: FeaturesForeseen | None) -> int | None
 
 
 def _warm_start(
-    config: TrainDflash, parent: DraftForeseen | None, shape: DraftConfig, mask: int | None
+    config: TrainDflash, parent: DraftForeseen | None, shape: DraftConfig, mask: int | None, layers_known: bool
 ) -> dict[str, str]:
     """Every size in which the draft of a warm start differs from the draft to be trained, and its mask token."""
     if parent is None:
@@ -254,7 +256,7 @@ def _warm_start(
             "or start from another"
         )
     there_ids, here_ids = parent.shape.target_layer_ids, shape.target_layer_ids
-    if there_ids != here_ids and (len(there_ids) != len(here_ids) or parent.knows_layers):
+    if layers_known and there_ids != here_ids and (len(there_ids) != len(here_ids) or parent.knows_layers):
         wrong.append(
             f"target_layer_ids: {_shown(there_ids)} in the draft, {_shown(here_ids)} in this training: capture those "
             "of the draft (target_layer_ids)"

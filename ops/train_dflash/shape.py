@@ -75,8 +75,11 @@ def expected_shape(config: TrainDflash, target: Mapping[str, Any], features: Fea
     """The draft's shape but for its mask token; of layers that are not known only the number is right. target: its
     config.json. Raises ConfigError as `draft_shape`.
     """
-    if config.capture == "online" or features is None:
+    if config.capture == "online":
         return foreseen_shape(config, target, len(config.target_layer_ids or ()) or config.capture_layers)
+    if features is None:  # nothing is known of them: as many layers as a capture has by default, or fewer
+        most = max(1, (target.get("text_config") or target)["num_hidden_layers"] - 3)
+        return foreseen_shape(config, target, min(config.capture_layers, most))
     return foreseen_shape(config, target, features.num_layers, features.target_layer_ids)
 
 

@@ -12,6 +12,7 @@ import pytest
 from family_checkpoints import make_checkpoint
 
 from executor.cli import main
+from ops.train_dflash.requirements import NO_VAL
 
 PIPELINE = """
 [pipeline]
@@ -287,3 +288,45 @@ def test_a_plan_refuses(made, capsys, name):
     print("\n".join(found))
     for field, sentence in expected:
         assert [line for line in found if re.match(rf"node\.{re.escape(field)}: .*{sentence}", line)], found
+
+
+def test_a_split_that_rows_name_is_not_refused(made, capsys, tmp_path):
+    rows = [json.loads(line) for line in (made / "data.jsonl").read_text().splitlines()]
+    data = tmp_path / "own.jsonl"
+    data.write_text("".join(json.dumps({**row, "split": "val"}) + "\n" for row in rows[:1]))
+    with data.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows[1:])
+    undrawn = ("ingest.val_fraction=0", "train.select=tau")
+    assert [] == refused(made, capsys, f"ingest.source={data}", *undrawn)
+    assert ["node.train.select"] == [line.partition(":")[0] for line in refused(made, capsys, *undrawn)]
+
+
+def test_a_run_refuses_what_a_plan_does_and_what_the_store_holds_counts(made, capsys, tmp_path):
+    rows = [json.loads(line) for line in (made / "data.jsonl").read_text().splitlines()]
+    data = tmp_path / "own.jsonl"
+    splits = ("train", "train", "test")
+    data.write_text("".join(json.dumps({**row, "split": splits[i % 3]}) + "\n" for i, row in enumerate(rows)))
+    own, chosen = f"ingest.source={data}", "train.select=tau"
+    assert [] == refused(made, capsys, own, chosen)  # nobody has read the rows
+    (wrong,) = refused(made, capsys, own, "train.loss=kl", command="run")
+    assert wrong.startswith('node.train.loss: loss = "kl" needs the target\'s final hidden states')
+    assert [] == list((made / "store").glob("records/*"))
+    store = ["--store", str(made / "store")]
+    assert 0 == main(["run", str(made / "pipeline.toml"), "--only", "ingest", "-s", own, *store])
+    capsys.readouterr()
+    assert [f"node.train.select: {NO_VAL['tau']}"] == refused(made, capsys, own, chosen)
+
+
+def test_resume_refuses_it_too(tmp_path, capsys):
+    (tmp_path / "data.jsonl").write_text("no row\n")
+    head, nodes = (
+        PIPELINE[: PIPELINE.index("[node.target]")],
+        "[node.tokenize]\nop = 'tokenize_chat'\nsamples = '@inject'",
+    )
+    (tmp_path / "short.toml").write_text(head + nodes)
+    store = ["--store", str(tmp_path / "store")]
+    assert 1 == main(["run", str(tmp_path / "short.toml"), *store])
+    capsys.readouterr()
+    assert 2 == main(["resume", "-s", "ingest.split=test", *store])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("node.tokenize.samples: no sample is in the train split: check split of ingest")
