@@ -20,28 +20,29 @@ from ops.lib.estimates import (
 
 def unfit(_config: CheckExport, foreseen: Mapping[str, Any]) -> dict[str, str]:
     """A report of other inputs than the gate's or that serving cannot repeat, and a draft of another target."""
-    return by_field((*report_mistakes(foreseen), *_of_draft(foreseen["draft"], foreseen["target"])))
+    report, draft = foreseen["report"], foreseen["draft"]
+    block_size = draft.shape.block_size if draft is not None else None
+    read = {edge: identity_of(statement) for edge, statement in foreseen.items()}
+    of_report = () if report is None else report_mistakes(report, read, block_size)
+    return by_field((*of_report, *_of_draft(draft, foreseen["target"])))
 
 
-def report_mistakes(foreseen: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def report_mistakes(
+    report: ReportForeseen, read: Mapping[str, str | None], block_size: int | None
+) -> Iterator[tuple[str, str]]:
     """Accepted lengths of another draft, target or set of prompts, or that were measured with other settings than a
     draft is served with: prompts come from the tokens, and answers are compared token by token.
+
+    read: the identities of the gate's inputs, by edge; block_size: that of the training.
     """
-    report: ReportForeseen | None = foreseen["report"]
-    draft: DraftForeseen | None = foreseen["draft"]
-    if report is None:
-        return
-    read, trained = report.inputs, report.settings.get("block_size_trained")
-    other = [edge for edge, identity in read.items() if are_different(identity, identity_of(foreseen.get(edge)))]
+    other = [edge for edge, identity in report.inputs.items() if are_different(identity, read.get(edge))]
     if other:
         yield (
             "report",
             f"this report was made with another {' and another '.join(other)} than this node reads; give evaluate and "
             "check_export the same draft, target and tokens",
         )
-    if trained is None and draft is not None:
-        trained = draft.shape.block_size
-    if unlike := unlike_serving(report.settings, trained):
+    if unlike := unlike_serving(report.settings, report.settings.get("block_size_trained", block_size)):
         yield "report", f"this evaluation has {' and '.join(unlike)}, and {COMPARED}"
 
 

@@ -30,7 +30,7 @@ from ops.lib.drafts.backbone.serving_contract import (
     formats_of,
     is_imported,
 )
-from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetStated, TokensForeseen, by_field, refuse_unfit
+from ops.lib.estimates import ReportForeseen, by_field, refuse_unfit
 from ops.lib.sglang.serve_command import number_formats
 from ops.lib.sglang.version import require_sglang
 
@@ -45,8 +45,8 @@ def check_export(config: CheckExport, stage: Stage) -> None:
     """
     draft, target, tokens = (stage.inputs[name] for name in ("draft", "target", "tokens"))
     report = read_json(stage.inputs["report"].path / "report.json")
-    check_serving(draft.path, target, tokens)
     check_report(report, stage.inputs)
+    check_serving(draft.path, target, tokens)
     rows = list(read_jsonl(stage.inputs["report"].path / "prompts.jsonl"))
     prompts = choose_prompts(config, stage, report, rows)
     served, skipped = serve(config, stage, prompts)
@@ -78,14 +78,8 @@ def check_export(config: CheckExport, stage: Stage) -> None:
 
 def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
     """Raises DataError for a report of other inputs, or that serving cannot repeat. `check_serving` has the draft."""
-    draft, target, tokens = (inputs[edge] for edge in ("draft", "target", "tokens"))
-    statements = {
-        "draft": DraftForeseen.read(draft.path, draft.digest),
-        "target": TargetStated.read(target.path, target.digest),
-        "tokens": TokensForeseen.read(tokens.path, tokens.digest),
-        "report": ReportForeseen.of(report),
-    }
-    refuse_unfit(by_field(report_mistakes(statements)), inputs["report"])
+    digests = {edge: given.digest for edge, given in inputs.items()}
+    refuse_unfit(by_field(report_mistakes(ReportForeseen.of(report), digests, None)), inputs["report"])
 
 
 def choose_prompts(

@@ -7,6 +7,7 @@ from typing import Any
 
 from ops.evaluate.op import Evaluate
 from ops.lib.drafts.backbone.config import draft_misfit
+from ops.lib.drafts.decoding.decode_options import block_size_mistake
 from ops.lib.estimates import DraftForeseen, TargetStated, TokensForeseen, by_field, of_another_target, tokens_misfit
 from ops.lib.target.sizes import context_length
 
@@ -26,9 +27,8 @@ def _of_draft(config: Evaluate, draft: DraftForeseen | None, target: TargetState
         yield "draft", misfit
     elif wrong := of_another_target(draft, target):
         yield "draft", f"{wrong}; give train_dflash, export_draft and evaluate the same target"
-    trained = draft.shape.block_size
-    if config.block_size is not None and config.block_size > trained:
-        yield "block_size", f"must lie in 2..{trained}, which is the draft's in training, got {config.block_size}"
+    if config.block_size is not None and (mistake := block_size_mistake(draft.shape, config.block_size)):
+        yield "block_size", mistake
 
 
 def _of_tokens(
