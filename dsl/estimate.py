@@ -14,6 +14,8 @@ from attrs import frozen
 
 from dsl.launch import Launch
 
+PROMISED = "promised:"
+
 
 @frozen(kw_only=True)
 class Trial:
@@ -33,7 +35,9 @@ class Outlook:
     """What is known of a node.
 
     inputs: edge -> what its producer foresees, None where it foresees nothing, a tuple for a `tuple` edge.
-    artifact: what the node made, where the store holds it. root: the folder that the pipeline's paths start from.
+    identity: the digest of what the node made, where the store holds it; else PROMISED and a digest of op, config and
+    inputs, which only nodes share that will make the same. artifact: what the node made, where the store holds it.
+    root: the folder that the pipeline's paths start from.
     free_disk: free bytes where the store lies. trial: None where none was made.
     """
 
@@ -43,6 +47,7 @@ class Outlook:
     root: Path
     free_disk: int
     trial: Trial | None = None
+    identity: str = ""
 
 
 @frozen

@@ -24,7 +24,7 @@ HOOK_FILES = {
     "report": "report",
     "compare": "report",
     "unmet": "unmet",
-    "unfit": "unmet",
+    "unfit": "requirements",
     "estimate": "estimate",
     "smoke": "estimate",
     "threads": "estimate",
@@ -35,9 +35,10 @@ HOOK_FILES = {
 class OpClass(Protocol):
     """The members that dflow looks for. Each may be left out; `@op` refuses wrong types, parameters and near names.
 
-    Class attributes and hooks do not affect the key, so a run function must not use them. A hook is a method here, or
-    a function in a file beside the op.py of a built-in op (HOOK_FILES), which then takes the config in place of self.
-    It loads no torch. Methods that are no hooks are part of the node's code; edits of them run the node again.
+    Class attributes and hooks do not affect the key, so a run function must not use them; it may call the `unfit` of a
+    built-in op's requirements.py, which is then part of its code. A hook is a method here, or a function in a file
+    beside the op.py of a built-in op (HOOK_FILES), which then takes the config in place of self. It loads no torch.
+    Methods that are no hooks are part of the node's code; edits of them run the node again.
     """
 
     transient: tuple[str, ...] = ()
@@ -86,7 +87,8 @@ class OpClass(Protocol):
 
     def unfit(self, foreseen: Mapping[str, Any]) -> Mapping[str, str]:
         """Field -> what does not fit the node's inputs, as `unmet` returns it. foreseen: edge -> what the `estimate` of
-        the input's node foresees of it, None where it foresees nothing, a tuple for a `tuple` edge.
+        the input's node foresees of it, None where it foresees nothing, a tuple for a `tuple` edge. What is not known
+        refuses nothing. The stage of a built-in op calls the same function on what its inputs hold.
         """
 
     def estimate(self, outlook: Outlook) -> Estimate | None:

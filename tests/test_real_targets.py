@@ -68,7 +68,7 @@ def compiled(name: str, folder: Path, *overrides: str) -> Graph:
 
 def resources(name: str, folder: Path, *overrides: str, free_disk: int = 2 * 10**12) -> dict[str, dict[str, Any]]:
     """What `dflow plan` tells of every node."""
-    needs = graph_estimates(compiled(name, folder, *overrides), {}, free_disk)
+    needs = graph_estimates(compiled(name, folder, *overrides), {}, free_disk).needs
     return {node_id: estimate_row(need) for node_id, need in needs.items()}
 
 

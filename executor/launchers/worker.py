@@ -54,6 +54,7 @@ from executor.records.events import Body, Cut, Event, Figure, Info, Metric, Prog
 from executor.store.lease import share_ranks
 from executor.system.crash_points import fail_point
 from executor.system.garbage import no_collection
+from executor.system.hardware import NO_GPU
 from executor.system.jsonlines import append_line
 from executor.system.os_errors import NO_SPACE, full_at, is_full
 from executor.system.output import indented
@@ -277,7 +278,7 @@ def _device(requested: str) -> str:
     torch = sys.modules.get("torch")
     has_cuda = torch is not None and torch.cuda.is_available()
     if requested == "cuda" and torch is not None and not has_cuda:
-        raise ConfigError('launch.device is "cuda", but torch finds no GPU here; use "auto" or "cpu"')
+        raise ConfigError(NO_GPU)
     if torch is not None and has_cuda and requested != "cpu":
         rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if rank >= count:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the second on WSL
+OTHER_GPUS = (Path("/dev/kfd"), Path("/dev/nvmap"))  # AMD's, and those of Tegra: torch may use them, NVML lists none
+NO_GPU = 'launch.device is "cuda", but torch finds no GPU here; use "auto" or "cpu"'
 
 
 def machine_memory() -> int:
@@ -34,6 +37,17 @@ def nvml() -> ModuleType | None:
         return None
     library: ModuleType = pynvml
     return library
+
+
+def may_have_gpu() -> bool:
+    """Whether torch could find a GPU: False where this machine has no device of one, or the installed torch none of its
+    code. Loads no torch.
+    """
+    try:
+        of_cpu = metadata.version("torch").endswith("+cpu")
+    except metadata.PackageNotFoundError:
+        of_cpu = False
+    return not of_cpu and any(device.exists() for device in (*DRIVERS, *OTHER_GPUS))
 
 
 def gpu_indices() -> tuple[str, ...]:

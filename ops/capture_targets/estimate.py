@@ -10,7 +10,15 @@ from dsl.estimate import Estimate, Growth, Outlook
 from dsl.sizes import shown_bytes
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.op import CaptureTargets, default_batch_tokens
-from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, amount, first_counted
+from ops.lib.data.sample_account import SPLITS
+from ops.lib.estimates import (
+    FeaturesForeseen,
+    TargetForeseen,
+    TokensForeseen,
+    amount,
+    first_counted,
+    identity_of,
+)
 from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
 from ops.lib.threads import threads_of_batches
 from ops.tokenize_chat.estimate import TOKEN_BYTES
@@ -29,7 +37,20 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
     layers = config.layer_count
     read = first_counted(tokens)
     kept = read.only(config.splits) if read is not None else None
-    foreseen = FeaturesForeseen(num_layers=layers, dtype=config.dtype, tokens=tokens, counted=kept)
+    if outlook.artifact is not None:
+        foreseen = FeaturesForeseen.read(outlook.artifact, outlook.identity, tokens)
+    else:
+        foreseen = FeaturesForeseen(
+            num_layers=layers,
+            dtype=config.dtype,
+            tokens=tokens,
+            identity=outlook.identity,
+            target=identity_of(target),
+            of_tokens=identity_of(tokens),
+            final_hidden=config.final_hidden,
+            empty=frozenset(SPLITS) - {*config.splits} | (tokens.empty if tokens is not None else frozenset()),
+        )
+    foreseen = evolve(foreseen, counted=kept)
     growth = None
     if kept is not None:
         captured = kept.tokens.amount("tokens")
@@ -37,7 +58,8 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
     if target is None:
         return Estimate(growth=growth, foreseen=foreseen)
     ids = layers_of(config, int(target.sizes.text["num_hidden_layers"]))
-    foreseen = evolve(foreseen, target_layer_ids=ids)
+    if outlook.artifact is None:
+        foreseen = evolve(foreseen, target_layer_ids=ids)
     per_token = feature_bytes(target.sizes, layers + config.final_hidden, config.dtype)
     counted = tokens.count(config.splits) if tokens is not None else None
     count, per = amount(counted)

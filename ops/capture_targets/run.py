@@ -29,12 +29,14 @@ from ops.capture_targets.backend import Backend, Halving
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.op import BACKEND, BACKEND_INFO, REQUIRE, CaptureTargets, default_batch_tokens
+from ops.capture_targets.requirements import unfit
 from ops.capture_targets.writing import Shard
 from ops.lib.data.background_writer import BackgroundWriter
 from ops.lib.data.batching import batches_by_length
 from ops.lib.data.files import link_or_copy, write_json
 from ops.lib.data.shared_shards import POLL_S, SharedShards, waited
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.estimates import TargetStated, TokensForeseen, refuse_unfit
 from ops.lib.target.feature_shards import feature_info
 from ops.lib.target.model import check_samples_fit, target_info
 
@@ -54,13 +56,17 @@ class ShardPlan:
 
 def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     """Write the TargetFeatures artifact; see ops/artifacts.py for its layout."""
-    info = target_info(stage.inputs["target"])
+    target, tokens = stage.inputs["target"], stage.inputs["tokens"]
+    statements = {
+        "target": TargetStated.read(target.path, target.digest),
+        "tokens": TokensForeseen.read(tokens.path, tokens.digest),
+    }
+    refuse_unfit(unfit(config, statements))
+    info = target_info(target)
     layer_ids = layers_of(config, info["num_layers"])
-    readers: dict[str, TokenReader] = {split: TokenReader(stage.inputs["tokens"], split) for split in config.splits}
-    check_samples_fit(readers.values(), stage.inputs["target"])
+    readers: dict[str, TokenReader] = {split: TokenReader(tokens, split) for split in config.splits}
+    check_samples_fit(readers.values(), target)
     plans = [plan for split, reader in readers.items() for plan in plan_shards(split, reader, config.shard_tokens)]
-    if not plans:
-        raise DataError(f"no samples in the splits {', '.join(config.splits)}: nothing to capture")
     bytes_per_token = (
         (len(layer_ids) + config.final_hidden) * info["hidden_size"] * getattr(torch, config.dtype).itemsize
     )

@@ -13,8 +13,9 @@ from typing import Any
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
-from ops.check_export.op import COMPARED, WORKERS, CheckExport, unlike_serving, without_worker
+from ops.check_export.op import WORKERS, CheckExport, without_worker
 from ops.check_export.outcome import Outcome, card_text
+from ops.check_export.requirements import report_mistakes
 from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, read_text, replace_file, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
@@ -29,6 +30,7 @@ from ops.lib.drafts.backbone.serving_contract import (
     formats_of,
     is_imported,
 )
+from ops.lib.estimates import ReportForeseen, by_field, refuse_unfit
 from ops.lib.sglang.serve_command import number_formats
 from ops.lib.sglang.version import require_sglang
 
@@ -75,18 +77,9 @@ def check_export(config: CheckExport, stage: Stage) -> None:
 
 
 def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Raises DataError if the accepted lengths are those of another draft, target or set of prompts, or were measured
-    with other settings than a draft is served with: prompts come from the tokens, and answers are compared token by
-    token.
-    """
-    other = [name for name, digest in report["inputs"].items() if digest != inputs[name].digest]
-    if other:
-        raise DataError(
-            f"{inputs['report'].path}: this report was made with another {' and another '.join(other)} than this "
-            "node reads; give evaluate and check_export the same draft, target and tokens"
-        )
-    if unlike := unlike_serving(report, report["block_size_trained"]):
-        raise DataError(f"{inputs['report'].path}: this evaluation has {' and '.join(unlike)}, and {COMPARED}")
+    """Raises DataError for a report of other inputs, or that serving cannot repeat. `check_serving` has the draft."""
+    digests = {edge: given.digest for edge, given in inputs.items()}
+    refuse_unfit(by_field(report_mistakes(ReportForeseen.of(report), digests, None)), inputs["report"])
 
 
 def choose_prompts(

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
+
 from dsl.errors import DataError
 from dsl.estimate import Amount, Estimate, Growth, Outlook
 from ops.evaluate.op import Evaluate
 from ops.ingest.records import json_records
+from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.footprint import draft_parameters
-from ops.lib.estimates import DraftForeseen, Kind, ReportForeseen, TargetForeseen, first_counted
+from ops.lib.estimates import DraftForeseen, Kind, ReportForeseen, TargetForeseen, first_counted, identity_of
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.threads import threads_of_decoding
 
@@ -29,7 +32,16 @@ def smoke(config: Evaluate, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: Evaluate, outlook: Outlook) -> Estimate:
-    foreseen = ReportForeseen(max_prompts=config.max_prompts, max_new_tokens=config.max_new_tokens, dtype=config.dtype)
+    foreseen = ReportForeseen(
+        max_prompts=config.max_prompts,
+        max_new_tokens=config.max_new_tokens,
+        dtype=config.dtype,
+        inputs={edge: identity_of(given) for edge, given in outlook.inputs.items()},
+        settings={"benchmark": config.benchmark, "temperature": config.temperature, "block_size": config.block_size},
+    )
+    if outlook.artifact is not None:
+        made = ReportForeseen.of(read_json(outlook.artifact / "report.json"))
+        foreseen = evolve(foreseen, inputs=made.inputs, settings=made.settings)
     target: TargetForeseen | None = outlook.inputs["target"]
     draft: DraftForeseen | None = outlook.inputs["draft"]
     if target is None or draft is None:

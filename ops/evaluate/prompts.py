@@ -89,18 +89,12 @@ def processor_of(stage: Stage, target: Target) -> Processor:
 def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Processor) -> list[Prompt]:
     """The first `max_prompts` of each category, in the order of the split or the file.
 
-    Raises DataError if the target cannot read them, or if there is none.
+    Raises DataError if the target cannot read them.
     """
     if config.benchmark is None:
         reader = TokenReader(stage.inputs["tokens"], config.split)
         check_images_fit(reader, target.family)
-        prompts = Prompt.held_out(reader)
-        if not prompts:
-            raise DataError(
-                f'the split "{config.split}" has no samples to evaluate; set "split" of samples in the JSONL file, '
-                "or raise test_fraction or val_fraction of ingest"
-            )
-        return first_of_each(prompts, config.max_prompts, stage.info)
+        return first_of_each(Prompt.held_out(reader), config.max_prompts, stage.info)
     info = TokenReader(stage.inputs["tokens"]).info
     encoder = ChatEncoder(processor, info.get("enable_thinking"))
     prompts = read_benchmark(Path(config.benchmark), encoder)

@@ -19,17 +19,17 @@ from ops.evaluate.lossless import compare, difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
 from ops.evaluate.prompts import check_lengths, choose_prompts, processor_of
+from ops.evaluate.requirements import unfit
 from ops.evaluate.statistics import is_repetition
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import JOURNAL, Decoder, decode_in_turns
 from ops.lib.data.files import write_json, write_jsonl
-from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.backbone.config import check_draft_fits
 from ops.lib.drafts.backbone.load import import_record, load_draft, random_draft
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.estimates import DraftForeseen, TargetStated, TokensForeseen, refuse_unfit
 from ops.lib.report_sections import interval_text
-from ops.lib.target.model import Target, check_tokens_fit
+from ops.lib.target.model import Target
 from ops.lib.vision.processor import Processor
 
 LOST = "report"  # in the work folder: the artifact of an evaluation with a loss
@@ -42,10 +42,9 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     beyond a tie; the report is then in the work folder.
     """
     seed, dtype = config.seed or 0, getattr(torch, config.dtype)
+    refuse_unfit(unfit(config, _statements(stage)))
     target = Target.load(stage.inputs["target"], stage.device, dtype)
     draft = load_draft(stage.inputs["draft"].path, stage.device, dtype)
-    check_draft_fits(draft.config, target.info)
-    check_tokens_fit(TokenReader(stage.inputs["tokens"]).info, target.info)
     decoder = Decoder(
         target=target,
         draft=draft,
@@ -74,6 +73,16 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         imported=import_record(stage.inputs["draft"].path),
     )
     finish(summary, processor, stage)
+
+
+def _statements(stage: Stage) -> dict[str, Any]:
+    """What the inputs hold, by edge."""
+    draft, target, tokens = (stage.inputs[edge] for edge in ("draft", "target", "tokens"))
+    return {
+        "draft": DraftForeseen.read(draft.path, draft.digest),
+        "target": TargetStated.read(target.path, target.digest),
+        "tokens": TokensForeseen.read(tokens.path, tokens.digest),
+    }
 
 
 def finish(summary: Summary, processor: Processor, stage: Stage) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
+from ops.export_draft.requirements import unfit
 from ops.lib.data.files import link_or_copy, read_json, replace_file, write_json
-from ops.lib.drafts.backbone.config import DraftConfig, from_serving, to_serving
+from ops.lib.drafts.backbone.config import DraftConfig, to_serving
 from ops.lib.drafts.backbone.config_contract import training_record
 from ops.lib.drafts.backbone.serving_contract import CARD, CONFIG, SPECULATORS, WEIGHTS, check_serving
-from ops.lib.drafts.backbone.speculators_format import Verifier, to_speculators, unwritable
+from ops.lib.drafts.backbone.speculators_format import Verifier, to_speculators
 from ops.lib.drafts.backbone.stored_tensors import tensors_digest
+from ops.lib.estimates import DraftForeseen, TargetStated, refuse_unfit
 from ops.lib.sglang.serve_command import Served
 from ops.lib.target.model import read_config, target_info
 
@@ -32,14 +34,10 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
     """
     draft, target = stage.inputs["draft"], stage.inputs["target"]
     training = read_json(draft.path / "training.json")
-    if training["target"] != target.digest:
-        raise DataError(
-            f"{draft.path}: this draft was trained for the target {training['target'][:12]}, but the node's target is "
-            f"{target.digest[:12]}; give train_dflash and export_draft the same target"
-        )
-    shape = from_serving(read_json(draft.path / "config.json"))
+    trained = DraftForeseen.read(draft.path, draft.digest)
+    shape = trained.shape
+    refuse_unfit(unfit(config, {"draft": trained, "target": TargetStated.read(target.path, target.digest)}), draft)
     check_training(draft.path, shape, training["captured"])
-    check_formats(draft.path, shape, config.formats)
     dtype = getattr(torch, config.dtype)
     weights = {name: tensor.to(dtype) for name, tensor in load_file(draft.path / "model.safetensors").items()}
     save_file(weights, stage.out_dir / WEIGHTS, metadata={"format": "pt"})
@@ -75,17 +73,6 @@ def write_speculators(folder: Path, shape: DraftConfig, dtype: str, verifier: Ve
     (folder / SPECULATORS).mkdir(exist_ok=True)
     write_json(folder / SPECULATORS / CONFIG, to_speculators(shape, dtype, verifier))
     link_or_copy(folder / WEIGHTS, folder / SPECULATORS / WEIGHTS)
-
-
-def check_formats(path: Path, shape: DraftConfig, formats: Sequence[str]) -> None:
-    """Raises DataError if a draft cannot be written in one of the formats."""
-    unfit = list(unwritable(shape)) if SPECULATORS in formats else []
-    if unfit:
-        listed = "\n".join(f"  {why}" for why in unfit)
-        raise DataError(
-            f"{path}: speculators' format cannot express this draft; leave it out of formats, vLLM reads the serving "
-            f"directory itself too:\n{listed}"
-        )
 
 
 def check_training(path: Path, shape: DraftConfig, captured: Mapping[str, Any]) -> None:

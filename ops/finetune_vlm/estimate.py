@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dsl.estimate import Amount, Estimate, Growth, Outlook
@@ -10,9 +11,12 @@ from dsl.op import is_builtin
 from dsl.sizes import shown_bytes
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.lib.drafts.backbone.footprint import MASTER
-from ops.lib.estimates import TargetForeseen, TokensCounted, TokensForeseen, first_counted, read_config
+from ops.lib.estimates import TargetForeseen, TokensCounted, TokensForeseen, first_counted
+from ops.lib.sequence_parallel.degree import check_target_degree
+from ops.lib.target.checkpoint_check import loading_mistakes
 from ops.lib.target.sizes import ITEM_SIZES, TargetSizes, head_dim
 from ops.lib.target.tiny_config import tiny_config
+from ops.lib.target.token_ids import Vocabulary
 from ops.lib.threads import threads_of_finetuning
 from ops.load_target.estimate import find_config
 
@@ -38,10 +42,16 @@ def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
     """
     growth, is_tried = _growth(config, outlook), outlook.trial is not None
     if outlook.artifact is not None:
-        made = read_config(outlook.artifact / "model" / "config.json")
-        return Estimate(growth=growth, foreseen=TargetForeseen.of(made, is_tried=is_tried))
+        made = TargetForeseen.made(outlook.artifact, outlook.identity, is_tried=is_tried)
+        return Estimate(growth=growth, foreseen=made)
     tokens = outlook.inputs["tokens"]
-    target = TargetForeseen.of(_start(config, tokens, outlook), is_tried=is_tried)
+    target = TargetForeseen.of(
+        _start(config, tokens, outlook),
+        is_tried=is_tried,
+        identity=outlook.identity,
+        **_ids(config, tokens),
+    )
+    check_target_degree(target.config, world_size=outlook.launch.world_size, sp_degree=outlook.launch.sp_degree)
     sizes, ranks, item_size = target.sizes, outlook.launch.world_size, ITEM_SIZES[config.dtype]
     trained = _trained(config, sizes)
     held = -(-_micro_batch(config, tokens) // outlook.launch.sp_degree)
@@ -60,6 +70,15 @@ def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
     kept = shown_bytes(states * MASTER)
     notes = (f"rank 0 keeps {kept} of weights and moments in host memory while a checkpoint is written",)
     return Estimate(memory=memory, disk=disk, notes=notes, growth=growth, foreseen=target)
+
+
+def _ids(config: FinetuneVlm, tokens: TokensForeseen | None) -> dict[str, Any]:
+    """The ids of target.json: those of the tokens, or of the checkpoint's files."""
+    known: TokensForeseen | Vocabulary | None = tokens
+    if not is_builtin(config.init):
+        is_there = Path(config.init).is_dir() and not loading_mistakes(config.init, config.trust_remote_code)
+        known = Vocabulary.of(Path(config.init)) if is_there else None
+    return {} if known is None else {"eos_token_ids": known.eos_token_ids, "pad_token_id": known.pad_token_id}
 
 
 def _micro_batch(config: FinetuneVlm, tokens: TokensForeseen | None) -> int:

@@ -79,6 +79,22 @@ def read_samples(reading: Reading) -> Iterator[Read]:
     return _all(reading, forms)
 
 
+def given_splits(reading: Reading) -> set[str]:
+    """The splits that rows and the names of files, folders and sources give, whatever the config says.
+
+    Rows are read until val and test are both found. Raises DataError for an unreadable source.
+    """
+    sources = _opened(reading, [find_format(source, reading.format) for source in reading.sources])
+    found = {split for source in sources for split in source.splits if split is not None}
+    records = (record for source in sources for part in source.parts for record in part.records())
+    for record in records:
+        if found.issuperset(DRAWN_SPLITS):
+            break
+        if not record.mistake and isinstance(record.row, dict) and record.row.get("split"):
+            found.add(str(record.row["split"]))
+    return found
+
+
 def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
     """Every image that a row names by a path: (name, file), None if it is missing or not allowed.
 
@@ -119,12 +135,7 @@ def _names(source: Path, form: str) -> Iterator[tuple[Path, str]]:
 
 
 def _all(reading: Reading, forms: list[str]) -> Iterator[Read]:
-    sources = [
-        _Source(path, name, images=tuple(class_images(path, SPLIT_NAMES)))
-        if form == "image-folder"
-        else _Source(path, name, parts=tuple(parts_of(path, form)))
-        for path, name, form in zip(reading.sources, reading.names(), forms, strict=True)
-    ]
+    sources = _opened(reading, forms)
     named_splits = set[str | None]().union(*(source.splits for source in sources))
     ids = _Ids(reading.duplicate_ids)
     mistakes: list[str] = []
@@ -135,6 +146,15 @@ def _all(reading: Reading, forms: list[str]) -> Iterator[Read]:
                 yield (place + share) / len(sources), _with_split(sample, split or source.split, named_splits)
     if mistakes:
         raise DataError("\n".join(mistakes))
+
+
+def _opened(reading: Reading, forms: list[str]) -> list[_Source]:
+    return [
+        _Source(path, name, images=tuple(class_images(path, SPLIT_NAMES)))
+        if form == "image-folder"
+        else _Source(path, name, parts=tuple(parts_of(path, form)))
+        for path, name, form in zip(reading.sources, reading.names(), forms, strict=True)
+    ]
 
 
 def _image_folder(reading: Reading, source: _Source) -> Iterator[tuple[float, str | None, RawSample | DroppedSample]]:

@@ -1,4 +1,8 @@
-"""Expected properties of artifacts before they exist, which the `estimate` hooks of the ops pass to each other.
+"""What is known of artifacts: promised by the `estimate` hooks of the ops before they exist, or read from them.
+
+Both are statements of the same classes, and `unfit` of an op's requirements.py judges them: a plan calls it on what is
+promised, a stage on what its inputs hold. None, or a split that is not named, is not known, and refuses nothing.
+`identity` is the artifact's digest, or stands for it before it exists (dsl/estimate.py).
 
 After a trial on a few samples, samples and tokens are counted as well, in the trial and for the full run: by kind,
 since images and texts differ in size, and splits in number.
@@ -6,21 +10,27 @@ since images and texts differ in size, and splits in number.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from dsl.errors import DataError
-from dsl.estimate import Amount
-from ops.lib.data.files import read_jsonl, read_object
-from ops.lib.data.sample_account import SPLITS
-from ops.lib.drafts.backbone.config import DraftConfig
+from dsl.estimate import PROMISED, Amount
+from dsl.op import Artifact
+from ops.lib.data.files import read_json, read_jsonl, read_object
+from ops.lib.data.sample_account import SPLITS, summary_splits
+from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.target.sizes import TargetSizes
+from ops.lib.target.token_ids import foreign_tokens
 
 MILLION = 1_000_000
+SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained")  # of an evaluation
+ANSWERED = "answered.json"  # of samples that a target answered: the fields of Answered
+PROMPTS_ONLY = "the tokens are prompts without answers, of which nothing is learnt: set prompts_only = false"
 
 Kind = tuple[str, str]  # category ("image" or "text"), split
 
@@ -49,30 +59,115 @@ class Counts:
 
 
 @frozen(kw_only=True)
-class TargetForeseen:
-    """A target's config.json, and its sizes. is_tried: a trial trained it, for a few steps only."""
+class TargetStated:
+    """A target's config.json, and its ids as in target.json, where they are known."""
 
     config: Mapping[str, Any]
+    identity: str | None = None
+    mask_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+
+    @classmethod
+    def read(cls, folder: Path, identity: str) -> TargetStated:
+        """Of an artifact."""
+        info, config = read_json(folder / "target.json"), read_config(folder / "model" / "config.json")
+        return cls(
+            config=config,
+            identity=identity,
+            mask_token_id=info["mask_token_id"],
+            eos_token_ids=tuple(info["eos_token_ids"]),
+            pad_token_id=(config.get("text_config") or config).get("pad_token_id"),
+        )
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """The part of the config that describes the language model."""
+        part: Mapping[str, Any] = self.config.get("text_config") or self.config
+        return part
+
+    @property
+    def info(self) -> dict[str, int]:
+        """The sizes of target.json that a draft has to fit."""
+        text = self.text
+        return {
+            "hidden_size": text["hidden_size"],
+            "vocab_size": text["vocab_size"],
+            "num_layers": text["num_hidden_layers"],
+        }
+
+
+@frozen(kw_only=True)
+class TargetForeseen(TargetStated):
+    """The same with its sizes, for estimates; no run function reaches them, so that they are in no key. is_tried: a
+    trial trained it, for a few steps only.
+    """
+
     sizes: TargetSizes
     is_tried: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], *, is_tried: bool = False) -> TargetForeseen:
-        """Raises DataError for a config that lacks a size."""
-        return cls(config=config, sizes=TargetSizes.of(config), is_tried=is_tried)
+    def of(cls, config: Mapping[str, Any], **known: Any) -> TargetForeseen:
+        """known: the other fields. Raises DataError for a config that lacks a size."""
+        return cls(config=config, sizes=TargetSizes.of(config), **known)
+
+    @classmethod
+    def made(cls, folder: Path, identity: str, **known: Any) -> TargetForeseen:
+        """Of an artifact."""
+        stated = asdict(TargetStated.read(folder, identity), recurse=False)
+        return cls.of(**stated, **known)
+
+
+@frozen(kw_only=True)
+class Answered:
+    """How a target was asked for the answers of samples. has_target: it was a node's; target: its identity, where it is
+    known; chat_template: the SHA-256 of the one that was given.
+    """
+
+    enable_thinking: bool | None
+    has_target: bool
+    target: str | None = None
+    chat_template: str | None = None
+
+    @classmethod
+    def read(cls, file: Path) -> Answered:
+        """Of the file of an artifact."""
+        asked = read_object(file)
+        return cls(
+            enable_thinking=asked.get("enable_thinking"),
+            has_target=asked.get("target") is not None,
+            target=asked.get("target"),
+            chat_template=asked.get("chat_template"),
+        )
 
 
 @frozen(kw_only=True)
 class SamplesForeseen:
-    """Samples, after a trial."""
+    """Samples. empty: splits that are known to have none. samples: counted, after a trial. answered: where a target
+    answered.
+    """
 
-    samples: Counts
+    samples: Counts | None = None
+    identity: str | None = None
+    empty: frozenset[str] = frozenset()
+    answered: Answered | None = None
+
+    @classmethod
+    def read(cls, folder: Path, identity: str) -> SamplesForeseen:
+        """Of an artifact."""
+        counts, asked = summary_splits(folder), folder / ANSWERED
+        return cls(
+            identity=identity,
+            empty=frozenset() if counts is None else frozenset(split for split in SPLITS if not counts.get(split)),
+            answered=Answered.read(asked) if asked.is_file() else None,
+        )
 
 
 @frozen(kw_only=True)
-class TokensCounted(SamplesForeseen):
+class TokensCounted:
     """Tokenised samples, and their tokens, after a trial."""
 
+    samples: Counts
     tokens: Counts
 
     def only(self, splits: Iterable[str]) -> TokensCounted:
@@ -82,8 +177,9 @@ class TokensCounted(SamplesForeseen):
 @frozen(kw_only=True)
 class TokensForeseen:
     """Token shards. by_split: counted tokens, None before they exist. expected: by the user, or None. longest: tokens
-    of the longest sample that is kept. vocab_size: of a built-in processor, else None. counted: the samples and their
-    tokens, after a trial.
+    of the longest sample that is kept. is_bound: vocab_size is only the most that a built-in processor may have.
+    counted: the samples and their tokens, after a trial. empty: splits that are known to have no sample.
+    eos_token_ids: None where the tokenizer is not known. prompts_only: without answers.
     """
 
     by_split: Mapping[str, int] | None
@@ -91,6 +187,30 @@ class TokensForeseen:
     longest: int
     vocab_size: int | None
     counted: TokensCounted | None = None
+    identity: str | None = None
+    empty: frozenset[str] = frozenset()
+    eos_token_ids: tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+    is_bound: bool = False
+    prompts_only: bool = False
+
+    @classmethod
+    def read(cls, folder: Path, identity: str, longest: int = 0) -> TokensForeseen:
+        """Of an artifact. longest: where the caller knows it."""
+        info = read_json(folder / "tokens.json")
+        by_split: Counter[str] = Counter()
+        for shard in info["shards"]:
+            by_split[shard["split"]] += shard["tokens"]
+        return cls(
+            by_split=by_split,
+            expected=None,
+            longest=longest,
+            vocab_size=info["vocab_size"],
+            identity=identity,
+            empty=frozenset(split for split in SPLITS if not by_split[split]),
+            eos_token_ids=tuple(info["eos_token_ids"]),
+            pad_token_id=info["pad_token_id"],
+        )
 
     def count(self, splits: tuple[str, ...]) -> int | None:
         """Tokens of the splits; the expected number counts for any of them."""
@@ -102,7 +222,8 @@ class TokensForeseen:
 @frozen(kw_only=True)
 class FeaturesForeseen:
     """Stored features: of how many layers, of what dtype, and of which tokens. counted: as of TokensForeseen.
-    target_layer_ids: None if they are not known.
+    target_layer_ids: None if they are not known; the same holds for all that follows. target, of_tokens: identities.
+    info: features.json, once they exist.
     """
 
     num_layers: int
@@ -110,34 +231,161 @@ class FeaturesForeseen:
     tokens: TokensForeseen | None
     counted: TokensCounted | None = None
     target_layer_ids: tuple[int, ...] | None = None
+    identity: str | None = None
+    target: str | None = None
+    of_tokens: str | None = None
+    final_hidden: bool | None = None
+    empty: frozenset[str] = frozenset()
+    info: Mapping[str, Any] | None = None
+
+    @classmethod
+    def read(cls, folder: Path, identity: str, tokens: TokensForeseen | None = None) -> FeaturesForeseen:
+        """Of an artifact. tokens: what is known of those that were captured."""
+        info = read_json(folder / "features.json")
+        kept = {shard["split"] for shard in info["shards"] if shard["samples"]}
+        return cls(
+            num_layers=len(info["target_layer_ids"]),
+            dtype=info["dtype"],
+            tokens=tokens,
+            target_layer_ids=tuple(info["target_layer_ids"]),
+            identity=identity,
+            target=info["target"],
+            of_tokens=info["tokens"],
+            final_hidden=info["final_hidden"],
+            empty=frozenset(SPLITS) - kept,
+            info={name: value for name, value in info.items() if name != "shards"},
+        )
 
 
 @frozen(kw_only=True)
 class StepsForeseen:
-    """A plan of batches, after a trial: steps, and tokens of a step of the full run."""
+    """A plan of batches. steps, and tokens of a step of the full run: after a trial. of_tokens: the identity of the
+    tokens that it deals, or whose features. pad_multiple: None where it is not known.
+    """
 
-    steps: Amount
-    tokens_per_step: float
+    steps: Amount | None = None
+    tokens_per_step: float = 0.0
+    of_tokens: str | None = None
+    pad_multiple: int | None = None
 
 
 @frozen(kw_only=True)
 class DraftForeseen:
     """The shape of a draft. dtype: of its weights in the store. knows_layers: whether the ids of shape.target_layer_ids
-    are right, and not only their number.
+    are right, and not only their number. mask_token_id: that of shape, where it is right. target: the identity of the
+    one that it was trained or imported for.
     """
 
     shape: DraftConfig
     dtype: str = "float32"
     knows_layers: bool = False
+    mask_token_id: int | None = None
+    identity: str | None = None
+    target: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path, identity: str) -> DraftForeseen:
+        """Of a serving directory, or of what a training wrote. Raises ConfigError and DataError for a wrong config."""
+        config = read_config(folder / "config.json")
+        training = folder / "training.json"
+        trained = read_json(training) if training.is_file() else {}
+        record = config.get("dflow")
+        target = trained.get("target") or (record.get("target") if isinstance(record, Mapping) else None)
+        dtype, shape = config.get("dtype"), from_serving(config)
+        return cls(
+            shape=shape,
+            mask_token_id=shape.mask_token_id,
+            dtype=dtype if isinstance(dtype, str) else "float32",
+            knows_layers=True,
+            identity=identity,
+            target=target if isinstance(target, str) else None,
+        )
 
 
 @frozen(kw_only=True)
 class ReportForeseen:
-    """An evaluation: of how many prompts of a category (None: all), how many new tokens each, in which dtype."""
+    """An evaluation: of how many prompts of a category (None: all), how many new tokens each, in which dtype. inputs:
+    the identities of what it reads, by edge; settings: other fields that decide about it, as far as they are known.
+    """
 
     max_prompts: int | None
     max_new_tokens: int
     dtype: str
+    inputs: Mapping[str, str | None] = {}
+    settings: Mapping[str, Any] = {}
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any]) -> ReportForeseen:
+        """Of a report.json."""
+        return cls(
+            max_prompts=None,
+            max_new_tokens=report["max_new_tokens"],
+            dtype=report["dtype"],
+            inputs=report["inputs"],
+            settings={name: value for name, value in report.items() if name in SETTINGS},
+        )
+
+
+def by_field(mistakes: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The result of an `unfit`: field -> its sentences, one a line."""
+    found: dict[str, str] = {}
+    for field, sentence in mistakes:
+        found[field] = f"{found[field]}\n{sentence}" if field in found else sentence
+    return found
+
+
+def tokens_misfit(tokens: TokensForeseen | None, target: TargetStated | None) -> str:
+    """Why a target cannot read tokens; empty where it can, or where that is not known."""
+    if tokens is None or target is None:
+        return ""
+    if tokens.eos_token_ids is None or target.eos_token_ids is None:
+        return ""
+    size = 0 if tokens.vocab_size is None or tokens.is_bound else tokens.vocab_size
+    return foreign_tokens(size, tokens.eos_token_ids, target.info["vocab_size"], target.eos_token_ids)
+
+
+def are_different(one: str | None, other: str | None) -> bool:
+    """Whether two identities are those of different artifacts; False where that is not known yet."""
+    if one is None or other is None or is_promised(one) != is_promised(other):
+        return False
+    return one != other
+
+
+def of_another_target(draft: DraftForeseen, target: TargetStated | None) -> str:
+    """What is wrong with a draft for a target that it was not trained for; empty where it was, or that is not known."""
+    own = identity_of(target)
+    if not are_different(draft.target, own):
+        return ""
+    if is_promised(own):
+        return "this draft is trained for the target of another node"
+    return f"this draft was trained for the target {str(draft.target)[:12]}, but the node's target is {str(own)[:12]}"
+
+
+def template_digest(chat_template: str | None) -> str | None:
+    """The SHA-256 of a file with a chat template; None where there is no such file."""
+    if chat_template is None or not Path(chat_template).is_file():
+        return None
+    return hashlib.sha256(Path(chat_template).read_bytes()).hexdigest()
+
+
+def is_promised(identity: str | None) -> bool:
+    """Whether it stands for an artifact that does not exist yet."""
+    return identity is not None and identity.startswith(PROMISED)
+
+
+def identity_of(statement: Any) -> str | None:
+    """That of what a plan knows of an input; None where nothing is known."""
+    found: str | None = getattr(statement, "identity", None)
+    return found
+
+
+def refuse_unfit(found: Mapping[str, str], inputs: Artifact | None = None) -> None:
+    """What a stage does with the result of its op's `unfit`. Raises DataError with all of it; inputs: named first."""
+    lines = [line for sentences in found.values() for line in sentences.splitlines()]
+    if not lines:
+        return
+    place = "" if inputs is None else f"{inputs.path}: "
+    raise DataError(place + (lines[0] if len(lines) == 1 else "\n" + "\n".join(f"  {line}" for line in lines)))
 
 
 def first_counted(*foreseen: TokensForeseen | FeaturesForeseen | None) -> TokensCounted | None:

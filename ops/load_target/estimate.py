@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dsl.errors import DataError
+from dsl.errors import NotKnown
 from dsl.estimate import Estimate, Outlook
 from dsl.sizes import shown_bytes
 from ops.lib.estimates import TargetForeseen, read_config
 from ops.lib.target.checkpoint_check import loading_mistakes
 from ops.lib.target.checkpoint_files import WEIGHTS
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
-from ops.lib.target.token_ids import mask_warning
+from ops.lib.target.token_ids import Vocabulary, mask_warning
 from ops.load_target.op import LoadTarget
 
 TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
@@ -22,15 +22,32 @@ TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
 def estimate(config: LoadTarget, outlook: Outlook) -> Estimate:
     """By the files of the weights; raises DataError if no config.json with the sizes is found."""
     if outlook.artifact is not None:
-        return Estimate(foreseen=TargetForeseen.of(read_config(outlook.artifact / "model" / "config.json")))
-    target = TargetForeseen.of(find_config(config.checkpoint, config.revision, outlook.root))
+        return Estimate(foreseen=TargetForeseen.made(outlook.artifact, outlook.identity))
     directory = Path(config.checkpoint)
+    found = find_config(config.checkpoint, config.revision, outlook.root)
+    target = TargetForeseen.of(found, **_ids(config), identity=outlook.identity)
     if directory.is_dir():
         size = sum(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern))
         return Estimate(disk={"checkpoint": size}, foreseen=target, notes=_mask_notes(config))
     size = (target.sizes.parameters + target.sizes.mtp) * ITEM_SIZES[dtype_of(target.config)]
     note = f"the download needs another {shown_bytes(size)} in Hugging Face's cache ({hub_cache()})"
     return Estimate(disk={"checkpoint": size}, notes=(note,), foreseen=target)
+
+
+def _ids(config: LoadTarget) -> dict[str, Any]:
+    """The ids of target.json, as far as the checkpoint's files say; its own mistakes are `unmet`'s."""
+    directory = Path(config.checkpoint)
+    vocabulary = None
+    if directory.is_dir() and not loading_mistakes(config.checkpoint, config.trust_remote_code):
+        vocabulary = Vocabulary.of(directory)
+    if vocabulary is None:
+        return {"mask_token_id": config.mask_token_id}
+    given = config.mask_token_id
+    return {
+        "mask_token_id": vocabulary.known_mask_id if given is None else given,
+        "eos_token_ids": vocabulary.eos_token_ids,
+        "pad_token_id": vocabulary.pad_token_id,
+    }
 
 
 def _mask_notes(config: LoadTarget) -> tuple[str, ...]:
@@ -44,7 +61,7 @@ def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, 
     """The config.json of a checkpoint directory; for a model id targets/<owner>/<name>/<commit>.json beside the
     pipeline file or in pipelines/, else that of Hugging Face's cache. Nothing is downloaded.
 
-    Raises DataError if there is none.
+    Raises NotKnown if there is none.
     """
     directory = Path(checkpoint)
     if directory.is_dir():
@@ -54,7 +71,7 @@ def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, 
     for path in (root / "targets" / kept, TARGETS / kept, cached):
         if path.is_file():
             return read_config(path)
-    raise DataError(f"the sizes of {checkpoint} are unknown: put its config.json at {root / 'targets' / kept}")
+    raise NotKnown(f"the sizes of {checkpoint} are unknown: put its config.json at {root / 'targets' / kept}")
 
 
 def hub_cache() -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dsl.errors import DataError
 from ops.lib.data.files import read_object
@@ -17,14 +19,20 @@ def check_context(config: RegenerateAnswers, checkpoint: Path) -> None:
     if not (checkpoint / "config.json").is_file():
         return
     settings = read_object(checkpoint / "config.json")
-    limit = context_length(settings.get("text_config") or settings)
+    if mistake := context_mistake(config, settings.get("text_config") or settings):
+        raise DataError(mistake)
+
+
+def context_mistake(config: RegenerateAnswers, text: Mapping[str, Any]) -> str:
+    """The same by the part of a config that describes the language model; empty where all fits."""
+    limit = context_length(text)
     longest = config.max_prompt_tokens + config.max_new_tokens
     if limit is None or longest <= limit:
-        return
+        return ""
     remedy = f"set max_prompt_tokens = {limit - config.max_new_tokens} or less, or lower max_new_tokens"
     if config.max_new_tokens >= limit:
         remedy = "lower max_new_tokens and max_prompt_tokens"
-    raise DataError(
+    return (
         f"max_prompt_tokens + max_new_tokens = {config.max_prompt_tokens} + {config.max_new_tokens} = {longest} "
         f"tokens, and the target has {limit} positions (max_position_embeddings of its config.json), beyond which "
         f"answers are poor: {remedy}"

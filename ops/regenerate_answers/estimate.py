@@ -5,8 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from attrs import evolve
+
 from dsl.estimate import Amount, Estimate, Growth, Outlook
-from ops.lib.estimates import Counts, SamplesForeseen, TargetForeseen, kept_samples
+from ops.lib.estimates import (
+    Answered,
+    Counts,
+    SamplesForeseen,
+    TargetForeseen,
+    identity_of,
+    kept_samples,
+    template_digest,
+)
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.threads import threads_of_decoding
 from ops.regenerate_answers.op import RegenerateAnswers
@@ -40,13 +50,15 @@ def estimate(config: RegenerateAnswers, outlook: Outlook) -> Estimate:
     """No memory if a server answers, or the data. A batch has at most batch_tokens, new ones included, or 1 sample."""
     target: TargetForeseen | None = outlook.inputs["target"]
     source: SamplesForeseen | None = outlook.inputs["samples"]
-    growth = foreseen = None
+    growth = None
     generates = config.answers == "target"
-    if outlook.trial is not None and source is not None:
-        foreseen = SamplesForeseen(samples=kept_samples(outlook.trial.artifact, source.samples))
+    foreseen = _foreseen(config, outlook, source)
+    if outlook.trial is not None and source is not None and source.samples is not None:
+        kept = kept_samples(outlook.trial.artifact, source.samples)
+        foreseen = evolve(foreseen, samples=kept)
         growth = Growth(
             series=(_answered(config, source.samples),) if generates else (),
-            output=foreseen.samples.amount("samples").growth,
+            output=kept.amount("samples").growth,
             notes=(HARDLY_TRAINED,) if generates and target is not None and target.is_tried else (),
         )
     if not generates:
@@ -65,6 +77,22 @@ def estimate(config: RegenerateAnswers, outlook: Outlook) -> Estimate:
         },
         growth=growth,
         foreseen=foreseen,
+    )
+
+
+def _foreseen(config: RegenerateAnswers, outlook: Outlook, source: SamplesForeseen | None) -> SamplesForeseen:
+    if outlook.artifact is not None:
+        return SamplesForeseen.read(outlook.artifact, outlook.identity)
+    answered = Answered(
+        enable_thinking=config.enable_thinking,
+        has_target=config.target is not None,
+        target=identity_of(outlook.inputs["target"]),
+        chat_template=template_digest(config.chat_template),
+    )
+    return SamplesForeseen(
+        identity=outlook.identity,
+        empty=source.empty if source is not None else frozenset(),
+        answered=answered if config.answers == "target" else None,
     )
 
 

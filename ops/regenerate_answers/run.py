@@ -23,6 +23,7 @@ from ops.lib.data.files import json_line, link_or_copy, read_jsonl, write_json
 from ops.lib.data.image_packs import link_packs
 from ops.lib.data.sample_account import Tally
 from ops.lib.data.shared_shards import SharedShards, published_rows
+from ops.lib.estimates import ANSWERED, SamplesForeseen, TargetStated, refuse_unfit, template_digest
 from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, turns_of, with_answers
@@ -30,6 +31,7 @@ from ops.regenerate_answers.endpoint import EndpointAnswerer, Served
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
+from ops.regenerate_answers.requirements import unfit
 from ops.regenerate_answers.shards import Shard, shards
 
 FINISHED = "finish reason {}"
@@ -62,6 +64,7 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
         write_once(stage, lambda: write_given(config, stage, samples.path))
         return
     target: TargetModel | None = stage.inputs.get("target")
+    refuse_unfit(unfit(config, _statements(samples, target)))
     prompts = Prompts.load(config, target, samples.path)
     total = check_rows(samples.path, config, prompts)
     work = partial(shards, samples.path, config, stage.work_dir, stage.worker)
@@ -84,6 +87,14 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
         write_artifact(config, stage, samples.path, of_all)
 
     shared.write_artifact(write)
+
+
+def _statements(samples: ImageSamples, target: TargetModel | None) -> dict[str, Any]:
+    """What the inputs hold, by edge."""
+    return {
+        "samples": SamplesForeseen.read(samples.path, samples.digest),
+        "target": None if target is None else TargetStated.read(target.path, target.digest),
+    }
 
 
 def answer_here(
@@ -125,7 +136,18 @@ def write_artifact(config: RegenerateAnswers, stage: Stage, folder: Path, served
         server = {"model": config.model, "owned_by": together.owner}
         write_json(stage.out_dir / "measurements.json", {**figures, "seconds": together.seconds, "server": server})
     link_packs(folder, stage.out_dir)
+    write_json(stage.out_dir / ANSWERED, answered(config, stage))
     write_samples(config, stage, folder)
+
+
+def answered(config: RegenerateAnswers, stage: Stage) -> dict[str, Any]:
+    """How the target was asked, for the ops that render its prompts again."""
+    target: TargetModel | None = stage.inputs.get("target")
+    return {
+        "enable_thinking": config.enable_thinking,
+        "target": None if target is None else target.digest,
+        "chat_template": template_digest(config.chat_template),
+    }
 
 
 def write_once(stage: Stage, write: Callable[[], None]) -> None:
@@ -156,15 +178,13 @@ def write_given(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
 
 
 def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> int:
-    """The number of samples to answer. Raises DataError if there is none, or for images without a vision target."""
+    """The number of samples to answer. Raises DataError for images without a vision target."""
     count = 0
     for row in read_jsonl(folder / "samples.jsonl"):
         if row["split"] in config.splits:
             count += 1
             if row["images"]:
                 prompts.check_sees_images(row["id"])
-    if not count:
-        raise DataError(f"no samples in the splits {', '.join(config.splits)}: nothing to answer")
     return count
 
 

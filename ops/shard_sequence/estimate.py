@@ -7,7 +7,7 @@ from typing import Any
 
 from dsl.estimate import Amount, Estimate, Growth, Outlook
 from ops.lib.data.files import read_json
-from ops.lib.estimates import StepsForeseen, first_counted
+from ops.lib.estimates import StepsForeseen, first_counted, identity_of
 from ops.shard_sequence.op import ShardSequence
 
 EPOCHS = 4
@@ -18,13 +18,17 @@ def smoke(config: ShardSequence, samples: int) -> dict[str, Any]:
     return {"epochs": max(config.epochs, EPOCHS)}
 
 
-def estimate(config: ShardSequence, outlook: Outlook) -> Estimate | None:
-    counted = first_counted(outlook.inputs["features"], outlook.inputs["tokens"])
+def estimate(config: ShardSequence, outlook: Outlook) -> Estimate:
+    features, tokens_read = outlook.inputs["features"], outlook.inputs["tokens"]
+    of_tokens = identity_of(tokens_read) if features is None else features.of_tokens
+    counted = first_counted(features, tokens_read)
     if outlook.trial is None or counted is None:
-        return None
+        return Estimate(foreseen=StepsForeseen(of_tokens=of_tokens, pad_multiple=config.pad_multiple))
     tokens, samples = counted.tokens.of(("train",))[1], counted.samples.of(("train",))[1]
     left_free = tokens / max(samples, 1) / 2  # a step ends before the sample that does not fit: half of one, on average
     of_epoch = max(1, math.ceil(tokens / max(config.tokens_per_step - left_free, config.tokens_per_step / 2)))
     steps = Amount(read_json(outlook.trial.artifact / "plan.json")["steps"], of_epoch * config.epochs, "steps")
-    foreseen = StepsForeseen(steps=steps, tokens_per_step=tokens / of_epoch)
+    foreseen = StepsForeseen(
+        steps=steps, tokens_per_step=tokens / of_epoch, of_tokens=of_tokens, pad_multiple=config.pad_multiple
+    )
     return Estimate(growth=Growth(output=max(1.0, steps.growth)), foreseen=foreseen)

@@ -9,6 +9,7 @@ from dsl.field_rules import Given, Needs
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, TargetFeatures, TokenShards
 
+SPLIT = "train"
 ONE_SOURCE = (
     Needs(None, "give features, or tokens where train_dflash captures online: both are missing", given=("tokens",)),
     Given(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from attrs import asdict, frozen
 
@@ -12,10 +13,10 @@ from dsl.stage import Stage
 from ops.lib.data.batching import padded_length
 from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.estimates import FeaturesForeseen, TokensForeseen, refuse_unfit
 from ops.lib.target.feature_shards import FeatureReader
-from ops.shard_sequence.op import ShardSequence
-
-SPLIT = "train"
+from ops.shard_sequence.op import SPLIT, ShardSequence
+from ops.shard_sequence.requirements import unfit
 
 
 @frozen
@@ -33,6 +34,7 @@ def shard_sequence(config: ShardSequence, stage: Stage) -> None:
 
     Raises DataError for a split without samples, and for a sample longer than a step.
     """
+    refuse_unfit(unfit(config, _statements(stage)))
     lengths = _lengths(stage)
     seed = config.seed or 0
     steps = list(plan_steps(lengths, config.tokens_per_step, config.pad_multiple, config.epochs, seed))
@@ -52,6 +54,15 @@ def shard_sequence(config: ShardSequence, stage: Stage) -> None:
     stage.progress(len(steps), len(steps))
 
 
+def _statements(stage: Stage) -> dict[str, Any]:
+    """What the inputs hold, by edge."""
+    features, tokens = stage.inputs.get("features"), stage.inputs.get("tokens")
+    return {
+        "features": None if features is None else FeaturesForeseen.read(features.path, features.digest),
+        "tokens": None if tokens is None else TokensForeseen.read(tokens.path, tokens.digest),
+    }
+
+
 def _lengths(stage: Stage) -> list[int]:
     """Tokens of each sample of the split, from the features or the tokens: the same for both."""
     features = stage.inputs.get("features")
@@ -64,8 +75,6 @@ def plan_steps(
     lengths: Sequence[int], tokens_per_step: int, pad_multiple: int, epochs: int, seed: int
 ) -> Iterator[Step]:
     """The steps in order. Every sample is used once per epoch; no step has samples of two epochs."""
-    if not lengths:
-        raise DataError(f"the split {SPLIT} has no samples; there is nothing to train on")
     padded = [padded_length(length, pad_multiple) for length in lengths]
     longest = max(range(len(padded)), key=padded.__getitem__)
     if padded[longest] > tokens_per_step:

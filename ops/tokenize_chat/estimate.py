@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+from attrs import evolve
 
 from dsl.estimate import Estimate, Growth, Outlook
+from dsl.op import is_builtin
 from dsl.sizes import shown_bytes
 from ops.lib.data.files import artifact_file, read_json
 from ops.lib.estimates import (
@@ -20,45 +23,68 @@ from ops.lib.estimates import (
     counted_tokens,
     kept_samples,
 )
-from ops.lib.target.checkpoint_check import stored_bytes
+from ops.lib.target.checkpoint_check import processor_folder_mistakes, stored_bytes
+from ops.lib.target.token_ids import Vocabulary
 from ops.tokenize_chat.op import TokenizeChat
 
+BUILTIN_IDS: dict[str, Any] = {"eos_token_ids": (2,), "pad_token_id": 0}  # by SPECIAL_TOKENS of builtin.py
 TOKEN_BYTES = 5  # input_ids int32 and loss_mask uint8
 MOST_OFFSETS = 64 << 20  # bytes of a shard's offsets
 
 
 def estimate(config: TokenizeChat, outlook: Outlook) -> Estimate:
     """Counted if the tokens exist, else from expected_tokens, else for a million tokens."""
-    by_split, vocab_size = None, config.vocab_size if config.processor == "builtin" else None
-    longest = config.max_length
-    if outlook.artifact is not None:
-        info = read_json(outlook.artifact / "tokens.json")
-        vocab_size, by_split = info["vocab_size"], Counter[str]()
-        for shard in info["shards"]:
-            by_split[shard["split"]] += shard["tokens"]
-        longest = max(
-            (_longest(artifact_file(outlook.artifact, shard["file"])) for shard in info["shards"]), default=longest
-        )
     source: SamplesForeseen | None = outlook.inputs["samples"]
+    target: TargetForeseen | None = outlook.inputs.get("target")
+    foreseen = _promised(config, source, target)
+    if outlook.artifact is not None:
+        shards = read_json(outlook.artifact / "tokens.json")["shards"]
+        longest = max(
+            (_longest(artifact_file(outlook.artifact, shard["file"])) for shard in shards), default=config.max_length
+        )
+        foreseen = evolve(
+            TokensForeseen.read(outlook.artifact, outlook.identity, longest),
+            expected=config.expected_tokens,
+            prompts_only=config.prompts_only,
+        )
     counted = growth = None
-    if outlook.trial is not None and source is not None:
+    if outlook.trial is not None and source is not None and source.samples is not None:
         samples = kept_samples(outlook.trial.artifact, source.samples)
         counted = TokensCounted(samples=samples, tokens=counted_tokens(outlook.trial.artifact, samples))
         growth = Growth(series=(source.samples.amount("samples"),), output=counted.tokens.amount("tokens").growth)
-    foreseen = TokensForeseen(
-        by_split=by_split,
-        expected=config.expected_tokens,
-        longest=longest,
-        vocab_size=vocab_size,
-        counted=counted,
-    )
+    foreseen = evolve(foreseen, counted=counted, identity=outlook.identity)
     count, per = amount(config.expected_tokens)
     return Estimate(
         disk={"tokens": count * TOKEN_BYTES},
         disk_per=per,
-        notes=_pixels(outlook.inputs.get("target")),
+        notes=_pixels(target),
         growth=growth,
         foreseen=foreseen,
+    )
+
+
+def _promised(config: TokenizeChat, source: SamplesForeseen | None, target: TargetForeseen | None) -> TokensForeseen:
+    """By the files of the processor, or of the target whose processor it is."""
+    promised = TokensForeseen(
+        by_split=None,
+        expected=config.expected_tokens,
+        longest=config.max_length,
+        vocab_size=None,
+        empty=source.empty if source is not None else frozenset(),
+        prompts_only=config.prompts_only,
+    )
+    if target is not None:
+        return evolve(promised, eos_token_ids=target.eos_token_ids, pad_token_id=target.pad_token_id)
+    if is_builtin(config.processor):
+        return evolve(promised, vocab_size=config.vocab_size, is_bound=True, **BUILTIN_IDS)
+    vocabulary = None if processor_folder_mistakes(config.processor) else Vocabulary.of(Path(config.processor))
+    if vocabulary is None:
+        return promised
+    return evolve(
+        promised,
+        vocab_size=max(vocabulary.size, len(vocabulary.ordinary) + len(vocabulary.special)),
+        eos_token_ids=vocabulary.eos_token_ids,
+        pad_token_id=vocabulary.pad_token_id,
     )
 
 

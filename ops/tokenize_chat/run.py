@@ -20,6 +20,7 @@ from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import SPLITS, Tally, Unusable
 from ops.lib.data.shared_shards import SharedShards, published_rows, waited
+from ops.lib.estimates import SamplesForeseen, TargetStated, refuse_unfit
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.fetch import find_processor
 from ops.lib.vision.chat_template import read_chat_template
@@ -30,6 +31,7 @@ from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.pieces import SUFFIX, Outcome, Row, all_pieces, portions, split_rows
 from ops.tokenize_chat.preview import Preview
+from ops.tokenize_chat.requirements import unfit
 from ops.tokenize_chat.samples import tokenize_rows
 from ops.tokenize_chat.template import MISFITS, texts_of
 from ops.tokenize_chat.writer import ShardWriter
@@ -50,10 +52,16 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     ConfigError for an enable_thinking that the template does not read.
     """
     samples: ImageSamples = stage.inputs["samples"]
+    target: TargetModel | None = stage.inputs.get("target")
+    statements = {
+        "samples": SamplesForeseen.read(samples.path, samples.digest),
+        "target": None if target is None else TargetStated.read(target.path, target.digest),
+    }
+    refuse_unfit(unfit(config, statements))
     file, threads = samples.path / "samples.jsonl", config.workers or max(1, available_cores() // stage.workers)
     shares = stage.workers > 1
     folder = stage.shared_dir / f"processor-{stage.worker}" if shares else stage.out_dir / "processor"
-    processor = prepare_processor(config, stage.inputs.get("target"), file, folder)
+    processor = prepare_processor(config, target, file, folder)
     encoder = ChatEncoder(processor, config.enable_thinking, config.train_on, config.render_seconds)
     total = check_images(file, processor)
 

@@ -24,17 +24,17 @@ from ops.lib.drafts.backbone.footprint import (
 )
 from ops.lib.estimates import (
     DraftForeseen,
-    FeaturesForeseen,
     Kind,
     StepsForeseen,
     TargetForeseen,
     TokensForeseen,
     first_counted,
 )
+from ops.lib.sequence_parallel.degree import check_degree
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.threads import threads_of_drafting
 from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
-from ops.train_dflash.shape import foreseen_shape
+from ops.train_dflash.shape import expected_shape
 
 LONGEST = 3072  # tokens of a sample, if its length is unknown
 STEPS = 8  # of a trial
@@ -54,14 +54,25 @@ def smoke(config: TrainDflash, samples: int) -> dict[str, Any]:
 def estimate(config: TrainDflash, outlook: Outlook) -> Estimate:
     """The rank with the largest need: one that trains, with the target if it captures for itself."""
     launch, target = outlook.launch, outlook.inputs["target"]
+    made = DraftForeseen.read(outlook.artifact, outlook.identity) if outlook.artifact is not None else None
     if target is None:
-        return Estimate(growth=_growth(config, outlook))
+        return Estimate(growth=_growth(config, outlook), foreseen=made)
     features, tokens = outlook.inputs["features"], outlook.inputs["tokens"]
     online = config.capture == "online"
     layers = len(config.target_layer_ids or ()) or config.capture_layers
-    shape = expected_shape(config, target, features)
+    shape = expected_shape(config, target.config, features)
     of_features = tokens if online else getattr(features, "tokens", None) or tokens
     ranks = launch.world_size - config.capture_ranks
+    plan: StepsForeseen | None = outlook.inputs["batches"]
+    check_degree(
+        world_size=ranks,
+        sp_degree=launch.sp_degree,
+        sp_exchange=config.sp_exchange,
+        query_heads=shape.num_attention_heads,
+        kv_heads=shape.num_key_value_heads,
+        shortest=launch.sp_degree,  # of samples whose length is not known
+        pad_multiple=launch.sp_degree if plan is None or plan.pad_multiple is None else plan.pad_multiple,
+    )
     dtype = config.capture_dtype if online else getattr(features, "dtype", config.dtype)
     decoding = decoding_memory(config, shape, target, tokens, dtype) if config.measures_tau else {}
     training = training_memory(
@@ -84,16 +95,11 @@ def estimate(config: TrainDflash, outlook: Outlook) -> Estimate:
         disk=_disk(config, shape),
         notes=tuple(notes),
         growth=_growth(config, outlook),
-        foreseen=DraftForeseen(shape=shape),
+        foreseen=made
+        or DraftForeseen(
+            shape=shape, mask_token_id=target.mask_token_id, identity=outlook.identity, target=target.identity
+        ),
     )
-
-
-def expected_shape(config: TrainDflash, target: TargetForeseen, features: FeaturesForeseen | None) -> DraftConfig:
-    """The draft's shape but for its mask token; of layers that are not known only the number is right."""
-    layers = len(config.target_layer_ids or ()) or config.capture_layers
-    if config.capture == "online" or features is None:
-        return foreseen_shape(config, target.config, layers)
-    return foreseen_shape(config, target.config, features.num_layers, features.target_layer_ids)
 
 
 def training_memory(
@@ -194,7 +200,7 @@ def _growth(config: TrainDflash, outlook: Outlook) -> Growth | None:
     """A step of a few samples is not a full one, so steps are weighed by their tokens."""
     trial = outlook.trial
     plan: StepsForeseen | None = outlook.inputs["batches"]
-    if trial is None or plan is None:
+    if trial is None or plan is None or plan.steps is None:
         return None
     steps = min(plan.steps.full, config.max_steps or plan.steps.full)
     rows = islice(read_jsonl(trial.inputs["batches"] / "steps.jsonl"), trial.config.max_steps)

@@ -9,24 +9,24 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.backbone.config import POSITIONS, DraftConfig, from_serving
+from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.drafts.backbone.load import CONFIG, read_config
-from ops.lib.drafts.losses.kinds import needs_teacher
+from ops.lib.estimates import DraftForeseen, FeaturesForeseen, TargetStated, TokensForeseen, refuse_unfit
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
-from ops.lib.target.model import target_info, text_config
+from ops.lib.target.model import check_samples_fit, target_info, text_config
 from ops.lib.training import ranks
 from ops.train_dflash.batches import PlannedStep, read_plan
-from ops.train_dflash.online import OnlineReader, describe_features, token_mistakes
+from ops.train_dflash.online import SPLITS, OnlineReader, describe_features
 from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.requirements import unfit
 from ops.train_dflash.shape import draft_shape
 
 Reader = FeatureReader | OnlineReader
-_Opened = tuple[dict[str, Any], Reader, Reader, list[str]]
+_Opened = tuple[dict[str, Any], Reader, Reader]
 
 
 @frozen
@@ -58,19 +58,11 @@ class Inputs:
 def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
     """Open the artifacts. Raises DataError with all mismatches, or ConfigError for the draft's config."""
     target, tokens = stage.inputs["target"], stage.inputs.get("tokens")
-    captured, train, val, mistakes = (_online if config.capture == "online" else _stored)(config, stage)
-    mistakes += _shape_mistakes(captured, target_info(target))
-    if config.needs_teacher and not captured["final_hidden"]:
-        mistakes.append(
-            f"{_of_teacher(config)} needs the target's final hidden states: set final_hidden = true in capture_targets"
-        )
-    if not len(train):
-        mistakes.append("no sample in the split train; was everything dropped by tokenize_chat?")
-    if mistakes:
-        listed = mistakes[0] if len(mistakes) == 1 else "\n" + "\n".join(f"  {mistake}" for mistake in mistakes)
-        source = stage.inputs.get("features") or tokens
-        assert source is not None  # the op requires one of them
-        raise DataError(f"{source.path}: {listed}")
+    source = stage.inputs.get("features") or tokens
+    captured, train, val = (_online if config.capture == "online" else _stored)(config, stage)
+    refuse_unfit(unfit(config, _statements(stage)), source)
+    if config.capture == "online" and tokens is not None:
+        check_samples_fit((TokenReader(tokens, split) for split in SPLITS), target)
     steps, pad_multiple = read_plan(stage.inputs["batches"], train.lengths)
     draft = draft_config(config, target, captured, _parent(stage))
     embed_VM, head_VM = frozen_ends(target, ranks.device_of(stage), getattr(torch, config.dtype))
@@ -87,54 +79,31 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
     )
 
 
-def _of_teacher(config: TrainDflash) -> str:
-    """What of the loss reads the target's distribution."""
-    is_kind = needs_teacher(config.loss)
-    return f'loss = "{config.loss}"' if is_kind else f'the loss of algorithm = "{config.algorithm}"'
+def _statements(stage: Stage) -> dict[str, Any]:
+    """What the inputs hold, by edge."""
+    target, features, tokens = stage.inputs["target"], stage.inputs.get("features"), stage.inputs.get("tokens")
+    parent = stage.inputs.get("warm_start")
+    is_whole = parent is not None and (parent.path / CONFIG).is_file()  # else `load_weights` reports it
+    return {
+        "warm_start": DraftForeseen.read(parent.path, parent.digest) if is_whole else None,
+        "target": TargetStated.read(target.path, target.digest),
+        "features": None if features is None else FeaturesForeseen.read(features.path, features.digest),
+        "tokens": None if tokens is None else TokensForeseen.read(tokens.path, tokens.digest),
+    }
 
 
 def _stored(_config: TrainDflash, stage: Stage) -> _Opened:
     features = stage.inputs["features"]
     train, val = FeatureReader(features, "train"), FeatureReader(features, "val")
     captured = {name: value for name, value in train.info.items() if name != "shards"}
-    return captured, train, val, _origin_mistakes(captured, stage.inputs["target"], stage.inputs.get("tokens"))
+    return captured, train, val
 
 
 def _online(config: TrainDflash, stage: Stage) -> _Opened:
     tokens, target = stage.inputs["tokens"], stage.inputs["target"]
     captured = describe_features(config, tokens, target)
     train, val = OnlineReader(tokens, "train", captured), OnlineReader(tokens, "val", captured)
-    return captured, train, val, token_mistakes(tokens, target)
-
-
-def _origin_mistakes(info: Mapping[str, Any], target: TargetModel, tokens: TokenShards | None) -> list[str]:
-    mistakes = []
-    if info["target"] != target.digest:
-        mistakes.append(
-            f"these features were captured from the target {info['target'][:12]}, but the node's target is "
-            f"{target.digest[:12]}; give capture_targets and train_dflash the same target"
-        )
-    if tokens is not None and info["tokens"] != tokens.digest:
-        mistakes.append(
-            f"these features were captured from the tokens {info['tokens'][:12]}, but the node's tokens are "
-            f"{tokens.digest[:12]}; give capture_targets and train_dflash the same tokens"
-        )
-    return mistakes
-
-
-def _shape_mistakes(info: Mapping[str, Any], target: Mapping[str, Any]) -> list[str]:
-    """Contradictions between features.json and target.json."""
-    mistakes = [
-        f"{name}: {info[name]} in the features, {expected} in the target; capture again from this target"
-        for name, expected in (("hidden_size", target["hidden_size"]), ("num_target_layers", target["num_layers"]))
-        if info[name] != expected
-    ]
-    beyond = [layer for layer in info["target_layer_ids"] if layer >= target["num_layers"] - 1]
-    if beyond:
-        mistakes.append(f"target_layer_ids: {beyond} are no inner layers of a target of {target['num_layers']} layers")
-    if info["positions"] != POSITIONS:
-        mistakes.append(f'positions: "{info["positions"]}" in the features, must be "{POSITIONS}"; capture again')
-    return mistakes
+    return captured, train, val
 
 
 def draft_config(

@@ -30,6 +30,7 @@ from ops.train_dflash.batches import Labels
 from ops.train_dflash.engine import Setup
 from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.requirements import NO_VAL
 from ops.train_dflash.short_evaluation import Lend, ShortEvaluation
 from ops.train_dflash.step import measure
 from ops.train_dflash.tally import WEIGHT, accuracy, expected_tau, found_means, mean_loss, slot_accuracy
@@ -56,10 +57,7 @@ class Measuring:
     ) -> Measuring:
         """Raises DataError if the split val has no samples to select by."""
         if config.select == "loss" and not _has_anchor(inputs.val):
-            raise DataError(
-                'select = "loss" measures the split val, which has no sample with an anchor: raise val_fraction of '
-                'ingest, capture the split val too, or set select = "last"'
-            )
+            raise DataError(NO_VAL["loss"])
         evaluation = ShortEvaluation.open(config, stage, inputs, setup.place.device, lend)
         return cls(config, stage, setup, state, evaluation, time.perf_counter())
 

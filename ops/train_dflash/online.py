@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -23,15 +22,13 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from dsl.errors import DataError
 from ops.artifacts import TargetModel, TokenShards
 from ops.capture_targets.huggingface import device_batch
 from ops.capture_targets.layers import check_layers, spread_layers
 from ops.lib.data.batching import batches_by_length
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.feature_shards import feature_info
-from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, read_config, target_info
-from ops.lib.vision.families import family_of
+from ops.lib.target.model import Target, target_info
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.op import TrainDflash
 
@@ -66,22 +63,6 @@ class OnlineReader:
     def labels(self, index: int) -> tuple[Tensor, Tensor]:
         """input_ids int64 [S] and loss_mask bool [S] of a sample."""
         return self._reader.labels(index)
-
-
-def token_mistakes(tokens: TokenShards, target: TargetModel) -> list[str]:
-    """Why this target cannot read these tokens."""
-    reader = TokenReader(tokens)
-    checks = (
-        partial(check_tokens_fit, reader.info, target_info(target)),
-        partial(check_images_fit, reader, family_of(read_config(target.path / "model"))),
-    )
-    mistakes = []
-    for check in checks:
-        try:
-            check()
-        except DataError as error:
-            mistakes.append(str(error))
-    return mistakes
 
 
 @frozen(eq=False)

@@ -11,6 +11,8 @@ from dsl.errors import ConfigError
 from ops.capture_targets.layers import spread_layers
 from ops.lib.drafts.algorithms import algorithm_class
 from ops.lib.drafts.backbone.config import FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
+from ops.lib.estimates import FeaturesForeseen
+from ops.lib.target.token_ids import mask_of_texts
 from ops.train_dflash.op import TrainDflash
 
 OF_PARENT = (  # of a warm start's draft
@@ -69,6 +71,18 @@ def draft_shape(
     return evolve(shape, **{name: getattr(parent, name) for name in kept})
 
 
+def expected_shape(config: TrainDflash, target: Mapping[str, Any], features: FeaturesForeseen | None) -> DraftConfig:
+    """The draft's shape but for its mask token; of layers that are not known only the number is right. target: its
+    config.json. Raises ConfigError as `draft_shape`.
+    """
+    if config.capture == "online":
+        return foreseen_shape(config, target, len(config.target_layer_ids or ()) or config.capture_layers)
+    if features is None:  # nothing is known of them: as many layers as a capture has by default, or fewer
+        most = max(1, (target.get("text_config") or target)["num_hidden_layers"] - 3)
+        return foreseen_shape(config, target, min(config.capture_layers, most))
+    return foreseen_shape(config, target, features.num_layers, features.target_layer_ids)
+
+
 def foreseen_shape(
     config: TrainDflash, target: Mapping[str, Any], num_layers: int, layer_ids: tuple[int, ...] | None = None
 ) -> DraftConfig:
@@ -102,11 +116,8 @@ def _layer_types(config: TrainDflash) -> tuple[str, ...]:
 def _mask_token_id(mask_token_id: int | None, text: Mapping[str, Any], info: Mapping[str, Any]) -> int:
     if mask_token_id is None:
         raise ConfigError("the features have no mask token: set mask_token_id of load_target")
-    if mask_token_id in info["eos_token_ids"] or mask_token_id == text.get("pad_token_id"):
-        raise ConfigError(
-            f"mask_token_id {mask_token_id} is the pad or an EOS id of the target; the mask token must be an id that "
-            "no text produces"
-        )
+    if wrong := mask_of_texts(mask_token_id, info["eos_token_ids"], {text.get("pad_token_id")}):
+        raise ConfigError(wrong)
     return mask_token_id
 
 

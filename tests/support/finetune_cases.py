@@ -19,7 +19,7 @@ from ops.artifacts import TokenShards
 from ops.finetune_vlm.measuring import greedy_answers
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.run import finetune_vlm
-from ops.lib.data.files import read_jsonl, write_jsonl
+from ops.lib.data.files import read_json, read_jsonl, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.model import Target
 
@@ -86,6 +86,9 @@ def poisoned(
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
     records = [record for record in read_jsonl(folder / "samples.jsonl") if keep(record)]
     write_jsonl(folder / "samples.jsonl", records)
+    info, splits = read_json(folder / "tokens.json"), {record["split"] for record in records}
+    kept = [shard for shard in info["shards"] if shard["split"] in splits]
+    write_json(folder / "tokens.json", info | {"shards": kept})
     return TokenShards(folder, f"changed {folder.name}")
 
 

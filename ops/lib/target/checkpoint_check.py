@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ops.lib.target.token_ids import check_ends
 from ops.lib.vision.model_types import check_model_type
 from ops.lib.vision.processor_files import processor_mistakes
 
+State = tuple[tuple[str, int, int, int], ...]
 POINTER = b"version https://git-lfs"
 LONGEST_HEADER = LARGEST_JSON  # bytes; the safetensors library takes twice as many
 SHOWN = 3  # names of files in a message
@@ -31,10 +33,20 @@ def loading_mistakes(checkpoint: str, trust_remote_code: bool) -> list[str]:
     a model id, nothing.
     """
     path = Path(checkpoint)
-    if not path.exists():
-        return []
+    return list(_loading_mistakes(path, trust_remote_code, _state(path))) if path.exists() else []
+
+
+@lru_cache(maxsize=8)  # several hooks of a plan ask, and a tokenizer.json has ten megabytes
+def _loading_mistakes(path: Path, trust_remote_code: bool, _state: State) -> tuple[str, ...]:
     mistakes = [*checkpoint_mistakes(path), *_raised(check_code, path, trust_remote_code)]
-    return list(dict.fromkeys(mistakes))
+    return tuple(dict.fromkeys(mistakes))
+
+
+def _state(path: Path) -> State:
+    """What changes with the files of a directory."""
+    files = sorted([*path.iterdir(), *path.glob("*/*.jinja")]) if path.is_dir() else [path]
+    status = ((file, file.stat() if file.exists() else file.lstat()) for file in files)
+    return tuple((str(file), each.st_mtime_ns, each.st_size, each.st_ino) for file, each in status)
 
 
 def draft_folder_mistakes(path: Path) -> list[str]:
@@ -63,7 +75,11 @@ def processor_folder_mistakes(processor: str | None) -> list[str]:
     """Why a processor cannot be loaded from a directory; nothing of a built-in one or a model id."""
     if processor is None or not Path(processor).is_dir():
         return []
-    directory = Path(processor)
+    return list(_processor_mistakes(Path(processor), _state(Path(processor))))
+
+
+@lru_cache(maxsize=8)
+def _processor_mistakes(directory: Path, _state: State) -> list[str]:
     pointers = _pointers(directory)
     if pointers:
         return _pointer_mistakes(directory, pointers)

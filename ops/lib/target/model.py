@@ -22,6 +22,7 @@ from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.attention import grouped_attention
 from ops.lib.target.checkpoint_files import check_weights, trusts_own_code
 from ops.lib.target.ends import find_ends, stored_dtype
+from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
 from ops.lib.vision.families import Family, VisionFamily, family_of, text_part
 from ops.lib.vision.processor import LOADING_ERRORS
@@ -234,6 +235,8 @@ def describe_target(
         raise DataError(
             f"mask_token_id {mask_token_id} is outside the vocabulary of {text['vocab_size']} in {directory}"
         )
+    if wrong := mask_of_texts(mask_token_id, eos_token_ids, {text.get("pad_token_id")}):
+        raise DataError(f"{directory}: {wrong}")
     return {
         "model_type": family.config["model_type"],
         "vision": family.has_vision,
@@ -258,18 +261,10 @@ def check_samples_fit(readers: Iterable[TokenReader], target: TargetModel) -> No
 
 
 def check_tokens_fit(tokens: Mapping[str, Any], target: Mapping[str, Any]) -> None:
-    """Rejects tokens made for another vocabulary; `tokens` is tokens.json, `target` target.json.
-
-    A tokenizer of another model would go unnoticed if its ids are small enough, and the draft would be
-    trained on nonsense. Raises DataError.
-    """
-    if tokens["vocab_size"] > target["vocab_size"]:
-        why = f"they need {tokens['vocab_size']} embeddings, and the target has {target['vocab_size']}"
-    elif not set(tokens["eos_token_ids"]) & set(target["eos_token_ids"]):
-        why = f"their EOS ids are {tokens['eos_token_ids']}, and the target ends at {target['eos_token_ids']}"
-    else:
-        return
-    raise DataError(f"the tokens do not fit the target: {why}; give tokenize_chat the target's checkpoint as processor")
+    """Rejects tokens made for another vocabulary; `tokens` is tokens.json, `target` target.json. Raises DataError."""
+    wrong = foreign_tokens(tokens["vocab_size"], tokens["eos_token_ids"], target["vocab_size"], target["eos_token_ids"])
+    if wrong:
+        raise DataError(wrong)
 
 
 def check_images_fit(reader: TokenReader, family: Family) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import shown_json
 from ops.lib.vision.model_types import MASK_TOKENS, SUPPORTED, family_mask_id
 
-TOKENIZER = "tokenizer.json"
+CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
+GENERATION = "generation_config.json"
+FILES = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION)
 ENDS = ("bos_token_id", "eos_token_id")
 UNUSED = ("reserved", "unused", "extra_id", "placeholder")  # parts of names of special tokens for later use
 SHOWN = 3  # ids in a message
@@ -22,26 +25,23 @@ SHOWN = 3  # ids in a message
 
 @frozen
 class Vocabulary:
-    """size: rows of the embedding. ordinary: ids that texts are split into; special: the others, id -> text."""
+    """size: rows of the embedding. ordinary: ids that texts are split into; special: the others, id -> text.
+    eos_token_ids: at which an answer ends, as `load_processor` finds them, None where the tokenizer's own is not known;
+    pad_token_id: None likewise.
+    """
 
     size: int
     ordinary: Mapping[int, str]
     special: Mapping[int, str]
     model_type: str
+    eos_token_ids: tuple[int, ...] | None = None
+    pad_token_id: int | None = None
 
     @classmethod
     def of(cls, directory: Path) -> Vocabulary | None:
         """That of a checkpoint; None without a readable tokenizer.json, or without a size in its config."""
-        config = read_settings(directory / "config.json")
-        size = _text_part(config).get("vocab_size")
-        tokenizer = read_settings(directory / TOKENIZER)
-        if not tokenizer or not isinstance(size, int):
-            return None
-        try:
-            ordinary, special = _tokens(tokenizer)
-        except (TypeError, ValueError, KeyError, AttributeError):  # the library that loads it reports it
-            return None
-        return cls(size, ordinary, special, str(config.get("model_type")))
+        files = tuple(directory / name for name in FILES)
+        return _read(directory, tuple(file.stat().st_mtime_ns if file.is_file() else 0 for file in files))
 
     @property
     def known_mask_id(self) -> int | None:
@@ -62,6 +62,36 @@ class Vocabulary:
         for number, token in sorted(self.special.items()):
             if number < self.size and any(part in token for part in UNUSED):
                 yield number, f"the unused special token {on_one_line(token)}"
+
+
+@lru_cache(maxsize=8)  # a plan asks several times, and a tokenizer.json has ten megabytes
+def _read(directory: Path, _changed: tuple[int, ...]) -> Vocabulary | None:
+    config, tokenizer = (read_settings(directory / name) for name in (CONFIG, TOKENIZER))
+    text = _text_part(config)
+    size = text.get("vocab_size")
+    if not tokenizer or not isinstance(size, int):
+        return None
+    try:
+        ordinary, special = _tokens(tokenizer)
+    except (TypeError, ValueError, KeyError, AttributeError):  # the library that loads it reports it
+        return None
+    ids = {token: number for tokens in (ordinary, special) for number, token in tokens.items()}
+    settings = read_settings(directory / TOKENIZER_CONFIG)
+    eos, pad = (ids.get(_text_of(settings.get(name))) for name in ("eos_token", "pad_token"))
+    others = _ids(read_settings(directory / GENERATION).get("eos_token_id"))
+    return Vocabulary(
+        size,
+        ordinary,
+        special,
+        str(config.get("model_type")),
+        eos_token_ids=None if eos is None else tuple(dict.fromkeys([eos, *others])),
+        pad_token_id=text.get("pad_token_id") if pad is None else pad,
+    )
+
+
+def _text_of(token: Any) -> str:
+    """Of a token of tokenizer_config.json: a text, or a table with it."""
+    return str(token.get("content") if isinstance(token, Mapping) else token)
 
 
 def _tokens(tokenizer: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, str]]:
@@ -88,7 +118,15 @@ def mask_mistakes(directory: Path, mask_token_id: int | None) -> list[str]:
     if not 0 <= number < vocabulary.size:
         outside = f"mask_token_id {number} is outside the vocabulary of {vocabulary.size} in {directory}"
         return [f"{outside}; {_remedy(vocabulary)}"]
-    return []
+    wrong = mask_of_texts(number, vocabulary.eos_token_ids or (), {vocabulary.pad_token_id})
+    return [f"{wrong}; {_remedy(vocabulary)}"] if wrong else []
+
+
+def mask_of_texts(mask_token_id: int, eos_token_ids: Collection[int], pad_token_ids: Collection[int | None]) -> str:
+    """Why an id cannot be the mask token: it stands in texts, or behind them; empty for one that can."""
+    if mask_token_id not in eos_token_ids and mask_token_id not in pad_token_ids:
+        return ""
+    return f"mask_token_id {mask_token_id} is the pad or an EOS id of the target, and must be an id that no text gives"
 
 
 def mask_warning(directory: Path, mask_token_id: int) -> str | None:
@@ -111,9 +149,26 @@ def _remedy(vocabulary: Vocabulary) -> str:
     return f"set mask_token_id to an id that no text gives, such as {listed}"
 
 
+def foreign_tokens(
+    vocab_size: int, eos_token_ids: Collection[int], target_size: int, target_eos: Collection[int]
+) -> str:
+    """Why tokens of one vocabulary are not those of a target's; empty where they may be.
+
+    A tokenizer of another model would go unnoticed if its ids are small enough, and the draft would be trained on
+    nonsense.
+    """
+    if vocab_size > target_size:
+        why = f"they need {vocab_size} embeddings, and the target has {target_size}"
+    elif set(eos_token_ids).isdisjoint(target_eos):
+        why = f"their EOS ids are {list(eos_token_ids)}, and the target ends at {list(target_eos)}"
+    else:
+        return ""
+    return f"the tokens do not fit the target: {why}; give tokenize_chat the target's checkpoint as processor"
+
+
 def check_ends(directory: Path) -> None:
     """Raises DataError for ids of the begin or end of a text that the model's vocabulary does not have."""
-    config = read_settings(directory / "config.json")
+    config = read_settings(directory / CONFIG)
     text = _text_part(config)
     size = text.get("vocab_size")
     if not isinstance(size, int):
@@ -135,9 +190,9 @@ def check_ends(directory: Path) -> None:
 def _naming(
     directory: Path, config: Mapping[str, Any], text: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield "config.json", config
-    yield "config.json", text
-    yield "generation_config.json", read_settings(directory / "generation_config.json")
+    yield CONFIG, config
+    yield CONFIG, text
+    yield GENERATION, read_settings(directory / GENERATION)
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -177,7 +177,7 @@ def test_smaller_blocks_than_in_training_give_the_same_answers_in_more_steps(sta
 
 
 def test_larger_blocks_than_in_training_are_refused(draft, target, tokens, tmp_path):
-    with pytest.raises(ConfigError, match=rf"block_size: must lie in 2\.\.{BLOCK}"):
+    with pytest.raises(DataError, match=rf"block_size: must lie in 2\.\.{BLOCK}"):
         run_evaluate(tmp_path, draft, target, tokens, block_size=BLOCK + 1)
 
 

@@ -9,11 +9,9 @@ from speculators_cases import WINDOWS
 from test_export_draft import export, trained  # noqa: F401 (a fixture)
 
 from dsl.errors import ConfigError, DataError
-from dsl.estimate import Outlook
-from dsl.launch import Launch
 from dsl.op import Ref
-from ops.export_draft.estimate import estimate
 from ops.export_draft.op import ExportDraft
+from ops.export_draft.requirements import unfit
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.backbone.speculators_format import Verifier, to_speculators
 from ops.lib.estimates import DraftForeseen
@@ -124,11 +122,9 @@ def test_what_the_format_cannot_express_is_refused_and_the_plan_says_so(tmp_path
         export(tmp_path / "both", trained | {"draft": draft}, formats=BOTH)
     assert why in str(caught.value) and "leave it out of formats" in str(caught.value)
     inputs = {"draft": DraftForeseen(shape=tiny_config(**change))}
-    outlook = Outlook(launch=Launch(), inputs=inputs, artifact=None, root=tmp_path, free_disk=1)
-    fields = {"draft": Ref("train"), "target": Ref("target")}
-    (note,) = estimate(ExportDraft(**fields, formats=BOTH), outlook).notes
-    assert why in note
-    assert () == estimate(ExportDraft(**fields), outlook).notes
+    fields, foreseen = {"draft": Ref("train"), "target": Ref("target")}, inputs | {"target": None}
+    assert str(caught.value) == f"{folder}: {unfit(ExportDraft(**fields, formats=BOTH), foreseen)['formats']}"
+    assert {} == unfit(ExportDraft(**fields), foreseen)
 
 
 @pytest.mark.parametrize(

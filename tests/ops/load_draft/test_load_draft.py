@@ -55,8 +55,9 @@ from ops.load_draft.estimate import estimate
 from ops.load_draft.op import LoadDraft
 from ops.load_draft.read_config import read_draft_config
 from ops.load_draft.report import report
+from ops.load_draft.requirements import unfit
 from ops.load_draft.run import load_draft
-from ops.load_draft.unmet import unfit, unmet
+from ops.load_draft.unmet import unmet
 
 PLAIN_SHAPE = {
     "block_size": 4,

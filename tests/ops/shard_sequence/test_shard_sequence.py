@@ -84,6 +84,8 @@ def test_a_sample_longer_than_a_step_is_named():
         list(plan_steps([8, 33], 32, 8, 1, 0))
 
 
-def test_a_split_without_samples_is_refused():
-    with pytest.raises(DataError, match="nothing to train on"):
-        list(plan_steps([], 32, 8, 1, 0))
+def test_a_split_without_samples_is_refused(tmp_path):
+    empty = make_features(tmp_path / "features", make_target(tmp_path / "target"), samples=0)
+    stage = FakeStage(tmp_path / "stage", {"features": empty})
+    with pytest.raises(DataError, match="the split train has no samples; there is nothing to train on"):
+        shard_sequence(ShardSequence(features=Ref("capture")), stage)

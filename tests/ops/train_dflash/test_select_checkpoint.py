@@ -248,6 +248,9 @@ def test_an_empty_val_split_to_choose_by_is_refused_and_else_passed_over(real, t
     shutil.copytree(real["tokens"].path, folder)
     rows = [row for row in read_jsonl(folder / "samples.jsonl") if row["split"] != "val"]
     write_jsonl(folder / "samples.jsonl", rows)
+    info = read_json(folder / "tokens.json")
+    shards = [shard for shard in info["shards"] if shard["split"] != "val"]
+    write_json(folder / "tokens.json", info | {"shards": shards})
     inputs = real | {"tokens": TokenShards(folder, real["tokens"].digest)}
     with pytest.raises(DataError, match='select = "tau" decodes prompts of the split val, which has none: raise'):
         train_real(tmp_path / "tau", inputs, select="tau", **MEASURED)

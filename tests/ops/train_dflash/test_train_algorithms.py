@@ -72,7 +72,7 @@ def test_any_algorithm_starts_from_a_plain_draft_and_none_from_another(tmp_path,
     assert before.keys() < after.keys()
     assert all((before[each] - after[each]).abs().max() < 1e-6 for each in before)
     other = "dspark" if name == "dflash2" else "dflash2"
-    with pytest.raises(ConfigError, match="this draft cannot start the training because its config differs"):
+    with pytest.raises(DataError, match=f"algorithm: {name} in the draft, {other} in this training"):
         train(tmp_path / "other", inputs | {"warm_start": started.artifact(Draft)}, other, max_steps=1)
 
 

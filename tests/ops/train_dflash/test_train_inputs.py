@@ -176,7 +176,10 @@ def test_shards_that_are_not_what_features_json_says_are_refused(tmp_path, chang
 
 
 def test_features_of_other_tokens_are_refused(tmp_path):
-    inputs = make_inputs(tmp_path) | {"tokens": TokenShards(path=tmp_path, digest="u" * 64)}
+    (tmp_path / "tokens").mkdir()
+    described = {"shards": [], "vocab_size": 24, "eos_token_ids": [EOS], "pad_token_id": PAD}
+    write_json(tmp_path / "tokens" / "tokens.json", described)
+    inputs = make_inputs(tmp_path) | {"tokens": TokenShards(path=tmp_path / "tokens", digest="u" * 64)}
     with pytest.raises(DataError, match="captured from the tokens"):
         open_inputs(train_config(), FakeStage(tmp_path / "stage", inputs))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -48,6 +48,14 @@ def _numbers(values: Iterable[int]) -> tuple[int, ...]:
 
 def _names(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(values)
+
+
+class DraftConfigError(ConfigError):
+    """Values of a draft's config do not fit; each mistake is "field: what is wrong"."""
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__("draft config:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
 
 
 @frozen(kw_only=True)
@@ -97,7 +105,7 @@ class DraftConfig:
             *self.algorithm.mistakes(self),
         ]
         if mistakes:
-            raise ConfigError("draft config:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+            raise DraftConfigError(mistakes)
 
     def layout(self, block_size: int | None = None) -> Layout:
         """Who predicts what, in blocks of that many verified tokens; default: those of the training."""
@@ -220,13 +228,16 @@ def unlike_sizes(sizes: Mapping[str, Any], target: Mapping[str, Any]) -> dict[st
 
 
 def check_draft_fits(draft: DraftConfig, target: Mapping[str, Any]) -> None:
-    """Raises DataError that names each field which does not fit, and what to do."""
-    wrong = unfit_fields(draft, target)
-    if wrong:
-        raise DataError(
-            f"the draft does not fit the target: {unfit_text(wrong)}; give train_dflash, export_draft and evaluate the "
-            "same target"
-        )
+    """Raises DataError with the `draft_misfit`."""
+    if misfit := draft_misfit(draft, target):
+        raise DataError(misfit)
+
+
+def draft_misfit(draft: DraftConfig, target: Mapping[str, Any]) -> str:
+    """Each field which does not fit, and what to do; empty for a draft that fits."""
+    wrong = unfit_text(unfit_fields(draft, target))
+    remedy = "give train_dflash, export_draft and evaluate the same target"
+    return f"the draft does not fit the target: {wrong}; {remedy}" if wrong else ""
 
 
 def unfit_text(wrong: Mapping[str, str]) -> str:

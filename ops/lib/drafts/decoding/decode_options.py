@@ -26,8 +26,13 @@ class DraftUse:
     def of(cls, draft: DraftConfig, block_size: int | None = None) -> DraftUse:
         """As it was trained, with smaller blocks where block_size says so. Raises ConfigError for larger ones."""
         size = draft.block_size if block_size is None else block_size
-        if not 2 <= size <= draft.block_size:
-            raise ConfigError(
-                f"block_size: must lie in 2..{draft.block_size}, which is the draft's in training, got {size}"
-            )
+        if mistake := block_size_mistake(draft, size):
+            raise ConfigError(mistake)
         return cls(target_layer_ids=tuple(draft.target_layer_ids), mask_token_id=draft.mask_token_id, block_size=size)
+
+
+def block_size_mistake(draft: DraftConfig, size: int) -> str:
+    """Why a draft cannot decode in blocks of this size; empty where it can."""
+    if 2 <= size <= draft.block_size:
+        return ""
+    return f"block_size: must lie in 2..{draft.block_size}, which is the draft's in training, got {size}"

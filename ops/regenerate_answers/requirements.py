@@ -1,0 +1,24 @@
+"""What answering again needs of its samples and target, as promised and as they are. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ops.lib.estimates import SamplesForeseen, TargetStated
+from ops.regenerate_answers.context import context_mistake
+from ops.regenerate_answers.op import RegenerateAnswers
+
+
+def unfit(config: RegenerateAnswers, foreseen: Mapping[str, Any]) -> dict[str, str]:
+    """Splits without a sample, and limits beyond the target's context; nothing if the answers of the data stay."""
+    samples: SamplesForeseen | None = foreseen["samples"]
+    target: TargetStated | None = foreseen["target"]
+    wrong = {}
+    if config.answers == "data":
+        return wrong
+    if samples is not None and samples.empty.issuperset(config.splits):
+        wrong["splits"] = f"no samples in the splits {', '.join(config.splits)}: nothing to answer"
+    if target is not None and (mistake := context_mistake(config, target.text)):
+        wrong["max_prompt_tokens"] = mistake
+    return wrong

@@ -1,0 +1,51 @@
+"""What tokenising needs of its samples and target, as promised and as they are. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dsl.op import is_builtin
+from ops.lib.estimates import (
+    Answered,
+    SamplesForeseen,
+    TargetStated,
+    are_different,
+    by_field,
+    identity_of,
+    template_digest,
+)
+from ops.tokenize_chat.op import TokenizeChat
+
+SAME = "give regenerate_answers and tokenize_chat the same"
+
+
+def unfit(config: TokenizeChat, foreseen: Mapping[str, Any]) -> dict[str, str]:
+    """A train split without a sample, and prompts that are not those that the target answered."""
+    samples: SamplesForeseen | None = foreseen["samples"]
+    if samples is None:
+        return {}
+    found = {} if samples.answered is None else by_field(_of_answers(config, samples.answered, foreseen.get("target")))
+    if "train" in samples.empty and not config.prompts_only:
+        found["samples"] = (
+            "no sample is in the train split: check split of ingest, or set prompts_only = true for prompts of evaluate"
+        )
+    return found
+
+
+def _of_answers(config: TokenizeChat, answered: Answered, target: TargetStated | None) -> Iterator[tuple[str, str]]:
+    if config.enable_thinking != answered.enable_thinking:
+        asked, here = json.dumps(answered.enable_thinking), json.dumps(config.enable_thinking)
+        remedy = f"{SAME} enable_thinking, or answers and prompts do not fit each other"
+        yield "enable_thinking", f"the answers were generated with {asked}, and this node has {here}: {remedy}"
+    if are_different(answered.target, identity_of(target)):
+        yield "target", f"the answers are those of another target: {SAME} target"
+    if answered.has_target and config.target is None and is_builtin(config.processor):
+        yield "processor", "the answers are those of a target, whose tokenizer this is not: give the target instead"
+    if (
+        not answered.has_target
+        and config.target is None
+        and answered.chat_template != template_digest(config.chat_template)
+    ):
+        yield "chat_template", f"the answers were generated with another one: {SAME} chat_template"
