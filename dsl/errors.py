@@ -5,6 +5,7 @@ DflowError                  the message says what was wrong, where, and what to 
 ├── PipelineError           a pipeline file or graph has one or more mistakes, all of them listed
 ├── StructureError          plain values do not fit the type that they are read as; all mistakes with their paths
 ├── DataError               input data cannot be used: names the file, line or sample
+│   └── NotKnown            what an estimate needs is not there yet; nothing is wrong
 ├── TransientError          something outside failed that may work in a while, a busy server say: the node is retried
 ├── StoreError              the store cannot be used: newer layout, no locks, artifact gone or altered
 │   ├── LeaseLost           another process holds or took over the lease of a work folder
@@ -34,6 +35,10 @@ class ConfigError(DflowError):
 
 class DataError(DflowError):
     """Input data that cannot be used; the message names the file, the line or the sample."""
+
+
+class NotKnown(DataError):
+    """What an estimate needs is not there yet, such as the config.json of a model that a run will download."""
 
 
 class TransientError(DflowError):

@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 from dsl.edge_checks import Absent
+from dsl.errors import Mistake
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.commands.arguments import (
@@ -23,7 +24,7 @@ from executor.launchers.cluster_address import use_cluster
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
 from executor.planning.planner import Decision, cached_artifacts
-from executor.planning.preflight import nodes_of, unmet
+from executor.planning.preflight import unmet
 from executor.planning.selection import require_others, selected
 from executor.planning.session import make_planner
 from executor.store.artifact_store import Store
@@ -32,6 +33,7 @@ from executor.system.output import OK, USAGE, print_json, print_lines
 
 if TYPE_CHECKING:
     from dsl.estimate import Estimate
+    from executor.planning.estimates import Estimates
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,15 +53,16 @@ def main(options: argparse.Namespace) -> int:
     store = open_store(options)
     decisions = make_planner(store, graph, absent=absent).plan()
     absent_inputs = [mistake for mistakes in absent.values() for mistake in mistakes]
-    lacking = unmet(graph, decisions, cached_artifacts(store, decisions))
+    free_disk = free_bytes(store.path)
+    estimates = _estimates(graph, store, decisions, free_disk)
+    lacking = unmet(graph, decisions, estimates) + _too_large_for_disk(store, decisions, estimates, free_disk)
     missing = list(dict.fromkeys(str(each) for each in [*absent_inputs, *lacking]))
     require_others(decisions, only)
     decisions = {node_id: each for node_id, each in decisions.items() if not only or node_id in only}
-    free_disk = free_bytes(store.path)
     needs: dict[str, Estimate] = {}
     does_not_fit: list[str] = []
-    if any(decision.cache != "hit" for decision in decisions.values()):
-        needs, does_not_fit = _needs(graph, store, decisions, {*absent}, nodes_of(graph, lacking))
+    if estimates is not None and any(decision.cache != "hit" for decision in decisions.values()):
+        needs, does_not_fit = _needs(graph, estimates, {*absent})
     cluster = _cluster_lines(graph)
     if options.json:
         from executor.planning.estimates import estimate_row
@@ -76,16 +79,31 @@ def main(options: argparse.Namespace) -> int:
     return USAGE if missing else OK
 
 
-def _needs(
-    graph: Graph, store: Store, decisions: Mapping[str, Decision], absent: Container[str], refused: Container[str]
-) -> tuple[dict[str, Estimate], list[str]]:
+def _estimates(graph: Graph, store: Store, decisions: Mapping[str, Decision], free_disk: int) -> Estimates | None:
+    """None where all is cached, so that no hook is loaded."""
+    if all(decision.cache == "hit" for decision in decisions.values()):
+        return None
+    from executor.planning.estimates import graph_estimates
+
+    return graph_estimates(graph, cached_artifacts(store, decisions), free_disk)
+
+
+def _too_large_for_disk(
+    store: Store, decisions: Mapping[str, Decision], estimates: Estimates | None, free_disk: int
+) -> list[Mistake]:
+    if estimates is None:
+        return []
+    from executor.planning.disk_check import disk_mistakes
+
+    return disk_mistakes(store, decisions, estimates.needs, free_disk)
+
+
+def _needs(graph: Graph, estimates: Estimates, absent: Container[str]) -> tuple[dict[str, Estimate], list[str]]:
     """What the nodes need, and what of it this machine does not have. absent: nodes whose inputs are not there."""
-    from executor.planning.estimates import graph_estimates, too_large  # not where all is cached
+    from executor.planning.estimates import too_large
     from executor.system.hardware import gpu_memory, machine_memory
 
-    made = cached_artifacts(store, decisions)
-    estimates = graph_estimates(graph, made, free_bytes(store.path), refused=refused)
-    needs = {node_id: need for node_id, need in estimates.items() if node_id not in absent}
+    needs = {node_id: need for node_id, need in estimates.needs.items() if node_id not in absent}
     return needs, too_large(graph, needs, gpu_memory, graph.machine.memory_bytes or machine_memory())
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
+from attrs import frozen
 
-from dsl.errors import DflowError
-from dsl.estimate import Estimate, Outlook, Trial
+from dsl.errors import DflowError, NotKnown
+from dsl.estimate import PROMISED, Estimate, Outlook, Trial
+from dsl.fingerprint import fingerprint, key_config
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.sizes import shown_bytes
@@ -19,37 +21,33 @@ NO_TRIALS: Mapping[str, Trial] = {}
 PROCESS_BYTES = 530_000_000  # resident in a process with torch and transformers before it loads a model, on Linux
 
 
-def graph_estimates(
-    graph: Graph,
-    made: Mapping[str, Path],
-    free_disk: int,
-    trials: Mapping[str, Trial] = NO_TRIALS,
-    refused: Container[str] = (),
-) -> dict[str, Estimate]:
-    """The estimate of every node whose op gives one. made: where the store holds artifacts, by node id.
+@frozen
+class Estimates:
+    """Of every node whose op gives an estimate: what it needs. foreseen: of its output, None where nothing is known.
 
-    A node whose artifact exists needs nothing, but its readers use its estimate. An op's error becomes a note, except
-    of a node in `refused`, whose own mistakes are reported already. To the memory of a rank that computes on the CPU
-    that of the process itself is added. Hooks see device = "cpu" there.
+    refused: why an op gives none, where a value is wrong.
     """
-    return _estimated(graph, made, free_disk, trials, refused)[0]
+
+    needs: Mapping[str, Estimate]
+    foreseen: Mapping[str, Any]
+    refused: Mapping[str, str]
 
 
-def foreseen_inputs(graph: Graph, made: Mapping[str, Path], node_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What is foreseen of the inputs of these nodes, by edge. made: as of `graph_estimates`."""
-    nodes = {node_id: graph.nodes[node_id] for node_id in node_ids}
-    above = graph.up_to({parent for node in nodes.values() for parent in node.parents})
-    foreseen = _estimated(above, made, 0, NO_TRIALS, ())[1]
-    return {node_id: node.by_edge(foreseen) for node_id, node in nodes.items()}
+def graph_estimates(
+    graph: Graph, made: Mapping[str, Path], free_disk: int, trials: Mapping[str, Trial] = NO_TRIALS
+) -> Estimates:
+    """The estimates of a graph. made: where the store holds artifacts, by node id.
 
-
-def _estimated(
-    graph: Graph, made: Mapping[str, Path], free_disk: int, trials: Mapping[str, Trial], refused: Container[str]
-) -> tuple[dict[str, Estimate], dict[str, Any]]:
-    """The estimates, and what they foresee, None where they foresee nothing."""
-    found: dict[str, Estimate] = {}
+    A node whose artifact exists needs nothing, but its readers use its estimate. What an op does not know becomes a
+    note. To the memory of a rank that computes on the CPU that of the process itself is added. Hooks see
+    device = "cpu" there.
+    """
+    needs: dict[str, Estimate] = {}
     foreseen: dict[str, Any] = dict.fromkeys(graph.nodes)
+    refused: dict[str, str] = {}
+    identities: dict[str, str] = {}
     for node_id, node in graph.nodes.items():
+        identities[node_id] = _identity(node, made.get(node_id), identities)
         estimate: Callable[[Any, Outlook], Estimate | None] | None = hook(node.op, "estimate")
         if estimate is None:
             continue
@@ -61,19 +59,31 @@ def _estimated(
             root=graph.root,
             free_disk=free_disk,
             trial=trials.get(node_id),
+            identity=identities[node_id],
         )
         try:
             needed = estimate(node.config, outlook)
-        except DflowError as error:
-            if node_id in refused:
-                continue
+        except NotKnown as error:
             needed = Estimate(notes=(f"what it needs cannot be estimated: {error}",))
+        except DflowError as error:
+            refused[node_id] = str(error)
+            continue
         if needed is not None:
             if needed.memory and not on_gpu and "torch" in node.op.key_libraries:
                 needed = attrs.evolve(needed, memory={**needed.memory, "process": PROCESS_BYTES})
             foreseen[node_id] = needed.foreseen
-            found[node_id] = Estimate(growth=needed.growth) if node_id in made else needed
-    return found, foreseen
+            needs[node_id] = Estimate(growth=needed.growth) if node_id in made else needed
+    return Estimates(needs, foreseen, refused)
+
+
+def _identity(node: GraphNode, artifact: Path | None, identities: Mapping[str, str]) -> str:
+    """As `Outlook.identity`. An artifact's folder has its digest as its name."""
+    if artifact is not None:
+        return artifact.name
+    inputs = {edge: [identities[parent] for parent in parents] for edge, parents in node.inputs.items()}
+    paths = {field.name: getattr(node.config, field.name) for field in node.op.fields.values() if field.external}
+    parts = {"op": node.op.name, "config": key_config(node), "paths": paths, "inputs": inputs}
+    return PROMISED + fingerprint(parts)
 
 
 def _computes_on_gpu_here(node: GraphNode) -> bool:

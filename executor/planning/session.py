@@ -20,6 +20,7 @@ from executor.planning.selection import require_others
 from executor.records.run_record import NodeState, PlanRow, Record, StartedBy, find_record
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import shared_gc_lock
+from executor.system.disk_space import free_bytes
 
 
 @frozen
@@ -223,7 +224,15 @@ def _session(
 def _checked_plan(store: Store, planner: Planner) -> dict[str, Decision]:
     """The plan. Raises PipelineError if this machine lacks something that a node needs."""
     decisions = planner.plan()
-    if missing := unmet(planner.graph, decisions, cached_artifacts(store, decisions)):
+    if all(decision.cache == "hit" for decision in decisions.values()):  # no hook is loaded
+        return decisions
+    from executor.planning.disk_check import disk_mistakes
+    from executor.planning.estimates import graph_estimates
+
+    free_disk = free_bytes(store.path)
+    estimates = graph_estimates(planner.graph, cached_artifacts(store, decisions), free_disk)
+    too_large = disk_mistakes(store, decisions, estimates.needs, free_disk)
+    if missing := unmet(planner.graph, decisions, estimates) + too_large:
         raise PipelineError(missing)
     return decisions
 

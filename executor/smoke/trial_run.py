@@ -123,7 +123,7 @@ def estimates(store: Store, graph: Graph, session: Session) -> dict[str, NodeEst
         node_id: Trial(config=node.config, artifact=artifacts[node_id], inputs=node.by_edge(artifacts))
         for node_id, node in session.graph.nodes.items()
     }
-    needs = graph_estimates(graph, made, free_bytes(store.path), trials)
+    needs = graph_estimates(graph, made, free_bytes(store.path), trials).needs
     growths: dict[str, Growth] = {}
     found = {}
     for node_id, node in graph.nodes.items():

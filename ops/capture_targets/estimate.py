@@ -15,6 +15,12 @@ from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
 from ops.lib.threads import threads_of_batches
 from ops.tokenize_chat.estimate import TOKEN_BYTES
 
+LESS_DISK = (
+    'fewer layers, dtype = "bfloat16", or no features at all: train_dflash captures during training with capture = '
+    '"online", and tokens instead of features there and in shard_sequence'
+)
+EXPECTED = "; if there will be fewer tokens, lower expected_tokens of tokenize_chat"
+
 threads = threads_of_batches
 
 
@@ -42,9 +48,7 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
     counted = tokens.count(config.splits) if tokens is not None else None
     count, per = amount(counted)
     size = count * per_token
-    notes = [f"{per_token:,} bytes a token, {shown_bytes(per_token * 1e6)} a million"]
-    if not per and size > outlook.free_disk:
-        notes.append(too_large(size, outlook.free_disk))
+    is_expected = counted is not None and tokens is not None and tokens.by_split is None
     batch = config.batch_tokens or default_batch_tokens(outlook.launch.device)
     memory = capture_memory(target, tokens, layers, config.dtype, batch)
     if config.backend == "sglang":
@@ -53,7 +57,8 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
         memory=memory,
         disk={"features": size},
         disk_per=per,
-        notes=tuple(notes),
+        less_disk=LESS_DISK + (EXPECTED if is_expected else ""),
+        notes=(f"{per_token:,} bytes a token, {shown_bytes(per_token * 1e6)} a million",),
         growth=growth,
         foreseen=foreseen,
     )
@@ -86,11 +91,3 @@ def _in_sglang(memory: dict[str, int], target: TargetForeseen, tokens: int, conf
         "target": memory["target"] // config.tp_degree,
         "pool of keys and values": pool // config.tp_degree,
     }
-
-
-def too_large(size: int, free: int) -> str:
-    """A note for features that do not fit on the disk."""
-    return (
-        f"the features need {shown_bytes(size)}, and {shown_bytes(free)} are free: capture fewer, or let train_dflash "
-        'capture during training (capture = "online", and tokens instead of features there and in shard_sequence)'
-    )

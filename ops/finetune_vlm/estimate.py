@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dsl.estimate import Amount, Estimate, Growth, Outlook
+from dsl.estimate import CHECKPOINTS, Amount, Estimate, Growth, Outlook
 from dsl.op import is_builtin
 from dsl.sizes import shown_bytes
 from ops.finetune_vlm.op import FinetuneVlm
@@ -55,11 +55,12 @@ def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
     states = sizes.parameters + 2 * trained
     disk = {
         "target": sizes.parameters * item_size,
-        "checkpoints": (config.keep_checkpoints + 1) * states * MASTER,
+        CHECKPOINTS: min(config.keep_checkpoints + 1, -(-config.steps // config.checkpoint_every)) * states * MASTER,
     }
     kept = shown_bytes(states * MASTER)
     notes = (f"rank 0 keeps {kept} of weights and moments in host memory while a checkpoint is written",)
-    return Estimate(memory=memory, disk=disk, notes=notes, growth=growth, foreseen=target)
+    less = "lower keep_checkpoints" if config.keep_checkpoints > 1 else ""
+    return Estimate(memory=memory, disk=disk, less_disk=less, notes=notes, growth=growth, foreseen=target)
 
 
 def _micro_batch(config: FinetuneVlm, tokens: TokensForeseen | None) -> int:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dsl.errors import DataError
+from dsl.errors import NotKnown
 from dsl.estimate import Estimate, Outlook
 from dsl.sizes import shown_bytes
 from ops.lib.estimates import TargetForeseen, read_config
@@ -44,7 +44,7 @@ def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, 
     """The config.json of a checkpoint directory; for a model id targets/<owner>/<name>/<commit>.json beside the
     pipeline file or in pipelines/, else that of Hugging Face's cache. Nothing is downloaded.
 
-    Raises DataError if there is none.
+    Raises NotKnown if there is none.
     """
     directory = Path(checkpoint)
     if directory.is_dir():
@@ -54,7 +54,7 @@ def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, 
     for path in (root / "targets" / kept, TARGETS / kept, cached):
         if path.is_file():
             return read_config(path)
-    raise DataError(f"the sizes of {checkpoint} are unknown: put its config.json at {root / 'targets' / kept}")
+    raise NotKnown(f"the sizes of {checkpoint} are unknown: put its config.json at {root / 'targets' / kept}")
 
 
 def hub_cache() -> Path:

@@ -126,10 +126,16 @@ def test_a_node_that_is_made_needs_nothing_and_tells_its_readers_what_it_is(tmp_
     assert [f"sees [300, None, 300] in {tmp_path.name} on cpu"] == told_after["c"]["notes"]
 
 
-def test_what_an_op_refuses_is_a_note_and_the_plan_stands(tmp_path: Path) -> None:
-    refused = told(telling(tmp_path), "-s", "a.length=-1")
-    assert ["what it needs cannot be estimated: a text has no negative length"] == refused["a"]["notes"]
-    assert [f"sees [None, None, None] in {tmp_path.name} on cpu"] == refused["c"]["notes"]
+def test_what_an_op_refuses_to_estimate_is_a_mistake_and_the_others_are_estimated(tmp_path: Path) -> None:
+    toy = telling(tmp_path)
+    shown = toy.dflow("plan", str(toy.file), "--json", "-s", "a.length=-1")
+    plan = json.loads(shown.stdout)
+    assert (2, ["node.a: a text has no negative length"]) == (shown.returncode, plan["unmet"])
+    assert {"c": [f"sees [None, None, None] in {tmp_path.name} on cpu"]} == {
+        node_id: needs["notes"] for node_id, needs in plan["resources"].items()
+    }
+    run = toy.dflow("run", str(toy.file), "-s", "a.length=-1")
+    assert (2, "node.a: a text has no negative length\n") == (run.returncode, run.stderr)
 
 
 def test_the_plan_prints_sums_parts_and_notes_below_the_nodes(tmp_path: Path) -> None:
@@ -163,7 +169,7 @@ def test_a_rank_with_torch_on_the_cpu_also_needs_the_process_itself(tmp_path: Pa
     ):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-            found = graph_estimates(read_graph(file), {}, 0)["c"]
+            found = graph_estimates(read_graph(file), {}, 0).needs["c"]
         assert expected == found.memory
         assert found.notes[0].endswith(f" on {device}")
 
