@@ -10,6 +10,7 @@ from dsl.estimate import Estimate, Growth, Outlook
 from dsl.sizes import shown_bytes
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.op import CaptureTargets, default_batch_tokens
+from ops.capture_targets.sglang_targets import check_config
 from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, amount, first_counted
 from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
 from ops.lib.threads import threads_of_batches
@@ -42,6 +43,8 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
         growth = Growth(series=(captured,), output=captured.growth)
     if target is None:
         return Estimate(growth=growth, foreseen=foreseen)
+    if config.backend == "sglang":
+        check_config(target.config, config)
     ids = layers_of(config, int(target.sizes.text["num_hidden_layers"]))
     foreseen = evolve(foreseen, target_layer_ids=ids)
     per_token = feature_bytes(target.sizes, layers + config.final_hidden, config.dtype)

@@ -9,8 +9,10 @@ from dsl.estimate import CHECKPOINTS, Amount, Estimate, Growth, Outlook
 from dsl.op import is_builtin
 from dsl.sizes import shown_bytes
 from ops.finetune_vlm.op import FinetuneVlm
+from ops.finetune_vlm.parts import check_parts, parts_in
 from ops.lib.drafts.backbone.footprint import MASTER
 from ops.lib.estimates import TargetForeseen, TokensCounted, TokensForeseen, first_counted, read_config
+from ops.lib.sequence_parallel.degree import check_target_degree
 from ops.lib.target.sizes import ITEM_SIZES, TargetSizes, head_dim
 from ops.lib.target.tiny_config import tiny_config
 from ops.lib.threads import threads_of_finetuning
@@ -34,7 +36,7 @@ def smoke(config: FinetuneVlm, samples: int) -> dict[str, Any]:
 
 def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
     """Masters and moments are sharded over the ranks, gradients whole until a step's end. Raises DataError without a
-    config.json that has the sizes.
+    config.json that has the sizes, and ConfigError for parts that it lacks and ranks that cannot share its sequences.
     """
     growth, is_tried = _growth(config, outlook), outlook.trial is not None
     if outlook.artifact is not None:
@@ -42,6 +44,8 @@ def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
         return Estimate(growth=growth, foreseen=TargetForeseen.of(made, is_tried=is_tried))
     tokens = outlook.inputs["tokens"]
     target = TargetForeseen.of(_start(config, tokens, outlook), is_tried=is_tried)
+    check_parts(config, parts_in(target.config), str(target.config.get("model_type")))
+    check_target_degree(target.config, world_size=outlook.launch.world_size, sp_degree=outlook.launch.sp_degree)
     sizes, ranks, item_size = target.sizes, outlook.launch.world_size, ITEM_SIZES[config.dtype]
     trained = _trained(config, sizes)
     held = -(-_micro_batch(config, tokens) // outlook.launch.sp_degree)

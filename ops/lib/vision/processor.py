@@ -21,9 +21,8 @@ from ops.lib.data.checkpoint_code import check_places, check_reads, read_setting
 from ops.lib.data.files import check_json_files
 from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
 from ops.lib.vision.model_types import MASK_TOKENS
-from ops.lib.vision.processor_files import NO_TEMPLATE, NO_TOKENIZER, has_tokenizer
+from ops.lib.vision.processor_files import IMAGE_PROCESSOR_FILES, NO_TEMPLATE, NO_TOKENIZER, has_tokenizer
 
-IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 IMAGE_TOKEN = "<|image_pad|>"
 
 ImageBackend = Literal["pillow", "torchvision"]

@@ -10,8 +10,13 @@ from ops.lib.data.checkpoint_code import read_settings
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
+IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 TEMPLATE_SETTINGS = ("chat_template.json", "tokenizer_config.json", "processor_config.json")  # as "chat_template"
 NO_TOKENIZER = f"no tokenizer can be loaded: it has none of {', '.join(TOKENIZER_FILES)}"
+NO_IMAGE_PROCESSOR = (
+    "a vision-language model without an image processor (preprocessor_config.json); copy that file from the "
+    "checkpoint's source"
+)
 NO_TEMPLATE = "it has no chat template (chat_template.jinja); copy that of the instruct version of the model"
 
 
@@ -26,6 +31,17 @@ def processor_mistakes(directory: Path) -> list[str]:
     if not templates:
         mistakes.append(NO_TEMPLATE)
     return [*(f"processor {directory}: {mistake}" for mistake in mistakes), *_template_mistakes(templates)]
+
+
+def lacks_image_processor(directory: Path) -> bool:
+    """Whether the model in a readable directory sees, and has no file of an image processor's settings."""
+    sees = read_settings(directory / "config.json").get("vision_config") is not None
+    return sees and not any((directory / name).is_file() for name in IMAGE_PROCESSOR_FILES)
+
+
+def template_texts(directory: Path) -> list[str]:
+    """The chat templates of a readable directory."""
+    return [text for *_, text in _templates(directory)]
 
 
 def _template_mistakes(templates: Sequence[tuple[str, str]]) -> list[str]:
