@@ -3,6 +3,7 @@
 A row is `function | start of the message | verdict | where or why`, below the name of its file. Verdicts:
 
 plan     depends on configs and files that exist, and is refused before anything runs: the test that shows it
+late     depends on configs and files that exist, yet only the stage refuses it: what it is, and when
 config   raised while the config of a node is made, so before a plan
 edge     depends on what another node makes: refused before anything runs as far as that is promised, else by the stage
 data     depends on rows, tensors or computed values, which only the stage has
@@ -24,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("refusals.txt")
 ERRORS = {"DataError", "ConfigError"}
-VERDICTS = {"plan", "config", "edge", "data", "process", "damage", "tool", "caller"}
+VERDICTS = {"plan", "late", "config", "edge", "data", "process", "damage", "tool", "caller"}
 LENGTH = 48  # characters of a message
 Place = tuple[str, str, str]  # file, function, start of the message
 
@@ -88,8 +89,9 @@ def as_rows(missing: Counter[Place]) -> str:
 
 def test_every_refusal_has_a_row_and_every_row_a_refusal() -> None:
     in_code, in_table = places(), Counter(place for place, _, _ in rows())
-    assert not in_code - in_table, f"add to {TABLE.name}, with a verdict:\n{as_rows(in_code - in_table)}"
-    assert not in_table - in_code, f"remove from {TABLE.name}:\n{as_rows(in_table - in_code)}"
+    missing, gone = as_rows(in_code - in_table), as_rows(in_table - in_code)
+    assert not missing, f"add to {TABLE.name}, with a verdict:\n{missing}"
+    assert not gone, f"remove from {TABLE.name}:\n{gone}"
 
 
 def test_every_row_has_a_verdict_and_a_reason_and_what_plan_refuses_a_test() -> None:

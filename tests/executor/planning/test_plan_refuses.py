@@ -165,14 +165,32 @@ def test_a_header_without_turns_says_which_columns_it_has(capsys: pytest.Capture
     assert found.endswith(COLUMNS)
 
 
-def test_a_folder_format_for_a_file_and_an_unknown_sample_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    chat(Path("chat.jsonl"), 1)
+def test_an_unknown_sample_and_descriptions_that_lead_out_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     [found] = refused(capsys, INGEST.format(source="builtin:letters"))
     assert 'node.ingest.source: source "builtin:letters": the only built-in sample is "builtin:digits"' == found
     Path("data").mkdir()
     arrow_set(Path("data"))
     [found] = refused(capsys, INGEST.format(source="data"))
     assert found.endswith("state.json: '../private.arrow' is no file or folder beside it")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "overrides", "line"),
+    [
+        ("a.gz", gzip.compress(b"{}"), (), "compressed; unpack it first"),
+        ("a.arrow", b"ARROW1", (), "a file of an Arrow data set; name the folder that `save_to_disk` wrote"),
+        ("a.txt", b"words", (), f"neither JSON, Parquet nor CSV; {REMEDY}"),
+        ("a.json", b"[]", ("-s", "ingest.format=arrow"), 'format = "arrow" reads a folder, but this is a file'),
+    ],
+    ids=["compressed", "arrow", "text", "a file as a folder"],
+)
+def test_a_single_file_of_no_known_format_is_refused(
+    capsys: pytest.CaptureFixture[str], here: Path, name: str, content: bytes, overrides: tuple[str, ...], line: str
+) -> None:
+    (here / name).write_bytes(content)
+    Path("refused.toml").write_text(HEAD + INGEST.format(source=name))
+    assert 1 == main(["plan", "refused.toml", *overrides])  # its key cannot be made
+    assert f"dflow: {here / name}: {line}\n" == capsys.readouterr().err
 
 
 def test_an_arrow_data_set_needs_its_library(
@@ -268,6 +286,59 @@ def test_a_target_that_sees_needs_an_image_processor(capsys: pytest.CaptureFixtu
         f"node.target.checkpoint: {seeing}: a vision-language model without an image processor "
         "(preprocessor_config.json); copy that file from the checkpoint's source"
     ] == refused(capsys, TARGET, "target.checkpoint=seeing")
+
+
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+def test_a_target_without_a_width_for_the_draft_s_mlp_is_refused(
+    capsys: pytest.CaptureFixture[str], data: Path
+) -> None:
+    config = {**TEXT, **EXPERTS}
+    del config["intermediate_size"]
+    (data / "target" / "config.json").write_text(json.dumps(config))
+    nodes = DATA + INJECT + TOKENIZE + TARGET + TRAIN
+    tokens = ("tokenize.processor=none", "tokenize.target=@target")
+    [found] = refused(capsys, nodes, *tokens)
+    assert found.startswith(
+        "node.train: the target's config.json has no intermediate_size, since every MLP has experts"
+    )
+    assert [] == refused(capsys, nodes, *tokens, "train.intermediate_size=64")
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"num_attention_heads": None}, "config.json: num_attention_heads is missing, so the target's size is unknown"),
+        ({"hidden_size": "wide"}, "config.json: the target's size cannot be computed: "),
+    ],
+    ids=["missing", "of another type"],
+)
+def test_sizes_that_give_no_target_are_refused(
+    capsys: pytest.CaptureFixture[str], data: Path, changes: dict[str, Any], line: str
+) -> None:
+    changed = {name: value for name, value in {**TEXT, **changes}.items() if value is not None}
+    (data / "target" / "config.json").write_text(json.dumps(changed))
+    [found] = refused(capsys, TARGET)
+    assert found.startswith(f"node.target: {line}")
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"  \n", "is empty; chat_template must name a file with a chat template"),
+        (b"\xff", "cannot be read as a chat template: "),
+        (b"a" * ((1 << 20) + 1), "larger than 1 MiB; chat_template must name a file with a chat template"),
+    ],
+    ids=["empty", "no text", "large"],
+)
+def test_a_file_that_is_no_chat_template_is_refused(
+    capsys: pytest.CaptureFixture[str], data: Path, content: bytes, line: str
+) -> None:
+    (data / TEMPLATE).write_bytes(content)
+    given = (f"tokenize.chat_template={TEMPLATE}", "tokenize.processor=target", "tokenize.enable_thinking=true")
+    [found] = refused(capsys, DATA + INJECT + TOKENIZE, *given)
+    assert found.startswith(f"node.tokenize.chat_template: {data / TEMPLATE}: {line}")
 
 
 def test_a_target_whose_rope_no_draft_can_have_is_refused(capsys: pytest.CaptureFixture[str], data: Path) -> None:
