@@ -185,7 +185,7 @@ def _memory(store: Store) -> list[tuple[str, ...]]:
     rows = []
     for name, node in nodes.items():
         others = {other: path for other, path in made.items() if other != name}
-        needed = graph_estimates(graph, others, free_disk=0).get(name)
+        needed = graph_estimates(graph, others, free_disk=0).needs.get(name)
         foreseen = sum(needed.memory.values()) if needed is not None else 0
         if foreseen and node.memory:
             ratio = foreseen / node.memory

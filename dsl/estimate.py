@@ -14,6 +14,7 @@ from attrs import frozen
 
 from dsl.launch import Launch
 
+CHECKPOINTS = "checkpoints"
 PROMISED = "promised:"
 
 
@@ -90,14 +91,16 @@ class Estimate:
     """What a node needs, each part by its name in bytes.
 
     memory: of the rank that needs most, on its GPU where it has one. disk: what the node leaves in the store, by all
-    ranks; disk_per: the amount of data that it holds for ("a million tokens") where the amount is not known, "" for the
-    whole. notes: sentences for the user. growth: after a trial; None where the op cannot tell. foreseen: of the output,
-    anything that the readers' own hooks understand.
+    ranks, and under CHECKPOINTS what it writes besides and is removed when it is done; disk_per: the amount of data
+    that it holds for ("a million tokens") where the amount is not known, "" for the whole; less_disk: what to change so
+    that it writes less, for the error where it does not fit. notes: sentences for the user. growth: after a trial; None
+    where the op cannot tell. foreseen: of the output, anything that the readers' own hooks understand.
     """
 
     memory: Mapping[str, int] = {}
     disk: Mapping[str, int] = {}
     disk_per: str = ""
+    less_disk: str = ""
     notes: tuple[str, ...] = ()
     growth: Growth | None = None
     foreseen: Any = None

@@ -19,7 +19,10 @@ from dsl.fingerprint import key_config
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes
+from executor.planning.disk_check import disk_mistakes
 from executor.planning.estimates import estimate_row, graph_estimates
+from executor.planning.planner import Decision
+from executor.store.artifact_store import Store
 from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.target.sizes import TargetSizes
@@ -219,10 +222,10 @@ def test_ranks_that_all_capture_are_told_before_anything_runs(tmp_path: Path) ->
 
 def test_layers_that_the_target_does_not_have_are_told_before_anything_runs(tmp_path: Path) -> None:
     given = ("capture.num_layers=none", "capture.target_layer_ids=[1, 35]")
-    assert resources("qwen3_8b", tmp_path, *given)["capture"]["notes"] == [
-        "what it needs cannot be estimated: target_layer_ids: 35 is the last of 36 layers, which cannot be captured; "
-        "use ids from 0 to 34"
-    ]
+    refused = graph_estimates(compiled("qwen3_8b", tmp_path, *given), {}, 2 * 10**12).refused
+    assert refused["capture"] == (
+        "target_layer_ids: 35 is the last of 36 layers, which cannot be captured; use ids from 0 to 34"
+    )
 
 
 def test_the_plan_of_the_gate_is_this_arithmetic(tmp_path: Path) -> None:
@@ -248,11 +251,17 @@ def test_the_plan_of_the_gate_is_this_arithmetic(tmp_path: Path) -> None:
 
 
 def test_features_that_do_not_fit_the_disk_are_told_with_the_remedy(tmp_path: Path) -> None:
-    short = resources("qwen3_8b", tmp_path, free_disk=819 * 10**9)["capture"]
-    assert short["notes"][1].startswith("the features need 819.3 GB, and 819.0 GB are free: capture fewer, or let")
-    assert 'capture = "online"' in short["notes"][1]
-    fits = resources("qwen3_8b", tmp_path, free_disk=820 * 10**9)["capture"]
-    assert ["40,965 bytes a token, 41.0 GB a million"] == fits["notes"]
+    needs = graph_estimates(compiled("qwen3_8b", tmp_path), {}, 0).needs
+    store, capture = Store.open(tmp_path / "store", write=False), {"capture": Decision("miss", "new")}
+    assert [] == disk_mistakes(store, capture, needs, 820 * 10**9)
+    [short] = map(str, disk_mistakes(store, capture, needs, 819 * 10**9))
+    assert short.startswith(f"node.capture: needs 819.3 GB of disk (features), and 819.0 GB are free at {store.path}: ")
+    assert 'fewer layers, dtype = "bfloat16", or no features at all' in short
+    assert short.endswith("; if there will be fewer tokens, lower expected_tokens of tokenize_chat")
+    after_target = {"target": Decision("miss", "new"), **capture}
+    [short] = map(str, disk_mistakes(store, after_target, needs, 820 * 10**9))
+    assert f"820.0 GB are free at {store.path} (16.4 GB of that for the nodes before it)" in short
+    assert ["40,965 bytes a token, 41.0 GB a million"] == list(needs["capture"].notes)
     open_count = resources("qwen3_8b", tmp_path, "tokenize.expected_tokens=none")["capture"]
     assert ({"features": 40_965_000_000}, "a million tokens") == (open_count["disk"], open_count["disk_per"])
     small = resources("qwen3_8b_8gpu", tmp_path, "tokenize.expected_tokens=1000000")["train"]

@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 from dsl.edge_checks import Absent
+from dsl.errors import Mistake
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.commands.arguments import (
@@ -54,7 +55,7 @@ def main(options: argparse.Namespace) -> int:
     absent_inputs = [mistake for mistakes in absent.values() for mistake in mistakes]
     free_disk = free_bytes(store.path)
     estimates = _estimates(graph, store, decisions, free_disk)
-    lacking = unmet(graph, decisions, estimates)
+    lacking = unmet(graph, decisions, estimates) + _too_large_for_disk(store, decisions, estimates, free_disk)
     missing = list(dict.fromkeys(str(each) for each in [*absent_inputs, *lacking]))
     require_others(decisions, only)
     decisions = {node_id: each for node_id, each in decisions.items() if not only or node_id in only}
@@ -85,6 +86,16 @@ def _estimates(graph: Graph, store: Store, decisions: Mapping[str, Decision], fr
     from executor.planning.estimates import graph_estimates
 
     return graph_estimates(graph, cached_artifacts(store, decisions), free_disk)
+
+
+def _too_large_for_disk(
+    store: Store, decisions: Mapping[str, Decision], estimates: Estimates | None, free_disk: int
+) -> list[Mistake]:
+    if estimates is None:
+        return []
+    from executor.planning.disk_check import disk_mistakes
+
+    return disk_mistakes(store, decisions, estimates.needs, free_disk)
 
 
 def _needs(graph: Graph, estimates: Estimates, absent: Container[str]) -> tuple[dict[str, Estimate], list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from executor.launchers.backend import HostsExit, StageOrder
 from executor.launchers.forkserver_client import Children
 from executor.launchers.host_runner import HostPart, HostRunner
 from executor.launchers.stage_environment import stage_environment
-from executor.system.hardware import NO_GPU, may_have_gpu
-from executor.system.resource_pool import VISIBLE, Capacity, Share, too_much
+from executor.system.resource_pool import Capacity, Share, too_much, without_gpu
 
 
 class LocalBackend:
@@ -29,7 +27,8 @@ class LocalBackend:
         return Capacity.of_this_machine(self._machine)
 
     def check(self, nodes: Mapping[str, GraphNode]) -> list[Mistake]:
-        return [*_without_gpu(nodes), *too_much(nodes, self.capacity())]
+        capacity = self.capacity()
+        return too_much(nodes, capacity) + without_gpu(nodes, capacity)
 
     def start(self, order: StageOrder) -> LocalStage:
         return LocalStage(HostRunner(self._children, order, HostPart(gpus=order.share.gpus), values_of(order.secrets)))
@@ -43,14 +42,6 @@ class LocalBackend:
 
     def close(self) -> None:
         """The forkserver ends its stages."""
-
-
-def _without_gpu(nodes: Mapping[str, GraphNode]) -> list[Mistake]:
-    """The nodes that ask for a GPU which torch does not find on this machine."""
-    asking = [node for node in nodes.values() if node.launch.device == "cuda" and "torch" in node.op.key_libraries]
-    if not asking or (os.environ.get(VISIBLE) not in ("", "-1") and may_have_gpu()):
-        return []
-    return [Mistake(NO_GPU, f"node.{node.id}.launch.device") for node in asking]
 
 
 class LocalStage:

@@ -226,10 +226,13 @@ def _checked_plan(store: Store, planner: Planner) -> dict[str, Decision]:
     decisions = planner.plan()
     if all(decision.cache == "hit" for decision in decisions.values()):  # no hook is loaded
         return decisions
+    from executor.planning.disk_check import disk_mistakes
     from executor.planning.estimates import graph_estimates
 
-    estimates = graph_estimates(planner.graph, cached_artifacts(store, decisions), free_bytes(store.path))
-    if missing := unmet(planner.graph, decisions, estimates):
+    free_disk = free_bytes(store.path)
+    estimates = graph_estimates(planner.graph, cached_artifacts(store, decisions), free_disk)
+    too_large = disk_mistakes(store, decisions, estimates.needs, free_disk)
+    if missing := unmet(planner.graph, decisions, estimates) + too_large:
         raise PipelineError(missing)
     return decisions
 

@@ -139,6 +139,7 @@ class Attempt(threading.Thread):
         if damaged := task.damaged_inputs(self._go_on):
             return AttemptResult(status="failed", failure=Failure.of(StoreError(damaged)))
         start, first_byte, sources = task.prepare(before, self._recover)
+        task.check_space()
         number = self._in_loop(lambda: self._on_start(start))
         fail_point("run:emptied")
         ended = self._run_stage(number, sources)

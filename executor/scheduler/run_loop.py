@@ -237,6 +237,7 @@ class RunLoop:
             key=decision.key,
             lease=lease,
             digests={parent: self._digests[parent] for parent in node.parents},
+            made={done: self._store.object_path(digest) for done, digest in self._digests.items()},
             adopt=self._adopt,
             verify_inputs=self._verify_inputs,
             run=self._record.run,

@@ -89,10 +89,10 @@ class AttemptResult:
 
 @frozen(kw_only=True)
 class Task:
-    """key: by the key parts of the planner; lease: of the key, held; digests: those of the node's parents; adopt:
-    continue work that older code began; verify_inputs: read all of the inputs before the stage does. run, attempt,
-    goes_on_from: as the record has them. The record's state belongs to the loop's thread, so only its paths are used
-    here.
+    """key: by the key parts of the planner; lease: of the key, held; digests: those of the node's parents; made: the
+    artifacts that the run has so far, by node id; adopt: continue work that older code began; verify_inputs: read all
+    of the inputs before the stage does. run, attempt, goes_on_from: as the record has them. The record's state belongs
+    to the loop's thread, so only its paths are used here.
     """
 
     store: Store
@@ -102,6 +102,7 @@ class Task:
     key: str
     lease: Lease
     digests: Mapping[str, str]
+    made: Mapping[str, Path]
     adopt: bool
     verify_inputs: bool
     run: str
@@ -155,6 +156,12 @@ class Task:
             return AttemptStart(cache="miss", time=time.time()), first_byte, digest
         earlier = self._earlier_metrics()
         return AttemptStart(cache="resumed", time=time.time(), earlier=earlier, adopted_from=adopted_from), 0, digest
+
+    def check_space(self) -> None:
+        """Raises DiskFull where the stage would write more than is free."""
+        from executor.planning.disk_check import check_space
+
+        check_space(self.planner.graph, self.node.id, self.made, self.lease.work_dir)
 
     def _starts_fresh(self) -> bool:
         """Whether the node starts with an empty work folder: it is forced, and neither this run nor the one that it

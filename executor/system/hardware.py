@@ -10,7 +10,7 @@ from types import ModuleType
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the second on WSL
-OTHER_GPUS = (Path("/dev/kfd"), Path("/dev/nvmap"))  # AMD's, and those of Tegra: torch may use them, NVML lists none
+UNLISTED = (Path("/dev/kfd"), Path("/dev/nvmap"), Path("/dev/nvhost-gpu"), Path("/dev/nvgpu"))  # AMD's and Tegra's
 NO_GPU = 'launch.device is "cuda", but torch finds no GPU here; use "auto" or "cpu"'
 
 
@@ -39,17 +39,6 @@ def nvml() -> ModuleType | None:
     return library
 
 
-def may_have_gpu() -> bool:
-    """Whether torch could find a GPU: False where this machine has no device of one, or the installed torch none of its
-    code. Loads no torch.
-    """
-    try:
-        of_cpu = metadata.version("torch").endswith("+cpu")
-    except metadata.PackageNotFoundError:
-        of_cpu = False
-    return not of_cpu and any(device.exists() for device in (*DRIVERS, *OTHER_GPUS))
-
-
 def gpu_indices() -> tuple[str, ...]:
     """Indices of all GPUs in bus order, as nvidia-smi numbers them; empty without a working driver."""
     library = nvml()
@@ -59,6 +48,17 @@ def gpu_indices() -> tuple[str, ...]:
         return tuple(map(str, range(library.nvmlDeviceGetCount())))
     except library.NVMLError:
         return ()
+
+
+def may_have_gpu() -> bool:
+    """Whether torch may find a GPU, also one that NVML does not list: False where this machine has no device of one, or
+    the installed torch is built for CPUs. Loads no torch.
+    """
+    try:
+        of_cpu = metadata.version("torch").endswith("+cpu")
+    except metadata.PackageNotFoundError:
+        of_cpu = False
+    return not of_cpu and any(file.exists() for file in (*DRIVERS, *UNLISTED))
 
 
 def gpu_memory() -> int | None:

@@ -10,6 +10,7 @@ from dsl.estimate import Estimate, Growth, Outlook
 from dsl.sizes import shown_bytes
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.op import CaptureTargets, default_batch_tokens
+from ops.capture_targets.sglang_targets import check_config
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.estimates import (
     FeaturesForeseen,
@@ -22,6 +23,12 @@ from ops.lib.estimates import (
 from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
 from ops.lib.threads import threads_of_batches
 from ops.tokenize_chat.estimate import TOKEN_BYTES
+
+LESS_DISK = (
+    'fewer layers, dtype = "bfloat16", or no features at all: train_dflash captures during training with capture = '
+    '"online", and tokens instead of features there and in shard_sequence'
+)
+EXPECTED = "; if there will be fewer tokens, lower expected_tokens of tokenize_chat"
 
 threads = threads_of_batches
 
@@ -57,6 +64,8 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
         growth = Growth(series=(captured,), output=captured.growth)
     if target is None:
         return Estimate(growth=growth, foreseen=foreseen)
+    if config.backend == "sglang":
+        check_config(target.config, config)
     ids = layers_of(config, int(target.sizes.text["num_hidden_layers"]))
     if outlook.artifact is None:
         foreseen = evolve(foreseen, target_layer_ids=ids)
@@ -64,9 +73,7 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
     counted = tokens.count(config.splits) if tokens is not None else None
     count, per = amount(counted)
     size = count * per_token
-    notes = [f"{per_token:,} bytes a token, {shown_bytes(per_token * 1e6)} a million"]
-    if not per and size > outlook.free_disk:
-        notes.append(too_large(size, outlook.free_disk))
+    is_expected = counted is not None and tokens is not None and tokens.by_split is None
     batch = config.batch_tokens or default_batch_tokens(outlook.launch.device)
     memory = capture_memory(target, tokens, layers, config.dtype, batch)
     if config.backend == "sglang":
@@ -75,7 +82,8 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
         memory=memory,
         disk={"features": size},
         disk_per=per,
-        notes=tuple(notes),
+        less_disk=LESS_DISK + (EXPECTED if is_expected else ""),
+        notes=(f"{per_token:,} bytes a token, {shown_bytes(per_token * 1e6)} a million",),
         growth=growth,
         foreseen=foreseen,
     )
@@ -108,11 +116,3 @@ def _in_sglang(memory: dict[str, int], target: TargetForeseen, tokens: int, conf
         "target": memory["target"] // config.tp_degree,
         "pool of keys and values": pool // config.tp_degree,
     }
-
-
-def too_large(size: int, free: int) -> str:
-    """A note for features that do not fit on the disk."""
-    return (
-        f"the features need {shown_bytes(size)}, and {shown_bytes(free)} are free: capture fewer, or let train_dflash "
-        'capture during training (capture = "online", and tokens instead of features there and in shard_sequence)'
-    )

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dsl.estimate import Amount, Estimate, Growth, Outlook
+from dsl.estimate import CHECKPOINTS, Amount, Estimate, Growth, Outlook
 from dsl.op import is_builtin
 from dsl.sizes import shown_bytes
 from ops.finetune_vlm.op import FinetuneVlm
+from ops.finetune_vlm.parts import check_parts, parts_in
 from ops.lib.drafts.backbone.footprint import MASTER
 from ops.lib.estimates import TargetForeseen, TokensCounted, TokensForeseen, first_counted
 from ops.lib.sequence_parallel.degree import check_target_degree
@@ -38,7 +39,7 @@ def smoke(config: FinetuneVlm, samples: int) -> dict[str, Any]:
 
 def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
     """Masters and moments are sharded over the ranks, gradients whole until a step's end. Raises DataError without a
-    config.json that has the sizes.
+    config.json that has the sizes, and ConfigError for parts that it lacks and ranks that cannot share its sequences.
     """
     growth, is_tried = _growth(config, outlook), outlook.trial is not None
     if outlook.artifact is not None:
@@ -51,6 +52,7 @@ def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
         identity=outlook.identity,
         **_ids(config, tokens),
     )
+    check_parts(config, parts_in(target.config), str(target.config.get("model_type")))
     check_target_degree(target.config, world_size=outlook.launch.world_size, sp_degree=outlook.launch.sp_degree)
     sizes, ranks, item_size = target.sizes, outlook.launch.world_size, ITEM_SIZES[config.dtype]
     trained = _trained(config, sizes)
@@ -65,11 +67,12 @@ def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
     states = sizes.parameters + 2 * trained
     disk = {
         "target": sizes.parameters * item_size,
-        "checkpoints": (config.keep_checkpoints + 1) * states * MASTER,
+        CHECKPOINTS: min(config.keep_checkpoints + 1, -(-config.steps // config.checkpoint_every)) * states * MASTER,
     }
     kept = shown_bytes(states * MASTER)
     notes = (f"rank 0 keeps {kept} of weights and moments in host memory while a checkpoint is written",)
-    return Estimate(memory=memory, disk=disk, notes=notes, growth=growth, foreseen=target)
+    less = "lower keep_checkpoints" if config.keep_checkpoints > 1 else ""
+    return Estimate(memory=memory, disk=disk, less_disk=less, notes=notes, growth=growth, foreseen=target)
 
 
 def _ids(config: FinetuneVlm, tokens: TokensForeseen | None) -> dict[str, Any]:

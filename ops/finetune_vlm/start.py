@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from dsl.errors import ConfigError, DataError
 from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.finetune_vlm.op import FinetuneVlm
+from ops.finetune_vlm.parts import Part, check_parts
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.sequence_parallel.degree import check_target_degree
 from ops.lib.target.ends import stored_dtype
 from ops.lib.target.fetch import find_checkpoint
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, describe_target, read_config
-from ops.lib.target.tiny_config import tiny_config
+from ops.lib.target.tiny_config import check_builtin, tiny_config
 from ops.lib.training.muon import Muon
 from ops.lib.training.optimizer import MuonAdamW, Optimizer, adamw_options
 from ops.lib.vision.processor import load_processor
 
-BUILTIN = "builtin:tiny-qwen3-vl"
-Part = Literal["vision", "projector", "text", "embeddings"]
-SEEING: tuple[Part, ...] = ("vision", "projector")  # without a gradient in a step without an image
 BETAS = (0.9, 0.95)
 
 
@@ -56,8 +53,7 @@ def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tupl
 
 def _builtin(config: FinetuneVlm, reader: TokenReader, device: str) -> Target:
     """A Qwen3-VL with random weights, small enough to be trained on two CPU cores."""
-    if config.init != BUILTIN:
-        raise DataError(f'init = "{config.init}": the only built-in target is "{BUILTIN}"')
+    check_builtin(config.init)
     tokenizer = AutoTokenizer.from_pretrained(reader.tokens.path / "processor", trust_remote_code=False)
     special_ids = {
         "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
@@ -84,22 +80,15 @@ def parts_of(target: Target) -> dict[str, Part]:
 def freeze(config: FinetuneVlm, target: Target, stage: Stage) -> None:
     """Freeze the parts that the config names; before the model is sharded.
 
-    Raises ConfigError if a field names a part that the target does not have, or if nothing is left to train.
+    Raises ConfigError as `check_parts`.
     """
     parts = parts_of(target)
-    fields = [(f'freeze = "{part}"', part) for part in config.freeze]
-    rates: tuple[tuple[str, Part], ...] = (("lr_vision", "vision"), ("lr_projector", "projector"))
-    fields += [(name, part) for name, part in rates if getattr(config, name) is not None]
-    for name, part in fields:
-        if part not in parts.values():
-            raise ConfigError(f"{name}: a {target.family.config['model_type']} target has no such part")
+    check_parts(config, {*parts.values()}, target.family.config["model_type"])
     sizes: Counter[str] = Counter()
     for name, parameter in target.model.named_parameters():
         trained = parts[name] not in config.freeze
         parameter.requires_grad_(trained)
         sizes["trained" if trained else "frozen"] += parameter.numel()
-    if not sizes["trained"]:
-        raise ConfigError(f"freeze = {list(config.freeze)}: no part of the target is left to train")
     stage.info(f"{sizes['trained']:,} parameters are trained, {sizes['frozen']:,} are frozen")
 
 

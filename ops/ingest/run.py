@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from dsl.errors import DataError
 from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.ingest.contents import Contents, content_of
@@ -18,6 +17,7 @@ from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
 from ops.ingest.read import Read, read_samples
 from ops.ingest.sample import DroppedSample, RawSample
+from ops.ingest.source import check_builtin
 from ops.ingest.splits import hash_of, kept_of, split_of
 from ops.lib.data.files import json_line, write_json
 from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter
@@ -81,11 +81,10 @@ def read_source(config: Ingest) -> Iterator[Read]:
 
     Raises DataError for an unknown built-in sample, and for mistakes in a file.
     """
-    if config.source == "builtin:digits":
+    if isinstance(config.source, str) and is_builtin(config.source):
+        check_builtin(config.source)
         samples = builtin_samples()
         return ((done / len(samples), sample) for done, sample in enumerate(samples, start=1))
-    if isinstance(config.source, str) and is_builtin(config.source):
-        raise DataError(f'source "{config.source}": the only built-in sample is "builtin:digits"')
     return read_samples(config.reading())
 
 

@@ -14,6 +14,7 @@ from ops.ingest.csv_records import DELIMITERS, csv_records, names_rows
 from ops.ingest.image_values import IMAGE_NAMES
 from ops.ingest.records import Record, json_records
 
+BUILTIN = "builtin:digits"
 JSON_NAMES = (".jsonl", ".json", ".ndjson")
 CSV_NAMES = tuple(DELIMITERS)
 SUFFIXES = {"json": JSON_NAMES, "csv": CSV_NAMES, "parquet": (".parquet",)}  # of the files of rows
@@ -30,6 +31,12 @@ class Part:
     name: str
     split: str | None
     records: Callable[[], Iterator[Record]]
+
+
+def check_builtin(source: str) -> None:
+    """Raises DataError for a built-in sample that there is not."""
+    if source != BUILTIN:
+        raise DataError(f'source "{source}": the only built-in sample is "{BUILTIN}"')
 
 
 def find_format(source: Path, wanted: str) -> str:

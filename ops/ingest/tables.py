@@ -54,7 +54,7 @@ def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]
         import datasets
     except ImportError as error:
         raise DataError(f"{folder}: {NEEDS_DATASETS}") from error
-    _check_names(folder)
+    check_names(folder)
     size = sum(file.stat().st_size for file in folder.rglob("*.arrow"))
     try:
         with memory_limit(size + MOST_MEMORY):  # the files become part of the address space
@@ -67,7 +67,7 @@ def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]
         yield name, _arrow_rows(part, place, folder, size)
 
 
-def _check_names(folder: Path) -> None:
+def check_names(folder: Path) -> None:
     """The descriptions of an Arrow data set name its files and divisions by paths, which must not lead out of it."""
     for file in [folder / "dataset_dict.json", *sorted(folder.glob("**/state.json"))]:
         if file.is_file():

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dsl.errors import NotKnown
+from dsl.errors import DataError, NotKnown
 from dsl.estimate import Estimate, Outlook
 from dsl.sizes import shown_bytes
 from ops.lib.estimates import TargetForeseen, read_config
@@ -61,9 +61,11 @@ def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, 
     """The config.json of a checkpoint directory; for a model id targets/<owner>/<name>/<commit>.json beside the
     pipeline file or in pipelines/, else that of Hugging Face's cache. Nothing is downloaded.
 
-    Raises NotKnown if there is none.
+    Raises NotKnown if there is none, and DataError for a file in place of a directory.
     """
     directory = Path(checkpoint)
+    if directory.is_file():
+        raise DataError(f"{directory} is a file; a checkpoint is the directory with config.json and *.safetensors")
     if directory.is_dir():
         return read_config(directory / "config.json")
     kept = Path(checkpoint) / f"{revision}.json"

@@ -13,6 +13,7 @@ from ops.lib.target.served_config import complete_config
 from ops.lib.target.token_ids import mask_warning
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
 from ops.lib.vision.processor import load_processor
+from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR
 from ops.load_target.op import LoadTarget
 
 
@@ -27,10 +28,7 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
         directory, mask_token_id, processor.eos_token_ids, config.embed_key, config.lm_head_key, trust
     )
     if info["vision"] and processor.image_processor is None:
-        raise DataError(
-            f"{directory}: a vision-language model without an image processor (preprocessor_config.json); copy "
-            "that file from the checkpoint's source"
-        )
+        raise DataError(f"{directory}: {NO_IMAGE_PROCESSOR}")
     if warning := mask_warning(directory, info["mask_token_id"]):
         stage.warn(warning)
     if not Path(config.checkpoint).is_dir():  # a path is content, not a name

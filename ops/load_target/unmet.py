@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ops.lib.target.checkpoint_check import chat_template_mistakes, loading_mistakes
 from ops.lib.target.token_ids import mask_mistakes
+from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, lacks_image_processor
 from ops.load_target.op import LoadTarget
 
 
@@ -13,8 +14,11 @@ def unmet(config: LoadTarget) -> dict[str, str]:
     """Why the checkpoint directory cannot be a target, or the template not its own. A model id is not looked up."""
     missing = chat_template_mistakes(config.chat_template)
     mistakes = loading_mistakes(config.checkpoint, config.trust_remote_code)
+    directory = Path(config.checkpoint)
+    if not mistakes and directory.is_dir() and lacks_image_processor(directory):
+        mistakes = [f"{directory}: {NO_IMAGE_PROCESSOR}"]
     if mistakes:
         missing["checkpoint"] = "\n".join(mistakes)
-    elif wrong := mask_mistakes(Path(config.checkpoint), config.mask_token_id):
+    elif wrong := mask_mistakes(directory, config.mask_token_id):
         missing["mask_token_id"] = "\n".join(wrong)
     return missing

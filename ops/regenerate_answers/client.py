@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import math
-import os
 import random
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -25,9 +24,10 @@ from urllib.parse import quote
 import httpx
 from attrs import define, field, frozen
 
-from dsl.errors import ConfigError, DataError, TransientError
+from dsl.errors import DataError, TransientError
 from ops.lib.data.files import parse_json, shown_json
 from ops.lib.data.sample_account import Unusable
+from ops.regenerate_answers.api_key import api_key
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.wire import Reply, parameters, read_reply
 
@@ -260,18 +260,6 @@ class ChatClient:
             f"{self.config.endpoint} does not answer: {why}\nall answers so far are kept; check that the server runs "
             "and can be reached from here, then resume (retries, backoff_s and timeout_s decide how long to wait)"
         )
-
-
-def api_key(config: RegenerateAnswers) -> str | None:
-    """The key from the environment. Raises ConfigError if the variable is named but not set."""
-    if config.api_key_env is None:
-        return None
-    key = os.environ.get(config.api_key_env, "").strip()
-    if not key:
-        raise ConfigError(f'api_key_env = "{config.api_key_env}": this environment variable is not set')
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f'api_key_env = "{config.api_key_env}": the variable must be one line of ASCII')
-    return key
 
 
 def retry_after_s(header: str | None, now: datetime | None = None) -> float:

@@ -11,6 +11,7 @@ from attrs import frozen, validators
 from dsl.field_rules import Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import ImageSamples, TargetModel
+from ops.lib.vision.pixel_limits import ordered_pixels
 
 # Parameters that the op's fields set, or that would change the form of the response.
 OWN_PARAMETERS = (
@@ -149,7 +150,9 @@ class RegenerateAnswers:
         default=None, validator=validators.optional(validators.ge(1)), help="default: the processor's own"
     )
     max_pixels: int | None = field(
-        default=None, validator=validators.optional(validators.ge(1)), help="default: the processor's own"
+        default=None,
+        validator=[validators.optional(validators.ge(1)), ordered_pixels],
+        help="default: the processor's own",
     )
     image_backend: Literal["pillow", "torchvision"] = field(
         default="pillow", help="the library that resizes images; torchvision must be installed"

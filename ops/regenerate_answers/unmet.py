@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from dsl.errors import DataError
+from dsl.errors import ConfigError, DataError
 from ops.lib.missing_libraries import missing_torchvision
-from ops.lib.target.checkpoint_check import chat_template_mistakes, processor_folder_mistakes
+from ops.lib.target.checkpoint_check import chat_template_mistakes, processor_folder_mistakes, thinking_mistakes
+from ops.regenerate_answers.api_key import api_key
 from ops.regenerate_answers.context import check_context
 from ops.regenerate_answers.op import RegenerateAnswers
 
 
 def unmet(config: RegenerateAnswers) -> dict[str, str]:
-    """torchvision, if it resizes images, the server's API key, what the directory of a processor lacks, and limits
-    beyond its model's context; nothing if the answers of the data stay.
+    """torchvision, if it resizes images, the server's API key, what the directory of a processor lacks, an
+    enable_thinking that its chat template does not read, and limits beyond its model's context; nothing if the answers
+    of the data stay.
     """
     if config.answers == "data":
         return {}
     missing = missing_torchvision(config.image_backend)
-    if config.api_key_env is not None and not os.environ.get(config.api_key_env, "").strip():
-        missing["api_key_env"] = (
-            f"this environment variable is not set: export {config.api_key_env}=... with the server's API key"
-        )
+    try:
+        api_key(config)
+    except ConfigError as error:
+        missing["api_key_env"] = str(error)
     missing |= chat_template_mistakes(config.chat_template)
     if mistakes := processor_folder_mistakes(config.processor):
         missing["processor"] = "\n".join(mistakes)
@@ -31,4 +32,6 @@ def unmet(config: RegenerateAnswers) -> dict[str, str]:
             check_context(config, Path(config.processor))
         except DataError as error:
             missing["max_prompt_tokens"] = str(error)
+    if not missing and config.target is None:
+        missing |= thinking_mistakes(config.enable_thinking, config.chat_template, config.processor)
     return missing

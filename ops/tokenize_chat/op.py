@@ -11,6 +11,7 @@ from dsl.field_rules import Given
 from dsl.op import field, op
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.lib.data.limited_process import SECONDS
+from ops.lib.vision.pixel_limits import ordered_pixels
 
 
 @op(
@@ -78,7 +79,9 @@ class TokenizeChat:
         default=None, validator=validators.optional(validators.ge(1)), help="default: the processor's own"
     )
     max_pixels: int | None = field(
-        default=None, validator=validators.optional(validators.ge(1)), help="default: the processor's own"
+        default=None,
+        validator=[validators.optional(validators.ge(1)), ordered_pixels],
+        help="default: the processor's own",
     )
     image_backend: Literal["pillow", "torchvision"] = field(
         default="pillow",

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from attrs import frozen
 
-from dsl.errors import ConfigError, DataError, on_one_line, shortened
+from dsl.errors import DataError, on_one_line, shortened
 from ops.lib.data.limited_process import SECONDS, Exhausted, limited
 from ops.lib.data.sample_account import Unusable, shown_id
+from ops.lib.vision.chat_template import check_thinking
 from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.rendering import FAILED, TOO_MUCH_TEXT, render
 
@@ -78,8 +79,7 @@ class Template:
     def __init__(self, processor: Processor, enable_thinking: bool | None = None, seconds: float = SECONDS) -> None:
         self.source = processor.source
         self._text = processor.tokenizer.get_chat_template()
-        if enable_thinking is not None and "enable_thinking" not in self._text:
-            raise ConfigError(f"the chat template of {self.source} does not read enable_thinking: remove it")
+        check_thinking(enable_thinking, [self._text], self.source)
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._arguments = {**processor.tokenizer.special_tokens_map, **thinking}
         self._strings_only = processor.image_processor is None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from dsl.estimate import Amount, Estimate, Growth, Outlook
+from dsl.estimate import CHECKPOINTS, Amount, Estimate, Growth, Outlook
 from dsl.sizes import shown_bytes
 from ops.capture_targets.estimate import capture_memory, feature_bytes
 from ops.lib.data.files import read_jsonl
@@ -93,6 +93,7 @@ def estimate(config: TrainDflash, outlook: Outlook) -> Estimate:
     return Estimate(
         memory=training,
         disk=_disk(config, shape),
+        less_disk="lower keep_checkpoints" if config.keep_checkpoints > 1 else "",
         notes=tuple(notes),
         growth=_growth(config, outlook),
         foreseen=made
@@ -173,13 +174,23 @@ def larger(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 
 def _disk(config: TrainDflash, shape: DraftConfig) -> dict[str, int]:
-    """Checkpoints have masters, moments and average; the last ones, the best, and the one being written."""
+    """Checkpoints have masters, moments and average; the last ones, the best, and the one being written, if the
+    training has as many.
+    """
     parameters = draft_parameters(shape) * MASTER
     states = 1 + (2 if config.optimizer == "adamw" else 1) + (config.ema_decay is not None)
     return {
         "draft": parameters,
-        "checkpoints": (config.keep_checkpoints + 1 + (config.select != "last")) * states * parameters,
+        CHECKPOINTS: _most_checkpoints(config) * states * parameters,
     }
+
+
+def _most_checkpoints(config: TrainDflash) -> int:
+    most = config.keep_checkpoints + 1 + (config.select != "last")
+    if config.max_steps is None:
+        return most
+    every = min(config.checkpoint_every, config.eval_every or config.checkpoint_every)
+    return min(most, (config.max_steps - 1) // every)
 
 
 def _not_stored(

@@ -20,6 +20,7 @@ from ops.capture_targets import sglang as sglang_backend
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.capture_targets.server_args import ALLOWED, FIXED, FIXED_FAMILIES
+from ops.capture_targets.sglang_targets import check_degree
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.sglang.layers import set_layers_to_capture
 from ops.lib.sglang.process import make_server_args
@@ -98,13 +99,13 @@ def test_ranks_that_cannot_share_the_target_are_refused(target, tp_degree, named
 def test_fewer_key_value_heads_than_ranks_are_held_by_several():
     sizes = {"num_attention_heads": 12, "num_key_value_heads": 2, "intermediate_size": 24}
     for tp_degree in (1, 2, 4, 6):
-        sglang_backend.check_degree(sizes, tp_degree)
+        check_degree(sizes, tp_degree)
     with pytest.raises(ConfigError, match="tp_degree = 3 does not divide num_key_value_heads = 2 of the target's"):
-        sglang_backend.check_degree(sizes, 3)
+        check_degree(sizes, 3)
     experts = {"num_attention_heads": 8, "intermediate_size": 9, "num_experts": 8, "moe_intermediate_size": 6}
-    sglang_backend.check_degree(experts, 4, ep_size=2)
+    check_degree(experts, 4, ep_size=2)
     with pytest.raises(ConfigError, match="does not divide moe_intermediate_size = 6 of the target's"):
-        sglang_backend.check_degree(experts, 4)
+        check_degree(experts, 4)
 
 
 def test_a_sample_longer_than_what_memory_holds_is_refused_and_the_target_closed(tokens, target, tmp_path, monkeypatch):

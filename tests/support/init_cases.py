@@ -24,13 +24,14 @@ TEXT = {
     "torch_dtype": "float32",
 }
 VISION = {"patch_size": 16, "spatial_merge_size": 2, "depth": 2, "hidden_size": 32, "intermediate_size": 48}
-VISION |= {"out_hidden_size": 32, "num_position_embeddings": 64, "num_heads": 2}
+VISION |= {"out_hidden_size": 32, "num_position_embeddings": 64, "num_heads": 2, "deepstack_visual_indexes": []}
 
 
 def checkpoint(folder: Path, sees: bool) -> str:
     """What init reads of a checkpoint: weights without tensors, and a tokenizer of one token a word."""
     folder.mkdir()
-    config = {"model_type": "qwen3_vl", "text_config": TEXT, "vision_config": VISION} if sees else TEXT
+    seeing = {"model_type": "qwen3_vl", "image_token_id": 2, "text_config": TEXT, "vision_config": VISION}
+    config = seeing if sees else TEXT
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "<|mask|>": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -12,14 +12,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dsl.errors import DataError
+from dsl.errors import ConfigError, DataError
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
 from ops.lib.data.files import LARGEST_JSON, check_json_files, parse_json, read_object, shown_json
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights
 from ops.lib.target.sizes import check_tables, named_dtype
 from ops.lib.target.token_ids import check_ends
+from ops.lib.vision.family_config import check_family_config
 from ops.lib.vision.model_types import check_model_type
-from ops.lib.vision.processor_files import processor_mistakes
+from ops.lib.vision.processor_files import processor_mistakes, template_texts
 
 State = tuple[tuple[str, int, int, int], ...]
 POINTER = b"version https://git-lfs"
@@ -96,6 +97,29 @@ def chat_template_mistakes(file: str | None) -> dict[str, str]:
     return {"chat_template": mistakes[0]} if mistakes else {}
 
 
+def thinking_mistakes(
+    enable_thinking: bool | None, chat_template: str | None, processor: str | None, builtin: str = ""
+) -> dict[str, str]:
+    """Why no chat template reads enable_thinking: that of the file, else of the directory, else the built-in one."""
+    if enable_thinking is None:
+        return {}
+    from ops.lib.vision.chat_template import check_thinking, read_chat_template  # loads jinja2
+
+    if chat_template is not None:
+        texts, source = [read_chat_template(chat_template) or ""], chat_template
+    elif processor is not None and Path(processor).is_dir():
+        texts, source = template_texts(Path(processor)), processor
+    elif builtin:
+        texts, source = [builtin], 'processor = "builtin"'
+    else:
+        return {}
+    try:
+        check_thinking(enable_thinking, texts, source)
+    except ConfigError as error:
+        return {"enable_thinking": str(error)}
+    return {}
+
+
 def _something_else(path: Path, kind: str) -> list[str]:
     """What the path is instead of a checkpoint, which explains everything else that is missing. kind: what for."""
     weights = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
@@ -130,7 +154,7 @@ def _config_mistakes(directory: Path) -> list[str]:
     tables = _raised(check_tables, config)
     if tables:  # nothing else can be read of it
         return [f"{directory}: {mistake}" for mistake in tables]
-    unknown = [*_raised(check_model_type, config), *_raised(named_dtype, config)]
+    unknown = [*_raised(check_model_type, config), *_raised(named_dtype, config), *_raised(check_family_config, config)]
     return [
         *(f"{directory}: {mistake}" for mistake in unknown),
         *_raised(check_ends, directory),

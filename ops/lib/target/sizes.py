@@ -96,7 +96,7 @@ class TargetSizes:
         """Bytes of the pixel rows, float32, behind one image token; 0 for a target without vision."""
         if self.seeing is None:
             return 0
-        return 4 * _patch_dim(self.seeing) * self.seeing.get("spatial_merge_size", 2) ** 2
+        return 4 * patch_dim(self.seeing) * self.seeing.get("spatial_merge_size", 2) ** 2
 
     def forward_bytes(self, tokens: int, item_size: int) -> int:
         """Peak bytes of a forward pass without gradients over this many tokens, without weights and caches.
@@ -120,7 +120,7 @@ class TargetSizes:
             return 0
         vision = self.seeing
         hidden, rows = vision["hidden_size"], vision.get("spatial_merge_size", 2) ** 2
-        patch = _patch_dim(vision)
+        patch = patch_dim(vision)
         inside = max(3 * vision["intermediate_size"], 7 * hidden) + 2 * hidden
         return rows * (patch * (4 + item_size) + inside * item_size)
 
@@ -253,7 +253,7 @@ def _mtp(text: Config) -> int:
     return count * (_layer(text, "full_attention") + _mlp(text, 0)) + 2 * M * M + 3 * M
 
 
-def _patch_dim(vision: Config) -> int:
+def patch_dim(vision: Config) -> int:
     channels = vision.get("in_channels", vision.get("in_chans", 3))
     return int(channels * vision.get("temporal_patch_size", 2) * vision["patch_size"] ** 2)
 
@@ -266,11 +266,11 @@ def _vision(vision: Config) -> int:
     merger = merged * merged + merged + merged * out + out
     if "qwen2" in vision.get("model_type", ""):
         mlp = 3 * M * W + 2 * W + M
-        return int(_patch_dim(vision) * M + vision["depth"] * (2 * M + attention + mlp) + M + merger)
+        return int(patch_dim(vision) * M + vision["depth"] * (2 * M + attention + mlp) + M + merger)
     mlp = 2 * M * W + W + M
     blocks = vision["depth"] * (4 * M + attention + mlp)
     deepstack = len(vision.get("deepstack_visual_indexes") or []) * (2 * merged + merger)
-    stem = _patch_dim(vision) * M + M + vision["num_position_embeddings"] * M
+    stem = patch_dim(vision) * M + M + vision["num_position_embeddings"] * M
     return int(stem + blocks + 2 * M + merger + deepstack)
 
 

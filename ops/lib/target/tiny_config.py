@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dsl.errors import DataError
+
+BUILTIN = "builtin:tiny-qwen3-vl"
 TEXT_HIDDEN = 128
 TEXT_LAYERS = 8
 VISION_HIDDEN = 128
 VISION_DEPTH = 2
+
+
+def check_builtin(init: str) -> None:
+    """Raises DataError for a built-in target that there is not."""
+    if init != BUILTIN:
+        raise DataError(f'init = "{init}": the only built-in target is "{BUILTIN}"')
 
 
 def tiny_config(tokens: Mapping[str, Any], special_ids: Mapping[str, int]) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from jinja2 import Environment, TemplateSyntaxError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-from dsl.errors import DataError
+from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_object, write_json
 
 FILE = "chat_template.jinja"
@@ -33,6 +34,12 @@ def read_chat_template(file: str | None) -> str | None:
         raise DataError(f"{file}: is empty; chat_template must name a file with a chat template")
     check_template(text, file)
     return text.replace("\r\n", "\n").replace("\r", "\n")  # as transformers reads it again
+
+
+def check_thinking(enable_thinking: bool | None, texts: Iterable[str], source: str) -> None:
+    """Raises ConfigError for an enable_thinking that none of the templates reads."""
+    if enable_thinking is not None and not any("enable_thinking" in text for text in texts):
+        raise ConfigError(f"the chat template of {source} does not read enable_thinking: remove it")
 
 
 def check_template(text: str, place: str) -> None:

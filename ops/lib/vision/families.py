@@ -19,6 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from dsl.errors import DataError
 from ops.lib.vision.batch import ModelInputs
+from ops.lib.vision.family_config import DEEPSTACK, check_family_config
 from ops.lib.vision.model_types import (
     QWEN3,
     QWEN3_MASK_ID,
@@ -73,9 +74,7 @@ class Family:
 
     def check(self) -> None:
         """Raises DataError for an invalid config of this family."""
-        missing = [name for name in ("vocab_size", "hidden_size", "num_hidden_layers") if name not in self.text_config]
-        if missing:
-            raise DataError(f"config.json: missing {', '.join(missing)}, also in text_config")
+        check_family_config(self.config)
 
     def arguments(self, inputs: ModelInputs) -> dict[str, Any]:
         """Arguments of the model's forward for a batch that starts at position 0; the model derives the positions.
@@ -152,15 +151,6 @@ class VisionFamily(Family):
     def image_token_id(self) -> int:
         return int(self.config["image_token_id"])
 
-    def check(self) -> None:
-        super().check()
-        if not self.has_vision:
-            raise DataError(f"config.json: a {self.config['model_type']} without vision_config")
-        missing = [f"vision_config.{name}" for name in ("patch_size",) if name not in self.vision_config]
-        missing += [name for name in ("image_token_id",) if name not in self.config]
-        if missing:
-            raise DataError(f"config.json: missing {', '.join(missing)}")
-
     def arguments(self, inputs: ModelInputs) -> dict[str, Any]:
         arguments = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
         pixel_values, image_grid_thw = inputs.pixels_or_none()
@@ -226,30 +216,13 @@ class Qwen3Vl(VisionFamily):
     model_types = QWEN3_VL
     mask_token_id = QWEN3_MASK_ID
 
-    def check(self) -> None:
-        """An index at or past the depth of the vision tower would silently have no effect."""
-        super().check()
-        depth = self.vision_config.get("depth", 27)
-        beyond = [index for index in self.vision_config.get("deepstack_visual_indexes", (8, 16, 24)) if index >= depth]
-        if beyond:
-            raise DataError(
-                f"config.json: vision_config.deepstack_visual_indexes names the layers {beyond}, but the vision tower "
-                f"has only {depth}"
-            )
-        expert = self.text_config.get("moe_intermediate_size", 0)
-        if self.has_experts and self.text_config["hidden_size"] in (expert, 2 * expert):
-            raise DataError(
-                f"config.json: text_config.moe_intermediate_size {expert} makes square matrices with a hidden_size of "
-                f"{self.text_config['hidden_size']}, and transformers cannot tell their orientation"
-            )
-
     @property
     def has_experts(self) -> bool:
         return "moe_intermediate_size" in self.text_config
 
     def check_serving(self) -> None:
         """With experts SGLang always adds visual features to the first three layers."""
-        indexes = self.vision_config.get("deepstack_visual_indexes", (8, 16, 24))
+        indexes = self.vision_config.get("deepstack_visual_indexes", DEEPSTACK)
         if self.has_experts and len(indexes) != 3:
             raise DataError(
                 f"config.json: vision_config.deepstack_visual_indexes {list(indexes)}: SGLang supports only "
@@ -299,12 +272,6 @@ class Qwen35(VisionFamily):
     @property
     def has_linear_attention(self) -> bool:
         return "linear_attention" in self.text_config.get("layer_types", ("linear_attention",))
-
-    def check(self) -> None:
-        if self.has_vision:
-            super().check()
-        else:
-            Family.check(self)
 
     def arguments(self, inputs: ModelInputs) -> dict[str, Any]:
         return super().arguments(inputs) if self.has_vision else Family.arguments(self, inputs)

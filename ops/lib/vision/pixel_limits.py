@@ -12,6 +12,13 @@ from ops.lib.data.files import read_object
 PREPROCESSOR = "preprocessor_config.json"
 
 
+def ordered_pixels(instance: Any, _attribute: object, most: int | None) -> None:
+    """The validator of max_pixels. Raises ValueError below min_pixels."""
+    least = getattr(instance, "min_pixels", None)
+    if least is not None and most is not None and least > most:
+        raise ValueError(f"'max_pixels': {most} is less than min_pixels = {least}")
+
+
 def pixel_limits(preprocessor: Path) -> dict[str, int]:
     """The limits in an image processor's file; empty if it has none, or does not exist. Raises DataError."""
     if not preprocessor.is_file():

@@ -22,9 +22,14 @@ from ops.lib.data.checkpoint_code import check_places, check_reads, read_setting
 from ops.lib.data.files import check_json_files
 from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
 from ops.lib.vision.model_types import MASK_TOKENS
-from ops.lib.vision.processor_files import NO_TEMPLATE, NO_TOKENIZER, check_image_sizes, has_tokenizer
+from ops.lib.vision.processor_files import (
+    IMAGE_PROCESSOR_FILES,
+    NO_TEMPLATE,
+    NO_TOKENIZER,
+    check_image_sizes,
+    has_tokenizer,
+)
 
-IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 IMAGE_TOKEN = "<|image_pad|>"
 # What transformers raises for values in a checkpoint's JSON that it did not expect, and where a class needs a library
 # that is not installed.

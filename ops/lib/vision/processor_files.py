@@ -13,8 +13,13 @@ from ops.lib.data.files import shown_json
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
+IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 TEMPLATE_SETTINGS = ("chat_template.json", "tokenizer_config.json", "processor_config.json")  # as "chat_template"
 NO_TOKENIZER = f"no tokenizer can be loaded: it has none of {', '.join(TOKENIZER_FILES)}"
+NO_IMAGE_PROCESSOR = (
+    "a vision-language model without an image processor (preprocessor_config.json); copy that file from the "
+    "checkpoint's source"
+)
 NO_TEMPLATE = "it has no chat template (chat_template.jinja); copy that of the instruct version of the model"
 
 IMAGE_SETTINGS = ("preprocessor_config.json", "processor_config.json")  # the second as "image_processor"
@@ -70,6 +75,17 @@ def _size_mistakes(directory: Path) -> list[str]:
     except DataError as error:
         return [str(error)]
     return []
+
+
+def lacks_image_processor(directory: Path) -> bool:
+    """Whether the model in a readable directory sees, and has no file of an image processor's settings."""
+    sees = read_settings(directory / "config.json").get("vision_config") is not None
+    return sees and not any((directory / name).is_file() for name in IMAGE_PROCESSOR_FILES)
+
+
+def template_texts(directory: Path) -> list[str]:
+    """The chat templates of a readable directory."""
+    return [text for *_, text in _templates(directory)]
 
 
 def _template_mistakes(templates: Sequence[tuple[str, str]]) -> list[str]:

@@ -134,13 +134,16 @@ def test_what_an_op_does_not_know_is_a_note_and_the_plan_stands(tmp_path: Path) 
     assert [f"sees [None, None, None] in {tmp_path.name} on cpu"] == unknown["c"]["notes"]
 
 
-@pytest.mark.parametrize("command", ["plan", "run"])
-def test_a_value_with_which_an_op_can_estimate_nothing_is_refused(tmp_path: Path, command: str) -> None:
+def test_what_an_op_refuses_to_estimate_is_a_mistake_and_the_others_are_estimated(tmp_path: Path) -> None:
     toy = telling(tmp_path)
-    result = toy.dflow(command, str(toy.file), "-s", "a.length=-1")
-    shown = [line for line in (result.stdout + result.stderr).splitlines() if line.startswith("node.")]
-    assert (result.returncode, shown) == (2, ["node.a: a text has no negative length"])
-    assert [] == list(toy.store.glob("records/*"))
+    shown = toy.dflow("plan", str(toy.file), "--json", "-s", "a.length=-1")
+    plan = json.loads(shown.stdout)
+    assert (2, ["node.a: a text has no negative length"]) == (shown.returncode, plan["unmet"])
+    assert {"c": [f"sees [None, None, None] in {tmp_path.name} on cpu"]} == {
+        node_id: needs["notes"] for node_id, needs in plan["resources"].items()
+    }
+    run = toy.dflow("run", str(toy.file), "-s", "a.length=-1")
+    assert (2, "node.a: a text has no negative length\n") == (run.returncode, run.stderr)
 
 
 def test_the_plan_prints_sums_parts_and_notes_below_the_nodes(tmp_path: Path) -> None:
