@@ -6,16 +6,15 @@ chat template adds to a turn counts as TURN_TOKENS, and an image as its processo
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attrs import frozen
-from PIL import Image
 
 from ops.ingest.sample import ImagePart, RawSample, Turn
-from ops.lib.vision.images import DECODE_ERRORS
+from ops.lib.data.sample_account import Unusable
+from ops.lib.vision.images import size_of
 from ops.tools.init.target import Target
 
 TURN_TOKENS = 5  # <|im_start|>, the role, two line breaks and <|im_end|> of Qwen's templates
@@ -120,7 +119,6 @@ def texts(turn: Turn) -> list[str]:
 def image_size(encoded: bytes) -> Size | None:
     """Width and height from an image's header; None if unreadable."""
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
-            return image.size
-    except (*DECODE_ERRORS, Image.DecompressionBombWarning, Image.DecompressionBombError):
+        return size_of(encoded)
+    except Unusable:
         return None
