@@ -43,7 +43,8 @@ class Ingest:
     )
     allow_outside: bool = field(
         default=False,
-        help="also use images outside that folder; otherwise their samples are dropped and counted",
+        help="also use images outside that folder, and data files that are links out of theirs; otherwise samples of "
+        "such images are dropped and counted, and such a file is an error",
     )
     duplicate_ids: Literal["refuse", "number"] = field(
         default="refuse", help='two samples with one id are an error, or ("number") the second becomes "id#2"'

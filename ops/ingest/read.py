@@ -98,7 +98,7 @@ def _named_images(reading: Reading, source: Path) -> Iterator[tuple[str, Path | 
             (source, image.path.as_posix()) for image in class_images(source, SPLIT_NAMES)
         )
     else:
-        names = _names(source, form)
+        names = _names(source, form, reading.allow_outside)
     base = source if source.is_dir() else source.parent
     for folder, name in names:
         try:
@@ -108,9 +108,9 @@ def _named_images(reading: Reading, source: Path) -> Iterator[tuple[str, Path | 
         yield (folder.relative_to(base) / name).as_posix(), file
 
 
-def _names(source: Path, form: str) -> Iterator[tuple[Path, str]]:
+def _names(source: Path, form: str, allow_outside: bool) -> Iterator[tuple[Path, str]]:
     """(Folder of relative paths, name) of all images in rows."""
-    for part in parts_of(source, form, with_bytes=False):
+    for part in parts_of(source, form, with_bytes=False, allow_outside=allow_outside):
         for record in part.records():
             if record.mistake or row_mistake(record.row):
                 continue
@@ -122,7 +122,7 @@ def _all(reading: Reading, forms: list[str]) -> Iterator[Read]:
     sources = [
         _Source(path, name, images=tuple(class_images(path, SPLIT_NAMES)))
         if form == "image-folder"
-        else _Source(path, name, parts=tuple(parts_of(path, form)))
+        else _Source(path, name, parts=tuple(parts_of(path, form, allow_outside=reading.allow_outside)))
         for path, name, form in zip(reading.sources, reading.names(), forms, strict=True)
     ]
     named_splits = set[str | None]().union(*(source.splits for source in sources))

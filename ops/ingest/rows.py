@@ -35,7 +35,17 @@ from typing import Any
 from attrs import frozen
 
 from ops.ingest.image_values import AUDIO, VIDEO, ImageFinder
-from ops.ingest.row_form import TURN_TEXTS, first_value, is_valid_text, part_image, part_kind, row_images, turn_list
+from ops.ingest.row_form import (
+    TURN_TEXTS,
+    first_value,
+    is_none,
+    is_valid_text,
+    part_image,
+    part_kind,
+    row_images,
+    turn_list,
+    turn_role,
+)
 from ops.ingest.sample import IMAGE, DroppedSample, ImagePart, RawSample, Turn, with_leading_images
 from ops.lib.data.sample_account import Unusable
 
@@ -106,18 +116,18 @@ def _label(row: dict[str, Any]) -> str | None:
 
 def _refuse_other_media(row: dict[str, Any]) -> None:
     for key, reason in REFUSED_KEYS:
-        if row.get(key):
+        if row.get(key) and not is_none(row[key]):
             raise Unusable(reason, f'key "{key}"')
 
 
 def _turns(row: dict[str, Any]) -> Iterator[tuple[str, list[str | Placed], str | None]]:
     """(role, texts and images, reasoning) of every turn."""
     turns = turn_list(row)
-    if row.get("system") and (not turns or turns[0].get("role", turns[0].get("from")) != "system"):
+    if row.get("system") and (not turns or ROLE_NAMES.get(turn_role(turns[0])) != "system"):
         turns = [{"role": "system", "content": row["system"]}, *turns]
     for turn in turns:
-        name = first_value(turn, ("role", "from"))
-        if name in TOOL_ROLES or any(turn.get(key) for key in TOOL_KEYS):
+        name = turn_role(turn)
+        if name in TOOL_ROLES or any(turn.get(key) and not is_none(turn[key]) for key in TOOL_KEYS):
             raise Unusable(TOOLS, f'role "{name}"')
         if name not in ROLE_NAMES:
             raise Unusable("unknown role", f'"{name}"')
