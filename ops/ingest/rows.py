@@ -50,6 +50,7 @@ from ops.ingest.sample import IMAGE, DroppedSample, ImagePart, RawSample, Turn, 
 from ops.lib.data.sample_account import Unusable
 
 TOOLS, DIFFER, IN_ANSWER = "tool calls are not supported", "placeholders and images differ", "image in an answer"
+NO_ANSWER = "no answer"
 ROLE_NAMES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("user", "human"), "user"),
@@ -200,7 +201,7 @@ def _check(turns: list[tuple[str, list[str | Placed], str | None]], require_answ
         (empty is not None, "empty text", f"turn {empty}"),
         (not all(is_valid_text(text) for text in texts), "invalid text", ""),
         (spoken[:1] == ["assistant"], "starts with the assistant", ""),
-        (not answers and (require_answers or spoken[-1:] != ["user"]), "no answer", ""),
+        (not answers and (require_answers or spoken[-1:] != ["user"]), NO_ANSWER, ""),
         (any(isinstance(item, Placed) for items in answers for item in items), IN_ANSWER, ""),
     )
     for wrong, reason, detail in checks:

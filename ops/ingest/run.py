@@ -14,9 +14,12 @@ from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.ingest.contents import Contents, content_of
 from ops.ingest.digits import digit_samples
+from ops.ingest.image_folder import BESIDE
+from ops.ingest.image_values import AUDIO, MISSING, OUTSIDE, REMOTE, VIDEO
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
 from ops.ingest.read import Read, read_samples
+from ops.ingest.rows import NO_ANSWER, TOOLS
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.splits import hash_of, kept_of, split_of
 from ops.lib.data.files import json_line, write_json
@@ -25,6 +28,16 @@ from ops.lib.data.sample_account import NOT_TAKEN, SPLITS, Tally, Unusable
 
 UNREADABLE, FILE_TOO_LARGE = "image unreadable", "image file too large"
 DUPLICATE = "same content as an earlier sample"
+NOT_READ = "remove them, or what they hold besides texts and images"
+REMEDIES = {
+    MISSING: "check that the files are where the rows name them, and image_root",
+    OUTSIDE: "set image_root, or allow_outside = true",
+    REMOTE: "download the images, and name the files",
+    BESIDE: "move the images into the folders of their classes, or all images into one folder without subfolders",
+    NO_ANSWER: "set require_answers = false, and let regenerate_answers answer",
+    DUPLICATE: 'duplicates = "keep" keeps them',
+    **dict.fromkeys((VIDEO, AUDIO, TOOLS), NOT_READ),
+}
 MAX_IMAGE_BYTES = PACK_BYTES  # of an encoded image
 Group = tuple[str, str]  # category, split
 
@@ -43,7 +56,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
     if config.max_samples is not None:
         counts, last_kept = last_hashes(config, config.max_samples)
         write_json(stage.out_dir / "source.json", counts)
-    tally = Tally(stage, "ingest")
+    tally = Tally(stage, "ingest", REMEDIES)
     packs = PackWriter(stage.out_dir)
     contents = Contents()
     done = thinking = 0
