@@ -18,16 +18,15 @@ from ops.ingest.image_folder import BESIDE
 from ops.ingest.image_values import AUDIO, MISSING, OUTSIDE, REMOTE, VIDEO
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
-from ops.ingest.read import Read, read_samples
+from ops.ingest.read import Read, read_samples, unread_captions
 from ops.ingest.rows import NO_ANSWER, TOOLS
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.splits import hash_of, kept_of, split_of
 from ops.lib.data.files import json_line, write_json
 from ops.lib.data.image_packs import PACK_BYTES, PackWriter
-from ops.lib.data.sample_account import NOT_TAKEN, SPLITS, Tally, Unusable
+from ops.lib.data.sample_account import DUPLICATE, NOT_TAKEN, SPLITS, Tally, Unusable
 
 UNREADABLE, FILE_TOO_LARGE = "image unreadable", "image file too large"
-DUPLICATE = "same content as an earlier sample"
 NOT_READ = "remove them, or what they hold besides texts and images"
 REMEDIES = {
     MISSING: "check that the files are where the rows name them, and image_root",
@@ -35,7 +34,6 @@ REMEDIES = {
     REMOTE: "download the images, and name the files",
     BESIDE: "move the images into the folders of their classes, or all images into one folder without subfolders",
     NO_ANSWER: "set require_answers = false, and let regenerate_answers answer",
-    DUPLICATE: 'duplicates = "keep" keeps them',
     **dict.fromkeys((VIDEO, AUDIO, TOOLS), NOT_READ),
 }
 MAX_IMAGE_BYTES = PACK_BYTES  # of an encoded image
@@ -89,6 +87,8 @@ def ingest(config: Ingest, stage: Stage) -> None:
             thinking += any(turn.reasoning_content for turn in sample.turns)
     stage.progress(done, done)
     tally.finish(config.max_dropped)
+    for file in [] if is_builtin(config.source) else unread_captions(config.reading()):
+        stage.warn(f'{file}: its captions are not read with format = "image-folder"; leave out format to read them')
     for warning in contents.warnings():
         stage.warn(warning)
     if thinking:

@@ -10,6 +10,7 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import DataError
+from ops.ingest.captions import captioned_records, is_metadata
 from ops.ingest.csv_records import DELIMITERS, csv_records, names_rows
 from ops.ingest.image_values import IMAGE_NAMES
 from ops.ingest.records import Record, json_records
@@ -43,10 +44,13 @@ def find_format(source: Path, wanted: str) -> str:
     return wanted
 
 
-def parts_of(source: Path, form: str, *, with_bytes: bool = True, allow_outside: bool = False) -> Iterator[Part]:
+def parts_of(
+    source: Path, form: str, *, with_bytes: bool = True, allow_outside: bool = False, question: str = ""
+) -> Iterator[Part]:
     """The parts of a source of rows, in order.
 
     with_bytes: with the binary columns of Parquet files. allow_outside: files of a folder may be links that lead out.
+    question: that captions of images answer.
     """
     read: Callable[[Path], Iterator[Record]] = csv_records if form == "csv" else json_records
     if form not in ("csv", "json"):
@@ -65,7 +69,17 @@ def parts_of(source: Path, form: str, *, with_bytes: bool = True, allow_outside:
         raise DataError(f'{source}: has no file that ends in {", ".join(suffixes)} (format = "{form}")')
     for file in files:
         name = file.relative_to(source).with_suffix("").as_posix() if len(files) > 1 else ""
-        yield Part(name, split_named(name), partial(read, file))
+        records = partial(_captions, read, file, question) if is_metadata(file) else partial(read, file)
+        yield Part(name, split_named(name), records)
+
+
+def metadata_files(folder: Path) -> list[Path]:
+    """The files of captions in a folder of images."""
+    return [file for suffixes in SUFFIXES.values() for file in _files(folder, suffixes) if is_metadata(file)]
+
+
+def _captions(read: Callable[[Path], Iterator[Record]], file: Path, question: str) -> Iterator[Record]:
+    return captioned_records(read(file), question)
 
 
 def _giving(records: Iterator[Record]) -> Callable[[], Iterator[Record]]:

@@ -17,6 +17,8 @@ from ops.lib.data.files import read_object, write_json
 
 SPLITS = ("train", "val", "test")
 NOT_TAKEN = "over max_samples"  # left out because of the user's limit, not because of the sample
+DUPLICATE = "same content as an earlier sample"  # which is used, and they are left out because the user asks for it
+NO_LOSS = (NOT_TAKEN, DUPLICATE)
 MOST_LOST = 0.1  # of a node's samples or answers without a warning, whatever the reason
 REASONS_SHOWN = 3
 SHOWN = 10
@@ -47,12 +49,13 @@ def losses_of(summary: Mapping[str, Any]) -> list[Loss]:
             Loss("answers" if kind == "answers" else "samples", *text) for kind, text in zip(kinds, texts, strict=True)
         ]
     dropped = Counter(summary["dropped"])
-    return _dropped_samples(dropped, summary["in"] - dropped[NOT_TAKEN], {})
+    return _dropped_samples(dropped, summary["in"], {})
 
 
 def _dropped_samples(dropped: Counter[str], total: int, remedies: Mapping[str, str]) -> list[Loss]:
     """The loss of samples that were dropped for their own fault, of `total` that were read; empty for a small one."""
-    reasons = [(reason, count) for reason, count in dropped.items() if reason != NOT_TAKEN]
+    total -= sum(dropped[reason] for reason in NO_LOSS)
+    reasons = [(reason, count) for reason, count in dropped.items() if reason not in NO_LOSS]
     lost = sum(count for _, count in reasons)
     if lost <= MOST_LOST * total:
         return []
@@ -165,7 +168,7 @@ class Tally:
             raise DataError(f"more than max_dropped = {max_dropped} samples were dropped:\n{self.account()}")
         if not kept:
             raise DataError(f"no sample is left of {dropped}:\n{self.account() or '  the source is empty'}")
-        read = kept + dropped - self.dropped[NOT_TAKEN] - self._unread
+        read = kept + dropped - self._unread
         losses = [*_dropped_samples(self.dropped, read, self._remedies), *self._losses]
         summary = {
             "in": kept + dropped,

@@ -50,7 +50,7 @@ class Survey:
 
     sources: tuple[Path, ...]
     forms: tuple[str, ...]
-    image_root: str | None
+    image_root: str | tuple[str, ...] | None
     allow_outside: bool
     exact: bool
     rules: PixelRules
@@ -79,7 +79,10 @@ class Survey:
 
 
 def survey(
-    sources: tuple[Path, ...], counter: Counter, image_root: str | None = None, allow_outside: bool = False
+    sources: tuple[Path, ...],
+    counter: Counter,
+    image_root: str | tuple[str, ...] | None = None,
+    allow_outside: bool = False,
 ) -> Survey:
     """Reads all the data; lengths are those of a random sample with a fixed seed.
 

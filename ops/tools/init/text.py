@@ -126,7 +126,8 @@ def _ingest(sources: list[str], found: Survey, advice: Advice) -> list[str]:
     if found.duplicates:
         lines.append(f'duplicate_ids = "number"          # {found.duplicates:,} ids have more than one sample')
     if found.image_root is not None:
-        lines.append(f"image_root = {_quoted(found.image_root)}")
+        roots = found.image_root if isinstance(found.image_root, tuple) else (found.image_root,)
+        lines.append(f"image_root = {_quoted_all(list(roots))}")
     if found.allow_outside:
         lines.append("allow_outside = true")
     elif found.dropped[OUTSIDE]:

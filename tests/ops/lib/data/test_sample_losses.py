@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.lib.data.files import read_json
-from ops.lib.data.sample_account import NOT_TAKEN, Loss, Tally, losses_of
+from ops.lib.data.sample_account import DUPLICATE, NOT_TAKEN, Loss, Tally, losses_of
 from ops.lib.report_sections import Verdict, account_sections
 
 
@@ -61,7 +61,7 @@ def test_answers_that_are_kept_and_useless_are_lost_too(tmp_path, capsys):
 
 @given(kept=st.integers(1, 60), lost=st.integers(0, 20), left_out=st.integers(0, 50), unread=st.integers(0, 50))
 def test_what_counts_is_the_share_of_the_samples_that_were_read(tmp_path_factory, kept, lost, left_out, unread):
-    dropped = {"fault": lost, NOT_TAKEN: left_out}
+    dropped = {"fault": lost, NOT_TAKEN: left_out, DUPLICATE: left_out}
     stage = tallied(tmp_path_factory.mktemp("tally"), kept, dropped, unread)
     summary = read_json(stage.out_dir / "summary.json")
     expected = [f"({lost} of {kept + lost})"] if 10 * lost > kept + lost else []
