@@ -71,7 +71,7 @@ def main(options: argparse.Namespace) -> int:
     with clear_errors(output):
         _write(output, text)
         is_renewed = _write_schema(output.with_name(SCHEMA), options.force)
-    print_lines("\n".join(summary(found, advice)))
+    print_lines("\n".join(summary(found, target, advice)))
     if is_renewed:
         print_lines(f"\nwrote {output}, and {output.with_name(SCHEMA)}, which lets an editor complete and check it")
     else:

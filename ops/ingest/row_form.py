@@ -33,6 +33,7 @@ NO_TURNS = 'no list "messages" (or "conversations")'
 OTHER_FORMS = ', "prompt", "instruction" with "output" (or "response"), or "question" with "answer"'
 LONGEST_ID = 1000  # characters; the ids of all samples are in memory
 TURN_TEXTS = ("content", "text", "value")
+REASONING = ("reasoning_content", "reasoning", "thinking")  # of an answer
 PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "input_audio")
 
 

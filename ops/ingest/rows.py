@@ -36,6 +36,7 @@ from attrs import frozen
 
 from ops.ingest.image_values import AUDIO, VIDEO, ImageFinder
 from ops.ingest.row_form import (
+    REASONING,
     TURN_TEXTS,
     first_value,
     is_none,
@@ -136,7 +137,11 @@ def _turns(row: dict[str, Any]) -> Iterator[tuple[str, list[str | Placed], str |
         role = ROLE_NAMES[name]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         items = _joined(item for part in parts for item in _of_part(part, role))
-        yield role, _stripped(items, role), turn.get("reasoning_content") or None
+        yield role, _stripped(items, role), _reasoning(turn)
+
+
+def _reasoning(turn: dict[str, Any]) -> str | None:
+    return next((turn[name] for name in REASONING if turn.get(name) and isinstance(turn[name], str)), None)
 
 
 def _of_text(text: str, role: str) -> list[str | Placed]:
