@@ -164,7 +164,12 @@ def _target(target: Target | None) -> list[str]:
         lines.append(f"revision = {_quoted(target.revision)}")
     if target.mask is not None:
         number, why = target.mask
-        lines.append(_line("mask_token_id", Choice(number, f"none is known for this model: {why}")))
+        lines.append(
+            _line(
+                "mask_token_id",
+                Choice(number, f"none is known for this model: {why}"),
+            )
+        )
     return lines
 
 
