@@ -87,8 +87,8 @@ def ingest(config: Ingest, stage: Stage) -> None:
             thinking += any(turn.reasoning_content for turn in sample.turns)
     stage.progress(done, done)
     tally.finish(config.max_dropped)
-    for file in [] if is_builtin(config.source) else unread_captions(config.reading()):
-        stage.warn(f'{file}: its captions are not read with format = "image-folder"; leave out format to read them')
+    for captions in [] if is_builtin(config.source) else unread_captions(config.reading()):
+        stage.warn(f'{captions}: its captions are not read with format = "image-folder"; leave out format to read them')
     for warning in contents.warnings():
         stage.warn(warning)
     if thinking:

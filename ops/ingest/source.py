@@ -69,8 +69,8 @@ def parts_of(
         raise DataError(f'{source}: has no file that ends in {", ".join(suffixes)} (format = "{form}")')
     for file in files:
         name = file.relative_to(source).with_suffix("").as_posix() if len(files) > 1 else ""
-        records = partial(_captions, read, file, question) if is_metadata(file) else partial(read, file)
-        yield Part(name, split_named(name), records)
+        reads = partial(_captions, read, file, question) if is_metadata(file) else partial(read, file)
+        yield Part(name, split_named(name), reads)
 
 
 def metadata_files(folder: Path) -> list[Path]:

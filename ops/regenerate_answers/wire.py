@@ -15,11 +15,12 @@ from typing import Any
 from attrs import frozen
 from PIL import Image
 
+from ops.ingest.sample import END_OF_THOUGHT, THINK
 from ops.lib.data.files import shown_json
 from ops.lib.vision.images import FORMATS, decode, orientation
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.shards import Key
-from ops.tokenize_chat.template import END_OF_THOUGHT, THINK, Messages, texts_of
+from ops.tokenize_chat.template import Messages, texts_of
 
 # Otherwise a checkpoint's generation_config.json sets what a request omits, even a repetition penalty with greedy
 # decoding; and the text may lack special tokens and thoughts, which the token ids contain.
