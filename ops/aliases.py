@@ -262,7 +262,7 @@ MODELS = (
             "regenerate_answers.enable_thinking": "the only argument that a chat template is given",
         },
     ),
-    Alias(("mask_token_id", "dflash_mask_token_id"), {"load_target.mask_token_id": ""}),
+    Alias(("mask_token_id", "dflash_mask_token_id"), {"train_dflash.mask_token_id": ""}),
     Alias(("embedding_key", "embed_tokens_key"), {"load_target.embed_key": ""}),
     Alias(
         ("from_pretrained", "draft_checkpoint_path", "draft_model_path", "draft_model_name_or_path"),

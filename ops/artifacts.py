@@ -24,7 +24,8 @@ class Samples(Artifact):
                         "images": [image reference, ...]}; the i-th image part, over all turns, shows images[i];
                         "label" as well, what a right answer says, where the source tells it apart from the answer
     images-00000.bin    packs of encoded images, about 256 MiB each
-    summary.json        {"in", "kept", "dropped": {reason: count}, "splits": {split: count}}
+    summary.json        {"in", "kept", "dropped": {reason: count}, "splits": {split: count}, and where more than a tenth
+                        is lost "losses": [{"of": "samples" | "answers", "text", "remedy"}]}
     dropped.csv         id, reason, detail of every sample that was dropped
     source.json         with max_samples: {"image" | "text": {split: count}} of what can be used of the whole source
     """

@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", dest="output", type=Path, default=DEFAULT_OUTPUT, metavar="FILE", help=f"default: {DEFAULT_OUTPUT}"
     )
     parser.add_argument(
-        "--image-root", metavar="DIR", help="the folder that image paths are relative to; default: the data's own"
+        "--image-root",
+        metavar="DIR",
+        action="append",
+        help="the folder that image paths are relative to; default: the data's own. Given several times: of each DATA",
     )
     parser.add_argument("--allow-outside", action="store_true", help="also use images outside that folder")
     parser.add_argument("--force", action="store_true", help=f"overwrite FILE and {SCHEMA} where they exist")
@@ -56,8 +59,7 @@ def main(options: argparse.Namespace) -> int:
     except DataError as error:
         mistakes.append(str(error))
     try:
-        image_root = None if options.image_root is None else str(Path(options.image_root).resolve())
-        found = survey(tuple(options.data), Counter.of(target), image_root, options.allow_outside)
+        found = survey(tuple(options.data), Counter.of(target), _image_root(options), options.allow_outside)
         advice = advise(found, target, free_bytes(store_path(options.store, output)))
     except DataError as error:
         raise DataError("\n".join([*mistakes, str(error)])) from error
@@ -69,7 +71,7 @@ def main(options: argparse.Namespace) -> int:
     with clear_errors(output):
         _write(output, text)
         is_renewed = _write_schema(output.with_name(SCHEMA), options.force)
-    print_lines("\n".join(summary(found, advice)))
+    print_lines("\n".join(summary(found, target, advice)))
     if is_renewed:
         print_lines(f"\nwrote {output}, and {output.with_name(SCHEMA)}, which lets an editor complete and check it")
     else:
@@ -83,6 +85,16 @@ def main(options: argparse.Namespace) -> int:
         f"    dflow plan {output}          # what it needs, without running anything\n    dflow run {output} --smoke 16"
     )
     return OK
+
+
+def _image_root(options: argparse.Namespace) -> str | tuple[str, ...] | None:
+    """As for ingest. Raises DataError where there are several, and not one for each DATA."""
+    roots = [str(Path(root).resolve()) for root in options.image_root or ()]
+    if len(roots) > 1 and len(roots) != len(options.data):
+        raise DataError(
+            f"--image-root is given {len(roots)} times for {len(options.data)} of DATA: give one, or one for each"
+        )
+    return tuple(roots) if len(roots) > 1 else next(iter(roots), None)
 
 
 def _output_mistakes(output: Path, force: bool) -> list[str]:

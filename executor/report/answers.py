@@ -76,7 +76,9 @@ def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
             if question not in known:
                 lines.append(Line(name, "not measured", _unknown(question, column, node, of_node.failed)))
         for question in [line.verdict.question for line in given[:1]] or asked[:1]:
-            texts = [_without_middle(with_run(text, column.run)) for text in node.recorded.warnings]
+            said = tuple(line.verdict.text for line in given)  # a node warns of what its verdict says again
+            others = [text for text in node.recorded.warnings if not text.startswith(said)]
+            texts = [_without_middle(with_run(text, column.run)) for text in others]
             lines += [Line(name, "warning", Verdict(question, text, "warn")) for text in texts]
     return [*lines, *_unasked(column), *_diagnosed(column)] if _of_draft(lines) else lines
 

@@ -13,7 +13,7 @@ from dsl.errors import DataError
 from ops.evaluate.metric_names import ALL
 from ops.ingest.image_values import ImageFinder
 from ops.ingest.records import Record, json_records
-from ops.ingest.row_form import row_mistake, turn_list
+from ops.ingest.row_form import row_mistake, turn_list, turn_role
 from ops.ingest.rows import ROLE_NAMES, sample_of_row
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.lib.data.files import shown_json
@@ -107,7 +107,7 @@ def _lacking(row: dict[str, Any]) -> Iterator[str]:
         )
     if category == ALL:
         yield f'"category" must not be "{ALL}", which means all categories'
-    if not any(ROLE_NAMES.get(turn.get("role", turn.get("from"))) == "user" for turn in turn_list(row)):
+    if not any(ROLE_NAMES.get(turn_role(turn)) == "user" for turn in turn_list(row)):
         yield 'no user turn: "messages" must end with a turn of the user, {"role": "user", "content": "..."}'
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError, shortened
+from ops.ingest.captions import FILE_NAME, captioned, is_metadata
 from ops.ingest.records import LONGEST, TOO_LONG, Record
 from ops.ingest.row_form import turns_mistake
 from ops.lib.data.json_lines import bounded_lines
@@ -32,7 +33,7 @@ def csv_records(file: Path) -> Iterator[Record]:
         if header is None:
             return
         number, columns, mistake = header
-        mistake = mistake or _header_mistake(columns)
+        mistake = mistake or _header_mistake(file, columns)
         if mistake:
             yield Record(number, f"{file}:", None, mistake, file.parent, 1.0)
             return
@@ -54,7 +55,9 @@ def names_rows(file: Path) -> bool:
         _, columns, mistake = next(_Rows(file), (0, [], "empty"))
     except OSError:
         return False
-    return not (mistake or _header_mistake(columns))
+    if is_metadata(file) and FILE_NAME in columns:
+        return True  # a mistake in it is reported, since captions would be lost
+    return not (mistake or _header_mistake(file, columns))
 
 
 class _Rows(Iterator[tuple[int, list[str], str]]):
@@ -97,7 +100,7 @@ def _why(error: Exception) -> str:
     return str(error)
 
 
-def _header_mistake(columns: list[str]) -> str:
+def _header_mistake(file: Path, columns: list[str]) -> str:
     if len(columns) > MOST_COLUMNS:
         return f"{len(columns)} columns, more than {MOST_COLUMNS}"
     named = [name for name in columns if name]
@@ -105,6 +108,8 @@ def _header_mistake(columns: list[str]) -> str:
     if again is not None:
         return f'two columns are named "{shortened(again)}"'
     example: dict[str, Any] = dict.fromkeys(named, "text")
+    if is_metadata(file) and FILE_NAME in named:
+        return captioned(example, "text")[1]
     if mistake := turns_mistake(example):
         return f"{mistake}; the first line must name the columns, and it is {shortened(', '.join(named))}"
     return ""

@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from attrs import frozen
 
+from dsl.errors import DataError
 from ops.lib.data.image_packs import MAX_IMAGE_BYTES
 from ops.lib.data.sample_account import Unusable
 
@@ -42,11 +43,13 @@ class ImageFinder:
     """Finds the images of rows.
 
     root            the folder of relative paths, which no path leaves without allow_outside
+    image_root      the value of that field, if the root is by it
     remedy          what to do about a path that does
     """
 
     root: Path
     allow_outside: bool = False
+    image_root: str | None = None
     remedy: str = "set image_root, or allow_outside = true"
 
     def image(self, value: Any) -> Path | bytes:
@@ -63,7 +66,7 @@ class ImageFinder:
         return value if isinstance(value, bytes) else _decoded(value)
 
     def file(self, name: str) -> Path:
-        """The file of a path. Raises Unusable if it is missing, or outside."""
+        """The file of a path. Raises Unusable if it is missing or outside, DataError without a folder image_root."""
         shown = name if len(name) <= SHOWN else f"{name[:SHOWN]}..."
         try:
             path = (self.root / name).resolve()
@@ -73,6 +76,11 @@ class ImageFinder:
                 return path
         except (OSError, ValueError, RuntimeError):  # too long a name, a NUL in it, a loop of links
             pass
+        if self.image_root is not None and not self.root.is_dir() and not Path(name).is_absolute():
+            raise DataError(
+                f'image_root = "{self.image_root}": there is no folder {self.root}, where {shown} was looked for; '
+                "image_root is relative to the folder of the data file"
+            )
         raise Unusable(MISSING, shown)
 
 

@@ -37,13 +37,15 @@ class Ingest:
         "conversations, OpenAI messages, LLaVA / ShareGPT, prompt and completion, Alpaca, Dolly, or question and "
         "answer",
     )
-    image_root: str | None = field(
+    image_root: str | tuple[str, ...] | None = field(
         default=None,
-        help="folder of relative image paths, itself relative to the file's own folder, which is the default",
+        help="folder of relative image paths, itself relative to the file's own folder, which is the default. Or a "
+        'list, one for each source, in which "" is the default; it does not apply to images by class',
     )
     allow_outside: bool = field(
         default=False,
-        help="also use images outside that folder; otherwise their samples are dropped and counted",
+        help="also use images outside that folder, and data files that are links out of theirs; otherwise samples of "
+        "such images are dropped and counted, and such a file is an error",
     )
     duplicate_ids: Literal["refuse", "number"] = field(
         default="refuse", help='two samples with one id are an error, or ("number") the second becomes "id#2"'
@@ -101,6 +103,11 @@ class Ingest:
             raise ValueError("source must name at least one file or folder")
         if not isinstance(self.source, str) and any(is_builtin(source) for source in self.source):
             raise ValueError('the sample "builtin:digits" cannot be one of several sources')
+        if isinstance(self.image_root, tuple) and len(self.image_root) != len(self.reading().sources):
+            raise ValueError(
+                f"image_root lists {len(self.image_root)} folders for {len(self.reading().sources)} sources: list one "
+                'for each source, "" where it is the file\'s own folder'
+            )
         if LABEL not in self.answer:
             raise ValueError(f'answer must contain "{LABEL}", which becomes the name of the class')
 

@@ -19,7 +19,7 @@ from ops.ingest.records import Record
 from ops.ingest.row_form import row_mistake
 from ops.ingest.rows import image_values, sample_of_row
 from ops.ingest.sample import DroppedSample, RawSample
-from ops.ingest.source import SPLIT_NAMES, Part, find_format, parts_of, split_named
+from ops.ingest.source import SPLIT_NAMES, Part, find_format, metadata_files, parts_of, split_named
 from ops.lib.data.sample_account import Unusable
 
 SHOWN_MISTAKES = 20
@@ -33,7 +33,7 @@ class Reading:
 
     sources: tuple[Path, ...]
     format: str = "auto"
-    image_root: str | None = None
+    image_root: str | tuple[str, ...] | None = None
     allow_outside: bool = False
     duplicate_ids: str = "refuse"
     question: str = ""
@@ -46,16 +46,24 @@ class Reading:
             return [""]
         return [f"{place}/{source.name}" for place, source in enumerate(self.sources, start=1)]
 
-    def finder(self, folder: Path) -> ImageFinder:
-        return ImageFinder(folder if self.image_root is None else folder / self.image_root, self.allow_outside)
+    def roots(self) -> list[str | None]:
+        """The image_root of each source; None: the folder of its files."""
+        given = self.image_root if isinstance(self.image_root, tuple) else (self.image_root,) * len(self.sources)
+        return [None if root in ("", ".") else root for root in given]
+
+    def finder(self, folder: Path, root: str | None) -> ImageFinder:
+        return ImageFinder(folder if root is None else folder / root, self.allow_outside, root)
 
 
 @frozen
 class _Source:
-    """A source: its images by class, or its parts of rows. name: of Reading.names; split: that this name says."""
+    """A source: its images by class, or its parts of rows. name: of Reading.names; root: of Reading.roots; split: that
+    the name says.
+    """
 
     path: Path
     name: str
+    root: str | None
     images: tuple[ClassImage, ...] = ()
     parts: tuple[Part, ...] = ()
 
@@ -102,31 +110,33 @@ def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
     whole folder is moved; of several sources it begins with the source's name. Broken rows are skipped. Nothing for a
     folder whose images cannot be elsewhere: they are part of the source itself.
     """
-    for source, name in zip(reading.sources, reading.names(), strict=True):
-        if not (source.is_dir() and reading.image_root is None and not reading.allow_outside):
-            yield from ((f"{name}/{image}" if name else image, file) for image, file in _named_images(reading, source))
+    for source, name, root in zip(reading.sources, reading.names(), reading.roots(), strict=True):
+        if not (source.is_dir() and root is None and not reading.allow_outside):
+            found = _named_images(reading, source, root)
+            yield from ((f"{name}/{image}" if name else image, file) for image, file in found)
 
 
-def _named_images(reading: Reading, source: Path) -> Iterator[tuple[str, Path | None]]:
+def _named_images(reading: Reading, source: Path, root: str | None) -> Iterator[tuple[str, Path | None]]:
     form = find_format(source, reading.format)
     if form == "image-folder":
+        root = None
         names: Iterator[tuple[Path, str]] = (
             (source, image.path.as_posix()) for image in class_images(source, SPLIT_NAMES)
         )
     else:
-        names = _names(source, form)
+        names = _names(source, form, reading.allow_outside)
     base = source if source.is_dir() else source.parent
     for folder, name in names:
         try:
-            file = reading.finder(folder).file(name)
+            file = reading.finder(folder, root).file(name)
         except Unusable:
             file = None
         yield (folder.relative_to(base) / name).as_posix(), file
 
 
-def _names(source: Path, form: str) -> Iterator[tuple[Path, str]]:
+def _names(source: Path, form: str, allow_outside: bool) -> Iterator[tuple[Path, str]]:
     """(Folder of relative paths, name) of all images in rows."""
-    for part in parts_of(source, form, with_bytes=False):
+    for part in parts_of(source, form, with_bytes=False, allow_outside=allow_outside):
         for record in part.records():
             if record.mistake or row_mistake(record.row):
                 continue
@@ -150,15 +160,25 @@ def _all(reading: Reading, forms: list[str]) -> Iterator[Read]:
 
 def _opened(reading: Reading, forms: list[str]) -> list[_Source]:
     return [
-        _Source(path, name, images=tuple(class_images(path, SPLIT_NAMES)))
+        _Source(path, name, None, images=tuple(class_images(path, SPLIT_NAMES)))
         if form == "image-folder"
-        else _Source(path, name, parts=tuple(parts_of(path, form)))
-        for path, name, form in zip(reading.sources, reading.names(), forms, strict=True)
+        else _Source(path, name, root, parts=_parts(reading, path, form))
+        for path, name, root, form in zip(reading.sources, reading.names(), reading.roots(), forms, strict=True)
     ]
 
 
+def _parts(reading: Reading, source: Path, form: str) -> tuple[Part, ...]:
+    return tuple(parts_of(source, form, allow_outside=reading.allow_outside, question=reading.question))
+
+
+def unread_captions(reading: Reading) -> list[Path]:
+    """Files of captions in folders of which only the images are read."""
+    folders = [source for source in reading.sources if find_format(source, reading.format) == "image-folder"]
+    return [file for folder in folders for file in metadata_files(folder)]
+
+
 def _image_folder(reading: Reading, source: _Source) -> Iterator[tuple[float, str | None, RawSample | DroppedSample]]:
-    finder = reading.finder(source.path)
+    finder = reading.finder(source.path, None)
     for done, image in enumerate(source.images, start=1):
         sample = image_folder_sample(image, finder, reading.question, reading.answer)
         if source.name:
@@ -185,7 +205,10 @@ def _rows(
                     raise DataError("\n".join([*mistakes, f"... stopped after {SHOWN_MISTAKES} mistakes"]))
             elif not mistakes:
                 sample = sample_of_row(
-                    record.row, sample_id, reading.finder(record.folder), require_answers=reading.require_answers
+                    record.row,
+                    sample_id,
+                    reading.finder(record.folder, source.root),
+                    require_answers=reading.require_answers,
                 )
                 if isinstance(sample, RawSample) and sample_id != named:
                     sample = attrs.evolve(sample, draw_id=named)

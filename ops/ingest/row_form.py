@@ -33,6 +33,7 @@ NO_TURNS = 'no list "messages" (or "conversations")'
 OTHER_FORMS = ', "prompt", "instruction" with "output" (or "response"), or "question" with "answer"'
 LONGEST_ID = 1000  # characters; the ids of all samples are in memory
 TURN_TEXTS = ("content", "text", "value")
+REASONING = ("reasoning_content", "reasoning", "thinking")  # of an answer
 PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "input_audio")
 
 
@@ -81,14 +82,31 @@ def part_kind(part: dict[str, Any]) -> str:
     kind = part.get("type")
     if isinstance(kind, str):
         return kind
-    return next((key for key in PART_KINDS if part.get(key) is not None), "")
+    return next((key for key in PART_KINDS if not is_none(part.get(key))), "")
 
 
 def part_image(part: dict[str, Any]) -> Any:
     """The image in a content part, or None."""
     if part.get("base64") is not None:
         return {"base64": part["base64"]}
-    return first_value(part, ("image", "image_url", "url", "path"))
+    return next((part[name] for name in ("image", "image_url", "url", "path") if not is_none(part.get(name))), None)
+
+
+def turn_role(turn: dict[str, Any]) -> Any:
+    """The name of a turn's role."""
+    return first_value(turn, ("role", "from"))
+
+
+def is_none(value: Any) -> bool:
+    """Whether nothing is there: null, or an object or a list of nothing else, as tables write what a row lacks."""
+    values = [value]
+    while values:
+        value = values.pop()
+        if isinstance(value, (dict, list)):
+            values.extend(value.values() if isinstance(value, dict) else value)
+        elif value is not None:
+            return False
+    return True
 
 
 def first_value(mapping: dict[str, Any], names: Sequence[str]) -> Any:
@@ -228,7 +246,7 @@ def _is_image(value: Any) -> bool:
 def _turn_mistake(turn: Any) -> str:
     if not isinstance(turn, dict):
         return f": expected an object, got {json_kind(turn)}"
-    if not isinstance(first_value(turn, ("role", "from")), str):
+    if not isinstance(turn_role(turn), str):
         return ': no string "role" (or "from")'
     if not any(name in turn for name in (*TURN_TEXTS, "tool_calls", "function_call")):
         return ': no "content" (or "text", "value")'
@@ -256,10 +274,6 @@ def _part_mistake(part: Any) -> str:
 
 
 def _as_list(value: Any) -> list[Any]:
-    """One value or several, without null, "" and structs of nulls, which tables contain."""
+    """One value or several, without "" and those that are none."""
     members = value if isinstance(value, list) else [value]
-    return [member for member in members if not (member in (None, "") or _is_empty_struct(member))]
-
-
-def _is_empty_struct(value: Any) -> bool:
-    return isinstance(value, dict) and all(member is None for member in value.values())
+    return [member for member in members if not (member == "" or is_none(member))]

@@ -35,11 +35,23 @@ from typing import Any
 from attrs import frozen
 
 from ops.ingest.image_values import AUDIO, VIDEO, ImageFinder
-from ops.ingest.row_form import TURN_TEXTS, first_value, is_valid_text, part_image, part_kind, row_images, turn_list
+from ops.ingest.row_form import (
+    REASONING,
+    TURN_TEXTS,
+    first_value,
+    is_none,
+    is_valid_text,
+    part_image,
+    part_kind,
+    row_images,
+    turn_list,
+    turn_role,
+)
 from ops.ingest.sample import IMAGE, DroppedSample, ImagePart, RawSample, Turn, with_leading_images
 from ops.lib.data.sample_account import Unusable
 
 TOOLS, DIFFER, IN_ANSWER = "tool calls are not supported", "placeholders and images differ", "image in an answer"
+NO_ANSWER = "no answer"
 ROLE_NAMES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("user", "human"), "user"),
@@ -106,18 +118,18 @@ def _label(row: dict[str, Any]) -> str | None:
 
 def _refuse_other_media(row: dict[str, Any]) -> None:
     for key, reason in REFUSED_KEYS:
-        if row.get(key):
+        if row.get(key) and not is_none(row[key]):
             raise Unusable(reason, f'key "{key}"')
 
 
 def _turns(row: dict[str, Any]) -> Iterator[tuple[str, list[str | Placed], str | None]]:
     """(role, texts and images, reasoning) of every turn."""
     turns = turn_list(row)
-    if row.get("system") and (not turns or turns[0].get("role", turns[0].get("from")) != "system"):
+    if row.get("system") and (not turns or ROLE_NAMES.get(turn_role(turns[0])) != "system"):
         turns = [{"role": "system", "content": row["system"]}, *turns]
     for turn in turns:
-        name = first_value(turn, ("role", "from"))
-        if name in TOOL_ROLES or any(turn.get(key) for key in TOOL_KEYS):
+        name = turn_role(turn)
+        if name in TOOL_ROLES or any(turn.get(key) and not is_none(turn[key]) for key in TOOL_KEYS):
             raise Unusable(TOOLS, f'role "{name}"')
         if name not in ROLE_NAMES:
             raise Unusable("unknown role", f'"{name}"')
@@ -125,7 +137,11 @@ def _turns(row: dict[str, Any]) -> Iterator[tuple[str, list[str | Placed], str |
         role = ROLE_NAMES[name]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         items = _joined(item for part in parts for item in _of_part(part, role))
-        yield role, _stripped(items, role), turn.get("reasoning_content") or None
+        yield role, _stripped(items, role), _reasoning(turn)
+
+
+def _reasoning(turn: dict[str, Any]) -> str | None:
+    return next((turn[name] for name in REASONING if turn.get(name) and isinstance(turn[name], str)), None)
 
 
 def _of_text(text: str, role: str) -> list[str | Placed]:
@@ -190,7 +206,7 @@ def _check(turns: list[tuple[str, list[str | Placed], str | None]], require_answ
         (empty is not None, "empty text", f"turn {empty}"),
         (not all(is_valid_text(text) for text in texts), "invalid text", ""),
         (spoken[:1] == ["assistant"], "starts with the assistant", ""),
-        (not answers and (require_answers or spoken[-1:] != ["user"]), "no answer", ""),
+        (not answers and (require_answers or spoken[-1:] != ["user"]), NO_ANSWER, ""),
         (any(isinstance(item, Placed) for items in answers for item in items), IN_ANSWER, ""),
     )
     for wrong, reason, detail in checks:

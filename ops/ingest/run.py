@@ -12,18 +12,28 @@ from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.ingest.contents import Contents, content_of
 from ops.ingest.digits import digit_samples
-from ops.ingest.image_values import encoded_image
+from ops.ingest.image_folder import BESIDE
+from ops.ingest.image_values import AUDIO, MISSING, OUTSIDE, REMOTE, VIDEO, encoded_image
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
-from ops.ingest.read import Read, read_samples
+from ops.ingest.read import Read, read_samples, unread_captions
+from ops.ingest.rows import NO_ANSWER, TOOLS
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.source import check_builtin
 from ops.ingest.splits import hash_of, kept_of, split_of
 from ops.lib.data.files import json_line, write_json
 from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter
-from ops.lib.data.sample_account import NOT_TAKEN, SPLITS, Tally, Unusable
+from ops.lib.data.sample_account import DUPLICATE, NOT_TAKEN, SPLITS, Tally, Unusable
 
-DUPLICATE = "same content as an earlier sample"
+NOT_READ = "remove them, or what they hold besides texts and images"
+REMEDIES = {
+    MISSING: "check that the files are where the rows name them, and image_root",
+    OUTSIDE: "set image_root, or allow_outside = true",
+    REMOTE: "download the images, and name the files",
+    BESIDE: "move the images into the folders of their classes, or all images into one folder without subfolders",
+    NO_ANSWER: "set require_answers = false, and let regenerate_answers answer",
+    **dict.fromkeys((VIDEO, AUDIO, TOOLS), NOT_READ),
+}
 Group = tuple[str, str]  # category, split
 
 
@@ -40,7 +50,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
     if config.max_samples is not None:
         counts, last_kept = last_hashes(config, config.max_samples)
         write_json(stage.out_dir / "source.json", counts)
-    tally = Tally(stage, "ingest")
+    tally = Tally(stage, "ingest", REMEDIES)
     packs = PackWriter(stage.out_dir)
     contents = Contents()
     done = thinking = 0
@@ -70,6 +80,8 @@ def ingest(config: Ingest, stage: Stage) -> None:
             thinking += any(turn.reasoning_content for turn in sample.turns)
     stage.progress(done, done)
     tally.finish(config.max_dropped)
+    for captions in [] if is_builtin(config.source) else unread_captions(config.reading()):
+        stage.warn(f'{captions}: its captions are not read with format = "image-folder"; leave out format to read them')
     for warning in contents.warnings():
         stage.warn(warning)
     if thinking:

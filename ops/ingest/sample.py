@@ -15,6 +15,7 @@ class ImagePart:
 
 
 IMAGE = ImagePart()
+THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokenizers, but part of the text
 
 
 @frozen

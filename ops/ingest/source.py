@@ -10,6 +10,7 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import DataError
+from ops.ingest.captions import captioned_records, is_metadata
 from ops.ingest.csv_records import DELIMITERS, csv_records, names_rows
 from ops.ingest.image_values import IMAGE_NAMES
 from ops.ingest.records import Record, json_records
@@ -50,24 +51,42 @@ def find_format(source: Path, wanted: str) -> str:
     return wanted
 
 
-def parts_of(source: Path, form: str, with_bytes: bool = True) -> Iterator[Part]:
-    """The parts of a source of rows, in order. with_bytes: with the binary columns of Parquet files."""
+def parts_of(
+    source: Path, form: str, *, with_bytes: bool = True, allow_outside: bool = False, question: str = ""
+) -> Iterator[Part]:
+    """The parts of a source of rows, in order.
+
+    with_bytes: with the binary columns of Parquet files. allow_outside: files of a folder may be links that lead out.
+    question: that captions of images answer.
+    """
     read: Callable[[Path], Iterator[Record]] = csv_records if form == "csv" else json_records
     if form not in ("csv", "json"):
         from ops.ingest.tables import arrow_records, parquet_records  # here: a plan of JSON files loads no pyarrow
 
         if form == "arrow":
-            for name, records in arrow_records(source):
+            for name, records in arrow_records(source, allow_outside):
                 yield Part(name or "", split_named(name or ""), _giving(records))
             return
         read = partial(parquet_records, with_bytes=with_bytes)
     suffixes = SUFFIXES[form]
-    files = [_inside(file, source) for file in _files(source, suffixes)] if source.is_dir() else [source]
+    files = _files(source, suffixes) if source.is_dir() else [source]
+    if source.is_dir() and not allow_outside:
+        _check_inside(files, source)
     if not files:
         raise DataError(f'{source}: has no file that ends in {", ".join(suffixes)} (format = "{form}")')
     for file in files:
         name = file.relative_to(source).with_suffix("").as_posix() if len(files) > 1 else ""
-        yield Part(name, split_named(name), partial(read, file))
+        reads = partial(_captions, read, file, question) if is_metadata(file) else partial(read, file)
+        yield Part(name, split_named(name), reads)
+
+
+def metadata_files(folder: Path) -> list[Path]:
+    """The files of captions in a folder of images."""
+    return [file for suffixes in SUFFIXES.values() for file in _files(folder, suffixes) if is_metadata(file)]
+
+
+def _captions(read: Callable[[Path], Iterator[Record]], file: Path, question: str) -> Iterator[Record]:
+    return captioned_records(read(file), question)
 
 
 def _giving(records: Iterator[Record]) -> Callable[[], Iterator[Record]]:
@@ -80,14 +99,17 @@ def split_named(name: str) -> str | None:
     return SPLIT_NAMES[found[-1][1].lower()] if found else None
 
 
-def _inside(file: Path, source: Path) -> Path:
+def _check_inside(files: list[Path], source: Path) -> None:
     """Raises DataError for a link that leads out of the source, unless to the files of the Hub's cache beside it."""
     own = source.resolve()
     blobs = own.parent.parent / "blobs" if own.parent.name == "snapshots" else own
-    leads_to = file.resolve()
-    if not (leads_to.is_relative_to(own) or leads_to.is_relative_to(blobs)):
-        raise DataError(f"{file}: is a link that leads out of {source}, to {leads_to}; put the file itself there")
-    return file
+    for file in files:
+        leads_to = file.resolve()
+        if not (leads_to.is_relative_to(own) or leads_to.is_relative_to(blobs)):
+            raise DataError(
+                f"{file}: is a link that leads out of {source}, to {leads_to}; set allow_outside = true "
+                "(dflow init: --allow-outside) if you trust the folder"
+            )
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

@@ -44,9 +44,10 @@ def parquet_records(file: Path, *, with_bytes: bool = True) -> Iterator[Record]:
         raise DataError(f"{file}: cannot be read as Parquet: {_why(error)}") from error
 
 
-def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]:
+def arrow_records(folder: Path, allow_outside: bool = False) -> Iterator[tuple[str | None, Iterator[Record]]]:
     """(Name of the division or None, its rows) of a folder that `datasets.Dataset(Dict).save_to_disk` wrote.
 
+    allow_outside: its files may be links that lead out of it; names of files elsewhere are refused all the same.
     Images stay encoded. Raises DataError without the library, and for a folder it cannot read, that names files
     elsewhere, or that unpacks to too much.
     """
@@ -54,7 +55,7 @@ def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]
         import datasets
     except ImportError as error:
         raise DataError(f"{folder}: {NEEDS_DATASETS}") from error
-    check_names(folder)
+    check_names(folder, allow_outside)
     size = sum(file.stat().st_size for file in folder.rglob("*.arrow"))
     try:
         with memory_limit(size + MOST_MEMORY):  # the files become part of the address space
@@ -67,17 +68,18 @@ def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]
         yield name, _arrow_rows(part, place, folder, size)
 
 
-def check_names(folder: Path) -> None:
-    """The descriptions of an Arrow data set name its files and divisions by paths, which must not lead out of it."""
+def check_names(folder: Path, allow_outside: bool) -> None:
+    """The descriptions of an Arrow data set name its files and divisions by paths, which must not lead out of it, but
+    for links with allow_outside.
+    """
     for file in [folder / "dataset_dict.json", *sorted(folder.glob("**/state.json"))]:
         if file.is_file():
             described = read_object(file)
             named = (entry.get("filename") for entry in described.get("_data_files") or ())
             for name in [*named, *(described.get("splits") or ())]:
-                if (
-                    not name
-                    or Path(str(name)).name != name
-                    or not (file.parent / name).resolve().is_relative_to(folder.resolve())
+                is_plain = bool(name) and Path(str(name)).name == name
+                if not is_plain or not (
+                    allow_outside or (file.parent / name).resolve().is_relative_to(folder.resolve())
                 ):
                     raise DataError(f"{file}: {str(name)[:200]!r} is no file or folder beside it")
 

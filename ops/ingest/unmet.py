@@ -29,7 +29,7 @@ def unmet(config: Ingest) -> dict[str, str]:
             if is_builtin(source):
                 check_builtin(source)
             elif Path(source).exists():
-                firsts = list(_first_rows(Path(source), config.format))
+                firsts = list(_first_rows(Path(source), config))
                 mistakes += filter(None, firsts)
                 if not firsts:
                     empty.append(source)
@@ -40,9 +40,9 @@ def unmet(config: Ingest) -> dict[str, str]:
     return {"source": "\n".join(mistakes)} if mistakes else {}
 
 
-def _first_rows(source: Path, wanted: str) -> Iterator[str]:
+def _first_rows(source: Path, config: Ingest) -> Iterator[str]:
     """The mistake in the first row of each part, an empty string where there is none. Raises DataError."""
-    form = find_format(source, wanted)
+    form = find_format(source, config.format)
     if form == "image-folder":
         yield ""
     elif form == "arrow":
@@ -50,10 +50,13 @@ def _first_rows(source: Path, wanted: str) -> Iterator[str]:
 
         if importlib.util.find_spec("datasets") is None:
             raise DataError(f"{source}: {NEEDS_DATASETS}")
-        check_names(source)
+        check_names(source, config.allow_outside)
         yield ""
     else:
-        for part in islice(parts_of(source, form, with_bytes=False), MOST_FILES):
+        for part in islice(
+            parts_of(source, form, with_bytes=False, allow_outside=config.allow_outside, question=config.question),
+            MOST_FILES,
+        ):
             for record in islice(part.records(), 1):
                 mistake = record.mistake or row_mistake(record.row)
                 yield f"{record.place}: {mistake}" if mistake else ""

@@ -16,12 +16,21 @@ from ops.lib.data.files import json_line, read_jsonl
 from ops.lib.data.image_packs import link_packs, read_packed
 from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import Tally
-from ops.lib.vision.images import fault_of, strict_pillow
+from ops.lib.vision.images import TOO_LARGE, TOO_SMALL, UNDECODABLE, fault_of, strict_pillow
 
 Fault = tuple[str, str]  # reason, detail; two empty strings for none
 NO_FAULT = ("", "")
 SEVERAL, NO_USER_TURN = "more than one image", "image but no user turn"
 DIFFER, ONLY_IMAGE = "placeholders and images differ", "a turn of nothing but an image"
+IN_PLACE = 'image_policy = "in-place" keeps them'
+REMEDIES = {
+    TOO_LARGE: "raise max_image_pixels",
+    TOO_SMALL: "lower min_image_side",
+    UNDECODABLE: "replace the broken image files",
+    SEVERAL: IN_PLACE,
+    ONLY_IMAGE: IN_PLACE,
+    DIFFER: "write an <image> for each image of a sample",
+}
 
 
 def inject_images(config: InjectImages, stage: Stage) -> None:
@@ -35,7 +44,7 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
     Raises DataError for more drops than max_dropped, and if no sample is left.
     """
     samples: Samples = stage.inputs["samples"]
-    tally = Tally(stage, "inject")
+    tally = Tally(stage, "inject", REMEDIES)
     total = _count_lines(samples.path / "samples.jsonl")
     rows = read_jsonl(samples.path / "samples.jsonl")
     stage.progress(0, total)

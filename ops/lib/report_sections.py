@@ -27,7 +27,7 @@ from attrs import field, frozen
 from dsl.errors import ConfigError, shortened
 from dsl.op_class import Question
 from ops.lib.data.files import read_json, read_jsonl
-from ops.lib.data.sample_account import NOT_TAKEN
+from ops.lib.data.sample_account import NOT_TAKEN, losses_of
 
 Judgement = Literal["good", "info", "warn", "bad"]
 Cell = str | int | float | None
@@ -209,7 +209,9 @@ def variants(artifacts: Iterable[Compared]) -> list[Variant]:
 
 
 def account_sections(folder: Path) -> list[Section]:
-    """The samples that a data op kept and dropped, and the first that it dropped for a fault."""
+    """The samples that a data op kept and dropped, what limits the draft where these are many, and the first that it
+    dropped for a fault.
+    """
     summary = read_json(folder / "summary.json")
     account = Account(came_in=summary["in"], kept=summary["splits"], dropped=summary["dropped"])
     sections = [Section("samples", account)]
@@ -220,6 +222,9 @@ def account_sections(folder: Path) -> list[Section]:
         total = len(at_fault)
         note = f"the first {len(rows)} of {total}; all are in dropped.csv" if total > len(rows) else ""
         sections.append(Section("dropped samples", Table(header, rows), note))
+    sections += [
+        Section(f"lost {loss.of}", Verdict("limit", loss.text, "warn", loss.remedy)) for loss in losses_of(summary)
+    ]
     return sections
 
 

@@ -23,7 +23,9 @@ class LoadTarget:
     )
     revision: str | None = field(default=None, help="the commit of a model id, 40 hex digits: a branch may move")
     mask_token_id: int | None = field(
-        default=None, help="id of the mask token; default: that of the tokenizer or the family"
+        default=None,
+        help="id of the mask token where train_dflash sets none. Change it there: here all that reads the target runs "
+        "again. Default: that of the tokenizer or the family",
     )
     chat_template: str | None = field(
         default=None,

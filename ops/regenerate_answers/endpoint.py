@@ -17,7 +17,6 @@ from attrs import define, evolve, field, frozen
 from dsl.errors import DataError, StopRequested
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.shared_shards import POLL_S
-from ops.lib.vision.images import DECODE_ERRORS, UNDECODABLE
 from ops.regenerate_answers.client import ChatClient, Refused
 from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation
 from ops.regenerate_answers.op import RegenerateAnswers
@@ -218,10 +217,7 @@ class EndpointAnswerer:
         messages = conversation.messages
         sample = self.prompts.sample(conversation.row, messages)
         encoded = self.prompts.encoded_images(conversation.row, messages)
-        try:
-            on_the_wire = wire_messages(messages, encoded)
-        except DECODE_ERRORS as error:
-            raise Unusable(UNDECODABLE, str(error)) from error
+        on_the_wire = wire_messages(messages, encoded)
         return Request(on_the_wire, sample.input_ids.tolist(), bool(encoded), self.prompts.opens_thought(messages))
 
     def _answer(self, conversation: Conversation, request: Request, reply: Reply) -> Answer:

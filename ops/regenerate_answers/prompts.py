@@ -9,6 +9,7 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
+from ops.ingest.sample import THINK
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.target.checkpoint_files import trusts_own_code
@@ -20,7 +21,7 @@ from ops.regenerate_answers.context import check_context
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.encode import ChatEncoder, num_images
 from ops.tokenize_chat.samples import load_images, prompt_sample
-from ops.tokenize_chat.template import THINK, Messages
+from ops.tokenize_chat.template import Messages
 
 
 @frozen

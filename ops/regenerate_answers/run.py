@@ -39,6 +39,10 @@ TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_toke
 RETOKENISED = "tokenised otherwise than generated"
 KEPT = 'answers = "data": those of the data set stay, and nothing was generated'
 UNTRAINED = "a target that writes tokens of the chat template is probably not trained, or has another chat template"
+OTHER_TOKENS = (
+    "set drop_retokenised = true, which drops their samples; the usual causes are answers that were cut, and a chat "
+    "template that changes answers, such as their thoughts (enable_thinking)"
+)
 # How to keep answers that were dropped for a reason.
 REMEDIES = {
     FINISHED.format(
@@ -46,7 +50,7 @@ REMEDIES = {
     ): 'raise max_new_tokens, or keep answers that were cut: finish_reasons = ["stop", "length"]',
     TOO_SHORT: "lower min_answer_tokens",
     TOO_LONG: "raise max_answer_tokens",
-    RETOKENISED: "set drop_retokenised = false",
+    RETOKENISED: "set drop_retokenised = false, which trains on tokens that the target did not generate",
     SPECIAL_IN_ANSWER: UNTRAINED,
 }
 
@@ -191,8 +195,8 @@ def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> int
 def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
     """Write samples.jsonl, summary.json and dropped.csv from the finished shards, and log the counts."""
     outcomes = (outcome for shard in shards(folder, config, stage.work_dir) for outcome in read_jsonl(shard.path))
-    answers = tokens = retokenised = prompted = kept = 0
-    tally = Tally(stage, "regenerate")
+    answers = tokens = retokenised = trained_on = prompted = kept = 0
+    tally = Tally(stage, "regenerate", REMEDIES)
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8", newline="\n") as file:
         for row in read_jsonl(folder / "samples.jsonl"):
             if row["split"] in config.splits:
@@ -205,11 +209,14 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
                     continue
                 row = regenerated_row(row, outcome)
                 retokenised += sum(answer["retokenised_differently"] for answer in outcome["answers"])
+                trained_on += len(outcome["answers"])
                 kept += 1
             file.write(json_line(row))
-            tally.keep(row["split"])
+            tally.keep(row["split"], is_read=row["split"] in config.splits)
     if not kept:
         raise DataError(f"no answer of the target is left:\n{tally.reasons()}\n{remedies(tally.dropped)}")
+    why = f"are {RETOKENISED}: the draft is trained on tokens that the target did not generate"
+    tally.spoilt(retokenised, trained_on, why, OTHER_TOKENS)
     tally.finish(config.max_dropped)
     if SPECIAL_IN_ANSWER in tally.dropped:
         stage.warn(f"{tally.dropped[SPECIAL_IN_ANSWER]} answers contain special tokens: {UNTRAINED}")

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
-from PIL import ExifTags, Image
+from PIL import Image
 
+from ops.ingest.sample import END_OF_THOUGHT, THINK
 from ops.lib.data.files import shown_json
-from ops.lib.vision.images import FORMATS, decode
+from ops.lib.vision.images import FORMATS, decode, orientation
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.shards import Key
-from ops.tokenize_chat.template import END_OF_THOUGHT, THINK, Messages, texts_of
+from ops.tokenize_chat.template import Messages, texts_of
 
 # Otherwise a checkpoint's generation_config.json sets what a request omits, even a repetition penalty with greedy
 # decoding; and the text may lack special tokens and thoughts, which the token ids contain.
@@ -106,12 +107,12 @@ def _content(message: Mapping[str, Any], images: Iterator[bytes]) -> str | list[
 
 
 def data_url(encoded: bytes) -> str:
-    """An image as it was ingested. If engines would decode it to other pixels than dflow does (rotated by EXIF data,
-    16-bit grey, which Pillow clips), or not know its format, it is sent as a PNG of dflow's pixels. Raises one of
-    DECODE_ERRORS.
+    """An image that `decode` takes, as it was ingested. If engines would decode it to other pixels than dflow does
+    (rotated by EXIF data, 16-bit grey, which Pillow clips), or not know its format, it is sent as a PNG of dflow's
+    pixels.
     """
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-        upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+        upright = orientation(image) == 1
         is_unchanged = upright and not image.mode.startswith("I") and image.format in FORMATS
         mime = Image.MIME[image.format] if is_unchanged and image.format else "image/png"
     if not is_unchanged:

@@ -20,12 +20,11 @@ from typing import Any
 
 from attrs import frozen
 
+from ops.ingest.sample import END_OF_THOUGHT, THINK
 from ops.lib.data.sample_account import Unusable
 from ops.tokenize_chat.template import (
     ANSWER_NOT_FOUND,
-    END_OF_THOUGHT,
     OTHER_THOUGHT,
-    THINK,
     Messages,
     Rendering,
     Renderings,

@@ -32,10 +32,17 @@ from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.pieces import SUFFIX, Outcome, Row, all_pieces, portions, split_rows
 from ops.tokenize_chat.preview import Preview
 from ops.tokenize_chat.requirements import unfit
-from ops.tokenize_chat.samples import tokenize_rows
-from ops.tokenize_chat.template import MISFITS, texts_of
+from ops.tokenize_chat.samples import TOO_FEW_LOSS_TOKENS, TOO_LONG, tokenize_rows
+from ops.tokenize_chat.template import MISFITS, NO_ANSWER, OTHER_THOUGHT, SPECIAL_IN_TEXT, texts_of
 from ops.tokenize_chat.writer import ShardWriter
 
+REMEDIES = {
+    TOO_LONG: "raise max_length, or lower max_pixels",
+    TOO_FEW_LOSS_TOKENS: "lower min_loss_tokens",
+    NO_ANSWER: "put regenerate_answers before tokenize_chat, or set prompts_only = true",
+    OTHER_THOUGHT: "set enable_thinking as regenerate_answers has it",
+    SPECIAL_IN_TEXT: "remove the tokenizer's special tokens from the texts",
+}
 FIRST_SAMPLES = 100  # misfits before any sample is kept; more than odd samples in a row
 
 
@@ -109,7 +116,7 @@ def write_tokens(
     config: TokenizeChat, stage: Stage, processor: Processor, outcomes: Iterable[tuple[Row, Outcome]]
 ) -> None:
     """Write the artifact except the processor's files. outcomes: those of all rows, split by split."""
-    tally = Tally(stage, "tokenize")
+    tally = Tally(stage, "tokenize", REMEDIES)
     writer = ShardWriter(stage.out_dir, config.shard_samples, processor.patch_dim)
     trial = TemplateTrial(processor.source)
     preview = Preview(config.preview_samples)

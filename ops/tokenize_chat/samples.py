@@ -15,7 +15,7 @@ from ops.lib.data.image_packs import read_packed
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.vision.chunks import ImageChunk, concatenate, place_images
-from ops.lib.vision.images import DECODE_ERRORS, TOO_LARGE, UNDECODABLE, decode, size_of
+from ops.lib.vision.images import TOO_LARGE, decode, size_of
 from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.encode import ChatEncoder, Encoded, num_images
 from ops.tokenize_chat.op import TokenizeChat
@@ -135,10 +135,7 @@ def load_each(
 
 def load_image(encoded: bytes, processor: Processor) -> ImageChunk:
     """An encoded image as the target's input. Raises Unusable for one that is refused."""
-    try:
-        image = decode(encoded)
-    except DECODE_ERRORS as error:
-        raise Unusable(UNDECODABLE, str(error)) from error
+    image = decode(encoded)
     try:
         return ImageChunk.from_image(processor, image)
     except ValueError as error:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from attrs import frozen
 
 from dsl.errors import DataError, on_one_line, shortened
+from ops.ingest.sample import END_OF_THOUGHT, THINK
 from ops.lib.data.limited_process import SECONDS, Exhausted, limited
 from ops.lib.data.sample_account import Unusable, shown_id
 from ops.lib.vision.chat_template import check_thinking
@@ -36,7 +37,6 @@ OTHER_PLACEHOLDERS = "placeholders differ from the images"
 # Single samples may have these with a good template; with an unusable one, every sample has.
 MISFITS = (FAILED, TOO_MUCH_TEXT, ANSWER_NOT_FOUND, NOT_CLOSED, ANSWER_CHANGED, OTHER_PLACEHOLDERS)
 
-THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokenizers, but part of the text
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 

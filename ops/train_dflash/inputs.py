@@ -18,6 +18,7 @@ from ops.lib.estimates import DraftForeseen, FeaturesForeseen, TargetStated, Tok
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import check_samples_fit, target_info, text_config
+from ops.lib.target.token_ids import mask_warning
 from ops.lib.training import ranks
 from ops.train_dflash.batches import PlannedStep, read_plan
 from ops.train_dflash.online import SPLITS, OnlineReader, describe_features
@@ -34,7 +35,8 @@ class Inputs:
     """embed and head are the target's, [V, M], on the rank's device in the config's dtype. steps are those to train,
     `max_steps` applied.
 
-    captured: the content of features.json without the shards, also if the features are captured online.
+    captured: the content of features.json without the shards, also if the features are captured online, with the mask
+    token of the training.
     """
 
     draft: DraftConfig
@@ -65,10 +67,12 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
         check_samples_fit((TokenReader(tokens, split) for split in SPLITS), target)
     steps, pad_multiple = read_plan(stage.inputs["batches"], train.lengths)
     draft = draft_config(config, target, captured, _parent(stage))
+    if config.mask_token_id is not None and (warning := mask_warning(target.path / "model", draft.mask_token_id)):
+        stage.warn(warning)  # load_target warns of its own
     embed_VM, head_VM = frozen_ends(target, ranks.device_of(stage), getattr(torch, config.dtype))
     return Inputs(
         draft=draft,
-        captured=captured,
+        captured=captured | {"mask_token_id": draft.mask_token_id},
         train=train,
         val=val,
         steps=steps[: config.max_steps],

@@ -211,6 +211,12 @@ class TrainDflash:
         validator=validators.ge(2),
         help="tokens verified at once, the anchor among them: one less is proposed, so 8 for DSpark's blocks of 7",
     )
+    mask_token_id: int | None = field(
+        default=None,
+        validator=validators.optional(validators.ge(0)),
+        help="id of the mask token, one that no text gives; default: the target's. Nothing above the training depends "
+        "on it, so another one runs only the training again",
+    )
     num_layers: int = field(default=5, validator=validators.ge(1), help="draft layers")
     num_heads: int | None = field(default=None, validator=AT_LEAST_1, help="query heads; default: the target's")
     num_kv_heads: int | None = field(

@@ -83,7 +83,9 @@ def unfit(config: TrainDflash, foreseen: Mapping[str, Any]) -> dict[str, str]:
     shape = _shape(config, target, features)
     if isinstance(shape, DraftConfig):
         layers_known = config.capture == "online" or features is not None
-        warm_start = _warm_start(config, foreseen.get("warm_start"), shape, _mask(target, features), layers_known)
+        warm_start = _warm_start(
+            config, foreseen.get("warm_start"), shape, _mask(config, target, features), layers_known
+        )
         return found | warm_start
     return found | {field: "\n".join(filter(None, (found.get(field), text))) for field, text in shape.items()}
 
@@ -172,13 +174,14 @@ def _of_target(
     config: TrainDflash, target: TargetStated, features: FeaturesForeseen | None, tokens: TokensForeseen | None
 ) -> Mistakes:
     """The mask token, and lengths within the target's positions."""
-    mask = _mask(target, features)
+    mask = _mask(config, target, features)
     if mask is not None:
+        field = "target" if config.mask_token_id is None else MASK
         pads = {target.pad_token_id, None if tokens is None else tokens.pad_token_id}
         if wrong := mask_of_texts(mask, target.eos_token_ids or (), pads):
-            yield "target", f"{wrong}: set mask_token_id of load_target"
+            yield field, f"{wrong}: set mask_token_id of train_dflash to another"
         elif not 0 <= mask < target.info["vocab_size"]:
-            yield "target", f"mask_token_id: {mask} is no id below vocab_size = {target.info['vocab_size']}"
+            yield field, f"mask_token_id: {mask} is no id below vocab_size = {target.info['vocab_size']}"
     limit = context_length(target.text)
     if limit is None:
         return
@@ -231,8 +234,10 @@ def _named(mistake: str, config: TrainDflash) -> tuple[str, str]:
     return ("target" if field is None else field), mistake
 
 
-def _mask(target: TargetStated, features: FeaturesForeseen | None) -> int | None:
+def _mask(config: TrainDflash, target: TargetStated, features: FeaturesForeseen | None) -> int | None:
     """The mask token of the training, where it is known."""
+    if config.mask_token_id is not None:
+        return config.mask_token_id
     found: int | None = target.mask_token_id if features is None or features.info is None else features.info[MASK]
     return found
 
@@ -252,7 +257,7 @@ def _warm_start(
             wrong.append(f"{name}: {_shown(there)} in the draft, {_shown(here)} in this training: {remedy}")
     if None not in (mask, parent.mask_token_id) and mask != parent.mask_token_id:
         wrong.append(
-            f"{MASK}: {parent.mask_token_id} in the draft, {mask} in this training: set {MASK} of load_target, "
+            f"{MASK}: {parent.mask_token_id} in the draft, {mask} in this training: set {MASK} of train_dflash, "
             "or start from another"
         )
     there_ids, here_ids = parent.shape.target_layer_ids, shape.target_layer_ids

@@ -54,7 +54,7 @@ def draft_shape(
         intermediate_size=_first(config.intermediate_size, text.get("intermediate_size")),
         vocab_size=info["vocab_size"],
         block_size=config.block_size,
-        mask_token_id=_mask_token_id(features["mask_token_id"], text, info),
+        mask_token_id=_mask_token_id(config, features["mask_token_id"], text, info),
         target_layer_ids=features["target_layer_ids"],
         num_target_layers=features["num_target_layers"],
         max_position_embeddings=text["max_position_embeddings"],
@@ -88,7 +88,7 @@ def foreseen_shape(
 ) -> DraftConfig:
     """The same from only the target's config.json and the captured layers, or if these are not known their number.
 
-    The mask token is not in it and affects no size, so it is 0. Raises ConfigError as `draft_shape`.
+    The mask token is 0 unless the op sets it: it affects no size. Raises ConfigError as `draft_shape`.
     """
     text = target.get("text_config") or target
     layers = layer_ids or config.target_layer_ids or spread_layers(text["num_hidden_layers"], num_layers)
@@ -113,9 +113,11 @@ def _layer_types(config: TrainDflash) -> tuple[str, ...]:
     )
 
 
-def _mask_token_id(mask_token_id: int | None, text: Mapping[str, Any], info: Mapping[str, Any]) -> int:
+def _mask_token_id(config: TrainDflash, of_target: int | None, text: Mapping[str, Any], info: Mapping[str, Any]) -> int:
+    """The op's own mask token, else the one that the features have of the target."""
+    mask_token_id = of_target if config.mask_token_id is None else config.mask_token_id
     if mask_token_id is None:
-        raise ConfigError("the features have no mask token: set mask_token_id of load_target")
+        raise ConfigError("the features have no mask token: set mask_token_id of train_dflash")
     if wrong := mask_of_texts(mask_token_id, info["eos_token_ids"], {text.get("pad_token_id")}):
         raise ConfigError(wrong)
     return mask_token_id

@@ -56,6 +56,7 @@ def make_chain(folder: Path, target: TargetModel, tokens: TokenShards) -> Chain:
         is_online=False,
         regenerated_at=None,
         kept_by=None,
+        losses=(),
         evaluation=None,
         split="test",
         other_splits=("val",),

@@ -1,12 +1,15 @@
-"""Counts of samples in every data op: kept + dropped by reason = in."""
+"""Counts of samples in every data op: kept + dropped by reason = in; and what is said of a node that loses many."""
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
+
+from attrs import asdict, frozen
 
 from dsl.errors import DataError, on_one_line, shortened
 from dsl.stage import Stage
@@ -14,9 +17,59 @@ from ops.lib.data.files import read_object, write_json
 
 SPLITS = ("train", "val", "test")
 NOT_TAKEN = "over max_samples"  # left out because of the user's limit, not because of the sample
+DUPLICATE = "same content as an earlier sample"  # which is used, and they are left out because the user asks for it
+NO_LOSS = (NOT_TAKEN, DUPLICATE)
+MOST_LOST = 0.1  # of a node's samples or answers without a warning, whatever the reason
+REASONS_SHOWN = 3
 SHOWN = 10
 ID_SHOWN, DETAIL_SHOWN = 200, 1000  # characters
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins for a spreadsheet
+
+
+@frozen
+class Loss:
+    """More than MOST_LOST of what a node had. of: what was lost; text: how much, and why; remedy: what to do."""
+
+    of: Literal["samples", "answers"]
+    text: str
+    remedy: str
+
+    @property
+    def warning(self) -> str:
+        return f"{self.text}; {self.remedy}"
+
+
+def losses_of(summary: Mapping[str, Any]) -> list[Loss]:
+    """The losses in a summary.json; of one that names none, as older ones, those that its counts show."""
+    named = summary.get("losses")
+    if isinstance(named, list):
+        texts = [[str(each.get(key)) for key in ("text", "remedy")] for each in named if isinstance(each, Mapping)]
+        kinds = [each.get("of") for each in named if isinstance(each, Mapping)]
+        return [
+            Loss("answers" if kind == "answers" else "samples", *text) for kind, text in zip(kinds, texts, strict=True)
+        ]
+    dropped = Counter(summary["dropped"])
+    return _dropped_samples(dropped, summary["in"], {})
+
+
+def _dropped_samples(dropped: Counter[str], total: int, remedies: Mapping[str, str]) -> list[Loss]:
+    """The loss of samples that were dropped for their own fault, of `total` that were read; empty for a small one."""
+    total -= sum(dropped[reason] for reason in NO_LOSS)
+    reasons = [(reason, count) for reason, count in dropped.items() if reason not in NO_LOSS]
+    lost = sum(count for _, count in reasons)
+    if lost <= MOST_LOST * total:
+        return []
+    first = sorted(reasons, key=lambda item: (-item[1], item[0]))[:REASONS_SHOWN]
+    shown = ", ".join(f"{count:,} {reason}" for reason, count in first)
+    more = f", {lost - sum(count for _, count in first):,} for other reasons" if len(reasons) > len(first) else ""
+    known = dict.fromkeys(remedies[reason] for reason, _ in first if reason in remedies)
+    return [
+        Loss(
+            "samples",
+            f"{lost / total:.0%} of the samples ({lost:,} of {total:,}) are dropped: {shown}{more}",
+            "; ".join([*known, "dropped.csv names each with its reason"]),
+        )
+    ]
 
 
 class Unusable(Exception):
@@ -63,11 +116,15 @@ class Tally:
     """Counts samples, and writes dropped ones to dropped.csv immediately: id, reason, detail.
 
     A text that a spreadsheet would take for a formula is written with an apostrophe before it. `group` names the
-    metrics (`ingest/kept`). The file exists, with its header, even if nothing was dropped.
+    metrics (`ingest/kept`). The file exists, with its header, even if nothing was dropped. remedies: what to do about
+    samples that are dropped for a reason.
     """
 
-    def __init__(self, stage: Stage, group: str) -> None:
+    def __init__(self, stage: Stage, group: str, remedies: Mapping[str, str] | None = None) -> None:
         self.group = group
+        self._remedies = remedies or {}
+        self._losses: list[Loss] = []
+        self._unread = 0
         self.splits: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self._stage = stage
@@ -76,8 +133,17 @@ class Tally:
         self._table = stage.out_dir / "dropped.csv"
         self._table.write_text("id,reason,detail\n", encoding="utf-8")
 
-    def keep(self, split: str) -> None:
+    def keep(self, split: str, *, is_read: bool = True) -> None:
+        """is_read: False for a sample that only passes through."""
         self.splits[split] += 1
+        self._unread += not is_read
+
+    def spoilt(self, answers: int, total: int, why: str, remedy: str) -> None:
+        """Count answers as lost that are kept, but are of little use. why: follows "27% of the answers (...)"."""
+        if answers > MOST_LOST * total:
+            self._losses.append(
+                Loss("answers", f"{answers / total:.0%} of the answers ({answers:,} of {total:,}) {why}", remedy)
+            )
 
     def drop(self, reason: str, sample_id: str, detail: str = "") -> None:
         """`reason` is counted, so use few different ones; `detail` describes this sample."""
@@ -91,7 +157,7 @@ class Tally:
             self._shown.append(f'  sample "{shown}": {reason}{why}')
 
     def finish(self, max_dropped: int | None) -> None:
-        """Writes summary.json and logs the counts.
+        """Writes summary.json and logs the counts; warns of a loss of more than MOST_LOST.
 
         Raises DataError with the reasons if nothing is left, or if more than max_dropped samples were dropped
         for their own fault.
@@ -102,14 +168,19 @@ class Tally:
             raise DataError(f"more than max_dropped = {max_dropped} samples were dropped:\n{self.account()}")
         if not kept:
             raise DataError(f"no sample is left of {dropped}:\n{self.account() or '  the source is empty'}")
+        read = kept + dropped - self._unread
+        losses = [*_dropped_samples(self.dropped, read, self._remedies), *self._losses]
         summary = {
             "in": kept + dropped,
             "kept": kept,
             "dropped": dict(self.dropped),
             "splits": {split: self.splits[split] for split in SPLITS},
+            **({"losses": [asdict(loss) for loss in losses]} if losses else {}),
         }
         write_json(self._stage.out_dir / "summary.json", summary)
         self._report()
+        for loss in losses:
+            self._stage.warn(loss.warning)
         figures = {f"{self.group}/kept": kept, f"{self.group}/dropped": at_fault}
         if self.dropped[NOT_TAKEN]:
             figures[f"{self.group}/left_out"] = self.dropped[NOT_TAKEN]

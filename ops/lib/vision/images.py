@@ -1,4 +1,4 @@
-"""Decoding images with Pillow, which raises many kinds of errors on broken data.
+"""Decoding images with Pillow, which may raise anything on broken data: `decode` and `size_of` raise only Unusable.
 
 Colours are those of a serving engine: transformers' `load_image` rotates an image upright and calls `convert("RGB")`,
 SGLang's loader calls the latter. So alpha is dropped, not composed onto a background: a transparent pixel has the
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import re
-import struct
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin
+from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin
 
 from dsl.errors import DataError
 from ops.artifacts import ImageSamples, Samples
@@ -37,44 +36,61 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, in some messages: r
 
 SCAN, MOST_SCANS = b"\xff\xda", 1000  # of a JPEG; each is a pass over all its pixels, encoders make about ten
 
-# What Pillow's decoders raise on broken data, besides their own UnidentifiedImageError (an OSError).
-DECODE_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    EOFError,
-    RuntimeError,
-    struct.error,
-)
+# What turns an image upright, by the orientation in its EXIF data; others are upright.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def decode(encoded: bytes) -> Image.Image:
-    """The image as RGB, rotated upright according to its EXIF data. Raises one of DECODE_ERRORS."""
-    if encoded.count(SCAN) > MOST_SCANS and encoded.startswith(b"\xff\xd8"):
-        raise ValueError(f"a JPEG of more than {MOST_SCANS} scans")
-    image = Image.open(io.BytesIO(encoded), formats=FORMATS)
-    image.load()
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode.startswith("I;16"):
-        return Image.fromarray(eight_bits(np.asarray(upright))).convert("RGB")
-    if upright.mode in ("I", "F"):
-        raise ValueError(f"pixels of mode {upright.mode}: 32 bits without a range")
-    if upright.mode == "P" and "transparency" in upright.info:
-        upright = upright.convert("RGBA")  # the same colours, without Pillow's warning
-    return upright.convert("RGB")
+    """The image as RGB, rotated upright according to its EXIF data. Raises Unusable if it cannot be decoded."""
+    with _only_unusable(encoded):
+        if encoded.count(SCAN) > MOST_SCANS and encoded.startswith(b"\xff\xd8"):
+            raise ValueError(f"a JPEG of more than {MOST_SCANS} scans")
+        image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+        image.load()
+        turn = TURNS.get(orientation(image))
+        upright = image if turn is None else image.transpose(turn)
+        if upright.mode.startswith("I;16"):
+            return Image.fromarray(eight_bits(np.asarray(upright))).convert("RGB")
+        if upright.mode in ("I", "F"):
+            raise ValueError(f"pixels of mode {upright.mode}: 32 bits without a range")
+        if upright.mode == "P" and "transparency" in upright.info:
+            upright = upright.convert("RGBA")  # the same colours, without Pillow's warning
+        return upright.convert("RGB")
 
 
 def size_of(encoded: bytes) -> tuple[int, int]:
     """Width and height, from the image's header. Raises Unusable if they cannot be read."""
-    try:
+    with _only_unusable(encoded):
         return Image.open(io.BytesIO(encoded), formats=FORMATS).size
+
+
+def orientation(image: Image.Image) -> int:
+    """By EXIF data, 1 for an upright image. Its other tags, which cameras write in any type, are not interpreted."""
+    return image.getexif().get(ExifTags.Base.Orientation, 1)
+
+
+@contextmanager
+def _only_unusable(encoded: bytes) -> Iterator[None]:
+    """Whatever is raised inside becomes Unusable, but for a lack of memory: that is no fault of the image."""
+    try:
+        yield
+    except MemoryError:
+        raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise Unusable(TOO_LARGE, str(error)) from error
-    except DECODE_ERRORS as error:
-        raise Unusable(UNDECODABLE, str(error)) from error
+    except UnidentifiedImageError as error:
+        raise Unusable(UNDECODABLE, f"{len(encoded)} bytes that are not {', '.join(FORMATS)}") from error
+    except Exception as error:
+        shown = ADDRESS.sub("", str(error)) or type(error).__name__
+        raise Unusable(UNDECODABLE, f"{len(encoded)} bytes: {shown}") from error
 
 
 def read_images(samples: Samples | ImageSamples) -> Iterator[tuple[dict[str, Any], list[Image.Image]]]:
@@ -91,11 +107,11 @@ def _image_of(row: Mapping[str, Any], place: int, folder: Path) -> Image.Image:
     try:
         with strict_pillow():
             return decode(encoded)
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError, *DECODE_ERRORS) as error:
+    except Unusable as fault:
         raise DataError(
-            f"sample {shown_json(row['id'])}, image {place + 1}: {UNDECODABLE}: {ADDRESS.sub('', str(error))}; read "
-            "the samples of inject_images, which drops those"
-        ) from error
+            f"sample {shown_json(row['id'])}, image {place + 1}: {UNDECODABLE}: {fault.detail}; read the samples of "
+            "inject_images, which drops those"
+        ) from fault
 
 
 def eight_bits(grey: np.ndarray) -> np.ndarray:
@@ -122,16 +138,12 @@ def fault_of(encoded: bytes, max_pixels: int, min_side: int) -> tuple[str, str]:
     (decompression bombs): too large as well.
     """
     try:
-        width, height = Image.open(io.BytesIO(encoded), formats=FORMATS).size
+        width, height = size_of(encoded)
         if width * height > max_pixels:
             return TOO_LARGE, f"{width} x {height}: more than {max_pixels} pixels"
         if min(width, height) < min_side:
             return TOO_SMALL, f"{width} x {height}: a side below {min_side}"
         decode(encoded)
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        return TOO_LARGE, str(error)
-    except UnidentifiedImageError:
-        return UNDECODABLE, f"{len(encoded)} bytes that are not {', '.join(FORMATS)}"
-    except DECODE_ERRORS as error:
-        return UNDECODABLE, f"{len(encoded)} bytes: {ADDRESS.sub('', str(error)) or type(error).__name__}"
+    except Unusable as fault:
+        return fault.reason, fault.detail
     return "", ""

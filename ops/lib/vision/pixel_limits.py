@@ -1,4 +1,8 @@
-"""Limits of the size of images, min_pixels and max_pixels: of a processor's file, and to set for a server."""
+"""The settings of a checkpoint's image processor, and its limits of the size of images: min_pixels and max_pixels.
+
+Everything that counts or makes the tokens of an image reads them here: `load_processor`, `dflow init`, and the command
+of a server.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
-from ops.lib.data.files import read_object
+from ops.lib.data.checkpoint_code import read_settings
 
-PREPROCESSOR = "preprocessor_config.json"
+IMAGE_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+DEFAULTS = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}  # of transformers' Qwen2VLImageProcessor
+EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}  # in `size`
 
 
 def ordered_pixels(instance: Any, _attribute: object, most: int | None) -> None:
@@ -19,21 +25,31 @@ def ordered_pixels(instance: Any, _attribute: object, most: int | None) -> None:
         raise ValueError(f"'max_pixels': {most} is less than min_pixels = {least}")
 
 
-def pixel_limits(preprocessor: Path) -> dict[str, int]:
-    """The limits in an image processor's file; empty if it has none, or does not exist. Raises DataError."""
-    if not preprocessor.is_file():
+def image_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
+    """The file and the settings of the image processor, where transformers looks for them: in processor_config.json as
+    version 5 saves them, else in preprocessor_config.json. Empty without one. Raises DataError for an unreadable file.
+    """
+    whole, own = (directory / name for name in IMAGE_PROCESSOR_FILES)
+    nested = read_settings(whole).get("image_processor")
+    return (whole, nested) if isinstance(nested, dict) else (own, read_settings(own))
+
+
+def pixel_limits(place: Path | str, settings: Mapping[str, Any]) -> dict[str, int]:
+    """The limits in an image processor's settings; empty if these are. Raises DataError, which begins with the place.
+
+    As in transformers, min_pixels and max_pixels come before `size`, and each limit is read by itself.
+    """
+    if not settings:
         return {}
-    config = read_object(preprocessor)
-    size = config.get("size") or {}
-    if not isinstance(size, dict):
-        return {}
-    least = size.get("shortest_edge", config.get("min_pixels"))
-    most = size.get("longest_edge", config.get("max_pixels"))
-    if least is None or most is None:
-        return {}
-    if not (isinstance(least, int) and isinstance(most, int) and 0 < least <= most):
-        raise DataError(f"{preprocessor}: {least!r} and {most!r} are no least and most number of pixels")
-    return {"min_pixels": least, "max_pixels": most}
+    size = settings.get("size")
+    size = size if isinstance(size, dict) else {}
+    found = {
+        name: settings.get(name) or size.get(edge) or size.get(name) or DEFAULTS[name] for name, edge in EDGES.items()
+    }
+    least, most = found.values()
+    if not all(type(limit) is int and limit > 0 for limit in found.values()) or least > most:
+        raise DataError(f"{place}: {least!r} and {most!r} are no least and most number of pixels of an image")
+    return found
 
 
 def served_pixels(captured: Mapping[str, Any], model_dir: Path) -> dict[str, int]:
@@ -42,4 +58,4 @@ def served_pixels(captured: Mapping[str, Any], model_dir: Path) -> dict[str, int
     Raises DataError if the target's processor cannot be read.
     """
     used = captured.get("pixel_limits") or {}
-    return dict(used) if used != pixel_limits(model_dir / PREPROCESSOR) else {}
+    return dict(used) if used != pixel_limits(*image_settings(model_dir)) else {}

@@ -22,8 +22,8 @@ from ops.lib.data.checkpoint_code import check_places, check_reads, read_setting
 from ops.lib.data.files import check_json_files
 from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
 from ops.lib.vision.model_types import MASK_TOKENS
+from ops.lib.vision.pixel_limits import EDGES, image_settings, pixel_limits
 from ops.lib.vision.processor_files import (
-    IMAGE_PROCESSOR_FILES,
     NO_TEMPLATE,
     NO_TOKENIZER,
     check_image_sizes,
@@ -199,11 +199,8 @@ def _eos_token_ids(source: str, eos_token_id: int) -> tuple[int, ...]:
 
 
 def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None, backend: ImageBackend) -> Any:
-    try:
-        settings, _ = Qwen2VLImageProcessorPil.get_image_processor_dict(source)
-    except OSError as error:
-        if any((Path(source) / name).is_file() for name in IMAGE_PROCESSOR_FILES):
-            raise DataError(f"processor {source}: the image processor cannot be loaded: {error}") from error
+    place, settings = _image_settings(source)
+    if not settings:
         return None  # a text-only model
     kind = settings.get("image_processor_type", "")
     image_processor = image_processor_class(kind)
@@ -212,13 +209,22 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
         raise DataError(f'processor {source}: unknown image_processor_type "{kind}"; supported: {known}')
     if backend == "torchvision":
         image_processor = _torchvision_twin(image_processor)
-    smallest = min_pixels or _size_setting(settings, "min_pixels", "shortest_edge")
-    largest = max_pixels or _size_setting(settings, "max_pixels", "longest_edge")
-    if smallest > largest:
-        raise DataError(f"processor {source}: min_pixels {smallest} > max_pixels {largest}")
-    others = {name: value for name, value in settings.items() if name not in ("min_pixels", "max_pixels")}
-    size = {"shortest_edge": smallest, "longest_edge": largest}
-    return image_processor.from_dict({**others, "size": size})
+    wanted = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+    limits = pixel_limits(f"processor {place}", settings) | {name: each for name, each in wanted.items() if each}
+    if limits["min_pixels"] > limits["max_pixels"]:
+        raise DataError(f"processor {source}: min_pixels {limits['min_pixels']} > max_pixels {limits['max_pixels']}")
+    others = {name: value for name, value in settings.items() if name not in limits}
+    return image_processor.from_dict({**others, "size": {EDGES[name]: limit for name, limit in limits.items()}})
+
+
+def _image_settings(source: str) -> tuple[Path | str, dict[str, Any]]:
+    """Of a directory, or of a model id, whose files transformers downloads; empty without an image processor."""
+    if Path(source).is_dir():
+        return image_settings(Path(source))
+    try:
+        return source, Qwen2VLImageProcessorPil.get_image_processor_dict(source)[0]
+    except OSError:
+        return source, {}
 
 
 def _torchvision_twin(pillow_class: type[BaseImageProcessor]) -> type[BaseImageProcessor]:
@@ -232,9 +238,3 @@ def _torchvision_twin(pillow_class: type[BaseImageProcessor]) -> type[BaseImageP
             f'image_backend = "torchvision": torchvision cannot be imported here ({error}); install the build '
             'that fits the installed torch, or set image_backend = "pillow"'
         ) from error
-
-
-def _size_setting(settings: dict[str, Any], pixels: str, edge: str) -> int:
-    """A limit of the pixels of an image, which checkpoints name in three ways."""
-    size = settings.get("size") or {}
-    return settings.get(pixels) or size.get(edge) or size.get(pixels) or Qwen2VLImageProcessorPil.size[edge]

@@ -10,10 +10,10 @@ from pathlib import Path
 from dsl.errors import DataError
 from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import shown_json
+from ops.lib.vision.pixel_limits import IMAGE_PROCESSOR_FILES
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
-IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 TEMPLATE_SETTINGS = ("chat_template.json", "tokenizer_config.json", "processor_config.json")  # as "chat_template"
 NO_TOKENIZER = f"no tokenizer can be loaded: it has none of {', '.join(TOKENIZER_FILES)}"
 NO_IMAGE_PROCESSOR = (
@@ -22,7 +22,6 @@ NO_IMAGE_PROCESSOR = (
 )
 NO_TEMPLATE = "it has no chat template (chat_template.jinja); copy that of the instruct version of the model"
 
-IMAGE_SETTINGS = ("preprocessor_config.json", "processor_config.json")  # the second as "image_processor"
 # The most of each size that an image processor or a vision tower may have; published ones have up to 16, 2, 2 and 2,
 # and images of up to 17 million pixels.
 MOST_SIZES = {"patch_size": 64, "merge_size": 8, "spatial_merge_size": 8, "temporal_patch_size": 8}
@@ -48,7 +47,7 @@ def processor_mistakes(directory: Path) -> list[str]:
 
 def check_image_sizes(directory: Path) -> None:
     """Raises DataError for sizes of an image processor with which no image, or no machine, could be processed."""
-    for name in IMAGE_SETTINGS:
+    for name in IMAGE_PROCESSOR_FILES:
         settings = read_settings(directory / name)
         for part in (settings, settings.get("image_processor")):
             if isinstance(part, Mapping):

@@ -1,4 +1,4 @@
-"""Whether the draft was trained on the target's own answers."""
+"""Whether the draft was trained on the target's own answers, and on all of the data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from attrs import frozen
 from torch import Tensor
 
 from ops.capture_targets.huggingface import forward_batch
+from ops.lib.data.sample_account import MOST_LOST, Loss
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.target.model import Target
-from ops.tools.diagnose.finding import Finding
+from ops.tools.diagnose.finding import Finding, unmeasured
 
-NAME = "own answers"
+NAME, KEPT = "own answers", "samples kept"
 LEAST_OWN = 0.8
 ERRORS = 2.0  # standard errors
 ROWS = 1024  # of logits at once
@@ -57,6 +58,29 @@ def own_finding(
         advice=advice,
         is_cause=own.chosen < LEAST_OWN * own.expected - ERRORS * own.error,
     )
+
+
+def kept_findings(losses: Sequence[tuple[str, Loss]] | None) -> list[Finding]:
+    """One for each loss of a node; losses: as in Chain.
+
+    Answers of other tokens than the target generated lower tau; samples that are missing may, if they are of a kind.
+    """
+    if losses is None:
+        return [unmeasured(KEPT, "the store no longer has the accounts of the samples")]
+    normal = f"no node loses more than {MOST_LOST:.0%} of its samples or answers"
+    if not losses:
+        return [Finding(name=KEPT, measured=f"every node kept at least {1 - MOST_LOST:.0%} of them", normal=normal)]
+    return [
+        Finding(
+            name=KEPT,
+            measured=f"{node}: {loss.text}",
+            normal=normal,
+            advice=loss.remedy,
+            is_cause=loss.of == "answers",
+            is_note=loss.of == "samples",
+        )
+        for node, loss in losses
+    ]
 
 
 def _expectation(own: OwnShare, regenerated_at: float | None, kept_by: str | None) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from dsl.graph import Graph, GraphNode
 from dsl.op import Artifact
 from ops.artifacts import Draft, DraftCheckpoint, Report, TargetFeatures, TargetModel, TokenShards
 from ops.lib.data.files import read_json
+from ops.lib.data.sample_account import Loss, losses_of
 
 Kind = TypeVar("Kind", bound=Artifact)
 Made = Mapping[str, tuple[Path, str]]  # node -> folder and digest of its output, if the store has it
@@ -47,7 +48,8 @@ class Chain:
     learnt: the tokens that it was trained on; judged: those whose prompts measure it, from `split`, or from
     `other_splits` if that has none. The fields after these are those of the `evaluation` node. regenerated_at: the
     temperature at which the training answers were regenerated, None if they were not. kept_by: the node of
-    regenerate_answers that left them unchanged, by answers = "data".
+    regenerate_answers that left them unchanged, by answers = "data". losses: (node, what it lost) of the nodes
+    above the training, in the order of the data; None if the store has none of their accounts.
     """
 
     node: str
@@ -60,6 +62,7 @@ class Chain:
     is_online: bool
     regenerated_at: float | None
     kept_by: str | None
+    losses: tuple[tuple[str, Loss], ...] | None
     evaluation: Evaluation | None
     split: str
     other_splits: tuple[str, ...]
@@ -102,6 +105,7 @@ class Chain:
             is_online=is_online,
             regenerated_at=next((float(node.config.temperature) for node in answering if not _keeps(node)), None),
             kept_by=next((node.id for node in answering if _keeps(node)), None),
+            losses=_losses(graph, made, tokens),
             evaluation=None if judge is None else _evaluation(made, judge),
             split=split or judged_split,
             other_splits=() if split else tuple(name for name in SPLITS if name != judged_split),
@@ -173,6 +177,14 @@ def _answering(graph: Graph, tokens: GraphNode | None) -> list[GraphNode]:
     """The nodes of regenerate_answers that the training answers passed, the last first."""
     above = () if tokens is None else _ancestors(graph, tokens, MADE_OF_OTHERS)
     return [node for node in above if node.op.name == REGENERATE]
+
+
+def _losses(graph: Graph, made: Made, tokens: GraphNode | None) -> tuple[tuple[str, Loss], ...] | None:
+    """What the nodes lost that the training samples passed."""
+    passed = () if tokens is None else (tokens, *_ancestors(graph, tokens, MADE_OF_OTHERS))
+    files = {node.id: made[node.id][0] / "summary.json" for node in passed if node.id in made}
+    accounts = [(name, losses_of(read_json(file))) for name, file in files.items() if file.is_file()]
+    return tuple((name, loss) for name, losses in reversed(accounts) for loss in losses) if accounts else None
 
 
 def _keeps(answering: GraphNode) -> bool:

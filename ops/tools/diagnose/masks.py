@@ -121,6 +121,6 @@ def _token(seen: MaskCounts, mask: int, pads: Collection[int | None], ends: Coll
         measured=f"{mask} occurs {seen.mask_tokens} times in {seen.tokens:,} tokens"
         + (f" and is {roles[0]}" if roles else ""),
         normal="never, and neither the pad nor an EOS id: it would mean both a word and an empty slot",
-        advice="give the target a mask_token_id that no text produces, and capture and train again",
+        advice="set mask_token_id of train_dflash to an id that no text produces, and train again",
         is_cause=bool(roles or seen.mask_tokens),
     )

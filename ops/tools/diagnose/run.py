@@ -29,7 +29,7 @@ from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
-from ops.tools.diagnose.answers import own_finding
+from ops.tools.diagnose.answers import kept_findings, own_finding
 from ops.tools.diagnose.bench import Bench, spread_samples, tau_of
 from ops.tools.diagnose.chain import Chain
 from ops.tools.diagnose.curve import curve_finding, flat_finding
@@ -137,6 +137,7 @@ def diagnose(
         unless_open(reading_finding(bench, correction.setting, held_out), correction.findings),
         category_finding(held_out, answers),
         repetition_finding(answers),
+        *kept_findings(chain.losses),
         *_against_training(chain, bench, correction, answers, split, prompts),
         *mask_findings(chain.learnt, chain.target, known.mask_token_id, known.block_size),
         flat_finding(curve),

@@ -18,6 +18,7 @@ from ops.lib.drafts.backbone.config_contract import trained_config
 from ops.lib.drafts.backbone.load import import_record, read_config, read_weights
 from ops.lib.target.model import target_info
 from ops.load_draft.publishers import DFLOW
+from ops.tools.diagnose.answers import KEPT
 from ops.tools.diagnose.answers import NAME as OWN_ANSWERS
 from ops.tools.diagnose.bench import EXPORTED, TRAINED
 from ops.tools.diagnose.curve import FLAT
@@ -37,6 +38,7 @@ EXPLAINED = (
 OF_TRAINING = (
     FEATURES,
     OWN_ANSWERS,
+    KEPT,
     *MASK_NAMES,
     FLAT,
     LENGTH,

@@ -85,8 +85,7 @@ class Counter:
         """By the target's files; without them by BYTES_PER_TOKEN and the sizes of Qwen3-VL."""
         rules = PixelRules()
         if target is not None:
-            limits = {name: value for name, value in target.pixel_limits.items() if value}
-            rules = PixelRules(target.pixel_factor, **limits)
+            rules = PixelRules(target.pixel_factor, **target.pixel_limits)
         if target is None or target.tokenizer is None:
             return cls(estimated, exact=False, rules=rules)
         return cls(tokenizer_count(target.tokenizer), exact=True, rules=rules)

@@ -16,7 +16,7 @@ from ops.ingest.image_folder import LABEL
 from ops.ingest.image_values import MISSING, OUTSIDE, encoded_image
 from ops.ingest.op import Ingest
 from ops.ingest.read import Reading, read_samples
-from ops.ingest.sample import DroppedSample, RawSample
+from ops.ingest.sample import END_OF_THOUGHT, THINK, DroppedSample, RawSample, Turn
 from ops.ingest.source import REMEDY, find_format
 from ops.ingest.splits import split_of
 from ops.lib.data.sample_account import Unusable
@@ -44,14 +44,15 @@ REMEDIES = {
 class Survey:
     """The result of a survey. forms: of the sources. dropped: reason -> samples; examples: reason -> one of them.
 
-    decoded: images that were examined; faults: those that could not be decoded, reason -> images. splits: for each of
-    FRACTIONS, split -> samples. given: splits that the data itself names. lengths: of up to MEASURED samples, counted
-    with exact and rules; names of classes do not count as answers, since the target's replace them.
+    reasoning: samples with an answer that has some. decoded: images that were examined; faults: those that could not be
+    decoded, reason -> images. splits: for each of FRACTIONS, split -> samples. given: splits that the data itself
+    names. lengths: of up to MEASURED samples, counted with exact and rules; names of classes do not count as answers,
+    since the target's replace them.
     """
 
     sources: tuple[Path, ...]
     forms: tuple[str, ...]
-    image_root: str | None
+    image_root: str | tuple[str, ...] | None
     allow_outside: bool
     exact: bool
     rules: PixelRules
@@ -60,6 +61,7 @@ class Survey:
     several_images: int = 0
     unanswered: int = 0
     several_turns: int = 0
+    reasoning: int = 0
     duplicates: int = 0
     dropped: Tally[str] = Factory(Tally)
     examples: dict[str, str] = Factory(dict)
@@ -80,7 +82,10 @@ class Survey:
 
 
 def survey(
-    sources: tuple[Path, ...], counter: Counter, image_root: str | None = None, allow_outside: bool = False
+    sources: tuple[Path, ...],
+    counter: Counter,
+    image_root: str | tuple[str, ...] | None = None,
+    allow_outside: bool = False,
 ) -> Survey:
     """Reads all the data; lengths are those of a random sample with a fixed seed.
 
@@ -143,9 +148,17 @@ def _count(found: Survey, sample: RawSample) -> None:
     found.several_images += len(sample.images) > 1
     found.unanswered += sample.turns[-1].role != "assistant"
     found.several_turns += sum(turn.role == "user" for turn in sample.turns) > 1
+    found.reasoning += any(map(_reasons, sample.turns))
     found.duplicates += sample.draw_id is not None
     if sample.split is not None:
         found.given.add(sample.split)
+
+
+def _reasons(turn: Turn) -> bool:
+    """Whether a turn is an answer with reasoning: apart, or in its text."""
+    texts = [part for part in turn.content if isinstance(part, str)]
+    in_text = any(mark in text for text in texts for mark in (THINK, END_OF_THOUGHT))
+    return turn.role == "assistant" and (bool(turn.reasoning_content) or in_text)
 
 
 def _forms(sources: tuple[Path, ...]) -> tuple[str, ...]:

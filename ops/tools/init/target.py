@@ -14,7 +14,7 @@ from ops.lib.estimates import read_config
 from ops.lib.target.checkpoint_check import checkpoint_mistakes
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
-from ops.lib.vision.pixel_limits import PREPROCESSOR, pixel_limits
+from ops.lib.vision.pixel_limits import image_settings, pixel_limits
 from ops.lib.vision.processor_files import has_tokenizer
 from ops.load_target.estimate import TARGETS, dtype_of, find_config
 
@@ -94,7 +94,7 @@ def read_target(checkpoint: str) -> Target:
             mask=mask,
             config=read_config(directory / "config.json"),
             tokenizer=tokenizer,
-            pixel_limits=pixel_limits(directory / PREPROCESSOR),
+            pixel_limits=pixel_limits(*image_settings(directory)),
             thinks=_thinks(directory),
         )
     known = {path.parent.relative_to(TARGETS).as_posix(): path.stem for path in TARGETS.glob("*/*/*.json")}

@@ -41,13 +41,13 @@ def pipeline_text(
         _inject(found),
         _target(target),
         _regenerate(found, target, advice, dtype, sees),
-        _tokenize(target, advice, sees),
+        _tokenize(found, target, advice, sees),
         *([] if advice.online else [_capture(target, dtype, advice)]),
         _shard(advice),
         _train(target, dtype, advice),
         _ends(advice, dtype),
     ]
-    head = [f"#:schema {schema}", *summary(found, advice, comment=True), "", "[pipeline]"]
+    head = [f"#:schema {schema}", *summary(found, target, advice, comment=True), "", "[pipeline]"]
     head += [
         f"{f'name = {json.dumps(name, ensure_ascii=False)}':33} # also the name of MLflow's experiment",
         "seed = 0",
@@ -55,10 +55,15 @@ def pipeline_text(
     return "\n\n".join(["\n".join(head), *("\n".join(lines) for lines in nodes)]) + "\n"
 
 
-def summary(found: Survey, advice: Advice, *, comment: bool = False) -> list[str]:
+def summary(found: Survey, target: Target | None, advice: Advice, *, comment: bool = False) -> list[str]:
     """The survey and the choices that follow from it; for the screen, or as comments."""
     mark = "# " if comment else ""
-    lines = [*_about_data(found), *_about_lengths(found, advice), f"splits: {advice.held_out}"]
+    lines = [
+        *_about_data(found),
+        *_about_lengths(found, advice),
+        *_about_reasoning(found, target),
+        f"splits: {advice.held_out}",
+    ]
     kind = "captured while training, not stored" if advice.online else "stored"
     lines.append(f"features: {kind}; {advice.capture_why}")
     lines.append(f"algorithm: {RECOMMENDED}, {ALGORITHMS[RECOMMENDED]}; {' and '.join(OTHERS)}: see [node.train]")
@@ -126,7 +131,8 @@ def _ingest(sources: list[str], found: Survey, advice: Advice) -> list[str]:
     if found.duplicates:
         lines.append(f'duplicate_ids = "number"          # {found.duplicates:,} ids have more than one sample')
     if found.image_root is not None:
-        lines.append(f"image_root = {_quoted(found.image_root)}")
+        roots = found.image_root if isinstance(found.image_root, tuple) else (found.image_root,)
+        lines.append(f"image_root = {_quoted_all(list(roots))}")
     if found.allow_outside:
         lines.append("allow_outside = true")
     elif found.dropped[OUTSIDE]:
@@ -158,7 +164,12 @@ def _target(target: Target | None) -> list[str]:
         lines.append(f"revision = {_quoted(target.revision)}")
     if target.mask is not None:
         number, why = target.mask
-        lines.append(_line("mask_token_id", Choice(number, f"none is known for this model: {why}")))
+        lines.append(
+            _line(
+                "mask_token_id",
+                Choice(number, f"none is known for this model: {why}"),
+            )
+        )
     return lines
 
 
@@ -178,10 +189,10 @@ def _regenerate(found: Survey, target: Target | None, advice: Advice, dtype: str
         _line("max_prompt_tokens", advice.max_prompt_tokens),
         _line("max_new_tokens", advice.max_new_tokens),
     ]
-    return [*lines, *_thinking(target), *_dtype("dtype", dtype), *_pixels(advice, sees)]
+    return [*lines, *_thinking(found, target), *_dtype("dtype", dtype), *_pixels(advice, sees)]
 
 
-def _tokenize(target: Target | None, advice: Advice, sees: bool) -> list[str]:
+def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) -> list[str]:
     return [
         "[node.tokenize]",
         'op = "tokenize_chat"',
@@ -190,7 +201,8 @@ def _tokenize(target: Target | None, advice: Advice, sees: bool) -> list[str]:
         _line("max_length", Choice(advice.max_length, "max_prompt_tokens + max_new_tokens; longer ones are dropped")),
         _line("min_loss_tokens", advice.min_loss_tokens),
         _line("expected_tokens", Choice(advice.tokens, "for dflow plan, until they are counted")),
-        *_thinking(target),
+        *_thinking(found, target),
+        *_last_only(found, target),
         *_pixels(advice, sees),
     ]
 
@@ -315,10 +327,39 @@ def _dtype(field: str, dtype: str) -> list[str]:
     return [] if dtype == FLOAT32 else [f'{field} = "{dtype}"']
 
 
-def _thinking(target: Target | None) -> list[str]:
+def _thinking(found: Survey, target: Target | None) -> list[str]:
+    """Whether the target is asked for reasoning: if the data has it, as far as can be seen."""
     if target is None or not target.thinks:
         return []
-    return ["enable_thinking = false           # a draft for answers without reasoning; true for others, in both nodes"]
+    if not found.reasoning:
+        return [
+            _noted("enable_thinking = false", "no answer of the data has reasoning; true for others, in both nodes")
+        ]
+    share = f"{found.reasoning:,} of {_samples(found.samples - found.unanswered)} with an answer have reasoning"
+    value = "true" if _wants_reasoning(found) else "false"
+    return [_noted(f"enable_thinking = {value}", f"{share}; the same in both nodes")]
+
+
+def _wants_reasoning(found: Survey) -> bool:
+    """Whether half of the answered samples, or more, have reasoning."""
+    return 0 < found.samples - found.unanswered <= 2 * found.reasoning
+
+
+def _last_only(found: Survey, target: Target | None) -> list[str]:
+    if target is None or not target.thinks or not _wants_reasoning(found) or not found.several_turns:
+        return []
+    return [_noted('train_on = "last"', "templates show earlier answers without their reasoning")]
+
+
+def _about_reasoning(found: Survey, target: Target | None) -> list[str]:
+    if not found.reasoning:
+        return []
+    about = f"reasoning: {found.reasoning:,} of {_samples(found.samples - found.unanswered)} with an answer have some"
+    if target is None:
+        return [f"{about}; set enable_thinking in regenerate and tokenize if the target's chat template reads it"]
+    if not target.thinks:
+        return [f"{about}; the target's chat template does not read enable_thinking, which shows or hides it"]
+    return [f"{about}, so enable_thinking = {'true' if _wants_reasoning(found) else 'false'}"]
 
 
 def _pixels(advice: Advice, sees: bool) -> list[str]:

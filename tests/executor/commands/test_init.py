@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from family_checkpoints import make_checkpoint
@@ -155,6 +156,51 @@ def test_a_thinking_target_is_asked_not_to_in_both_nodes(project: Path) -> None:
     assert 0 == main(["init", str(chat(project / "chat.jsonl", 30)), "--target", target])
     made = nodes(project / "pipeline.toml")
     assert [False, False] == [made[node]["enable_thinking"] for node in ("regenerate", "tokenize")]
+
+
+THOUGHTS: dict[str, Any] = {
+    "reasoning_content": {"content": "Four.", "reasoning_content": "Two and two."},
+    "reasoning": {"content": "Four.", "reasoning": "Two and two."},
+    "thinking": {"content": "Four.", "thinking": "Two and two."},
+    "in the text": {"content": "<think>\nTwo and two.\n</think>\n\nFour."},
+    "the end alone": {"content": "Two and two.\n</think>\n\nFour."},
+}
+
+
+@pytest.mark.parametrize("kind", THOUGHTS)
+@pytest.mark.parametrize(("of_ten", "chosen"), [(10, True), (5, True), (4, False)])
+def test_reasoning_in_the_answers_decides_whether_the_target_is_asked_for_it(
+    project: Path, capsys: pytest.CaptureFixture[str], kind: str, of_ten: int, chosen: bool
+) -> None:
+    target = checkpoint(project / "target", sees=False)
+    (project / "target" / "chat_template.jinja").write_text("{% if enable_thinking %}<think>{% endif %}")
+    rows = []
+    for place in range(30):
+        answer = THOUGHTS[kind] if place % 10 < of_ten else {"content": "Four."}
+        asked = {"role": "user", "content": f"{place}: two and two?"}
+        rows.append({"messages": [asked, {"role": "assistant", **answer}] * (1 + (place == 0))})
+    (project / "chat.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert 0 == main(["init", "chat.jsonl", "--target", target])
+    made = nodes(project / "pipeline.toml")
+    assert [chosen, chosen] == [made[node]["enable_thinking"] for node in ("regenerate", "tokenize")]
+    assert chosen == (made["tokenize"].get("train_on") == "last")
+    written = (project / "pipeline.toml").read_text()
+    assert 2 == written.count(f"# {3 * of_ten} of 30 samples with an answer have reasoning; the same in both nodes")
+    said = capsys.readouterr().out
+    assert f"reasoning: {3 * of_ten} of 30 samples with an answer have some, so enable_thinking = " in said
+    assert f"enable_thinking = {str(chosen).lower()}\n" in said
+
+
+def test_reasoning_that_the_targets_template_cannot_show_is_said(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = "<think>Hm.</think>Four."
+    chat(project / "chat.jsonl", 30, answer)
+    target = checkpoint(project / "target", sees=False)
+    assert 0 == main(["init", "chat.jsonl", "--target", target])
+    assert "enable_thinking" not in nodes(project / "pipeline.toml")["tokenize"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the target's chat template does not read enable_thinking, which shows or hides it" in said
 
 
 def test_prompts_without_answers_are_kept_for_the_target(project: Path) -> None:

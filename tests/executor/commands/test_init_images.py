@@ -142,3 +142,21 @@ def test_limits_of_pixels_that_are_none_are_named(
     (project / "target" / "preprocessor_config.json").write_text(json.dumps({"size": size}))
     assert 1 == main(["init", "photos", "--target", target])
     assert "preprocessor_config.json: " in (said := capsys.readouterr().err) and "number of pixels" in said
+
+
+def test_each_data_file_has_its_image_root(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        (project / name).mkdir()
+        Image.new("RGB", (64, 48)).save(project / name / f"{name}.png")
+        rows = [{"id": f"{name}{n}", "image": f"{name}.png", "prompt": "What?", "completion": "It."} for n in range(20)]
+        (project / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    roots = ["--image-root", "one", "--image-root", "two"]
+    assert 1 == main(["init", "one.jsonl", "two.jsonl", "three.jsonl", *roots])
+    assert "--image-root is given 2 times for 3 of DATA: give one, or one for each" in capsys.readouterr().err
+    target = checkpoint(project / "target", sees=True)
+    assert 0 == main(["init", "one.jsonl", "two.jsonl", *roots, "--target", target])
+    assert "data: 40 samples (json), 40 with images" in capsys.readouterr().out
+    config = read_graph(Path("pipeline.toml"), [], []).nodes["ingest"].config
+    assert (str(project / "one"), str(project / "two")) == config.image_root
+    assert 1 == main(["init", "one.jsonl", "--image-root", "thre", "--force"])
+    assert f'image_root = "{project}/thre": there is no folder {project}/thre, where one.png' in capsys.readouterr().err

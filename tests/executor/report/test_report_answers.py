@@ -181,6 +181,18 @@ def test_a_measured_time_names_the_nodes_that_ran_beside_it(tmp_path: Path, othe
     assert (f"2 times as fast{says}", "3") == (lines["speed-up"], lines["tau"])
 
 
+def test_a_warning_that_a_verdict_of_the_node_says_again_is_there_once(tmp_path: Path) -> None:
+    lost = "27% of the samples (163 of 611) are dropped: 163 image missing"
+    warnings = [f"{lost}; set image_root", "another"]
+    store, run = record_run(tmp_path, {}, states={"eval": {"warnings": warnings}})
+    (facts,) = read_runs(store, [find_record(store.records, run)])
+    shown = {(run, "eval"): Shown([Section("lost samples", Verdict("limit", lost, "warn", "set image_root"))])}
+    lines = [(line.title, line.verdict.text) for line in lines_of(facts, shown) if line.node == "eval"]
+    assert [("lost samples", lost), ("warning", "another")] == [
+        line for line in lines if line[0] in ("warning", "lost samples")
+    ]
+
+
 def test_that_a_draft_should_not_be_served_comes_before_what_limits_it(tmp_path: Path) -> None:
     store, run = record_run(tmp_path, {}, more="")
     (facts,) = read_runs(store, [find_record(store.records, run)])

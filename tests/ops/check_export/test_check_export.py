@@ -36,7 +36,7 @@ from ops.lib.drafts.backbone.mistakes import Mistake
 from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.lib.sglang.serve_command import launch_command
-from ops.lib.vision.pixel_limits import pixel_limits
+from ops.lib.vision.pixel_limits import image_settings, pixel_limits
 from ops.load_draft.op import LoadDraft
 from ops.load_draft.run import load_draft
 
@@ -139,7 +139,7 @@ def test_the_cards_command_is_what_dflow_serve_runs_with_the_sizes_of_the_traini
     """For a draft whose training limited images otherwise than the target does."""
     own = gate_inputs["trained"]
     limits = read_json(own.path / "training.json")["captured"]["pixel_limits"]
-    assert limits == pixel_limits(gate_inputs["target"].path / "model" / "preprocessor_config.json")
+    assert limits == pixel_limits(*image_settings(gate_inputs["target"].path / "model"))
     smaller = {**limits, "max_pixels": limits["max_pixels"] // 2}
     trained = shutil.copytree(own.path, tmp_path / "trained")
     training = read_json(trained / "training.json")

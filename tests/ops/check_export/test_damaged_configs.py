@@ -231,4 +231,4 @@ def test_a_mask_token_that_texts_hold_is_told(tmp_path, damaged, kind):
     edit_config(damaged, lambda config: config["dflash_config"].update(mask_token_id=token))
     [(what, sglang, remedy)] = mistakes(tmp_path, damaged)
     assert f"config.json: dflash_config.mask_token_id is {kind} of the target" == what
-    assert "silently embeds the EOS token in every slot" in sglang and "give load_target a mask_token_id" in remedy
+    assert "silently embeds the EOS token in every slot" in sglang and "set mask_token_id of train_dflash" in remedy

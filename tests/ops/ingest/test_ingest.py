@@ -100,6 +100,57 @@ def test_a_sample_at_fault_is_dropped_with_its_reason(tmp_path, row, reason):
     assert stage.logged == [({"ingest/kept": 1, "ingest/dropped": 1}, 0)]
 
 
+STRUCTS = ({"url": None}, {"bytes": None, "path": None}, [None], [{"name": None, "arguments": {"a": None}}], {}, [])
+
+
+@pytest.mark.parametrize("struct", STRUCTS, ids=str)
+def test_an_object_or_list_of_nulls_is_none_wherever_a_table_has_one(tmp_path, struct):
+    in_rows = ("video", "videos", "audio", "audios", "tools", "functions", "image", "images")
+    in_turns = ("tool_calls", "function_call", "tool_call_id")
+    in_parts = ("image_url", "image", "url", "path", "video", "audio")
+    parts = [{"type": "text", "text": text, **dict.fromkeys(in_parts, struct)} for text in ("What is it?", "A cat.")]
+    untyped = [{**dict.fromkeys(in_parts, struct), "text": "What is it?"}]
+    turns = [{"role": role, "content": [part]} for role, part in zip(("user", "assistant"), parts, strict=True)]
+    rows = [
+        {"id": "plain", **GOOD},
+        *({"id": key, **GOOD, key: struct} for key in in_rows),
+        *({"id": key, "conversations": [{**turn, key: struct} for turn in (ASK, ANSWER)]} for key in in_turns),
+        {"id": "parts", "messages": turns},
+        {"id": "untyped", "messages": [{"role": "user", "content": untyped}, ANSWER]},
+    ]
+    _, written, summary = run_ingest(tmp_path, rows, split="train")
+    assert {} == summary["dropped"]
+    assert [row["id"] for row in rows] == [row["id"] for row in written]
+    plain = [turn_row(ASK), turn_row(ANSWER)]
+    assert [(plain, [])] * len(rows) == [(row["conversations"], row["images"]) for row in written]
+
+
+def test_what_is_there_beside_nulls_still_counts(tmp_path):
+    rows = [
+        {**GOOD, "tools": [None, {"name": "search"}]},
+        {"conversations": [ASK, {**ANSWER, "function_call": {"name": "search", "arguments": None}}]},
+        {**GOOD, "video": {"path": "a.mp4", "bytes": None}},
+        GOOD,
+    ]
+    _, written, summary = run_ingest(tmp_path, rows)
+    assert {"tool calls are not supported": 2, "videos are not supported": 1} == summary["dropped"]
+    assert ["4"] == [row["id"] for row in written]
+
+
+@pytest.mark.parametrize(
+    "first", [{"role": None, "from": "system"}, {"role": "developer"}, {"from": "system"}], ids=str
+)
+def test_a_system_column_beside_a_system_turn_of_any_name_adds_none(tmp_path, first):
+    rows = [
+        {"system": "Be brief.", "conversations": [{**first, "value": "Be kind."}, ASK, ANSWER]},
+        {"system": "Be brief.", "conversations": [ASK, ANSWER]},
+    ]
+    _, written, _ = run_ingest(tmp_path, rows)
+    assert [
+        [("system", text), ("user", "What is it?"), ("assistant", "A cat.")] for text in ("Be kind.", "Be brief.")
+    ] == [[(turn["role"], turn["content"][0]["text"]) for turn in row["conversations"]] for row in written]
+
+
 def test_an_image_that_cannot_be_read_is_dropped(tmp_path, monkeypatch):
     (tmp_path / "x.png").write_bytes(b"x")
 
@@ -274,6 +325,8 @@ def test_splits_drops_and_empty_splits_are_told_before_later_nodes_spend_their_t
         'info: sample "2": no answer',
         f'info: the split "val" is empty; {remedy}',
         f'info: the split "test" is empty; {remedy}',
+        "warning: 50% of the samples (1 of 2) are dropped: 1 no answer; set require_answers = false, and let "
+        "regenerate_answers answer; dropped.csv names each with its reason",
     ]
 
 

@@ -1,15 +1,20 @@
 """The files behind samples: packs of images, and what of the user's files enters the key."""
 
+import json
 import os
 import shutil
 from pathlib import Path
 
+import datasets
 import pytest
+from fake_stage import FakeStage
 from own_samples import GOOD, run_ingest, write_source
 
 from dsl.errors import DataError
 from executor.keys.external_inputs import ExternalDigests
 from ops.ingest.op import Ingest
+from ops.ingest.run import ingest
+from ops.ingest.source import parts_of
 from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter, read_packed
 
 
@@ -18,6 +23,44 @@ def test_a_link_inside_the_folder_is_followed(tmp_path):
     (tmp_path / "link.png").symlink_to(tmp_path / "real.png")
     _, written, _ = run_ingest(tmp_path, [{**GOOD, "image": "link.png"}])
     assert written[0]["images"][0]["size"] == 1
+
+
+def test_a_folder_of_linked_files_is_read_with_allow_outside_and_its_mistake_says_so(tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "data").mkdir()
+    for name, row in (("train", {**GOOD, "image": "a.png"}), ("val", GOOD)):
+        (tmp_path / "cache" / name).write_text(json.dumps(row))
+        (tmp_path / "data" / f"{name}.jsonl").symlink_to(f"../cache/{name}")
+    (tmp_path / "cache" / "1f").write_bytes(b"an image")
+    (tmp_path / "data" / "a.png").symlink_to("../cache/1f")
+    with pytest.raises(
+        DataError, match=r"train\.jsonl: is a link that leads out of .* set allow_outside = true"
+    ) as found:
+        ingest(Ingest(source=str(tmp_path / "data"), seed=0), FakeStage(tmp_path / "without"))
+    assert "(dflow init: --allow-outside)" in str(found.value)
+    stage = FakeStage(tmp_path / "with")
+    config = Ingest(source=str(tmp_path / "data"), seed=0, allow_outside=True)
+    ingest(config, stage)
+    rows = [json.loads(line) for line in (stage.out_dir / "samples.jsonl").read_text().splitlines()]
+    assert [("train:1", "train", 1), ("val:1", "val", 0)] == [
+        (row["id"], row["split"], len(row["images"])) for row in rows
+    ]
+    before = ExternalDigests(None).of(tmp_path / "data"), ExternalDigests(None).of(config.external_files())
+    (tmp_path / "cache" / "train").write_text(json.dumps({**GOOD, "image": "a.png", "label": "cat"}))
+    (tmp_path / "cache" / "1f").write_bytes(b"another image")
+    after = ExternalDigests(None).of(tmp_path / "data"), ExternalDigests(None).of(config.external_files())
+    assert [True, True] == [old != new for old, new in zip(before, after, strict=True)]
+
+
+def test_an_arrow_data_set_of_links_is_read_with_allow_outside(tmp_path):
+    datasets.Dataset.from_list([{"prompt": "What?", "completion": "That."}]).save_to_disk(tmp_path / "cache")
+    (tmp_path / "data").mkdir()
+    for file in (tmp_path / "cache").iterdir():
+        (tmp_path / "data" / file.name).symlink_to(file)
+    with pytest.raises(DataError, match="is no file or folder beside it"):
+        list(parts_of(tmp_path / "data", "arrow"))
+    (part,) = parts_of(tmp_path / "data", "arrow", allow_outside=True)
+    assert ["What?"] == [record.row["prompt"] for record in part.records()]
 
 
 def test_equal_images_are_stored_once_and_a_full_pack_is_followed_by_the_next(tmp_path):

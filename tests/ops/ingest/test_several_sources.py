@@ -12,7 +12,7 @@ from format_cases import png, write_csv
 from format_reading import TURNS
 from written_files import HEAD, write
 
-from dsl.errors import DataError, PipelineError
+from dsl.errors import ConfigError, DataError, PipelineError
 from dsl.read_toml import read_graph
 from executor.keys.node_key import Sources, node_parts
 from ops.ingest.op import Ingest
@@ -111,3 +111,48 @@ def test_contents_names_and_order_are_in_the_key_and_the_folder_is_not(data):
 def test_a_list_that_cannot_be_read_is_a_mistake_of_the_file(data, source, message):
     with pytest.raises(PipelineError, match=message):
         key_of(data, source)
+
+
+def two_with_images(folder: Path) -> None:
+    """a.jsonl with images in one/, b.jsonl with images in two/, c.jsonl with images beside it."""
+    for name, root in (("a", "one"), ("b", "two"), ("c", ".")):
+        (folder / root).mkdir(exist_ok=True)
+        (folder / root / f"{name}.png").write_bytes(png())
+        (folder / f"{name}.jsonl").write_text(json.dumps({"messages": TURNS, "image": f"{name}.png"}))
+
+
+def test_each_source_has_its_own_image_root(tmp_path):
+    two_with_images(tmp_path)
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    (tmp_path / "photos" / "cat" / "x.png").write_bytes(png())
+    names = ("a.jsonl", "b.jsonl", "c.jsonl", "photos")
+    _, rows = read(tmp_path, *names, image_root=("one", "two", "", "one"))
+    assert [1, 1, 1, 1] == [len(row["images"]) for row in rows]
+    sources = tuple(str(tmp_path / name) for name in names[:3])
+    config = Ingest(source=sources, image_root=("one", str(tmp_path / "two"), "."))
+    found = {name: file for name, file in config.external_files().items() if name.endswith(".png")}
+    assert {
+        "1/a.jsonl/a.png": tmp_path / "one" / "a.png",
+        "2/b.jsonl/b.png": tmp_path / "two" / "b.png",
+        "3/c.jsonl/c.png": tmp_path / "c.png",
+    } == found
+
+
+def test_roots_that_are_not_one_for_each_source_are_refused():
+    with pytest.raises(ConfigError, match="image_root lists 2 folders for 1 sources: list one for each source"):
+        Ingest(source="a.jsonl", image_root=("one", "two"))
+
+
+def test_an_image_root_that_is_not_there_is_an_error_that_says_where_it_was_looked_for(tmp_path):
+    two_with_images(tmp_path)
+    config = Ingest(source=str(tmp_path / "a.jsonl"), image_root="oen", seed=0)
+    said = (
+        f'image_root = "oen": there is no folder {tmp_path}/oen, where a.png was looked for; image_root is relative to'
+    )
+    for reads in (lambda: ingest(config, FakeStage(tmp_path / "out")), config.external_files):
+        with pytest.raises(DataError) as found:
+            reads()
+        assert said in str(found.value)
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"messages": TURNS}))
+    _, rows = read(tmp_path, "texts.jsonl", image_root="oen")
+    assert 1 == len(rows), "texts need no images"

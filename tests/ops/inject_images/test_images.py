@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import struct
 import zlib
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 from transformers.image_utils import load_image
 
 from dsl.errors import DataError
@@ -134,6 +135,51 @@ def test_a_jpeg_of_a_camera_on_its_side_is_turned_upright():
     exif = Image.Exif()
     exif[0x0112] = 6
     assert decode(as_file(Image.new("RGB", (8, 4), RED), "JPEG", exif=exif)).size == (4, 8)
+
+
+def exif_on_its_side(tag: int, kind: int) -> bytes:
+    """EXIF with orientation 6, and a tag of texts as a number of the TIFF type `kind`."""
+    numbers = {
+        5: struct.pack("<II", 3, 2),
+        10: struct.pack("<ii", 3, 2),
+        11: struct.pack("<f", 1.5),
+        12: struct.pack("<d", 1.5),
+    }
+    value = numbers[kind] if len(numbers[kind]) == 4 else struct.pack("<I", 8 + 2 + 2 * 12 + 4)
+    entries = [
+        struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0),
+        struct.pack("<HHI4s", tag, kind, 1, value),
+    ]
+    directory = struct.pack("<H", 2) + b"".join(sorted(entries)) + bytes(4)
+    behind = b"" if value == numbers[kind] else numbers[kind]
+    return b"Exif\0\0II*\0" + struct.pack("<I", 8) + directory + behind
+
+
+@pytest.mark.parametrize("tag", [0x010F, 0x0131, 0x0132, 0x8298])  # maker, software, time, copyright
+@pytest.mark.parametrize("kind", [5, 10, 11, 12])  # rational, signed rational, float, double
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP"])
+def test_a_photo_whose_exif_holds_a_number_for_a_text_is_used_and_turned_upright(file_format, kind, tag):
+    stored = np.arange(8 * 16 * 3, dtype=np.uint8).reshape(8, 16, 3)
+    encoded = as_file(Image.fromarray(stored), file_format, exif=exif_on_its_side(tag, kind))
+    plain = as_file(Image.fromarray(stored), file_format)
+    with strict_pillow():
+        assert ("", "") == fault_of(encoded, max_pixels=1000, min_side=1)
+    assert np.rot90(np.asarray(decode(plain)), -1).tolist() == pixels(encoded)
+
+
+@pytest.mark.parametrize("error", [AttributeError, AssertionError, RecursionError, KeyError, UnicodeError, Exception])
+@pytest.mark.parametrize("place", [(ImageFile.ImageFile, "load"), (Image.Image, "getexif"), (Image.Image, "convert")])
+def test_whatever_pillow_raises_an_image_is_undecodable_and_nothing_ends(monkeypatch, place, error):
+    def broken(*_, **__):
+        raise error("no attribute of <object at 0x7f12>")
+
+    encoded = as_file(Image.new("RGB", (4, 4), RED), "JPEG")
+    monkeypatch.setattr(*place, broken)
+    with strict_pillow():
+        reason, detail = fault_of(encoded, max_pixels=100, min_side=1)
+    assert reason == "image undecodable"
+    assert detail.startswith(f"{len(encoded)} bytes: ")
+    assert "no attribute of <object>" in detail
 
 
 def test_formats_that_start_other_programs_are_no_images():

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.lib.data.files import read_json, write_jsonl
+from ops.lib.data.sample_account import losses_of
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
@@ -167,7 +168,7 @@ def test_of_several_turns_the_last_thought_alone_is_learnt(thinker, tmp_path):
     assert thought not in target.tokenizer.decode(sample.input_ids)
 
 
-def test_a_thought_that_was_cut_is_counted_and_dropped_on_demand(thinker, tmp_path):
+def test_a_thought_that_was_cut_is_counted_and_dropped_on_demand(thinker, tmp_path, capsys):
     name, target = thinker
     samples = single_turns(tmp_path / "in")
     options = {"enable_thinking": True, "finish_reasons": ("stop", "length")}
@@ -179,6 +180,10 @@ def test_a_thought_that_was_cut_is_counted_and_dropped_on_demand(thinker, tmp_pa
     stage = run(tmp_path / "all", samples, target.artifact, max_new_tokens=thoughts[shorter] + 2, **options)
     assert {shorter, longer} == set(answers_of(stage))
     assert [1] == stage.metric("regenerate/retokenised_differently")
+    said = capsys.readouterr().out
+    lost = "50% of the answers (1 of 2) are tokenised otherwise than generated: the draft is trained on tokens that the"
+    assert [True, "set drop_retokenised = true" in said] == [f"warning: {lost} target did not generate" in said, True]
+    assert ["answers"] == [loss.of for loss in losses_of(read_json(stage.out_dir / "summary.json"))]
     stage = run(
         tmp_path / "drop",
         samples,
@@ -189,6 +194,7 @@ def test_a_thought_that_was_cut_is_counted_and_dropped_on_demand(thinker, tmp_pa
     )
     assert {shorter} == set(answers_of(stage))
     assert {"tokenised otherwise than generated": 1} == read_json(stage.out_dir / "summary.json")["dropped"]
+    assert "warning: 50% of the samples (1 of 2) are dropped: 1 tokenised otherwise than" in capsys.readouterr().out
 
 
 def test_an_answer_that_lacks_its_end_alone_is_learnt_without_it(thinker, tmp_path):

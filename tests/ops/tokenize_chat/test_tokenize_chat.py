@@ -250,7 +250,10 @@ def test_a_sample_at_fault_is_dropped_with_its_reason(tmp_path, processor_dir, s
     good = conversation(("user", "Hm?"), ("assistant", LONG_ANSWER))
     samples = write_samples(tmp_path / "in", [good, sample])
     stage = run_tokenize(tmp_path, samples, processor=str(processor_dir), max_length=250)
-    assert summary_of(stage) == {
+    summary = summary_of(stage)
+    (loss,) = summary.pop("losses")
+    assert f"50% of the samples (1 of 2) are dropped: 1 {reason}" == loss["text"]
+    assert summary == {
         "in": 2,
         "kept": 1,
         "dropped": {reason: 1},

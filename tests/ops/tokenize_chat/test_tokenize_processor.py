@@ -11,6 +11,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from dsl.errors import DataError
 from ops.lib.data.sample_account import Unusable
+from ops.lib.vision.pixel_limits import DEFAULTS, EDGES, image_settings, pixel_limits, served_pixels
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.builtin import CHAT_TEMPLATE, write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
@@ -151,6 +152,44 @@ def test_a_folder_without_a_tokenizer_or_template_or_eos_is_refused(checkpoint, 
     change_json(checkpoint / "tokenizer_config.json", eos_token=None)
     with pytest.raises(DataError, match="has no EOS token"):
         load_processor(str(checkpoint))
+
+
+SMALL = {"shortest_edge": 64, "longest_edge": 256}
+# What may be said in preprocessor_config.json and in processor_config.json, and the limits that hold.
+LIMITS = {
+    "size": ({"size": SMALL}, {}, (64, 256)),
+    "raised by hand": ({"size": SMALL, "min_pixels": 64, "max_pixels": 65536}, {}, (64, 65536)),
+    "lowered by hand": ({"size": {**SMALL, "longest_edge": 4096}, "max_pixels": 256}, {}, (64, 256)),
+    "only the least by hand": ({"size": SMALL, "min_pixels": 128}, {}, (128, 256)),
+    "transformers 5": (None, {"image_processor": {"size": SMALL}}, (64, 256)),
+    "both files": ({"size": {**SMALL, "longest_edge": 4096}}, {"image_processor": {"size": SMALL}}, (64, 256)),
+    "an older processor_config.json": ({"size": SMALL}, {"processor_class": "Qwen3VLProcessor"}, (64, 256)),
+}
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_init_tokenize_and_the_servers_command_read_the_limits_that_transformers_reads(checkpoint, case):
+    own, whole, (least, most) = LIMITS[case]
+    settings = json.loads((checkpoint / "preprocessor_config.json").read_text())
+    (checkpoint / "preprocessor_config.json").unlink()
+    if own is not None:
+        (checkpoint / "preprocessor_config.json").write_text(json.dumps({**settings, **own}))
+    if whole:
+        nested = {name: {**settings, **each} for name, each in whole.items() if name == "image_processor"}
+        (checkpoint / "processor_config.json").write_text(json.dumps({**whole, **nested}))
+    expected = {"min_pixels": least, "max_pixels": most}
+    theirs = Qwen2VLImageProcessorPil.from_pretrained(checkpoint).size
+    assert (least, most) == (theirs["shortest_edge"], theirs["longest_edge"])
+    assert expected == load_processor(str(checkpoint)).pixel_limits
+    assert expected == pixel_limits(*image_settings(checkpoint))
+    assert {} == served_pixels({"pixel_limits": expected}, checkpoint)
+    assert {**expected, "max_pixels": 4096} == served_pixels(
+        {"pixel_limits": {**expected, "max_pixels": 4096}}, checkpoint
+    )
+
+
+def test_limits_that_are_not_given_are_those_of_transformers():
+    assert list(DEFAULTS.values()) == [Qwen2VLImageProcessorPil.size[edge] for edge in EDGES.values()]
 
 
 def test_a_text_only_processor_gets_plain_strings(checkpoint):

@@ -1,5 +1,6 @@
 """The draft's config from the target's, and inputs that do not belong together."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import attrs
@@ -8,6 +9,7 @@ from draft_chain import EOS, MASK, PAD, TEXT, make_features, make_inputs, make_p
 from fake_stage import FakeStage
 
 from dsl.errors import ConfigError, DataError
+from dsl.read_toml import read_graph
 from ops.artifacts import TokenShards
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.dflash2.options import Dflash2Options
@@ -110,10 +112,40 @@ def test_a_mask_token_that_texts_produce_is_refused(tmp_path, mask_token_id):
 
 def test_a_missing_mask_token_and_one_outside_the_vocabulary_are_refused(tmp_path):
     target = make_target(tmp_path / "target")
-    with pytest.raises(ConfigError, match="set mask_token_id of load_target"):
+    with pytest.raises(ConfigError, match="set mask_token_id of train_dflash"):
         draft_config(train_config(), target, FEATURES | {"mask_token_id": None})
     with pytest.raises(ConfigError, match="99 is no id below vocab_size = 24"):
         draft_config(train_config(), target, FEATURES | {"mask_token_id": 99})
+
+
+@pytest.mark.parametrize("of_target", [MASK, None, EOS])
+def test_the_mask_token_is_a_setting_of_the_training(tmp_path, of_target):
+    """Whatever the target's is, with which the features were captured."""
+    target, features = make_target(tmp_path / "target"), FEATURES | {"mask_token_id": of_target}
+    own = next(number for number in range(24) if number not in (MASK, EOS, PAD))
+    assert own == draft_config(train_config(mask_token_id=own), target, features).mask_token_id
+    for wrong in (EOS, PAD):
+        with pytest.raises(ConfigError, match=f"mask_token_id {wrong} is the pad or an EOS id"):
+            draft_config(train_config(mask_token_id=wrong), target, features)
+    with pytest.raises(ConfigError, match="24 is no id below vocab_size = 24"):
+        draft_config(train_config(mask_token_id=24), target, features)
+
+
+def test_the_record_of_a_training_has_its_own_mask_token_and_the_features_stay_as_they_are(tmp_path):
+    inputs = make_inputs(tmp_path)
+    before = read_json(inputs["features"].path / "features.json")
+    opened = open_inputs(train_config(mask_token_id=5), FakeStage(tmp_path / "stage", inputs))
+    assert (5, 5) == (opened.draft.mask_token_id, opened.captured["mask_token_id"])
+    assert MASK == before["mask_token_id"]
+    assert MASK == open_inputs(train_config(), FakeStage(tmp_path / "other", inputs)).captured["mask_token_id"]
+
+
+def test_another_mask_token_changes_no_node_above_the_training():
+    file = Path(__file__).parents[3] / "pipelines" / "vlm_dflash.toml"
+    before, after = (read_graph(file, changed) for changed in ([], ["train.mask_token_id=7"]))
+    differing = [name for name in before.nodes if before.nodes[name].config != after.nodes[name].config]
+    assert ["train"] == differing
+    assert {"target", "regenerate", "tokenize", "capture", "shard"}.isdisjoint(after.below("train"))
 
 
 def test_features_of_another_target_are_refused(tmp_path):

@@ -196,7 +196,7 @@ def _mask_mistakes(
     mask = lookup(config, name)[1]
     for kind, ids in (("an EOS id", target["eos_token_ids"]), ("the pad id", pad_token_ids)):
         if isinstance(mask, int) and mask in ids:
-            remedy = "give load_target a mask_token_id that no text produces, and capture and train again"
+            remedy = "set mask_token_id of train_dflash to an id that no text produces, and train again"
             yield name, config_mistake(name, f"is {kind} of the target", contract_effects.EOS_MASK, remedy)
 
 

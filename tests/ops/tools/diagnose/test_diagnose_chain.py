@@ -167,6 +167,25 @@ def test_answers_of_the_data_set_were_not_regenerated_at_any_temperature(read, t
     assert (None, "regenerate") == (chain.regenerated_at, chain.kept_by)
 
 
+def test_what_the_nodes_above_the_training_lost_is_found_in_the_order_of_the_data(read, tmp_path):
+    graph = read(REGENERATE, judged=False, tokenize="own")
+    assert chain_of(graph, tmp_path).losses is None
+    spoilt = {"of": "answers", "text": "27% of the answers (163 of 611) are changed", "remedy": "drop them"}
+    for node, summary in {
+        "ingest": {"in": 10, "dropped": {"image missing": 4}},
+        "inject": {"in": 6, "dropped": {}},
+        "regenerate": {"in": 6, "dropped": {}, "losses": [spoilt]},
+        "own": {"in": 6, "dropped": {"longer than max_length": 1}},
+    }.items():
+        (tmp_path / node).mkdir(exist_ok=True)
+        write_json(tmp_path / node / "summary.json", summary)
+    assert [
+        ("ingest", "40% of the samples (4 of 10) are dropped: 4 image missing"),
+        ("regenerate", "27% of the answers (163 of 611) are changed"),
+        ("own", "17% of the samples (1 of 6) are dropped: 1 longer than max_length"),
+    ] == [(node, loss.text) for node, loss in chain_of(graph, tmp_path).losses or ()]
+
+
 @pytest.mark.parametrize(
     ("train", "shard", "is_online", "captured"),
     [(STORED, STORED, False, "new_capture"), (f'capture = "online"\n{ONLINE}', ONLINE, True, None)],

@@ -14,12 +14,13 @@ from simulated_answers import simulated
 
 from ops.artifacts import Draft, DraftCheckpoint, TargetFeatures, TargetModel
 from ops.lib.data.files import read_json, write_json
+from ops.lib.data.sample_account import Loss
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.target.model import Target
 from ops.tools.diagnose import masks
-from ops.tools.diagnose.answers import LEAST_OWN, count_own, own_finding
+from ops.tools.diagnose.answers import LEAST_OWN, count_own, kept_findings, own_finding
 from ops.tools.diagnose.bench import paired_gain, spread_samples, tau_of, unpaired_gain
 from ops.tools.diagnose.curve import curve_finding, flat_finding
 from ops.tools.diagnose.features import features_finding
@@ -34,6 +35,7 @@ from ops.tools.diagnose.outcomes import (
     random_finding,
     repetition_finding,
 )
+from ops.tools.diagnose.text import diagnosis_text
 from ops.tools.diagnose.trained import explained, target_finding
 from ops.train_dflash.verdicts import LONGER
 
@@ -54,6 +56,38 @@ def of_taus(*taus: int) -> list[Decoded]:
 @pytest.fixture(scope="module")
 def loaded(target) -> Target:
     return Target.load(target)
+
+
+def test_data_of_which_much_was_lost_is_not_called_ok():
+    """Answers of other tokens are a cause of a low tau, missing samples are worth knowing."""
+    losses = (
+        ("ingest", Loss("samples", "40% of the samples (4 of 10) are dropped: 4 image missing", "set image_root")),
+        ("regenerate", Loss("answers", "27% of the answers (163 of 611) are changed", "set drop_retokenised = true")),
+    )
+    result = {
+        "node": "export",
+        "split": "test",
+        "instead_of": None,
+        "prompts": 1,
+        "dtype": "float32",
+        "device": "cpu",
+        "block_size": 8,
+        "evaluation": None,
+        "tau": {"exported": 3.0, "low": None, "high": None, "corrected": 3.0},
+        "findings": [each.to_json() for each in sorted_findings(kept_findings(losses))],
+    }
+    normal = "normal: no node loses more than 10% of its samples or answers"
+    assert [
+        f"CAUSE  samples kept: regenerate: 27% of the answers (163 of 611) are changed | {normal} | "
+        "do: set drop_retokenised = true",
+        f"note   samples kept: ingest: 40% of the samples (4 of 10) are dropped: 4 image missing | {normal} | "
+        "may help: set image_root",
+        "causes of a low tau, the largest first: samples kept",
+    ] == diagnosis_text(result).splitlines()[1:]
+    (fine,) = kept_findings(())
+    assert (False, False, True) == (fine.is_cause, fine.is_note, fine.is_measured)
+    (unknown,) = kept_findings(None)
+    assert not unknown.is_measured
 
 
 def test_stored_features_that_the_target_gives_again_are_no_cause(loaded, features, tokens):
