@@ -16,8 +16,9 @@ from huggingface_hub.errors import (
 )
 
 from dsl.errors import DataError
-from ops.lib.target.checkpoint_check import loading_mistakes
+from ops.lib.target.checkpoint_check import loading_mistakes, stored_mistakes
 from ops.lib.target.checkpoint_files import CODE, CONFIGS, PROCESSOR, WEIGHTS
+from ops.lib.target.stored_weights import FILES
 
 
 def patterns(trust_remote_code: bool) -> tuple[str, ...]:
@@ -32,6 +33,8 @@ def find_checkpoint(name: str, revision: str | None, trust_remote_code: bool = F
     """
     directory = Path(name)
     if not directory.exists():
+        if mistakes := stored_mistakes(fetch(name, revision, (*CONFIGS, *FILES))):
+            raise DataError("\n".join(mistakes))  # before the weights are downloaded
         directory = fetch(name, revision, patterns(trust_remote_code))
     mistakes = loading_mistakes(str(directory), trust_remote_code)
     if mistakes:

@@ -15,6 +15,7 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import DataError
+from ops.lib.vision.model_types import is_tied
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 LINEAR = "linear_attention"
@@ -49,10 +50,9 @@ class TargetSizes:
                 if not (isinstance(text[name], int) and 0 <= text[name] <= most):
                     raise ValueError(f"{name} is {text[name]!r}, not a number up to {most}")
             V, M = text["vocab_size"], text["hidden_size"]
-            tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
             sizes = cls(
                 embedding=V * M,
-                head=0 if tied else V * M,
+                head=0 if is_tied(config) else V * M,
                 layers=sum(_layer(text, kind) + _mlp(text, index) for index, kind in enumerate(layer_types(text))) + M,
                 vision=_vision(seeing) if seeing else 0,
                 mtp=_mtp(text),

@@ -146,6 +146,28 @@ def without_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 
 
+def quantised(folder: Path) -> None:
+    change(folder / "config.json", quantization_config={"quant_method": "fp8"})
+    (folder / "hf_quant_config.json").write_text("{}")
+    header = {"lm_head.weight": {"dtype": "F8_E4M3", "shape": [16], "data_offsets": [0, 16]}}
+    weights(folder, header, bytes(16))
+
+
+def another_head(folder: Path) -> None:
+    change(folder / "config.json", tie_word_embeddings=True)
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    header = {
+        name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [16 * place, 16 * place + 16]}
+        for place, name in enumerate(names)
+    }
+    weights(folder, header, bytes(31) + b"1")
+
+
+def weights(folder: Path, header: dict[str, Any], tensors: bytes) -> None:
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + tensors)
+
+
 def several(folder: Path) -> None:
     other_family(folder)
     without_template(folder)
@@ -204,6 +226,20 @@ MISTAKES: list[tuple[Callable[[Path], None], list[str]]] = [
     ),
     (without_template, [f"processor TARGET: {NO_TEMPLATE}"]),
     (without_tokenizer, ["processor TARGET: no tokenizer can be loaded: it has none of tokenizer.json, "]),
+    (
+        quantised,
+        [
+            "TARGET: quantised weights (quantization_config of config.json: 'fp8', hf_quant_config.json, "
+            "lm_head.weight of dtype F8_E4M3), and a target must be unquantised; use the checkpoint that it was quantised from"
+        ],
+    ),
+    (
+        another_head,
+        [
+            "TARGET: config.json sets tie_word_embeddings, but lm_head.weight differs from model.embed_tokens.weight; "
+            "set tie_word_embeddings = false if lm_head.weight is the head, or remove that tensor"
+        ],
+    ),
     (several, [f"TARGET{UNSUPPORTED}", f"processor TARGET: {NO_TEMPLATE}", f"TARGET{TRUNCATED}"]),
 ]
 
