@@ -17,7 +17,7 @@ from ops.lib.data.files import check_json_files, parse_json, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight_files
 from ops.lib.target.sizes import named_dtype
 from ops.lib.target.stored_weights import StoredTensor, weights_mistakes
-from ops.lib.target.token_ids import check_ends
+from ops.lib.target.token_ids import check_added_tokens, check_ends
 from ops.lib.vision.model_types import check_model_type
 from ops.lib.vision.processor_files import processor_mistakes
 
@@ -131,6 +131,7 @@ def _config_mistakes(directory: Path) -> list[str]:
     return [
         *(f"{directory}: {mistake}" for mistake in unknown),
         *_raised(check_ends, directory),
+        *_raised(check_added_tokens, directory),
         *processor_mistakes(directory),
     ]
 
