@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from dsl.errors import DataError
+from ops.lib.data.proxies import proxy_of
 from ops.lib.missing_libraries import missing_torchvision
 from ops.lib.target.checkpoint_check import chat_template_mistakes, processor_folder_mistakes
 from ops.regenerate_answers.context import check_context
@@ -23,6 +24,9 @@ def unmet(config: RegenerateAnswers) -> dict[str, str]:
         missing["api_key_env"] = (
             f"this environment variable is not set: export {config.api_key_env}=... with the server's API key"
         )
+    proxy = None if config.endpoint is None else proxy_of(config.endpoint)
+    if proxy is not None and proxy.mistake:
+        missing["endpoint"] = proxy.mistake
     missing |= chat_template_mistakes(config.chat_template)
     if mistakes := processor_folder_mistakes(config.processor):
         missing["processor"] = "\n".join(mistakes)
