@@ -97,7 +97,7 @@ class ChatClient:
             base_url=f"{str(config.endpoint).rstrip('/')}/",
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             timeout=httpx.Timeout(config.timeout_s, connect=min(CONNECT_S, config.timeout_s)),
-            proxy=proxy and proxy.url,
+            proxy=None if proxy is None else proxy.url,
             trust_env=False,  # else httpx asks the proxy also for a server of this machine
             verify=httpx.create_ssl_context(),
             limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
