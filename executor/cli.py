@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from dsl.named_function import named_function
 from executor.system.os_errors import USER_ERRNOS, clear_error
 from executor.system.output import FAILED, INTERRUPTED, USAGE, output_errors_text, prepare_streams, print_lines
 
+PROXIES, LOCAL = ("http_proxy", "https_proxy", "all_proxy"), ("localhost", "127.0.0.1", "::1")
 PROJECT = Path(__file__).resolve().parent.parent
 COMMANDS = {
     "init": "look at your data, and write a pipeline file for it",
@@ -60,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     own, extra = _for_sglang(given)
     prepare_streams()
+    _spare_local_servers()
     try:
         _check_directory()
         _check_not_shadowed()
@@ -103,6 +106,14 @@ def _check_directory() -> None:
         Path.cwd()
     except FileNotFoundError:
         raise DflowError("the working directory was removed; change to an existing one (`cd`)") from None
+
+
+def _spare_local_servers() -> None:
+    """Have this process, its children and their libraries (MLflow, fsspec) use no proxy for servers of this machine."""
+    if not any(os.environ.get(name) for name in (*PROXIES, *map(str.upper, PROXIES))):
+        return
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    os.environ["no_proxy"] = ",".join(dict.fromkeys([*filter(None, given.split(",")), *LOCAL]))
 
 
 def _check_not_shadowed() -> None:

@@ -142,7 +142,7 @@ def capture_shards(
                 time.sleep(POLL_S)
                 continue
             reader, dtype = readers[plan.split], getattr(torch, config.dtype)
-            shard = Shard([record["tokens"] for record in reader.records[plan.start : plan.end]], dtype)
+            shard = Shard([record["tokens"] for record in reader.records[plan.start : plan.end]], dtype, layer_ids)
             capture_shard(shard if writes else None, plan, halving, reader, layer_ids, config, budget, filled)
             if writes:
                 path = file_of(stage, plan)

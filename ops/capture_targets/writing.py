@@ -16,15 +16,21 @@ from ops.capture_targets.backend import States
 from ops.lib.data.shared_shards import partial_path, publish
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.target.feature_shards import write_feature_shard
+from ops.lib.target.finite_states import FINAL, check_finite, layer_parts
+
+SETTING = "dtype of capture_targets"
 
 
 class Shard:
-    """The states of consecutive samples of these lengths, on the CPU, in the stored dtype.
+    """The states of consecutive samples of these lengths at these layers, on the CPU, in the stored dtype.
 
     States on a GPU are copied to pinned memory without waiting, while the GPU computes the next batch.
     """
 
-    def __init__(self, lengths: Sequence[int], dtype: torch.dtype) -> None:
+    def __init__(self, lengths: Sequence[int], dtype: torch.dtype, layer_ids: Sequence[int]) -> None:
+        self._lengths = list(lengths)
+        self._ids = [""] * len(lengths)
+        self._layers = layer_parts(layer_ids)
         self._offsets = [0, *accumulate(lengths)]
         self._dtype = dtype
         self._input_ids_T = torch.empty(self._offsets[-1], dtype=torch.int64)
@@ -36,6 +42,7 @@ class Shard:
     def put(self, row: int, sample: TokenSample, states: States) -> None:
         """Store the states of a sample; row: its index among the samples of the shard."""
         here = slice(self._offsets[row], self._offsets[row + 1])
+        self._ids[row] = sample.id
         self._input_ids_T[here], self._loss_mask_T[here] = sample.input_ids, sample.loss_mask
         if self._features_TF is None:
             self._features_TF = self._empty(states.features)
@@ -49,10 +56,14 @@ class Shard:
             self._copied.record()
 
     def write(self, path: Path, worker: int = 0) -> None:
-        """Write the file, which appears whole or not at all."""
+        """Write the file, which appears whole or not at all. Raises DataError for states that are not finite."""
         if self._copied is not None:
             self._copied.synchronize()
         assert self._features_TF is not None
+        rows = list(zip(self._ids, self._lengths, strict=True))
+        check_finite(self._features_TF, rows, self._layers, SETTING)
+        if self._final_TM is not None:
+            check_finite(self._final_TM, rows, FINAL, SETTING)
         partial, offsets = partial_path(path, worker), torch.tensor(self._offsets)
         write_feature_shard(partial, self._features_TF, self._input_ids_T, self._loss_mask_T, offsets, self._final_TM)
         publish(partial, path)

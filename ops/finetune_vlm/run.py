@@ -209,7 +209,12 @@ class _Training:
         self.stage.progress(step, config.steps)
 
     def write_result(self) -> None:
-        """Write the artifact, and measure it on the val and test splits; only rank 0 writes."""
+        """Write the artifact, and measure it on the val and test splits; only rank 0 writes.
+
+        Raises DataError if no step changed the weights.
+        """
+        applied = int((torch.stack(self.state.history)[:, ANSWERS] > 0).sum())
+        warning = self.nonfinite.check_applied(self.state.step, applied)
         directory = self.stage.out_dir / "model"
         save_target(self.parallel, directory, self._code())
         metrics = self._measure_val(directory)
@@ -220,6 +225,8 @@ class _Training:
             self.stage.log(measured_on_test, step=self.state.step)
         if self.stage.rank:
             return
+        if warning is not None:
+            self.stage.warn(warning)
         if accuracy is not None:
             self.stage.info(f"accuracy on test: {self._of_samples(accuracy)}")
         copy_files(self.stage.inputs["tokens"].path / "processor", directory, PROCESSOR)

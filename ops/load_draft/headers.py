@@ -113,12 +113,12 @@ def _stored(directory: Path, mistakes: list[str]) -> dict[str, StoredTensor]:
         except DataError as error:
             mistakes.append(str(error))
             continue
-        for name, (shape, dtype) in headers.items():
+        for name, header in headers.items():
             own = next((name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)), name)
             own = SPELLINGS.get(own, own)
             if own in found:
                 mistakes.append(f"{own}: is there twice, in {found[own].file.name} and in {file.name} as {name}")
-            found[own] = StoredTensor(file, name, shape, dtype)
+            found[own] = StoredTensor(file, name, header.shape, header.dtype)
     return found
 
 

@@ -19,13 +19,14 @@ import random
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 from attrs import define, field, frozen
 
-from dsl.errors import DataError, TransientError
+from dsl.errors import ConfigError, DataError, TransientError
 from ops.lib.data.files import parse_json, shown_json
+from ops.lib.data.proxies import Proxy, proxy_of
 from ops.lib.data.sample_account import Unusable
 from ops.regenerate_answers.api_key import api_key
 from ops.regenerate_answers.op import RegenerateAnswers
@@ -76,6 +77,7 @@ class ChatClient:
     info: Callable[[str], None]
     http: httpx.AsyncClient
     key: str | None
+    proxy: Proxy | None = None
     requests: int = 0
     retries: int = 0
     models: dict[str, str] = field(factory=dict)
@@ -85,15 +87,22 @@ class ChatClient:
 
     @classmethod
     def of(cls, config: RegenerateAnswers, info: Callable[[str], None]) -> ChatClient:
-        """To be used as a context. Raises ConfigError if the variable of the API key is not set."""
-        key = api_key(config)
+        """To be used as a context. Raises ConfigError if the variable of the API key is not set, or the environment's
+        proxy cannot be used.
+        """
+        key, proxy = api_key(config), proxy_of(str(config.endpoint))
+        if proxy is not None and proxy.mistake:
+            raise ConfigError(proxy.mistake)
         client = httpx.AsyncClient(
             base_url=f"{str(config.endpoint).rstrip('/')}/",
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             timeout=httpx.Timeout(config.timeout_s, connect=min(CONNECT_S, config.timeout_s)),
+            proxy=None if proxy is None else proxy.url,
+            trust_env=False,  # else httpx asks the proxy also for a server of this machine
+            verify=httpx.create_ssl_context(),
             limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
         )
-        return cls(config, info, client, key)
+        return cls(config, info, client, key, proxy)
 
     async def __aenter__(self) -> ChatClient:
         await self.http.__aenter__()
@@ -216,7 +225,8 @@ class ChatClient:
         if not self._is_away:
             self._is_away = True
             again = f"retrying up to {self.config.retries} times"
-            self.info(f"{self.config.endpoint} cannot be reached ({why}); {again}")
+            through = f" through the proxy {self.proxy}" if self.proxy else ""
+            self.info(f"{self.config.endpoint} cannot be reached{through} ({why}); {again}")
         return _Failed(why)
 
     def _error_text(self, response: httpx.Response, content: bytearray) -> str:
@@ -253,9 +263,23 @@ class ChatClient:
             404: 'unknown model or address; endpoint is the base URL, which usually ends in "/v1"',
         }.get(fault.status, "every conversation would fail: check the parameters, including extra_body")
         served = f"; it serves {self._names()}" if self.models and fault.status == 404 else ""
+        if self.proxy:
+            return (
+                f"{self.config.endpoint} or the proxy {self.proxy} rejects requests: {fault.status}: {fault.message}\n"
+                f"if it is the proxy: {self._past_proxy()}; if it is the server: {advice}{served}"
+            )
         return f"{self.config.endpoint} rejects requests: {fault.status}: {fault.message}\n{advice}{served}"
 
+    def _past_proxy(self) -> str:
+        host = urlsplit(str(self.config.endpoint)).hostname
+        return f"let it reach {host}, or add {host} to the environment variable no_proxy"
+
     def _down(self, why: str) -> str:
+        if self.proxy:
+            return (
+                f"no answer of {self.config.endpoint} through the proxy {self.proxy}: {why}\nall answers so far are "
+                f"kept; {self._past_proxy()}, and check that the server runs, then resume"
+            )
         return (
             f"{self.config.endpoint} does not answer: {why}\nall answers so far are kept; check that the server runs "
             "and can be reached from here, then resume (retries, backoff_s and timeout_s decide how long to wait)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsl.errors import ConfigError, DataError
+from ops.lib.data.proxies import proxy_of
 from ops.lib.missing_libraries import missing_torchvision
 from ops.lib.target.checkpoint_check import chat_template_mistakes, processor_folder_mistakes, thinking_mistakes
 from ops.regenerate_answers.api_key import api_key
@@ -24,6 +25,9 @@ def unmet(config: RegenerateAnswers) -> dict[str, str]:
         api_key(config)
     except ConfigError as error:
         missing["api_key_env"] = str(error)
+    proxy = None if config.endpoint is None else proxy_of(config.endpoint)
+    if proxy is not None and proxy.mistake:
+        missing["endpoint"] = proxy.mistake
     missing |= chat_template_mistakes(config.chat_template)
     if mistakes := processor_folder_mistakes(config.processor):
         missing["processor"] = "\n".join(mistakes)

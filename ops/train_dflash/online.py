@@ -28,11 +28,13 @@ from ops.capture_targets.layers import check_layers, spread_layers
 from ops.lib.data.batching import batches_by_length
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.feature_shards import feature_info
+from ops.lib.target.finite_states import FINAL, check_finite, layer_parts
 from ops.lib.target.model import Target, target_info
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.op import TrainDflash
 
 SPLITS = ("train", "val")
+SETTING = "capture_dtype of train_dflash"
 
 
 def describe_features(config: TrainDflash, tokens: TokenShards, target: TargetModel) -> dict[str, Any]:
@@ -103,7 +105,7 @@ class Capture:
             yield self._target
 
     def take(self, split: str, rows: Sequence[Rows]) -> RowStates:
-        """The states of these rows."""
+        """The states of these rows. Raises DataError for some that are not finite."""
         reader, layer_ids, kept = self._readers[split], self._info["target_layer_ids"], self._info["final_hidden"]
         hidden_size, dtype = self._info["hidden_size"], getattr(torch, self._info["dtype"])
         lengths = [reader.records[row.index]["tokens"] for row in rows]
@@ -122,6 +124,11 @@ class Capture:
                     if final_LM is not None and final_BSM is not None:
                         here = slice(offsets[place], offsets[place + 1])
                         final_LM[here] = final_BSM[number, : lengths[place]]
+            ids = [reader.records[row.index]["id"] for row in rows]
+            counts = (row.last - row.first for row in rows)
+            check_finite(features_RF, list(zip(ids, counts, strict=True)), layer_parts(layer_ids), SETTING)
+            if final_LM is not None:
+                check_finite(final_LM, list(zip(ids, lengths, strict=True)), FINAL, SETTING)
         return RowStates(features_RF, final_LM)
 
 

@@ -219,12 +219,19 @@ class _Training:
         self.stage.progress(step, total)
 
     def finish(self) -> None:
-        """Measure the last step, and write the artifact with the weights of the selected one (only rank 0 writes)."""
+        """Measure the last step, and write the artifact with the weights of the selected one (only rank 0 writes).
+
+        Raises DataError if no step changed the weights.
+        """
+        applied = int((torch.stack(self.state.history)[:, TALLY + WEIGHT] > 0).sum())
+        warning = self.nonfinite.check_applied(self.total, applied)
         self.measuring.measure()
         selected = self.measuring.selected()
         weights = self.measuring.weights_of(selected, self.checkpoints)
         if self.stage.rank:
             return
+        if warning is not None:
+            self.stage.warn(warning)
         if self.config.select != "last":
             self.measuring.log_selected(selected)
         write_result(self.config, self.stage, self.inputs, self.state, weights, selected)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ops.lib.report_sections import Section, Verdict
+from ops.lib.training.nonfinite import SkippedSteps
 
 PARTS = 5  # of a training: a step before the last part is an early one
 MOST_FALL = 0.1  # of a loss: a larger fall makes the right token over 10 % more likely
@@ -22,10 +23,16 @@ def verdicts(training: Mapping[str, Any]) -> Iterator[Section]:
     yield Section("length of training", _length(training))
     yield Section("overfitting", _gap(training))
     yield Section("data", _data(training))
-    skipped = training.get("nonfinite_steps", 0)
-    if skipped:
-        text = f"{skipped} of {training['steps']} steps had gradients that are not finite, and were skipped"
-        yield Section("stability", Verdict("limit", text, "warn", "lower lr of train_dflash, or raise warmup_ratio"))
+    skipped = skipped_steps(training)
+    if skipped.are_many:
+        yield Section("stability", Verdict("limit", skipped.text, "warn", skipped.advice))
+    elif skipped.skipped:
+        yield Section("stability", Verdict("limit", skipped.text))
+
+
+def skipped_steps(training: Mapping[str, Any]) -> SkippedSteps:
+    nonfinite = training.get("nonfinite_steps", 0)
+    return SkippedSteps(training["steps"], max(nonfinite, training.get("skipped_steps", 0)), nonfinite)
 
 
 def exported_metrics(training: Mapping[str, Any]) -> Mapping[str, float] | None:

@@ -18,6 +18,7 @@ class FakeStage:
     logged      every (metrics, step) given to log
     progressed  every (done, total) given to progress
     figures     name -> figure
+    warnings    every text given to warn
     stop_after  stop_requested() is false this many times and true from then on; None: always false
     """
 
@@ -54,6 +55,7 @@ class FakeStage:
         self.logged: list[tuple[dict[str, float], int]] = []
         self.progressed: list[tuple[int, int]] = []
         self.figures: dict[str, Any] = {}
+        self.warnings: list[str] = []
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.logged.append((dict(metrics), step))
@@ -66,6 +68,7 @@ class FakeStage:
 
     def warn(self, text: str) -> None:
         print(f"warning: {text}")
+        self.warnings.append(text)
 
     def figure(self, name: str, fig: Any) -> None:
         self.figures[name] = fig

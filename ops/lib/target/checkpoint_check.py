@@ -15,9 +15,10 @@ from typing import Any
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
 from ops.lib.data.files import LARGEST_JSON, check_json_files, parse_json, read_object, shown_json
-from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights
+from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight_files
 from ops.lib.target.sizes import check_tables, named_dtype
-from ops.lib.target.token_ids import check_ends
+from ops.lib.target.stored_weights import StoredTensor, weights_mistakes
+from ops.lib.target.token_ids import check_added_tokens, check_ends
 from ops.lib.vision.family_config import check_family_config
 from ops.lib.vision.model_types import check_model_type
 from ops.lib.vision.processor_files import processor_mistakes, template_texts
@@ -57,7 +58,8 @@ def draft_folder_mistakes(path: Path) -> list[str]:
 
 def checkpoint_mistakes(path: Path) -> list[str]:
     """The same, without what it takes to trust the checkpoint's code."""
-    return _files_mistakes(path, "target", lambda path: _json_mistakes(path) or _config_mistakes(path))
+    mistakes = _files_mistakes(path, "target", lambda path: _json_mistakes(path) or _config_mistakes(path))
+    return mistakes + stored_mistakes(path)
 
 
 def _files_mistakes(path: Path, kind: str, check_json: Callable[[Path], list[str]]) -> list[str]:
@@ -70,6 +72,20 @@ def _files_mistakes(path: Path, kind: str, check_json: Callable[[Path], list[str
     if not any(file.suffix == ".json" for file in pointers):
         mistakes += check_json(path)
     return mistakes + _weights_mistakes(path, pointers, kind)
+
+
+def stored_mistakes(path: Path) -> list[str]:
+    """What a readable config.json and readable headers say against the weights."""
+    try:
+        config = read_object(path / "config.json")
+        files = weight_files(path)
+    except (OSError, DataError):
+        return []
+    stored: dict[str, StoredTensor] = {}
+    for file in files:
+        if not _raised(tensor_headers, file):
+            stored |= tensor_headers(file)
+    return weights_mistakes(path, config, stored)
 
 
 def processor_folder_mistakes(processor: str | None) -> list[str]:
@@ -158,6 +174,7 @@ def _config_mistakes(directory: Path) -> list[str]:
     return [
         *(f"{directory}: {mistake}" for mistake in unknown),
         *_raised(check_ends, directory),
+        *_raised(check_added_tokens, directory),
         *processor_mistakes(directory),
     ]
 
@@ -219,14 +236,17 @@ def _expected_size(file: Path) -> int:
     return 8 + int.from_bytes(_first_bytes(file, 8), "little") + max(ends, default=0)
 
 
-def tensor_headers(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape, and safetensors' name of the dtype, of every tensor of a file. Raises DataError as `_header`."""
+def tensor_headers(file: Path) -> dict[str, StoredTensor]:
+    """The tensors of a file, by name. Raises DataError as `_header`."""
+    header, first = _header(file), 8 + int.from_bytes(_first_bytes(file, 8), "little")
     try:
-        return {
-            name: (tuple(map(operator.index, tensor["shape"])), str(tensor["dtype"]))
-            for name, tensor in _header(file).items()
-        }
-    except (TypeError, KeyError):
+        found = {}
+        for name, tensor in header.items():
+            start, end = map(operator.index, tensor["data_offsets"])
+            shape = tuple(map(operator.index, tensor["shape"]))
+            found[name] = StoredTensor(file, shape, str(tensor["dtype"]), first + start, first + end)
+        return found
+    except (TypeError, ValueError, KeyError):
         raise _damaged(file) from None
 
 

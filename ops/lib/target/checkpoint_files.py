@@ -9,6 +9,7 @@ from typing import Any
 
 from dsl.errors import DataError
 from ops.lib.data.checkpoint_code import check_code, check_link
+from ops.lib.data.files import read_object
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
@@ -43,6 +44,20 @@ def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
             if file.is_file() and (pattern in CODE or file.suffix not in RUNS):
                 check_link(file, source)
                 shutil.copyfile(file, target / file.name)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files whose tensors transformers loads: the single one, else those that the index names and that are there,
+    else all, none of which it would. Raises DataError for an index that is no JSON object.
+    """
+    every = sorted(directory.glob("*.safetensors"))
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE]
+    if not (directory / INDEX).is_file():
+        return every
+    named = read_object(directory / INDEX).get("weight_map")
+    used = set(named.values()) if isinstance(named, Mapping) else set()
+    return [file for file in every if file.name in used]
 
 
 def check_weights(directory: Path, kind: str = "target") -> None:

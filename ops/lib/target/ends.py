@@ -17,6 +17,7 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json
+from ops.lib.target.checkpoint_files import weight_files
 from ops.lib.vision.families import OTHER_PARTS
 
 EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")
@@ -37,8 +38,8 @@ def find_ends(
 ) -> Ends:
     """Finds the tensors of shape [V, M], or checks the given ones.
 
-    A tied model ignores an lm_head.weight that its checkpoint may still contain. Raises DataError with the
-    candidates if a key is missing, has another shape, or is ambiguous.
+    A tied model's lm_head.weight, if its files hold one, is equal to the embedding (`weights_mistakes`). Raises
+    DataError with the candidates if a key is missing, has another shape, or is ambiguous.
     """
     shapes = {key: tuple(_shape(file, key)) for key, file in tensor_files(directory).items()}
     fitting = sorted(key for key, found in shapes.items() if found == shape and not _elsewhere(key))
@@ -84,8 +85,10 @@ def stored_dtype(directory: Path) -> torch.dtype | None:
 
 
 def tensor_files(directory: Path) -> dict[str, Path]:
-    """Tensor name -> safetensors file. Raises DataError if the directory has none, or a damaged one."""
-    files = sorted(directory.glob("*.safetensors"))
+    """Tensor name -> safetensors file, of those that transformers loads. Raises DataError if the directory has none, or
+    a damaged one.
+    """
+    files = weight_files(directory)
     if not files:
         raise DataError(f"{directory}: no *.safetensors in this target directory; other formats are not supported")
     names: dict[str, Path] = {}

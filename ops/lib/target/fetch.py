@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 from huggingface_hub import snapshot_download
+from huggingface_hub.constants import ENDPOINT as HF_ENDPOINT
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -16,8 +17,10 @@ from huggingface_hub.errors import (
 )
 
 from dsl.errors import DataError
-from ops.lib.target.checkpoint_check import loading_mistakes
+from ops.lib.data.proxies import proxies, proxy_of
+from ops.lib.target.checkpoint_check import loading_mistakes, stored_mistakes
 from ops.lib.target.checkpoint_files import CODE, CONFIGS, PROCESSOR, WEIGHTS
+from ops.lib.target.stored_weights import FILES
 
 
 def patterns(trust_remote_code: bool) -> tuple[str, ...]:
@@ -32,6 +35,8 @@ def find_checkpoint(name: str, revision: str | None, trust_remote_code: bool = F
     """
     directory = Path(name)
     if not directory.exists():
+        if mistakes := stored_mistakes(fetch(name, revision, (*CONFIGS, *FILES))):
+            raise DataError("\n".join(mistakes))  # before the weights are downloaded
         directory = fetch(name, revision, patterns(trust_remote_code))
     mistakes = loading_mistakes(str(directory), trust_remote_code)
     if mistakes:
@@ -48,6 +53,9 @@ def find_processor(name: str, revision: str | None, trust_remote_code: bool = Fa
 
 def fetch(model_id: str, revision: str | None, allow_patterns: Sequence[str]) -> Path:
     """The folder in Hugging Face's cache with these files of a model. Raises DataError if the download fails."""
+    unusable = [proxy.mistake for proxy in proxies().values() if proxy.mistake]  # httpx opens all of them
+    if unusable:
+        raise DataError(f"{model_id} cannot be downloaded: {'; '.join(unusable)}")
     try:
         return Path(snapshot_download(model_id, revision=revision, allow_patterns=[*allow_patterns]))
     except (httpx.HTTPError, HfHubHTTPError, OSError, ValueError) as error:
@@ -66,8 +74,10 @@ def _why(error: Exception) -> str:
     if isinstance(error, RevisionNotFoundError):
         return "the Hub has no such commit of it; take one from the model's page under Files and versions"
     if isinstance(error, (LocalEntryNotFoundError, httpx.TransportError)):
+        proxy = proxy_of(HF_ENDPOINT)
+        through = f" through the proxy {proxy}" if proxy else ""
         return (
-            "the Hub cannot be reached, and Hugging Face's cache does not hold it; connect this machine (and unset "
-            "HF_HUB_OFFLINE), or copy the model's directory here and name that"
+            f"the Hub cannot be reached{through}, and Hugging Face's cache does not hold it; connect this machine "
+            "(and unset HF_HUB_OFFLINE), or copy the model's directory here and name that"
         )
     return str(error)

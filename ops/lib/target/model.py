@@ -20,8 +20,10 @@ from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json, read_object, write_json
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.attention import grouped_attention
+from ops.lib.target.checkpoint_check import stored_mistakes
 from ops.lib.target.checkpoint_files import check_weights, trusts_own_code
 from ops.lib.target.ends import find_ends, stored_dtype
+from ops.lib.target.stored_weights import is_of_model, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
 from ops.lib.vision.families import Family, VisionFamily, family_of, text_part
@@ -53,6 +55,8 @@ class Target:
         """
         family = family_of(read_config(directory))
         check_weights(directory)
+        if mistakes := stored_mistakes(directory):
+            raise DataError("\n".join(mistakes))
         trust = trusts_own_code(directory, info)
         config = _loaded(directory, AutoConfig.from_pretrained, trust_remote_code=trust)
         config.tie_word_embeddings = family.tied  # transformers only reads the top level of the config
@@ -72,6 +76,9 @@ class Target:
                 f"{directory}: the files lack {', '.join(sorted(report['missing_keys'])[:5])}, which the model would "
                 "initialise at random; is the checkpoint complete?"
             )
+        unexpected = sorted(filter(is_of_model, report["unexpected_keys"]))
+        if unexpected:
+            raise DataError(unexpected_tensors(directory, unexpected))
         place_weights(model, device, dtype)
         return cls(model.eval().requires_grad_(False), info, torch.device(device))
 

@@ -16,6 +16,7 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from ops.lib.data.files import shown_json
+from ops.lib.vision.model_types import is_tied
 from ops.lib.vision.processor_files import check_sizes
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -51,10 +52,9 @@ class TargetSizes:
                 if not (isinstance(text[name], int) and 0 <= text[name] <= most):
                     raise ValueError(f"{name} is {text[name]!r}, not a number up to {most}")
             V, M = text["vocab_size"], text["hidden_size"]
-            tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
             sizes = cls(
                 embedding=V * M,
-                head=0 if tied else V * M,
+                head=0 if is_tied(config) else V * M,
                 layers=sum(_layer(text, kind) + _mlp(text, index) for index, kind in enumerate(layer_types(text))) + M,
                 vision=_vision(seeing) if seeing else 0,
                 mtp=_mtp(text),

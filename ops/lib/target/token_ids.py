@@ -187,6 +187,34 @@ def check_ends(directory: Path) -> None:
         )
 
 
+def check_added_tokens(directory: Path) -> None:
+    """Raises DataError for tokens of the tokenizer that the model has no embedding for."""
+    vocabulary = Vocabulary.of(directory)
+    if vocabulary is None:
+        return
+    beyond = {number: token for number, token in _all_tokens(directory, vocabulary) if number >= vocabulary.size}
+    if beyond:
+        listed = ", ".join(f"{number} ({on_one_line(beyond[number])})" for number in sorted(beyond)[:SHOWN])
+        raise DataError(
+            f"{directory}: {len(beyond)} tokens of the tokenizer lie beyond the {vocabulary.size} embeddings of the "
+            f"model, such as {listed}; resize the embedding (`resize_token_embeddings` of transformers) and save the "
+            "model with its config, or remove these tokens from the tokenizer's files"
+        )
+
+
+def _all_tokens(directory: Path, vocabulary: Vocabulary) -> Iterator[tuple[int, str]]:
+    """Those of tokenizer.json, and those that the files beside it add."""
+    yield from vocabulary.ordinary.items()
+    yield from vocabulary.special.items()
+    decoder = read_settings(directory / "tokenizer_config.json").get("added_tokens_decoder")
+    for number, token in decoder.items() if isinstance(decoder, Mapping) else ():
+        if str(number).isdecimal():
+            yield int(number), str(token.get("content")) if isinstance(token, Mapping) else str(token)
+    for text, number in read_settings(directory / "added_tokens.json").items():
+        if isinstance(number, int):
+            yield number, text
+
+
 def _naming(
     directory: Path, config: Mapping[str, Any], text: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -6,11 +6,40 @@ import math
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 
-from attrs import Factory, define
+from attrs import Factory, define, frozen
 
 from dsl.errors import DataError
 
 SKIPPED, IN_A_ROW = "nonfinite_steps", "nonfinite_steps_in_a_row"
+MOST_SKIPPED = 0.01  # of the steps, beyond which a training says so
+LOWER = "lower lr, raise warmup_ratio, or look for values that are not finite in the data and the target"
+LEARNABLE = "give every sample an answer to learn from (min_loss_tokens of tokenize_chat)"
+
+
+@frozen
+class SkippedSteps:
+    """Steps of a training that changed no weight: `skipped` in all, `nonfinite` of them by their loss or gradient."""
+
+    steps: int
+    skipped: int
+    nonfinite: int
+
+    @property
+    def are_many(self) -> bool:
+        return self.skipped > MOST_SKIPPED * self.steps
+
+    @property
+    def text(self) -> str:
+        without = self.skipped - self.nonfinite
+        why = [f"{self.nonfinite} with a loss or gradient that is not finite"] if self.nonfinite else []
+        why += [f"{without} without a token to learn from"] if without else []
+        of_them = f" ({' and '.join(why)})" if why else ""
+        return f"{self.skipped} of {self.steps} steps were skipped{of_them}"
+
+    @property
+    def advice(self) -> str:
+        lower = [LOWER] if self.nonfinite else []
+        return "; ".join([*lower, LEARNABLE] if self.skipped > self.nonfinite else lower)
 
 
 @define
@@ -43,6 +72,16 @@ class NonFinite:
         if self.counters[IN_A_ROW] >= self.limit:
             raise DataError(self._message(step, loss, norm))
         return False
+
+    def check_applied(self, steps: int, applied: int) -> str | None:
+        """A warning at the end of a training in which only `applied` of the steps changed weights; None for few others.
+
+        Raises DataError if no step did.
+        """
+        skipped = SkippedSteps(steps, steps - applied, self.counters.get(SKIPPED, 0))
+        if steps and not applied:
+            raise DataError(f"the weights are untrained: {skipped.text}; {skipped.advice}")
+        return f"{skipped.text}; {skipped.advice}" if skipped.are_many else None
 
     def _message(self, step: int, loss: float, norm: float) -> str:
         lines = [

@@ -28,6 +28,7 @@ from ops.lib.vision.model_types import (
     QWEN35,
     QWEN35_MASK_ID,
     check_model_type,
+    is_tied,
 )
 
 Part = Literal["vision", "projector", "text"]
@@ -64,8 +65,8 @@ class Family:
 
     @property
     def tied(self) -> bool:
-        """Whether the head is the embedding; set at the top level, or else in text_config."""
-        return bool(self.config.get("tie_word_embeddings", self.text_config.get("tie_word_embeddings", False)))
+        """Whether the head is the embedding."""
+        return is_tied(self.config)
 
     @property
     def has_linear_attention(self) -> bool:
@@ -104,8 +105,11 @@ class Family:
         return "text"
 
     def for_serving(self) -> dict[str, Any]:
-        """The config with the fields that serving engines read and transformers omits."""
-        return dict(self.config)
+        """The config with the fields that serving engines read and transformers omits.
+
+        SGLang reads whether the head is tied at the top level only.
+        """
+        return {**self.config, "tie_word_embeddings": True} if self.tied else dict(self.config)
 
     def check_serving(self) -> None:
         """Raises DataError for a config that SGLang loads differently from transformers, or not at all."""
@@ -297,7 +301,8 @@ class Qwen35(VisionFamily):
         share = (text.get("rope_parameters") or {}).get("partial_rotary_factor")
         if share is not None:
             text["partial_rotary_factor"] = share
-        whole = {**self.config, "text_config": text} if self.config.get("text_config") else text
+        whole = super().for_serving()
+        whole |= {"text_config": text} if self.config.get("text_config") else text
         if self.has_vision:
             whole["vision_config"] = {"deepstack_visual_indexes": [], **self.vision_config}
         return whole

@@ -28,3 +28,12 @@ def check_model_type(config: Mapping[str, Any]) -> None:
 def family_mask_id(model_type: str) -> int:
     """The mask token of a supported family."""
     return QWEN35_MASK_ID if model_type in QWEN35 else QWEN3_MASK_ID
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json makes the embedding the head: at the top level, or else in text_config. The classes of the
+    supported families have false where neither says it.
+    """
+    text = config.get("text_config")
+    inner = text.get("tie_word_embeddings", False) if isinstance(text, Mapping) else False
+    return bool(config.get("tie_word_embeddings", inner))

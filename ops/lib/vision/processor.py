@@ -24,10 +24,12 @@ from ops.lib.vision.families import FAMILIES, find_family, image_processor_class
 from ops.lib.vision.model_types import MASK_TOKENS
 from ops.lib.vision.pixel_limits import EDGES, image_settings, pixel_limits
 from ops.lib.vision.processor_files import (
+    DEFAULT,
     NO_TEMPLATE,
     NO_TOKENIZER,
     check_image_sizes,
     has_tokenizer,
+    no_default_template,
 )
 
 IMAGE_TOKEN = "<|image_pad|>"
@@ -46,7 +48,7 @@ class Processor:
     """Tokenizer, image processor (None for a text-only model) and the ids that dflow needs.
 
     image_backend: which library resizes the images, None without an image processor. vocab_size is that of the model
-    if its config is present, else that of the tokenizer.
+    if its config is present, else that of the tokenizer: one more than its largest id, if that is larger.
     """
 
     source: str
@@ -137,11 +139,13 @@ def load_processor(
         tokenizer.chat_template = template
     if not tokenizer.chat_template:
         raise DataError(f"processor {source}: {NO_TEMPLATE}")
+    if isinstance(tokenizer.chat_template, Mapping) and DEFAULT not in tokenizer.chat_template:
+        raise DataError(f"processor {source}: {no_default_template(tokenizer.chat_template)}")
     if tokenizer.eos_token_id is None:
         raise DataError(f"processor {source}: the tokenizer has no EOS token")
     text_config = text_part(config)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else text_config.get("pad_token_id")
-    vocab_size = max(len(tokenizer), text_config.get("vocab_size", 0))
+    vocab_size = max([*tokenizer.get_vocab().values(), text_config.get("vocab_size", 0) - 1]) + 1
     image_token = getattr(tokenizer, "image_token", None) or IMAGE_TOKEN
     return Processor(
         source=source,

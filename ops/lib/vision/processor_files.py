@@ -4,16 +4,17 @@ all memory. Loads no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dsl.errors import DataError
+from dsl.errors import DataError, on_one_line
 from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import shown_json
 from ops.lib.vision.pixel_limits import IMAGE_PROCESSOR_FILES
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
-TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
+DEFAULT, DEFAULT_FILE = "default", "chat_template.jinja"
+TEMPLATE_FILES = (DEFAULT_FILE, "additional_chat_templates/*.jinja")
 TEMPLATE_SETTINGS = ("chat_template.json", "tokenizer_config.json", "processor_config.json")  # as "chat_template"
 NO_TOKENIZER = f"no tokenizer can be loaded: it has none of {', '.join(TOKENIZER_FILES)}"
 NO_IMAGE_PROCESSOR = (
@@ -36,8 +37,11 @@ def processor_mistakes(directory: Path) -> list[str]:
     """What a processor in the directory lacks, a sentence each. Raises DataError for a JSON file that is none."""
     mistakes = [] if has_tokenizer(directory) else [NO_TOKENIZER]
     templates = list(_templates(directory))
+    names = [name for _, name, _ in templates]
     if not templates:
         mistakes.append(NO_TEMPLATE)
+    elif DEFAULT not in names:
+        mistakes.append(no_default_template(names))
     return [
         *(f"processor {directory}: {mistake}" for mistake in mistakes),
         *_size_mistakes(directory),
@@ -87,11 +91,20 @@ def template_texts(directory: Path) -> list[str]:
     return [text for *_, text in _templates(directory)]
 
 
-def _template_mistakes(templates: Sequence[tuple[str, str]]) -> list[str]:
+def no_default_template(names: Iterable[str]) -> str:
+    """Of named chat templates, among which transformers and serving engines cannot choose."""
+    listed = on_one_line(", ".join(sorted(set(names))))
+    return (
+        f"its chat templates are named {listed}, and none is the default; copy the one to use to {DEFAULT_FILE} in "
+        "that directory"
+    )
+
+
+def _template_mistakes(templates: Sequence[tuple[str, str, str]]) -> list[str]:
     from ops.lib.vision.chat_template import check_template  # loads jinja2
 
     mistakes = []
-    for place, text in templates:
+    for place, _, text in templates:
         try:
             check_template(text, place)
         except DataError as error:
@@ -99,14 +112,15 @@ def _template_mistakes(templates: Sequence[tuple[str, str]]) -> list[str]:
     return mistakes
 
 
-def _templates(directory: Path) -> Iterator[tuple[str, str]]:
-    """The chat templates: where each is, and its text. A JSON file has one, or a list of named ones."""
+def _templates(directory: Path) -> Iterator[tuple[str, str, str]]:
+    """The chat templates: where each is, its name, and its text. A JSON file has one, or a list of named ones."""
     for file in (file for pattern in TEMPLATE_FILES for file in sorted(directory.glob(pattern))):
         if file.stat().st_size:
-            yield str(file), file.read_text("utf-8", "replace")
+            name = DEFAULT if file.parent == directory else file.stem
+            yield str(file), name, file.read_text("utf-8", "replace")
     for name in TEMPLATE_SETTINGS:
         found = read_settings(directory / name).get("chat_template")
         for each in found if isinstance(found, list) else [found]:
-            text = each.get("template") if isinstance(each, Mapping) else each
-            if text:
-                yield f"{directory / name}, chat_template", str(text)
+            named = each if isinstance(each, Mapping) else {"name": DEFAULT, "template": each}
+            if named.get("template"):
+                yield f"{directory / name}, chat_template", str(named.get("name")), str(named["template"])

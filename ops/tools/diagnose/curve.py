@@ -1,4 +1,4 @@
-"""Whether the training learnt, and whether it ended too early, judged by its loss curve."""
+"""Whether the training learnt, whether it ended too early, judged by its loss curve, and which steps it skipped."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from math import log, sqrt
 from statistics import fmean, stdev, variance
 from typing import Any
 
+from ops.lib.training.nonfinite import MOST_SKIPPED
 from ops.tools.diagnose.finding import Finding, unmeasured
-from ops.train_dflash.verdicts import LONGER, MOST_FALL, PARTS, is_before_last_part, is_short
+from ops.train_dflash.verdicts import LONGER, MOST_FALL, PARTS, is_before_last_part, is_short, skipped_steps
 
-NAME, FLAT = "length of training", "loss curve"
+NAME, FLAT, SKIPPED = "length of training", "loss curve", "skipped steps"
 GONE = "the run that trained the draft is gone, with its loss"
 LEAST_POINTS = 4  # in each of the parts
 ERRORS = 2.0  # standard errors of the difference
@@ -68,6 +69,20 @@ def flat_finding(curve: Sequence[Sequence[float]]) -> Finding:
         "probability of 1/2",
         advice="the draft stopped learning early: lower lr of train_dflash or raise its warmup_ratio, and train longer",
         is_cause=is_flat,
+    )
+
+
+def skipped_finding(training: Mapping[str, Any]) -> Finding:
+    """Whether steps of the training changed no weight. training: training.json; empty if that is gone."""
+    if "steps" not in training:
+        return unmeasured(SKIPPED, "the training's record is gone")
+    skipped = skipped_steps(training)
+    return Finding(
+        name=SKIPPED,
+        measured=skipped.text,
+        normal=f"at most {MOST_SKIPPED:.0%}: a skipped step changes no weight",
+        advice=skipped.advice,
+        is_cause=skipped.are_many,
     )
 
 

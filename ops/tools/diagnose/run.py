@@ -32,7 +32,7 @@ from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
 from ops.tools.diagnose.answers import kept_findings, own_finding
 from ops.tools.diagnose.bench import Bench, spread_samples, tau_of
 from ops.tools.diagnose.chain import Chain
-from ops.tools.diagnose.curve import curve_finding, flat_finding
+from ops.tools.diagnose.curve import curve_finding, flat_finding, skipped_finding
 from ops.tools.diagnose.features import features_finding
 from ops.tools.diagnose.feeding import Correction, correct, unless_open
 from ops.tools.diagnose.finding import Finding, sorted_findings, unjudged, unmeasured, with_next_step
@@ -142,6 +142,7 @@ def diagnose(
         *mask_findings(chain.learnt, chain.target, known.mask_token_id, known.block_size),
         flat_finding(curve),
         curve_finding(curve, _recorded(chain)),
+        skipped_finding(_recorded(chain)),
     ]
     if tau_of(answers) >= CEILING * correction.setting.config.block_size:
         others = [unjudged(finding) for finding in others]

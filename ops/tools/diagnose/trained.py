@@ -21,7 +21,7 @@ from ops.load_draft.publishers import DFLOW
 from ops.tools.diagnose.answers import KEPT
 from ops.tools.diagnose.answers import NAME as OWN_ANSWERS
 from ops.tools.diagnose.bench import EXPORTED, TRAINED
-from ops.tools.diagnose.curve import FLAT
+from ops.tools.diagnose.curve import FLAT, SKIPPED
 from ops.tools.diagnose.curve import NAME as LENGTH
 from ops.tools.diagnose.features import NAME as FEATURES
 from ops.tools.diagnose.feeding import Trained
@@ -42,6 +42,7 @@ OF_TRAINING = (
     *MASK_NAMES,
     FLAT,
     LENGTH,
+    SKIPPED,
     "held-out gap",
     "amount of data",
     "training against decoding",

@@ -146,6 +146,45 @@ def without_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 
 
+def quantised(folder: Path) -> None:
+    change(folder / "config.json", quantization_config={"quant_method": "fp8"})
+    (folder / "hf_quant_config.json").write_text("{}")
+    header = {"lm_head.weight": {"dtype": "F8_E4M3", "shape": [16], "data_offsets": [0, 16]}}
+    weights(folder, header, bytes(16))
+
+
+def another_head(folder: Path) -> None:
+    change(folder / "config.json", tie_word_embeddings=True)
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    header = {
+        name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [16 * place, 16 * place + 16]}
+        for place, name in enumerate(names)
+    }
+    weights(folder, header, bytes(31) + b"1")
+
+
+def weights(folder: Path, header: dict[str, Any], tensors: bytes) -> None:
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + tensors)
+
+
+def named_templates(folder: Path) -> None:
+    without_template(folder)
+    templates = [{"name": name, "template": "{{ messages }}"} for name in ("tool_use", "rag")]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+
+
+def tokens_without_embeddings(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    added = [
+        {"id": number, "content": f"<new {number}>", "special": number % 2 == 0} for number in (398, 399, 400, 401)
+    ]
+    change(folder / "tokenizer.json", added_tokens=tokenizer["added_tokens"] + added)
+    settings = {"added_tokens_decoder": {"402": {"content": "<a>"}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "added_tokens.json").write_text(json.dumps({"<b>": 403}))
+
+
 def several(folder: Path) -> None:
     other_family(folder)
     without_template(folder)
@@ -204,6 +243,34 @@ MISTAKES: list[tuple[Callable[[Path], None], list[str]]] = [
     ),
     (without_template, [f"processor TARGET: {NO_TEMPLATE}"]),
     (without_tokenizer, ["processor TARGET: no tokenizer can be loaded: it has none of tokenizer.json, "]),
+    (
+        quantised,
+        [
+            "TARGET: quantised weights (quantization_config of config.json: 'fp8', hf_quant_config.json, "
+            "lm_head.weight of dtype F8_E4M3), and a target must be unquantised; use the checkpoint that it was"
+        ],
+    ),
+    (
+        another_head,
+        [
+            "TARGET: config.json sets tie_word_embeddings, but lm_head.weight differs from model.embed_tokens.weight; "
+            "set tie_word_embeddings = false if lm_head.weight is the head, or remove that tensor"
+        ],
+    ),
+    (
+        named_templates,
+        [
+            "processor TARGET: its chat templates are named rag, tool_use, and none is the default; copy the one to "
+            "use to chat_template.jinja in that directory"
+        ],
+    ),
+    (
+        tokens_without_embeddings,
+        [
+            "TARGET: 4 tokens of the tokenizer lie beyond the 400 embeddings of the model, such as 400 (<new 400>), "
+            "401 (<new 401>), 402 (<a>); resize the embedding (`resize_token_embeddings` of transformers) and save the"
+        ],
+    ),
     (several, [f"TARGET{UNSUPPORTED}", f"processor TARGET: {NO_TEMPLATE}", f"TARGET{TRUNCATED}"]),
 ]
 
@@ -276,6 +343,16 @@ def test_a_chat_template_may_be_in_any_file_that_transformers_reads(target: Path
     assert {} == load_target_unmet(LoadTarget(checkpoint=str(target)))
     (target / file).write_text(json.dumps({"chat_template": None}))
     assert NO_TEMPLATE in load_target_unmet(LoadTarget(checkpoint=str(target)))["checkpoint"]
+
+
+def test_named_chat_templates_with_a_default_are_a_template(target: Path) -> None:
+    named_templates(target)
+    (target / "chat_template.jinja").write_text("{{ messages }}")
+    assert {} == load_target_unmet(LoadTarget(checkpoint=str(target)))
+    (target / "chat_template.jinja").unlink()
+    templates = [{"name": name, "template": "{{ messages }}"} for name in ("default", "rag")]
+    (target / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    assert {} == load_target_unmet(LoadTarget(checkpoint=str(target)))
 
 
 def test_every_field_that_names_a_checkpoint_or_a_processor_is_checked(target: Path) -> None:

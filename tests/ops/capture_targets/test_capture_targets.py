@@ -262,7 +262,9 @@ def test_a_shard_in_the_making_holds_the_samples_of_two_batches_at_most(tokens, 
     lengths = [record["tokens"] for record in reader.records[plan.start : plan.end]]
     largest = max(len(batch) for batch in batches_by_length(lengths, 400))
     assert largest < len(lengths) / 4
-    capture_shard(Shard(lengths, torch.float32), plan, HuggingFaceBackend(loaded), reader, (1, 2), config(), 400)
+    capture_shard(
+        Shard(lengths, torch.float32, (1, 2)), plan, HuggingFaceBackend(loaded), reader, (1, 2), config(), 400
+    )
     assert largest <= reader.most_held <= 2 * largest
     assert 0 == reader.held
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 
@@ -10,12 +11,13 @@ import torch
 from fake_stage import FakeStage
 from full_disk import can_mount, mount, unmount
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from dsl.errors import DataError
 from dsl.op import Ref
 from executor.system.os_errors import is_full
+from ops.artifacts import TargetModel
 from ops.capture_targets import run as capture_run
 from ops.capture_targets.backend import States
 from ops.capture_targets.huggingface import HuggingFaceBackend
@@ -34,7 +36,7 @@ def config(**changes):
 
 def shard_of(value: float, tokens: int = 4) -> Shard:
     """One sample whose features are all this value."""
-    shard = Shard([tokens], torch.float32)
+    shard = Shard([tokens], torch.float32, (3, 5))
     ids = torch.arange(tokens)
     mask = torch.ones(tokens, dtype=torch.bool)
     sample = TokenSample("s", "text", ids, mask, torch.empty(0, 0), torch.empty(0, 3, dtype=torch.int64), 1)
@@ -66,7 +68,7 @@ def test_batches_without_padding_hold_the_same_features_in_the_same_order(tokens
     monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
     found = {}
     for name, filled, is_masked in (("padded", None, True), ("unpadded", 1, False)):
-        shard = Shard(lengths, torch.float32)
+        shard = Shard(lengths, torch.float32, (1, 2))
         masks.clear()
         capture_shard(shard, plan, HuggingFaceBackend(loaded), reader, (1, 2), config(), 1024, filled)
         shard.write(tmp_path / name)
@@ -136,3 +138,45 @@ def test_a_full_disk_under_the_thread_is_known_as_such(tmp_path):
         assert not (folder / "a.safetensors").exists()
     finally:
         unmount(folder)
+
+
+def test_a_shard_with_states_that_are_not_finite_is_not_written_and_names_sample_layer_dtype_and_remedy(tmp_path):
+    ids, mask = torch.arange(3), torch.ones(3, dtype=torch.bool)
+    empty = torch.empty(0, 0), torch.empty(0, 3, dtype=torch.int64)
+    states = torch.ones(3, 4)
+    states[1, 2:] = 70_000.0
+    for dtype, final, message in (
+        (
+            torch.float16,
+            None,
+            "sample b: 2 of 12 captured values are not finite in float16, first in those of layer 5; float16 holds "
+            'values up to 65,504: set dtype of capture_targets to "bfloat16" or "float32"',
+        ),
+        (
+            torch.bfloat16,
+            torch.full((3, 2), float("nan")),
+            "sample a: 6 of 6 captured values are not finite in bfloat16, first in those of the final norm; the target "
+            "computes them so: look for damaged weights, and at this sample, or set dtype of capture_targets to "
+            '"float32"',
+        ),
+    ):
+        shard = Shard([3, 3], dtype, (3, 5))
+        for row, (name, features) in enumerate((("a", torch.ones(3, 4)), ("b", states))):
+            shard.put(row, TokenSample(name, "text", ids, mask, *empty, 1), States(features, final))
+        with pytest.raises(DataError) as caught:
+            shard.write(tmp_path / "shard.safetensors")
+        assert message == str(caught.value)
+        assert [] == list(tmp_path.iterdir())
+
+
+def test_a_capture_beyond_float16_fails_at_the_first_shard(tokens, target, tmp_path):
+    large = tmp_path / "target"
+    shutil.copytree(target.path, large)
+    weights = load_file(large / "model" / "model.safetensors")
+    weights["model.language_model.layers.3.mlp.down_proj.weight"] *= 1e9
+    save_file(weights, large / "model" / "model.safetensors", {"format": "pt"})
+    stage = FakeStage(tmp_path / "stage", {"tokens": tokens, "target": TargetModel(large, "changed")})
+    with pytest.raises(DataError, match=r"values are not finite in float16, first in those of layer 3; .*\"bfloat16\""):
+        capture_targets(config(dtype="float16"), stage)
+    assert [] == list(stage.work_dir.glob("*.safetensors"))
+    assert [] == list(stage.out_dir.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -319,12 +320,27 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_samples(tokens, tmp_pa
 
 def test_a_step_that_is_not_finite_is_skipped_and_counted(tokens, target, tmp_path):
     images = poisoned(tokens, tmp_path / "images", keep=lambda record: record["category"] == "image")
+    bad = poisoned(
+        images, tmp_path / "bad", "train", lambda tensors: tensors["pixel_values"].chunk(2)[0].fill_(math.nan)
+    )
+    stage = train(tmp_path, bad, init=str(target.path / "model"), batch_size=1, steps=8, max_nonfinite=8)
+    skipped = stage.metric("target/nonfinite_steps")[-1]
+    assert 0 < skipped < 8
+    assert skipped == read_json(stage.out_dir / "metrics.json")["nonfinite_steps"]
+    (warning,) = stage.warnings
+    assert warning.startswith(
+        f"{skipped:.0f} of 8 steps were skipped ({skipped:.0f} with a loss or gradient that is not"
+    )
+    assert all(bool(tensor.isfinite().all()) for tensor in weights_of(stage).values())
+
+
+def test_a_fine_tuning_of_which_no_step_was_applied_has_failed(tokens, target, tmp_path):
+    images = poisoned(tokens, tmp_path / "images", keep=lambda record: record["category"] == "image")
     bad = poisoned(images, tmp_path / "bad", "train", lambda tensors: tensors["pixel_values"].fill_(float("nan")))
-    stage = train(tmp_path, bad, init=str(target.path / "model"), batch_size=2)
-    assert [2.0] == stage.metric("target/nonfinite_steps")
-    assert 2 == read_json(stage.out_dir / "metrics.json")["nonfinite_steps"]
-    before, after = load_file(target.path / "model" / "model.safetensors"), weights_of(stage)
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    with pytest.raises(
+        DataError, match=r"untrained: 2 of 2 steps were skipped \(2 with a loss or gradient that is not f"
+    ):
+        train(tmp_path, bad, init=str(target.path / "model"), batch_size=2)
 
 
 def test_val_and_test_samples_change_no_weight(tokens, target, tmp_path):

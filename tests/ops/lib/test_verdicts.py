@@ -236,6 +236,13 @@ def test_samples_that_no_step_had_and_steps_that_were_skipped_limit_it() -> None
     assert ("warn", True) == (fewer.judgement, "6 more were in no step" in fewer.text)
     assert "stability" not in [section.title for section in training([])]
     assert "warn" == verdict(training([], nonfinite_steps=3), "stability").judgement
+    assert "info" == verdict(training([], nonfinite_steps=1), "stability").judgement  # of 100: no more than 1 %
+    without = verdict(training([], nonfinite_steps=1, skipped_steps=2), "stability")
+    expected = (
+        "2 of 100 steps were skipped (1 with a loss or gradient that is not finite and 1 without a token to learn"
+    )
+    assert ("warn", f"{expected} from)") == (without.judgement, without.text)
+    assert "min_loss_tokens" in without.advice
 
 
 def test_the_gate_says_whether_sglang_served_it(tmp_path: Path) -> None:

@@ -267,7 +267,8 @@ def test_a_directory_without_safetensors_is_refused(checkpoint, tmp_path):
 
 def test_a_missing_head_of_an_untied_model_is_refused(checkpoint, tmp_path):
     edit_config(checkpoint, tie_word_embeddings=False)
-    with pytest.raises(DataError, match=r"none of the tensors end in lm_head\.weight.*name one of them as lm_head_key"):
+    message = r"none of the tensors end in lm_head\.weight, and config.json does not set tie_word_embeddings; set it to"
+    with pytest.raises(DataError, match=message):
         load(checkpoint, tmp_path)
 
 
@@ -320,11 +321,12 @@ def test_a_wrong_key_is_refused_with_the_candidates(checkpoint, tmp_path, keys, 
         load(checkpoint, tmp_path, **keys)
 
 
-def test_a_tied_target_ignores_a_stale_head(target, checkpoint, tmp_path):
-    add_tensor(checkpoint, "lm_head.weight", torch.zeros(VOCABULARY, HIDDEN))
+def test_a_tied_target_may_hold_its_head_a_second_time(target, checkpoint, tmp_path):
+    add_tensor(checkpoint, "lm_head.weight", frozen_ends(target)[0])
     loaded = load(checkpoint, tmp_path)
     assert target_info(target) == target_info(loaded)
     assert torch.equal(frozen_ends(target)[1], frozen_ends(loaded)[1])
+    assert torch.equal(Target.load(loaded).head_weight, frozen_ends(loaded)[1])
 
 
 def test_a_target_without_a_mask_token_is_refused(target):

@@ -157,3 +157,23 @@ def test_a_checkpoint_of_vocab_and_merges_gives_what_the_real_processor_gives(vo
     assert list(expected["input_ids"][0]) == ids
     assert torch.as_tensor(expected["pixel_values"]).tolist() == chunk.pixel_values.tolist()
     assert text == Template(processor).render([ASK, ANSWER])
+
+
+def test_named_templates_without_a_default_are_refused_until_one_is_copied(checkpoint):
+    text = (checkpoint / "chat_template.jinja").read_text()
+    (checkpoint / "chat_template.jinja").unlink()
+    change_json(checkpoint / "tokenizer_config.json", chat_template=[{"name": "rag", "template": text}])
+    with pytest.raises(
+        DataError, match=r"its chat templates are named rag, and none is the default; copy the one to use"
+    ):
+        load_processor(str(checkpoint))
+    (checkpoint / "chat_template.jinja").write_text(text)
+    assert text == load_processor(str(checkpoint)).tokenizer.get_chat_template()
+
+
+def test_the_vocabulary_reaches_to_the_largest_id_of_a_tokenizer_with_gaps(checkpoint):
+    model = json.loads((checkpoint / "tokenizer.json").read_text())["model"]
+    change_json(checkpoint / "tokenizer.json", model=model | {"vocab": model["vocab"] | {"far": 500}})
+    processor = load_processor(str(checkpoint))
+    assert 500 == processor.tokenizer.convert_tokens_to_ids("far")
+    assert 501 == processor.vocab_size

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 
@@ -9,11 +10,11 @@ import pytest
 import torch
 from fake_stage import FakeStage, folder_digest
 from online_cases import ONLINE
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dsl.errors import ConfigError, DataError, StopRequested
 from dsl.op import Ref
-from ops.artifacts import BatchPlan, DraftCheckpoint, TargetFeatures, TokenShards
+from ops.artifacts import BatchPlan, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.export_draft.op import ExportDraft
@@ -289,3 +290,17 @@ def test_rows_out_of_the_middle_of_samples_are_those_of_the_features(tokens, tar
     reader = FeatureReader(features, "train")
     expected = torch.cat([reader.features(row.index, row.first, row.last) for row in rows])
     torch.testing.assert_close(capture.take("train", rows).features, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_states_beyond_float16_end_a_training_that_captures_them_before_its_first_step(online, target, tmp_path):
+    large = tmp_path / "target"
+    shutil.copytree(target.path, large)
+    weights = load_file(large / "model" / "model.safetensors")
+    weights["model.language_model.layers.3.mlp.down_proj.weight"] *= 1e9
+    save_file(weights, large / "model" / "model.safetensors", {"format": "pt"})
+    inputs = online | {"target": TargetModel(large, "changed")}
+    with pytest.raises(DataError) as caught:
+        train(tmp_path / "train", inputs, capture_dtype="float16", max_steps=2)
+    assert "values are not finite in float16, first in those of layer" in str(caught.value)
+    assert 'set capture_dtype of train_dflash to "bfloat16" or "float32"' in str(caught.value)
+    assert [] == list((tmp_path / "train" / "out").iterdir())

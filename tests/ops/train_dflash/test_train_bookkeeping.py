@@ -49,6 +49,25 @@ def test_the_model_holds_the_average_inside_and_its_own_weights_after_an_error_t
     assert torch.equal(average, ema.weights["weight"])
 
 
+def test_a_training_of_which_no_step_was_applied_has_failed_and_one_of_few_is_warned_of(tmp_path):
+    counters = {"nonfinite_steps": 2}
+    with pytest.raises(DataError) as caught:
+        NonFinite(3, tmp_path, counters).check_applied(5, 0)
+    assert str(caught.value).startswith(
+        "the weights are untrained: 5 of 5 steps were skipped (2 with a loss or gradient that is not finite and 3 "
+        "without a token to learn from); lower lr"
+    )
+    assert None is NonFinite(3, tmp_path, counters).check_applied(200, 198)
+    warning = NonFinite(3, tmp_path, counters).check_applied(199, 197)
+    assert warning.startswith(
+        "2 of 199 steps were skipped (2 with a loss or gradient that is not finite); lower lr, raise"
+    )
+    anchorless = NonFinite(3, tmp_path, {}).check_applied(10, 9)
+    assert anchorless.startswith(
+        "1 of 10 steps were skipped (1 without a token to learn from); give every sample an answer"
+    )
+
+
 def test_steps_that_are_not_finite_are_skipped_and_counted_until_too_many_follow_each_other(tmp_path):
     counters = {}
     policy = NonFinite(3, tmp_path, counters)

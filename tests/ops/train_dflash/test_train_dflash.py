@@ -1,5 +1,6 @@
 """Training: it learns, resumes to the same bytes, and refuses what does not fit."""
 
+import json
 import math
 import multiprocessing
 import os
@@ -219,6 +220,10 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path):
     spoiled = sum(3 in step["samples"] for step in steps)
     assert 0 < spoiled < len(steps)
     training = read_json(stage.out_dir / "training.json")
+    (warning,) = stage.warnings
+    assert warning.startswith(
+        f"{spoiled} of {len(steps)} steps were skipped ({spoiled} with a loss or gradient that is"
+    )
     assert (spoiled, spoiled) == (training["nonfinite_steps"], training["skipped_steps"])
     assert stage.metric("train/nonfinite_steps")[-1] == spoiled
     assert all(math.isfinite(loss) for loss in stage.metric("train/loss"))
@@ -243,11 +248,26 @@ def test_samples_without_an_anchor_are_skipped_and_counted(tmp_path):
     assert training["samples_without_anchor"] == 2 * sum(length < 17 for length in lengths)
 
 
-def test_a_set_without_any_anchor_trains_nothing_and_says_so(tmp_path):
+def test_a_set_without_any_anchor_trains_nothing_and_fails(tmp_path):
     inputs = make_inputs(tmp_path / "inputs", samples=4, prompt=40)
-    training = read_json(train(tmp_path / "train", inputs).out_dir / "training.json")
-    assert training["skipped_steps"] == training["steps"]
-    assert training["anchors"] == 0
+    with pytest.raises(DataError) as caught:
+        train(tmp_path / "train", inputs)
+    assert str(caught.value) == (
+        "the weights are untrained: 2 of 2 steps were skipped (2 without a token to learn from); give every sample an "
+        "answer to learn from (min_loss_tokens of tokenize_chat)"
+    )
+    assert not (tmp_path / "train" / "out" / "training.json").exists()
+
+
+def test_a_training_of_which_every_step_is_not_finite_has_failed_though_few_follow_each_other(tmp_path):
+    inputs = spoiled_inputs(tmp_path / "inputs")
+    steps = list(read_jsonl(inputs["batches"].path / "steps.jsonl"))
+    first = next(number for number, step in enumerate(steps) if 3 in step["samples"])
+    (inputs["batches"].path / "steps.jsonl").write_text(json.dumps(steps[first] | {"step": 0}) + "\n")
+    with pytest.raises(
+        DataError, match=r"untrained: 1 of 1 steps were skipped \(1 with a loss or gradient that is not f"
+    ):
+        train(tmp_path / "train", inputs)
 
 
 def test_without_a_val_split_nothing_is_measured_on_it(tmp_path):

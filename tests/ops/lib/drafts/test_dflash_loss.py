@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from attrs import frozen
 
 from ops.lib.drafts.losses.loss import Loss, combine, denominator, dpace_weights
+from ops.lib.drafts.losses.slots import block_weights
 
 
 def slots(seed=0, blocks=5, block_size=6):
@@ -113,3 +115,39 @@ def test_the_denominator_is_the_sum_of_the_weights_and_for_dpace_the_number_of_b
         assert float(weights.double().sum()) == denominator(Loss(kind=kind), weights)
     assert 4.0 == denominator(Loss(kind="dpace"), weights)
     assert 0.0 == denominator(Loss(kind="dpace"), torch.zeros(3, 4))
+
+
+@frozen
+class OwnTerms:
+    """An algorithm's terms, with its weight of the base."""
+
+    base: float = 0.25
+    needs_teacher: bool = False
+
+    def sizes(self):
+        return {}
+
+
+def test_with_dpace_an_algorithms_own_term_has_the_weights_of_the_base_and_not_of_its_own_confidences():
+    weights, rows, base = slots()
+    own = base.flip(0) * 2  # sure where the base is not
+    loss = Loss(kind="dpace", own=OwnTerms())
+    contributions = dpace_weights(base, weights, rows, loss.dpace_alpha)
+    expected = sum(
+        c * (0.25 * b + o) for c, b, o in zip(*(each.tolist() for each in (contributions, base, own)), strict=True)
+    )
+    assert pytest.approx(expected, rel=1e-13) == float(combine(loss, base, weights, rows, own))
+    of_its_own = dpace_weights(own, weights, rows, loss.dpace_alpha)  # as speculators weighs the selector's
+    assert abs(float((contributions * own).sum() - (of_its_own * own).sum())) > 0.1 * float((contributions * own).sum())
+
+
+@pytest.mark.parametrize(
+    ("block_size", "gamma", "times"), [(8, 4.0, 1.9), (10, 4.0, 2.2), (16, 7.0, 2.3), (16, 4.0, 3.4), (17, 4.0, 3.6)]
+)
+def test_a_mean_over_slots_is_smaller_than_one_over_weights_by_what_the_documentation_says(block_size, gamma, times):
+    weights = block_weights(block_size, gamma)[None]
+    values = torch.ones(block_size - 1, dtype=torch.float64)
+    rows = torch.arange(1, block_size)
+    total = float(combine(Loss(), values, weights, rows))
+    over_slots = total / (block_size - 1)
+    assert times == round(total / denominator(Loss(), weights) / over_slots, 1)

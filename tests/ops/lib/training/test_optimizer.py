@@ -57,6 +57,23 @@ def test_muon_gives_the_numbers_of_torch_and_leaves_the_rest_to_adamw():
         torch.testing.assert_close(got, expected.detach(), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_step_does_not_depend_on_what_the_loss_is_divided_by(kind):
+    def trained(times):
+        optimizer = make_optimizer(model := small_model(), 0.1, kind=kind)
+        for seed in range(4):
+            give_gradients(model, seed)
+            for parameter in model.parameters():
+                parameter.grad *= times
+            set_rate(optimizer, 0.01)
+            optimizer.step()
+        return list(model.parameters())
+
+    # a power of two: Muon rounds to bfloat16, which then rounds alike
+    for once, larger in zip(trained(1.0), trained(4.0), strict=True):
+        torch.testing.assert_close(larger, once, rtol=1e-5, atol=1e-6)
+
+
 def test_an_orthogonal_update_has_the_singular_vectors_of_its_matrix_and_values_near_one():
     for shape in ((12, 30), (30, 12), (16, 16)):
         matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -22,7 +22,7 @@ from ops.lib.target.model import Target
 from ops.tools.diagnose import masks
 from ops.tools.diagnose.answers import LEAST_OWN, count_own, kept_findings, own_finding
 from ops.tools.diagnose.bench import paired_gain, spread_samples, tau_of, unpaired_gain
-from ops.tools.diagnose.curve import curve_finding, flat_finding
+from ops.tools.diagnose.curve import curve_finding, flat_finding, skipped_finding
 from ops.tools.diagnose.features import features_finding
 from ops.tools.diagnose.feeding import unless_open
 from ops.tools.diagnose.finding import TOO_FEW, Finding, sorted_findings, unjudged, unmeasured, with_next_step
@@ -489,3 +489,12 @@ def test_answers_of_the_same_few_tokens_are_a_note():
     assert not repetition_finding([cycle, text]).is_note
     found = repetition_finding([cycle, cycle, text])
     assert found.is_note and "2 of 3 answers of the target repeat" in found.measured
+
+
+def test_skipped_steps_are_a_cause_above_one_per_cent():
+    assert not skipped_finding({}).is_measured
+    assert not skipped_finding({"steps": 100, "skipped_steps": 1}).is_cause
+    found = skipped_finding({"steps": 100, "skipped_steps": 2, "nonfinite_steps": 2})
+    assert found.is_cause
+    assert "2 of 100 steps were skipped (2 with a loss or gradient that is not finite)" == found.measured
+    assert found.advice.startswith("lower lr")

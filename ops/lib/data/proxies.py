@@ -1,0 +1,68 @@
+"""The proxies that the environment names (http_proxy, https_proxy, all_proxy), and which requests go through one."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+from urllib.request import proxy_bypass
+
+from attrs import frozen
+
+SCHEMES = ("http", "https", "all")
+OF_SOCKS = ("socks5", "socks5h")  # for which httpx needs the library socksio
+
+
+@frozen
+class Proxy:
+    """variable: the environment's variable that names it."""
+
+    variable: str
+    url: str
+
+    def __str__(self) -> str:
+        """Without a user's name and password."""
+        return f"{urlsplit(self.url).netloc.rpartition('@')[2]} ({self.variable})"
+
+    @property
+    def mistake(self) -> str | None:
+        """Why httpx cannot use it; None if it can."""
+        scheme = urlsplit(self.url).scheme
+        if scheme in ("http", "https") or (scheme in OF_SOCKS and find_spec("socksio")):
+            return None
+        library = "needs the library socksio, which is not installed" if scheme in OF_SOCKS else "is not supported"
+        return (
+            f"the environment variable {self.variable} names a {scheme}:// proxy, which {library}; "
+            "set it to an http:// proxy, or unset it"
+        )
+
+
+def proxies() -> dict[str, Proxy]:
+    """Scheme of the request, or "all" -> proxy. As everywhere, the variable in lower case comes first."""
+    found = {}
+    for scheme in SCHEMES:
+        for variable in (f"{scheme}_proxy", f"{scheme}_proxy".upper()):
+            url = os.environ.get(variable, "").strip()
+            if url and scheme not in found:
+                found[scheme] = Proxy(variable, url if "://" in url else f"http://{url}")
+    return found
+
+
+def proxy_of(address: str) -> Proxy | None:
+    """The proxy for requests to a URL: none for this machine, nor for hosts in no_proxy."""
+    parts = urlsplit(address)
+    host = parts.hostname or ""
+    if is_local(host) or proxy_bypass(host):
+        return None
+    found = proxies()
+    return found.get(parts.scheme) or found.get("all")
+
+
+def is_local(host: str) -> bool:
+    """Whether a host is this machine by its name: nothing is looked up."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified

@@ -1,0 +1,151 @@
+"""What the tensors of a target's files say against it: quantised weights, tensors that its model has no place for, and
+a head that its config.json denies. Loads no torch, and of the tensors only two that may be equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from ops.lib.data.files import shown_json
+from ops.lib.vision.model_types import SUPPORTED, is_tied
+
+SETTINGS = ("quantization_config", "compression_config")  # of config.json, or of a part of it
+FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+UNQUANTISED = ("F64", "F32", "F16", "BF16")  # dtypes by safetensors
+OF_QUANTISATION = re.compile(r"scale|zero|packed|qweight|absmax|quant|bitsandbytes|g_idx|SCB|_blocks$")  # in last names
+# Of the supported families: last names of tensors, and the parts of their models without what may precede them.
+LAST_NAMES = {"weight", "bias", "A_log", "dt_bias", "gate_up_proj", "down_proj", "inv_freq"}
+PARTS = ("embed_tokens", "layers", "norm", "lm_head", "visual")
+BEFORE = re.compile(r"^(model\.|language_model\.)+")
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+CHUNK = 1 << 22  # bytes read at once
+SHOWN = 3
+
+
+@frozen
+class StoredTensor:
+    """A tensor in a file: shape, safetensors' name of the dtype, and the bytes of the file that it takes."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    end: int
+
+
+def weights_mistakes(directory: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> list[str]:
+    """A sentence each. config: the content of config.json; stored: the tensors that would be loaded, by name."""
+    signs = [*_settings(directory, config), *_quantised(stored)]
+    mistakes = []
+    if signs:
+        mistakes.append(
+            f"{directory}: quantised weights ({_listed(signs)}), and a target must be unquantised; use the checkpoint "
+            "that it was quantised from"
+        )
+    if config.get("model_type") in SUPPORTED and not config.get("auto_map"):
+        unexpected = [name for name in sorted(stored) if not _quantises(name) and _is_unexpected(name, config)]
+        if unexpected:
+            mistakes.append(unexpected_tensors(directory, unexpected))
+        mistakes += _head_mistakes(directory, is_tied(config), stored)
+    return mistakes
+
+
+def unexpected_tensors(directory: Path, names: list[str]) -> str:
+    """The message for tensors without a place in the model, which would run as if they were not there."""
+    return (
+        f"{directory}: the files hold tensors that the model of config.json does not have: {_listed(names)}; use the "
+        "config.json that belongs to these files, or remove them"
+    )
+
+
+def is_of_model(name: str) -> bool:
+    """Whether a tensor belongs to a part that the model computes with; others, such as an own head, change nothing."""
+    return BEFORE.sub("", name).partition(".")[0] in PARTS
+
+
+def _settings(directory: Path, config: Mapping[str, Any]) -> Iterator[str]:
+    """What the JSON files say of quantisation."""
+    parts = {"": config} | {f"{name}.": part for name, part in config.items() if isinstance(part, Mapping)}
+    for prefix, part in parts.items():
+        for name in SETTINGS:
+            if part.get(name):
+                yield f"{prefix}{name} of config.json{_method(part[name])}"
+    yield from (name for name in FILES if (directory / name).exists())
+
+
+def _method(settings: Any) -> str:
+    named = (settings.get("quant_method") or settings.get("quant_algo")) if isinstance(settings, Mapping) else settings
+    return f": {shown_json(named)}" if named else ""
+
+
+def _quantised(stored: Mapping[str, StoredTensor]) -> Iterator[str]:
+    for name, tensor in sorted(stored.items()):
+        if tensor.dtype not in UNQUANTISED:
+            yield f"{name} of dtype {tensor.dtype}"
+        elif _quantises(name):
+            yield name
+
+
+def _quantises(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return last not in LAST_NAMES and bool(OF_QUANTISATION.search(last))
+
+
+def _is_unexpected(name: str, config: Mapping[str, Any]) -> bool:
+    """By its name alone; transformers finds the others when it loads them."""
+    if not is_of_model(name):
+        return False
+    text = config.get("text_config")
+    depth = (text if isinstance(text, Mapping) else config).get("num_hidden_layers")
+    layer = re.match(r"layers\.(\d+)\.", BEFORE.sub("", name))
+    beyond = layer is not None and isinstance(depth, int) and int(layer[1]) >= depth
+    return beyond or name.rpartition(".")[2] not in LAST_NAMES
+
+
+def _head_mistakes(directory: Path, tied: bool, stored: Mapping[str, StoredTensor]) -> list[str]:
+    """Of a config that says tied while the files have another head, which transformers would use and SGLang would not;
+    or of one that does not, while they have none.
+    """
+    embedding, head = ({key: each for key, each in stored.items() if _is(key, end)} for end in (EMBEDDING, HEAD))
+    if not tied and embedding and not head:
+        return [
+            f"{directory}: none of the tensors end in {HEAD}, and config.json does not set tie_word_embeddings; set it "
+            "to true if the embedding is the head, or add the missing file"
+        ]
+    if not tied or len(embedding) != 1:
+        return []
+    other = [key for key, each in head.items() if not _equal(each, next(iter(embedding.values())))]
+    return [
+        f"{directory}: config.json sets tie_word_embeddings, but {key} differs from {next(iter(embedding))}; set "
+        f"tie_word_embeddings = false if {key} is the head, or remove that tensor"
+        for key in other
+    ]
+
+
+def _is(key: str, end: str) -> bool:
+    return BEFORE.sub("", key) == end
+
+
+def _equal(first: StoredTensor, second: StoredTensor) -> bool:
+    """Whether the tensors have the same bytes; reads up to the first difference."""
+    size = first.end - first.start
+    if (first.shape, first.dtype, size) != (second.shape, second.dtype, second.end - second.start):
+        return False
+    with first.file.open("rb") as one, second.file.open("rb") as other:
+        one.seek(first.start)
+        other.seek(second.start)
+        for done in range(0, size, CHUNK):
+            count = min(CHUNK, size - done)
+            if one.read(count) != other.read(count):
+                return False
+    return True
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
