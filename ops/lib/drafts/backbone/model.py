@@ -61,8 +61,8 @@ def table_rows(table_VR: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows of a table at some tokens, [..., R] in `dtype`; the way to read a trained table by row.
 
     Its gradient adds up what all uses of a row give in float32 at least, in the same order every time, and is rounded
-    to the table's dtype once. That of `table_VR[tokens]` is rounded at every addition: in bfloat16 a row read a thousand
-    times in a step is off by several percent.
+    to the table's dtype once. That of `table_VR[tokens]` is rounded at every addition: in bfloat16 a row that is read a
+    thousand times in a step is off by several percent.
     """
     rows: Tensor = _TableRows.apply(table_VR, tokens, dtype)
     return rows

@@ -349,7 +349,7 @@ def test_without_a_compiler_torch_does_the_sweep(fresh_kernel, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     name, sweep = choose_head(CPU)
     assert ("tiles of 512 x 512, sweep: torch (no C compiler)", torch_sweep) == (name, sweep)
-    assert TorchRows(CPU) == choose_rows(CPU, torch.float32)
+    assert TorchRows(CPU, torch.float32) == choose_rows(CPU, torch.float32, torch.float32)
 
 
 def test_where_the_compiler_fails_torch_does_the_sweep(fresh_kernel, monkeypatch):

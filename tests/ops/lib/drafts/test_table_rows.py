@@ -15,7 +15,7 @@ ONE_ROUNDING = 2.0**-8  # of bfloat16, with some to spare: half of it at most
 
 
 def read_often(seed):
-    """Tokens of which one is most of all, and what follows them: one sign, as gradients of frequent tokens often are."""
+    """Tokens, most of them the same one, and gradients of one sign, as those of a frequent token often have."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.where(
         torch.rand(OFTEN, generator=generator) < 0.8, 3, torch.randint(ROWS, (OFTEN,), generator=generator)
