@@ -190,14 +190,18 @@ class Part:
         """Bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
-    def write(self, tensor: Tensor) -> Tensor:
-        """Fill a tensor of this shape and dtype; every byte of the sources is read once."""
-        row = 0
+    def write(self, flat: Tensor, first: int = 0) -> None:
+        """Fill the elements [first, first + len(flat)); every byte of the sources is read once."""
+        start, last = 0, first + len(flat)
         for source in self.sources:
-            tensor[row : row + len(source)].copy_(source)
-            row += len(source)
-        tensor[row:].zero_()
-        return tensor
+            end = start + source.numel()
+            low, high = max(first, start), min(last, end)
+            if (low, high) == (start, end):
+                flat[low - first : high - first].view(source.shape).copy_(source)
+            elif low < high:
+                flat[low - first : high - first].copy_(source.reshape(-1)[low - start : high - start])
+            start = end
+        flat[max(0, start - first) :].zero_()
 
 
 @frozen(eq=False)
@@ -223,23 +227,23 @@ class Packed:
             places[name] = size
             size += -(-part.size // ALIGNMENT) * ALIGNMENT
 
-        def tensors_in(memory: Tensor) -> dict[str, Tensor]:
-            return {
-                name: memory[places[name] : places[name] + part.size].view(part.dtype).view(part.shape)
-                for name, part in host.items()
-            }
-
-        def write(memory: Tensor) -> None:
-            for name, tensor in tensors_in(memory).items():
-                host[name].write(tensor)
+        def write(memory: Tensor, start: int) -> None:
+            for name, part in host.items():
+                begin = places[name]
+                low, high = max(start, begin), min(start + len(memory), begin + part.size)
+                if low < high:
+                    flat = memory[low - start : high - start].view(part.dtype)
+                    part.write(flat, (low - begin) // part.dtype.itemsize)
 
         sent = transfer.send(size, write)
-        on_device = {
-            name: part.write(torch.empty(part.shape, dtype=part.dtype, device=self.device))
-            for name, part in self.parts.items()
-            if name not in host
+        tensors = {
+            name: sent.memory[places[name] : places[name] + part.size].view(part.dtype).view(part.shape)
+            for name, part in host.items()
         }
-        tensors = {**tensors_in(sent.memory), **on_device}
+        for name, part in self.parts.items():
+            if name not in host:
+                tensors[name] = torch.empty(part.shape, dtype=part.dtype, device=self.device)
+                part.write(tensors[name].view(-1))
         weighted = evolve(self.weighted, rows_W=tensors.pop(ROWS))
         return MicroBatch(**tensors, seen=self.seen, weighted=weighted, alike_W=self.alike_W), sent
 

@@ -16,6 +16,7 @@ MASTER = 4  # bytes of a float32 weight, gradient, moment or average
 HEAD_TILE = 8192  # rows and columns of logits at a time on a GPU (ops/lib/drafts/losses/head.py)
 GPU_LOGITS, CPU_LOGITS = 2**28, 2**20  # of whole rows at a time (comparison.py),
 CPU_ROWS = 32  # of which there are at least so many
+AHEAD_BYTES = 2**31  # while more than these wait, no other micro-batch is made (ops/train_dflash/prefetch.py)
 
 
 def draft_parameters(config: DraftConfig) -> int:
@@ -32,7 +33,7 @@ def draft_parameters(config: DraftConfig) -> int:
 @frozen(kw_only=True)
 class Pass:
     """What decides the memory of one pass. item_size: bytes of the dtype to compute in; context: T; blocks: of a chunk;
-    waiting: micro-batches whose features are on the device besides the one in use.
+    waiting: micro-batches whose features are on the device besides the one in use; fewer if they are large.
     """
 
     draft: DraftConfig
@@ -62,7 +63,8 @@ def waiting_bytes(work: Pass) -> int:
     """Features of micro-batches that wait, or are being made."""
     width = _features(work.draft)
     teacher = work.blocks * work.draft.block_size * work.draft.hidden_size if work.teacher else 0
-    return work.waiting * (work.context * width + teacher) * work.item_size
+    one = (work.context * width + teacher) * work.item_size
+    return min(work.waiting, AHEAD_BYTES // one + 1) * one
 
 
 def block_bytes(work: Pass) -> int:
