@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 
 import torch
@@ -20,11 +21,14 @@ from ops.lib.target.finite_states import FINAL, check_finite, layer_parts
 
 SETTING = "dtype of capture_targets"
 
+PINNED = 2**30  # bytes; torch rounds pinned memory up to a power of two and never gives it back
+
 
 class Shard:
     """The states of consecutive samples of these lengths at these layers, on the CPU, in the stored dtype.
 
-    States on a GPU are copied to pinned memory without waiting, while the GPU computes the next batch.
+    States on a GPU are copied to pinned memory without waiting, while the GPU computes the next batch. A larger shard,
+    of one sample that is longer than `shard_tokens`, is not pinned: its few copies wait.
     """
 
     def __init__(self, lengths: Sequence[int], dtype: torch.dtype, layer_ids: Sequence[int]) -> None:
@@ -69,4 +73,6 @@ class Shard:
         publish(partial, path)
 
     def _empty(self, states: Tensor) -> Tensor:
-        return torch.empty(self._offsets[-1], states.shape[1], dtype=self._dtype, pin_memory=states.is_cuda)
+        shape = (self._offsets[-1], states.shape[1])
+        pinned = states.is_cuda and prod(shape) * self._dtype.itemsize <= PINNED
+        return torch.empty(shape, dtype=self._dtype, pin_memory=pinned)

@@ -21,7 +21,7 @@ from dsl.errors import DataError
 from ops.artifacts import BatchPlan
 from ops.lib.data.batching import padded_length
 from ops.lib.data.files import read_json, read_jsonl
-from ops.lib.drafts.backbone.step import MicroBatch
+from ops.lib.drafts.backbone.step import MicroBatch, rows_alike
 from ops.lib.drafts.losses.slots import Weighted, block_labels, draw_anchors, slot_weights
 from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.sequence_parallel.exchange import deal_blocks
@@ -190,19 +190,24 @@ class Part:
         """Bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
-    def write(self, tensor: Tensor) -> Tensor:
-        """Fill a tensor of this shape and dtype; every byte of the sources is read once."""
-        row = 0
+    def write(self, flat: Tensor, first: int = 0) -> None:
+        """Fill the elements [first, first + len(flat)); every byte of the sources is read once."""
+        start, last = 0, first + len(flat)
         for source in self.sources:
-            tensor[row : row + len(source)].copy_(source)
-            row += len(source)
-        tensor[row:].zero_()
-        return tensor
+            end = start + source.numel()
+            low, high = max(first, start), min(last, end)
+            if (low, high) == (start, end):
+                flat[low - first : high - first].view(source.shape).copy_(source)
+            elif low < high:
+                flat[low - first : high - first].copy_(source.reshape(-1)[low - start : high - start])
+            start = end
+        flat[max(0, start - first) :].zero_()
 
 
 @frozen(eq=False)
 class Packed:
-    """A micro-batch on the host. weights_NK: those of this rank's blocks, dummies included; weighted: its slots.
+    """A micro-batch on the host. weights_NK: those of this rank's blocks, dummies included; weighted: its slots;
+    alike_W: the teacher's row of each.
 
     parts: the tensors of MicroBatch by name, and the rows; those with sources on the device stay there.
     """
@@ -211,6 +216,7 @@ class Packed:
     seen: tuple[ContextRange, ...]
     weights_NK: Tensor
     weighted: Weighted
+    alike_W: Tensor | None
     device: torch.device
 
     def send(self, transfer: Transfer) -> tuple[MicroBatch, Sent]:
@@ -221,25 +227,25 @@ class Packed:
             places[name] = size
             size += -(-part.size // ALIGNMENT) * ALIGNMENT
 
-        def tensors_in(memory: Tensor) -> dict[str, Tensor]:
-            return {
-                name: memory[places[name] : places[name] + part.size].view(part.dtype).view(part.shape)
-                for name, part in host.items()
-            }
-
-        def write(memory: Tensor) -> None:
-            for name, tensor in tensors_in(memory).items():
-                host[name].write(tensor)
+        def write(memory: Tensor, start: int) -> None:
+            for name, part in host.items():
+                begin = places[name]
+                low, high = max(start, begin), min(start + len(memory), begin + part.size)
+                if low < high:
+                    flat = memory[low - start : high - start].view(part.dtype)
+                    part.write(flat, (low - begin) // part.dtype.itemsize)
 
         sent = transfer.send(size, write)
-        on_device = {
-            name: part.write(torch.empty(part.shape, dtype=part.dtype, device=self.device))
-            for name, part in self.parts.items()
-            if name not in host
+        tensors = {
+            name: sent.memory[places[name] : places[name] + part.size].view(part.dtype).view(part.shape)
+            for name, part in host.items()
         }
-        tensors = {**tensors_in(sent.memory), **on_device}
+        for name, part in self.parts.items():
+            if name not in host:
+                tensors[name] = torch.empty(part.shape, dtype=part.dtype, device=self.device)
+                part.write(tensors[name].view(-1))
         weighted = evolve(self.weighted, rows_W=tensors.pop(ROWS))
-        return MicroBatch(**tensors, seen=self.seen, weighted=weighted), sent
+        return MicroBatch(**tensors, seen=self.seen, weighted=weighted, alike_W=self.alike_W), sent
 
 
 def prepare(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> MicroBatch:
@@ -280,6 +286,7 @@ def pack(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher
         "labels_NK": mine(labels_NK),
         "weights_NK": mine(weights_NK),
     }
+    rows_NK = None
     if with_teacher:
         states, rows_NK = _teacher(reader, samples, own)
         rows_in_all = max(1, sum(len(part) for part in states))
@@ -288,7 +295,7 @@ def pack(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher
     seen = tuple(
         ContextRange(_padded(start_N[rows], count), _padded((start_N + anchors_N)[rows], count)) for rows in dealt
     )
-    return _packed(parts, seen, _padded(labels_NK[own], count), _padded(weights_NK[own], count), place)
+    return _packed(parts, seen, _padded(labels_NK[own], count), _padded(weights_NK[own], count), rows_NK, place)
 
 
 def idle_batch(block_size: int, features: int, place: Place, *, teacher: int = 0) -> Packed:
@@ -306,19 +313,26 @@ def idle_batch(block_size: int, features: int, place: Place, *, teacher: int = 0
         "labels_NK": Part((1, block_size), torch.int64, []),
         "weights_NK": Part((1, block_size), torch.float32, []),
     }
+    rows_NK = torch.zeros(1, block_size, dtype=torch.int64) if teacher else None
     if teacher:
         parts["teacher_UM"] = Part((1, teacher), place.dtype, [])
         parts["teacher_rows_NK"] = Part((1, block_size), torch.int64, [])
-    return _packed(parts, (ContextRange(zero, zero),) * place.sp_degree, labels_NK, weights_NK, place)
+    return _packed(parts, (ContextRange(zero, zero),) * place.sp_degree, labels_NK, weights_NK, rows_NK, place)
 
 
 def _packed(
-    parts: Mapping[str, Part], seen: tuple[ContextRange, ...], labels_NK: Tensor, weights_NK: Tensor, place: Place
+    parts: Mapping[str, Part],
+    seen: tuple[ContextRange, ...],
+    labels_NK: Tensor,
+    weights_NK: Tensor,
+    teacher_rows_NK: Tensor | None,
+    place: Place,
 ) -> Packed:
     """With the rows of the weighted slots, which are transferred with the tensors of the micro-batch."""
     weighted = Weighted.of(labels_NK, weights_NK)
     rows = {ROWS: Part(tuple(weighted.rows_W.shape), torch.int64, [weighted.rows_W])}
-    return Packed({**parts, **rows}, seen, weights_NK, weighted, place.device)
+    alike_W = rows_alike(teacher_rows_NK, weighted)
+    return Packed({**parts, **rows}, seen, weights_NK, weighted, alike_W, place.device)
 
 
 def _slice(total: int, place: Place) -> tuple[int, int]:

@@ -5,16 +5,17 @@ Feature shards are memory-mapped and copies release the interpreter's lock, so r
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 import torch
 from attrs import frozen
 
+from ops.lib.drafts.backbone.footprint import AHEAD_BYTES
+
 Item = TypeVar("Item")
-POLL_S = 0.2
 
 
 @frozen
@@ -25,13 +26,17 @@ class _End:
 class Prefetch(Generic[Item]):
     """The items of an iterable, in order; at most `depth` wait for the consumer, while one more may be made.
 
-    An error of the iterable is raised to the consumer at its place, and by every call after it. `close` ends the
-    thread; the object is a context manager that does so.
+    None is made while those that wait have more than AHEAD_BYTES; size: the bytes of an item. An error of the iterable
+    is raised to the consumer at its place, and by every call after it. `close` ends the thread; the object is a context
+    manager that does so.
     """
 
-    def __init__(self, items: Iterable[Item], depth: int = 2) -> None:
-        self._ready: queue.Queue[Item | _End] = queue.Queue(depth)
-        self._closed = threading.Event()
+    def __init__(self, items: Iterable[Item], depth: int = 2, size: Callable[[Item], int] = lambda _item: 0) -> None:
+        self._depth, self._size = depth, size
+        self._ready: deque[Item] = deque()
+        self._end: _End | None = None
+        self._closed = False
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._fill, args=(items,), daemon=True)
         self._thread.start()
 
@@ -39,16 +44,20 @@ class Prefetch(Generic[Item]):
         return self
 
     def __next__(self) -> Item:
-        item = self._ready.get()
-        if isinstance(item, _End):
-            self._ready.put(item)
-            if item.error is not None:
-                raise item.error
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._end is not None)
+            if self._ready:
+                self._changed.notify_all()
+                return self._ready.popleft()
+            assert self._end is not None
+            if self._end.error is not None:
+                raise self._end.error
             raise StopIteration
-        return item
 
     def close(self) -> None:
-        self._closed.set()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         self._thread.join()
 
     def __enter__(self) -> Prefetch[Item]:
@@ -66,14 +75,15 @@ class Prefetch(Generic[Item]):
                     return
         except BaseException as error:  # noqa: BLE001 every error belongs to the consumer
             end = _End(error)
-        self._put(end)
+        with self._changed:
+            self._end = end
+            self._changed.notify_all()
 
-    def _put(self, item: Item | _End) -> bool:
-        """False if the consumer has closed."""
-        while not self._closed.is_set():
-            try:
-                self._ready.put(item, timeout=POLL_S)
-            except queue.Full:
-                continue
-            return True
-        return False
+    def _put(self, item: Item) -> bool:
+        """Returns when another item may be made; False if the consumer has closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._ready) < self._depth)
+            self._ready.append(item)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._closed or sum(map(self._size, self._ready)) <= AHEAD_BYTES)
+            return not self._closed

@@ -157,7 +157,7 @@ class _Training:
         """Runs the remaining steps."""
         planned = self.inputs.steps[self.state.step :]
         steps = self.setup.train.steps(planned, self.config.seed or 0)
-        with Prefetch(steps, self.config.buffer_batches) as prepared:
+        with Prefetch(steps, self.config.buffer_batches, Prepared.size) as prepared:
             stream = self.waiting.over(prepared)
             self.stage.progress(self.state.step, self.total)
             while self.state.step < self.total:

@@ -12,6 +12,7 @@ pass over blocks:
     attention i    q, k, v, o and the norms of heads    behind the last pass over blocks; k, v and their norm once more
     layer i        MLP and the norms of the layer       in that pass, as soon as all of the layer are done
     norm           the last norm                        likewise
+    head i         what an algorithm adds beside them   likewise, whose gradients come from every pass over blocks
 
 What is reduced together must be the same on every rank, whether it comes from one pass or is the sum of several: so
 a part's gradients all come from the same passes, and it is reduced when the last of them is complete.
@@ -24,16 +25,17 @@ from collections.abc import Callable
 from functools import wraps
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+from ops.lib.drafts.backbone.hooks import Drawn
 from ops.lib.drafts.backbone.model import ContextKV, DraftModel, Layer
 
 # What a pass over blocks calls of a layer first, and so differentiates last.
 PROJECTIONS = tuple(name for name in vars(Layer) if name.startswith("project"))
 
-CONTEXT_KV = "context_kv"  # the method of DraftModel that FSDP2 must wrap
+CONTEXT_KV, BLOCKS = "context_kv", "forward_blocks"  # the methods of DraftModel that FSDP2 must wrap
 
 
 def shard_model(model: DraftModel, flat: DeviceMesh, dtype: torch.dtype | None = None) -> None:
@@ -54,7 +56,7 @@ def shard_model(model: DraftModel, flat: DeviceMesh, dtype: torch.dtype | None =
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     if parts:
         _gather_ahead(model, parts)
-    for method in (CONTEXT_KV, "forward_blocks"):
+    for method in (CONTEXT_KV, BLOCKS):
         register_fsdp_forward_method(model, method)
 
 
@@ -65,11 +67,16 @@ def overlaps(flat: DeviceMesh) -> bool:
 
 def parts_of(model: DraftModel) -> list[nn.Module]:
     """The modules that are sharded separately, in the order in which a step gathers them."""
-    return [*(layer.self_attn for layer in model.layers), *model.layers, model.norm]
+    return [*(layer.self_attn for layer in model.layers), *model.layers, model.norm, *_heads(model)]
+
+
+def _heads(model: DraftModel) -> list[nn.Module]:
+    return [module for module in model.children() if isinstance(module, Drawn)]
 
 
 def _gather_ahead(model: DraftModel, parts: list[nn.Module]) -> None:
     setattr(model, CONTEXT_KV, _with_attentions(model))
+    setattr(model, BLOCKS, _with_heads(model))
     for layer in model.layers:
         for method in PROJECTIONS:
             register_fsdp_forward_method(layer, method)
@@ -87,3 +94,17 @@ def _with_attentions(model: DraftModel) -> Callable[..., ContextKV]:
         return context_kv(*args, **kwargs)
 
     return after_gathering
+
+
+def _with_heads(model: DraftModel) -> Callable[..., Tensor]:
+    """forward_blocks, and then the heads gathered: the loss that follows uses them without calling them as modules."""
+    forward_blocks = model.forward_blocks
+
+    @wraps(forward_blocks)
+    def before_the_loss(*args: object, **kwargs: object) -> Tensor:
+        hidden = forward_blocks(*args, **kwargs)
+        for head in _heads(model):
+            head.unshard()
+        return hidden
+
+    return before_the_loss

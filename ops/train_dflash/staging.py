@@ -1,8 +1,9 @@
 """Moves the bytes of a micro-batch to the device: written once, side by side, and copied once.
 
 On a CPU they are written to the micro-batch's own memory, and nothing is copied. For a GPU they are written to pinned
-memory and copied on a separate stream while the device computes. Pinned buffers are used in turn: one is reused when
-the copy from it is done. The computing thread calls `Sent.arrive` first.
+memory, a piece after the other, and copied on a separate stream while the device computes. Pinned buffers are used in
+turn: one is reused when the copy from it is done. So they do not grow with the context: torch rounds pinned memory up
+to a power of two and never gives it back. The computing thread calls `Sent.arrive` first.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from torch import Tensor
 from ops.lib.kernels.host_to_device import to_device
 
 BUFFERS = 2  # one is written to while the other is copied
+PIECE = 2**28  # bytes of a buffer at most; a multiple of where tensors begin
 
-Write = Callable[[Tensor], None]  # fills host bytes, uint8 [size]
+Write = Callable[[Tensor, int], None]  # fills host bytes, uint8, which are those from a place on
 
 
 class Event(Protocol):
@@ -63,7 +65,7 @@ class Direct:
 
     def send(self, size: int, write: Write) -> Sent:
         memory = torch.empty(size, dtype=torch.uint8)
-        write(memory)
+        write(memory, 0)
         return Sent(to_device(memory, self.device))
 
 
@@ -77,32 +79,43 @@ class _Buffer:
 class Staged:
     """Through host buffers that are used in turn.
 
-    allocate: returns uint8 [size] on the host. copy: starts the copy of such bytes to the device; returns the memory
-    there and the copy's end.
+    allocate: returns uint8 [size] on the host; room: the same on the device. copy: starts the copy of host bytes to
+    device memory of that size, behind the copies before it; returns its end. piece: bytes of a buffer at most.
     """
 
     allocate: Callable[[int], Tensor]
-    copy: Callable[[Tensor], tuple[Tensor, Event]]
+    room: Callable[[int], Tensor]
+    copy: Callable[[Tensor, Tensor], Event]
+    piece: int = PIECE
     _buffers: list[_Buffer] = field(init=False, factory=lambda: [_Buffer() for _ in range(BUFFERS)])
     _turn: int = field(init=False, default=0)
 
     def send(self, size: int, write: Write) -> Sent:
+        memory, copied = self.room(size), None
+        for start in range(0, size, self.piece):
+            copied = self._send(memory[start : start + self.piece], start, write)
+        return Sent(memory, copied)
+
+    def _send(self, memory: Tensor, start: int, write: Write) -> Event:
         buffer = self._buffers[self._turn]
         if buffer.copied is not None:
             buffer.copied.synchronize()
             buffer.copied = None
-        if buffer.memory is None or len(buffer.memory) < size:
-            buffer.memory = self.allocate(size)
-        written = buffer.memory[:size]
-        write(written)
-        memory, buffer.copied = self.copy(written)
+        if buffer.memory is None or len(buffer.memory) < len(memory):
+            buffer.memory = self.allocate(len(memory))
+        written = buffer.memory[: len(memory)]
+        write(written, start)
+        buffer.copied = self.copy(written, memory)
         self._turn = (self._turn + 1) % BUFFERS
-        return Sent(memory, buffer.copied)
+        return buffer.copied
 
 
 def transfer_to(device: torch.device) -> Transfer:
     """The transfer that keeps the device busy: on a separate stream on a GPU."""
-    return Staged(_pinned, _SideStream(device).copy) if device.type == "cuda" else Direct(device)
+    if device.type != "cuda":
+        return Direct(device)
+    side = _SideStream(device)
+    return Staged(_pinned, side.room, side.copy)
 
 
 def _pinned(size: int) -> Tensor:
@@ -116,10 +129,14 @@ class _SideStream:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def copy(self, host: Tensor) -> tuple[Tensor, Event]:
+    def room(self, size: int) -> Tensor:
         """In a new thread the current GPU is the first one; the stream sets its own device."""
         with torch.cuda.stream(self._stream):
-            memory = host.to(self._device, non_blocking=True)
+            return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def copy(self, host: Tensor, memory: Tensor) -> Event:
+        with torch.cuda.stream(self._stream):
+            memory.copy_(host, non_blocking=True)
             copied = torch.cuda.Event()
             copied.record(self._stream)
-        return memory, copied
+        return copied

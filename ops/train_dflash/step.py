@@ -64,6 +64,13 @@ class Prepared:
     flops: float
     last: bool
 
+    def size(self) -> int:
+        """Bytes of its features and of the target's final states."""
+        if self.batch is None:
+            return 0
+        teacher_UM = self.batch.teacher_UM
+        return self.batch.features_tF.nbytes + (0 if teacher_UM is None else teacher_UM.nbytes)
+
     def arrived(self) -> MicroBatch | None:
         """The batch, for the thread that computes."""
         if self.sent is not None:
@@ -183,7 +190,7 @@ def train_step(engine: Engine, prepared: Iterator[Prepared], world_size: int) ->
 def measure(engine: Engine, stream: Stream, ahead: int) -> Tensor:
     """The global tally over all samples of a split, without gradients; at most `ahead` micro-batches wait."""
     tally = _Tally.new(engine)
-    with engine.computing(), Prefetch(stream.split(), ahead) as prepared:
+    with engine.computing(), Prefetch(stream.split(), ahead, Prepared.size) as prepared:
         for item in prepared:
             batch = item.arrived()
             tally.count(item, None if batch is None else engine.measure(batch))

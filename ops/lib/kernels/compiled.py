@@ -15,6 +15,11 @@ Result = TypeVar("Result")
 # measuring and decoding need separate graphs.
 MOST_GRAPHS = 64
 
+# Of torch's compiler for GPUs; a version that lacks one of them has not what it is about. A sum over rows and one over
+# columns are fused where that pays; without this the number of rows from which it does is a condition of the graph, and
+# a training compiles again whenever a micro-batch lies on the other side.
+OPTIONS = {"triton.mix_order_reduction_non_strict_mode": True}
+
 
 def compiled(
     function: Callable[..., Result], *, open_dimension: int = 0, fullgraph: bool = False
@@ -25,7 +30,9 @@ def compiled(
     chance during compilation would be treated as the same number, and cost a graph when they differ. Raises torch's
     FailOnRecompileLimitHit for too many graphs.
     """
-    inner = torch.compile(function, dynamic=True, fullgraph=fullgraph)
+    known = torch._inductor.list_options()
+    options = {name: value for name, value in OPTIONS.items() if name in known}
+    inner = torch.compile(function, dynamic=True, fullgraph=fullgraph, options=options)
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Result:

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from ops.lib.drafts.backbone.footprint import AHEAD_BYTES
 from ops.train_dflash.prefetch import Prefetch
 
 PATIENCE_S = 120.0
@@ -69,6 +70,25 @@ def test_no_more_than_depth_and_one_items_are_made_ahead_of_the_consumer(depth):
             assert taken == next(ahead)
         time.sleep(STILL_S)
         assert 3 + depth + 1 == len(made)
+
+
+@pytest.mark.parametrize(
+    ("size", "ahead"), [(AHEAD_BYTES + 1, 1), (AHEAD_BYTES // 2 + 1, 2), (AHEAD_BYTES // 2, 3), (1, 4)]
+)
+def test_large_items_wait_in_smaller_numbers(size, ahead):
+    made = []
+
+    def items():
+        for number in itertools.count():
+            made.append(number)
+            yield number
+
+    with Prefetch(items(), 3, lambda _item: size) as prefetch:
+        for taken in range(3):
+            wait_for(lambda taken=taken: len(made) >= taken + ahead)
+            time.sleep(STILL_S)
+            assert taken + ahead == len(made)
+            assert taken == next(prefetch)
 
 
 def test_closing_ends_the_thread_while_the_queue_is_full_and_closes_what_it_read_from():

@@ -42,6 +42,7 @@ ALGORITHMS = {
     "DFlash2": {"algorithm": "dflash2", "dflash2": Dflash2Options(rank=4, candidates=4)},
     "DSpark": {"algorithm": "dspark", "dspark": DsparkOptions(rank=4, l1=0.0, confidence_head=False, base=1.0)},
 }
+ALGORITHMS |= {f"{name} in bfloat16": {**changes, "dtype": "bfloat16"} for name, changes in ALGORITHMS.items()}
 IN_PARTS = [name for name in CASES if name not in (ONE_UNIT, COMPILED)]
 CASES |= {name: {"dtype": "float64", **changes} for name, changes in ALGORITHMS.items()}
 

@@ -11,7 +11,7 @@ from op_counts import Recorded, copied, memory_of
 from ops.lib.drafts.losses.slots import block_weights
 from ops.lib.target.feature_shards import FeatureReader
 from ops.train_dflash.batches import Place, draw, idle_batch, pack, prepare
-from ops.train_dflash.staging import BUFFERS, Direct, Staged, transfer_to
+from ops.train_dflash.staging import BUFFERS, PIECE, Direct, Staged, transfer_to
 
 
 def place_of(dtype=torch.float32, device=CPU, sp_rank=0, sp_degree=1):
@@ -29,10 +29,12 @@ class LateCopies:
         self.buffers.append(torch.full((size,), 255, dtype=torch.uint8))
         return self.buffers[-1]
 
-    def copy(self, host):
-        copy = LateCopy(self, host, torch.empty_like(host))
-        self.pending.append(copy)
-        return copy.memory, copy
+    def room(self, size):
+        return torch.full((size,), 254, dtype=torch.uint8)
+
+    def copy(self, host, memory):
+        self.pending.append(LateCopy(self, host, memory))
+        return self.pending[-1]
 
 
 @define(eq=False)
@@ -57,12 +59,12 @@ def bytes_of(number, size):
 @pytest.mark.parametrize("arrive_after", [1, 2, 5, 9])
 def test_a_buffer_is_written_again_only_when_the_copy_out_of_it_is_done(arrive_after):
     device = LateCopies()
-    transfer = Staged(device.allocate, device.copy)
+    transfer = Staged(device.allocate, device.room, device.copy)
     sizes = [7, 7, 3, 9, 9, 2, 9, 1, 9]
     sent = []
     for number, size in enumerate(sizes):
         assert len(device.pending) <= BUFFERS
-        sent.append(transfer.send(size, lambda memory, number=number: memory.fill_(number)))
+        sent.append(transfer.send(size, lambda memory, _start, number=number: memory.fill_(number)))
         if number + 1 == arrive_after:
             sent[number].arrive()
     for number, (one, size) in enumerate(zip(sent, sizes, strict=True)):
@@ -73,33 +75,38 @@ def test_a_buffer_is_written_again_only_when_the_copy_out_of_it_is_done(arrive_a
 
 def test_an_error_while_writing_leaves_the_buffers_in_turn():
     device = LateCopies()
-    transfer = Staged(device.allocate, device.copy)
+    transfer = Staged(device.allocate, device.room, device.copy)
 
-    def fails(_memory):
+    def fails(_memory, _start):
         raise OSError("the shard is gone")
 
-    first = transfer.send(4, lambda memory: memory.fill_(1))
+    first = transfer.send(4, lambda memory, _start: memory.fill_(1))
     with pytest.raises(OSError, match="the shard is gone"):
         transfer.send(4, fails)
-    later = [transfer.send(4, lambda memory, number=number: memory.fill_(number)) for number in (2, 3)]
+    later = [transfer.send(4, lambda memory, _start, number=number: memory.fill_(number)) for number in (2, 3)]
     for number, one in enumerate([first, *later], start=1):
         one.arrive()
         assert torch.equal(bytes_of(number, 4), one.memory)
 
 
+@pytest.mark.parametrize("piece", [512, 1536, PIECE])
 @pytest.mark.parametrize("with_teacher", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_staged_micro_batches_are_those_that_are_prepared_at_once(with_teacher, dtype):
+def test_staged_micro_batches_are_those_that_are_prepared_at_once(with_teacher, dtype, piece):
     case = random_case(3, samples=4).to(torch.float32)
     reader, drawn = CaseReader(case), drawn_samples(case)
     device = LateCopies()
-    transfer = Staged(device.allocate, device.copy)
+    transfer = Staged(device.allocate, device.room, device.copy, piece)
     sent = []
     for rank in range(3):
         place = place_of(dtype, sp_rank=rank, sp_degree=3)
         for samples in (drawn, drawn[:1], drawn[1:]):
             batch, arrival = pack(reader, samples, place, with_teacher=with_teacher).send(transfer)
             sent.append((batch, arrival, prepare(reader, samples, place, with_teacher=with_teacher)))
+    assert max(map(len, device.buffers)) <= piece
+    if piece == 512:  # which cuts a tensor
+        assert sent[0][0].features_tF.nbytes > 512
+        assert [512] * BUFFERS == [len(buffer) for buffer in device.buffers]
     for batch, arrival, expected in sent:
         arrival.arrive()
         for name in expected.__slots__:
@@ -168,7 +175,7 @@ def test_an_idle_batch_is_zero_and_the_tensors_of_a_batch_share_one_piece_of_mem
 
 def test_on_a_cpu_the_memory_that_is_written_to_is_the_batchs_own():
     written = []
-    sent = transfer_to(CPU).send(8, lambda memory: written.append(memory.fill_(3)))
+    sent = transfer_to(CPU).send(8, lambda memory, _start: written.append(memory.fill_(3)))
     assert memory_of(written) == memory_of([sent.memory])
     sent.arrive()
     assert torch.equal(bytes_of(3, 8), sent.memory)
@@ -178,7 +185,7 @@ def test_on_a_cpu_the_memory_that_is_written_to_is_the_batchs_own():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_micro_batches_arrive_on_a_gpu_as_they_were_written():
     transfer = transfer_to(torch.device("cuda", 0))
-    sent = [transfer.send(1 << 22, lambda memory, number=number: memory.fill_(number)) for number in range(6)]
+    sent = [transfer.send(1 << 22, lambda memory, _start, number=number: memory.fill_(number)) for number in range(6)]
     for number, one in enumerate(sent):
         one.arrive()
         assert [number, number] == [int(bound) for bound in one.memory.aminmax()]

@@ -14,8 +14,9 @@ from ops.lib.drafts.backbone.config import DraftConfig
 
 MASTER = 4  # bytes of a float32 weight, gradient, moment or average
 HEAD_TILE = 8192  # rows and columns of logits at a time on a GPU (ops/lib/drafts/losses/head.py)
-GPU_LOGITS, CPU_LOGITS = 2**26, 2**20  # at a time, also of whole rows (comparison.py),
+GPU_LOGITS, CPU_LOGITS = 2**28, 2**20  # of whole rows at a time (comparison.py),
 CPU_ROWS = 32  # of which there are at least so many
+AHEAD_BYTES = 2**31  # while more than these wait, no other micro-batch is made (ops/train_dflash/prefetch.py)
 
 
 def draft_parameters(config: DraftConfig) -> int:
@@ -32,7 +33,7 @@ def draft_parameters(config: DraftConfig) -> int:
 @frozen(kw_only=True)
 class Pass:
     """What decides the memory of one pass. item_size: bytes of the dtype to compute in; context: T; blocks: of a chunk;
-    waiting: micro-batches whose features are on the device besides the one in use.
+    waiting: micro-batches whose features are on the device besides the one in use; fewer if they are large.
     """
 
     draft: DraftConfig
@@ -62,7 +63,8 @@ def waiting_bytes(work: Pass) -> int:
     """Features of micro-batches that wait, or are being made."""
     width = _features(work.draft)
     teacher = work.blocks * work.draft.block_size * work.draft.hidden_size if work.teacher else 0
-    return work.waiting * (work.context * width + teacher) * work.item_size
+    one = (work.context * width + teacher) * work.item_size
+    return min(work.waiting, AHEAD_BYTES // one + 1) * one
 
 
 def block_bytes(work: Pass) -> int:
@@ -85,17 +87,19 @@ def joined_bytes(work: Pass) -> int:
 
 
 def head_bytes(work: Pass) -> int:
-    """Logits at a time with their copy for the product, and the rows of sums; with a teacher three times as many: its
-    logits, and the slope.
+    """Logits at a time with their copy for the product, and the rows of sums; with a teacher its logits and the slope
+    as well, which on a GPU is made in the dtype of products.
     """
     slots, vocabulary = work.blocks * work.draft.block_size, work.draft.vocab_size
-    most, rows = CPU_LOGITS if work.on_cpu else GPU_LOGITS, min(HEAD_TILE, slots)
-    logits = min(rows * min(HEAD_TILE, vocabulary), most)
-    if work.teacher:
-        logits = min(slots, max(CPU_ROWS if work.on_cpu else 1, most // vocabulary)) * vocabulary
-    tile = logits * (MASTER + (work.item_size if work.item_size < MASTER else 0))
+    rows = min(HEAD_TILE, slots)
+    copy = work.item_size if work.item_size < MASTER else 0
     sums = rows * work.draft.hidden_size * (MASTER + work.item_size)
-    return 3 * tile + 3 * sums if work.teacher else tile + 2 * sums
+    if not work.teacher:
+        logits = rows * min(HEAD_TILE, vocabulary)
+        return (min(logits, CPU_LOGITS) if work.on_cpu else logits) * (MASTER + copy) + 2 * sums
+    if work.on_cpu:
+        return 3 * min(slots, max(CPU_ROWS, CPU_LOGITS // vocabulary)) * vocabulary * (MASTER + copy) + 3 * sums
+    return min(slots, max(1, GPU_LOGITS // vocabulary)) * vocabulary * (2 * MASTER + work.item_size) + 3 * sums
 
 
 def cast_bytes(work: Pass) -> int:

@@ -46,7 +46,8 @@ class MicroBatch:
     seen: per SP rank, what its blocks see. anchor_ids, positions int64 [N]: the anchors' tokens and absolute positions;
     labels int64 [N, K]; weights float32 [N, K], 0 for slot 0. teacher_UM: the target's final hidden states, where the
     loss asks for the target's distribution; teacher_rows_NK, int64: which of them predicts each slot's token. weighted:
-    the slots with a weight; default: made of labels and weights, which waits for their device.
+    the slots with a weight; default: made of labels and weights, which waits for their device. alike_W, int64, on the
+    CPU: the teacher's row of each weighted slot; default: read from its device.
     """
 
     features_tF: Tensor
@@ -61,6 +62,14 @@ class MicroBatch:
     weighted: Weighted = field(
         default=Factory(lambda self: Weighted.of(self.labels_NK, self.weights_NK), takes_self=True), kw_only=True
     )
+    alike_W: Tensor | None = field(
+        default=Factory(lambda self: rows_alike(self.teacher_rows_NK, self.weighted), takes_self=True), kw_only=True
+    )
+
+
+def rows_alike(teacher_rows_NK: Tensor | None, weighted: Weighted) -> Tensor | None:
+    """`MicroBatch.alike_W`."""
+    return None if teacher_rows_NK is None else teacher_rows_NK.flatten().index_select(0, weighted.rows_W).cpu()
 
 
 @frozen(eq=False)
@@ -80,7 +89,7 @@ class Chunk:
     """Some blocks of a micro-batch, at least two, and at least two of their slots.
 
     rows_W: the slots to compute, n * K + k: the weighted ones, ascending, then others if there are fewer than two.
-    weighted: how many those are. The other fields are as in MicroBatch.
+    weighted: how many those are. The other fields are as in MicroBatch; in alike_W no other slot is like those.
     """
 
     seen: tuple[ContextRange, ...]
@@ -90,6 +99,7 @@ class Chunk:
     weights_NK: Tensor
     teacher_UM: Tensor | None
     teacher_rows_NK: Tensor | None
+    alike_W: Tensor | None
     rows_W: Tensor
     weighted: int
 
@@ -177,12 +187,11 @@ class Engine:
             queries(self.model.config.layout(), rows_W, K),
             self.activation_checkpointing,
         )
-        teacher_WM = alike_W = None
+        teacher_WM = None
         if chunk.teacher_UM is not None and chunk.teacher_rows_NK is not None:
-            alike_W = chunk.teacher_rows_NK.flatten().index_select(0, rows_W)
-            teacher_WM = chunk.teacher_UM.index_select(0, alike_W)
+            teacher_WM = chunk.teacher_UM.index_select(0, chunk.teacher_rows_NK.flatten().index_select(0, rows_W))
         block_losses: BlockLosses = part_of(self.model.config.algorithm, "loss:block_losses")
-        asked = Asked(hidden_WM, rows_W, chunk.labels_NK, chunk.weights_NK, teacher_WM, alike_W)
+        asked = Asked(hidden_WM, rows_W, chunk.labels_NK, chunk.weights_NK, teacher_WM, chunk.alike_W)
         outcome = block_losses(self.model, asked, self.head_VM, self.loss)
         algorithm = self.model.config.algorithm
         check_outcome(algorithm, outcome, len(rows_W), algorithm.metrics(self.loss.needs_teacher))
@@ -211,6 +220,10 @@ def chunk_of(batch: MicroBatch, start: int, end: int) -> Chunk:
 
     rows_W = batch.weighted.rows(start, end)
     weighted = len(rows_W)
+    alike_W = None
+    if batch.alike_W is not None:
+        of_weighted = batch.alike_W[batch.weighted.before[start] : batch.weighted.before[end]]
+        alike_W = torch.cat((of_weighted, torch.tensor([-1, -2][: max(0, 2 - weighted)], dtype=torch.int64)))
     if start:
         rows_W = rows_W - start * K
     if weighted < 2:  # slots 0 of the first blocks, which have no weight
@@ -223,6 +236,7 @@ def chunk_of(batch: MicroBatch, start: int, end: int) -> Chunk:
         weights_NK=part(batch.weights_NK),
         teacher_UM=batch.teacher_UM,
         teacher_rows_NK=None if batch.teacher_rows_NK is None else part(batch.teacher_rows_NK),
+        alike_W=alike_W,
         rows_W=rows_W,
         weighted=weighted,
     )

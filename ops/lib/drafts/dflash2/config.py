@@ -88,10 +88,11 @@ class Dflash2:
         return 2 * draft.num_hidden_layers * convolution + self.rank * (self.candidates + 4) + 5 * self.candidates
 
     def slot_flops(self, draft: DraftConfig) -> float:
-        M = draft.hidden_size
-        convolution = 2 * self.taps * (M // self.group) * M + 4 * self.taps * M
-        selector = self.rank * (M + 2 * self.candidates) + M * draft.vocab_size  # the logits once more, for the best
-        return 3 * 2 * (2 * draft.num_hidden_layers * convolution + self.rank * M) + 2 * selector
+        M, scored = draft.hidden_size, self.candidates + 1  # with the label
+        convolution = 2 * self.taps * (M // self.group) * M
+        selector = self.rank * (M + scored)
+        # the candidates are found in the logits of the loss; those that are scored are made again, with a gradient
+        return 3 * 2 * (2 * draft.num_hidden_layers * convolution + selector) + 2 * 2 * scored * M
 
 
 def field_name(name: str) -> str:

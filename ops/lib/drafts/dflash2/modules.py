@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.hooks import Around, Drawn
-from ops.lib.drafts.backbone.model import Linear
+from ops.lib.drafts.backbone.model import Linear, table_rows
 from ops.lib.drafts.dflash2.config import sizes
 
 
@@ -123,8 +123,9 @@ class Selector(Drawn):
 
     def follow(self, projected: Tensor, before: Tensor, candidates: Tensor) -> Tensor:
         """[..., C] for candidates [..., C] behind the tokens `before` [...]; projected: H h, [..., R]."""
-        wanted = self.predecessor_codebook[before].to(projected.dtype) * projected
-        return (self.successor_codebook[candidates].to(projected.dtype) @ wanted[..., None])[..., 0]
+        wanted = table_rows(self.predecessor_codebook, before, projected.dtype) * projected
+        offered = table_rows(self.successor_codebook, candidates, projected.dtype)
+        return (offered @ wanted[..., None])[..., 0]
 
 
 def around_sublayers(config: DraftConfig) -> dict[str, Around]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.hooks import Around, Drawn
-from ops.lib.drafts.backbone.model import Linear
+from ops.lib.drafts.backbone.model import Linear, table_rows
 from ops.lib.drafts.dspark.config import sizes
 
 
@@ -31,7 +31,7 @@ class MarkovHead(Drawn):
 
     def latent(self, before: Tensor, dtype: torch.dtype) -> Tensor:
         """[..., R] for tokens [...]."""
-        return self.markov_w1.weight[before].to(dtype)
+        return table_rows(self.markov_w1.weight, before, dtype)
 
     def draw(self, generator: torch.Generator, std: float) -> None:
         self.markov_w1.weight.copy_(torch.randn(self.markov_w1.weight.shape, generator=generator) * std)

@@ -14,7 +14,7 @@ class Asked:
     """hidden_WM: the draft's states, each of which predicts one token. rows_W, int64: which, n * K + k for the token k
     behind the anchor of block n; a row with k = 0 has no weight. tokens_NK: the true tokens. weights_NK, float32: how
     much each counts. teacher_WM: the target's final states that predict the same tokens, where the loss asks for them;
-    slots with the same number in alike_W have the same.
+    slots with the same number in alike_W, int64 on the CPU, have the same.
     """
 
     hidden_WM: Tensor

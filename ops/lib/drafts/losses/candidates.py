@@ -17,6 +17,7 @@ from ops.lib.kernels.c_library import compiled_keep_best
 
 TILE = 2**26  # logits at a time
 CPU_ROWS = 2**18  # numbers of the head's rows at a time: 1 MiB in float32
+GROUP = 64  # columns of a tile whose best is looked at first
 
 
 @torch.no_grad()
@@ -45,6 +46,7 @@ class BestTokens:
         self.tokens_RC = torch.zeros((length, count), dtype=torch.int64, device=device)
         is_fast = device.type == "cpu" and dtype == torch.float32 and torch.get_num_threads() <= FEW_THREADS
         self.function = compiled_keep_best() if is_fast else None
+        self.best_of = topk_by_groups if device.type == "cuda" else torch.topk
 
     def add(self, logits_RT: Tensor, start: int) -> None:
         """Take in a tile, whose first column is the token `start`; leaves it as it is."""
@@ -53,11 +55,32 @@ class BestTokens:
             pointers = (self.values_RC.data_ptr(), self.tokens_RC.data_ptr())
             self.function(logits_RT.data_ptr(), *logits_RT.shape, start, count, *pointers)
             return
-        tile = logits_RT.topk(min(count, logits_RT.shape[1]), dim=1)
-        values = torch.cat((self.values_RC, tile.values), dim=1)
-        tokens = torch.cat((self.tokens_RC, tile.indices + start), dim=1)
+        tile_values, places = self.best_of(logits_RT, min(count, logits_RT.shape[1]))
+        values = torch.cat((self.values_RC, tile_values), dim=1)
+        tokens = torch.cat((self.tokens_RC, places + start), dim=1)
         self.values_RC, places_RC = values.topk(count, dim=1)
         self.tokens_RC = tokens.gather(1, places_RC)
+
+
+def topk_by_groups(logits_RT: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`torch.topk` of each row: the values, [R, count], the best first, and their columns; of equal ones any.
+
+    The `count` best lie in the `count` groups of neighbouring columns with the best maxima, or in columns behind the
+    last whole group: every logit of another group has at least `count` that are not smaller. So a GPU, whose topk goes
+    through a row many times, reads it once, and then a few columns.
+    """
+    rows, columns = logits_RT.shape
+    groups = columns // GROUP
+    if groups <= count:
+        return tuple(logits_RT.topk(count, dim=1))
+    whole_RGT = logits_RT[:, : groups * GROUP].unflatten(1, (groups, GROUP))
+    best_RC = whole_RGT.amax(dim=2).topk(count, dim=1).indices
+    inside_C = torch.arange(GROUP, device=logits_RT.device)
+    behind_B = torch.arange(groups * GROUP, columns, device=logits_RT.device)
+    columns_RS = (best_RC[:, :, None] * GROUP + inside_C).flatten(1)
+    columns_RS = torch.cat((columns_RS, behind_B.expand(rows, -1)), dim=1)
+    values_RC, places_RC = logits_RT.gather(1, columns_RS).topk(count, dim=1)
+    return values_RC, columns_RS.gather(1, places_RC)
 
 
 class _TokenLogits(torch.autograd.Function):

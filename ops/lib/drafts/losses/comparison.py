@@ -36,9 +36,10 @@ from torch.autograd.function import once_differentiable
 
 from ops.lib.drafts.losses.head import Bias, add_product, check_labels, set_product
 from ops.lib.drafts.losses.whole_rows import Side, Weights, WholeRows, choose_rows
+from ops.lib.kernels.host_to_device import to_device
 
 CPU_LOGITS, CPU_ROWS = 2**20, 32  # 4 MiB in float32, but not fewer rows: products of a few are slow
-CUDA_LOGITS = 2**26
+CUDA_LOGITS = 2**28  # 1 GiB in float32: products at full speed, and the head is read a few times
 CAST = 4096  # tokens whose rows of the head are cast at a time
 
 
@@ -75,13 +76,14 @@ def compare(
     """Cross-entropy, and with a teacher kl, l1 and overlap, unless divergence or distances is False.
 
     All are differentiable with respect to hidden_WM and the bias's latents and table, together in one backward pass.
-    alike_W, int64: slots with the same number have equal rows of the teacher; it is used on the CPU.
+    alike_W, int64, on the CPU on every device: slots with the same number have equal rows of the teacher, whose logits
+    are made once.
     dtypes of products, checked and IndexError as in `head_cross_entropy`. Memory: the gradients, of the table in
     float32 at least, and the logits of some slots, both sides'.
     """
     given = _given(hidden_WM, head_VM, labels_W, teacher_WM, bias, alike_W, checked)
     wanted = _Wanted(divergence and teacher_WM is not None, distances and teacher_WM is not None)
-    found = Comparison(*_Comparison.apply(wanted, *given.tensors))
+    found = Comparison(*_Comparison.apply(wanted, given.shared, *given.tensors))
     return found if given.order_W is None else _ordered(found, given.order_W.argsort())
 
 
@@ -113,7 +115,7 @@ def compare_and_sum(
         def ordered(found: Comparison, slots: Tensor) -> Tensor:
             return objective(found, order_W[slots])
 
-    total, *values = _Sum.apply(wanted, ordered, torch.is_grad_enabled() and needed, *given.tensors)
+    total, *values = _Sum.apply(wanted, given.shared, ordered, torch.is_grad_enabled() and needed, *given.tensors)
     found = Comparison(*values)
     return total, found if given.order_W is None else _ordered(found, given.order_W.argsort())
 
@@ -125,12 +127,21 @@ class _Wanted:
 
 
 @frozen(eq=False)
+class _Shared:
+    """Which row of the teacher each slot has, int64, ascending: on the host, which cuts by it, and on the device."""
+
+    of_W: Tensor
+    on_device_W: Tensor
+
+
+@frozen(eq=False)
 class _Given:
-    """tensors: hidden, latents, table, the teacher's rows, which of them each slot has, the head, labels; the slots in
-    the order order_W."""
+    """tensors: hidden, latents, table, the teacher's rows, the head, labels; the slots in the order order_W. shared:
+    where slots share rows of the teacher."""
 
     tensors: tuple[Tensor | None, ...]
-    order_W: Tensor | None
+    shared: _Shared | None = None
+    order_W: Tensor | None = None
 
 
 def _given(
@@ -142,22 +153,25 @@ def _given(
     alike_W: Tensor | None,
     checked: bool,
 ) -> _Given:
-    """Slots that are alike side by side, with one row of the teacher for them. CUDA would wait for their number."""
+    """Slots that are alike side by side, with one row of the teacher for them. Their order and number are made on the
+    host, which then waits for no device."""
     if not checked:
         check_labels(labels_W, head_VM)
     latent_Wr, table_Vr = (None, None) if bias is None else (bias.latent_Wr, bias.table_Vr)
     labels_W = labels_W.to(torch.int64)
-    if teacher_WM is None or alike_W is None or alike_W.device.type != "cpu" or not len(labels_W):
-        return _Given((hidden_WM, latent_Wr, table_Vr, teacher_WM, None, head_VM, labels_W), None)
+    if teacher_WM is None or alike_W is None or not len(labels_W):
+        return _Given((hidden_WM, latent_Wr, table_Vr, teacher_WM, head_VM, labels_W))
     sorted_W, order_W = alike_W.sort(stable=True)
     is_first_W = torch.cat((torch.ones(1, dtype=torch.bool), sorted_W[1:] != sorted_W[:-1]))
+    of_W = is_first_W.cumsum(0) - 1
+    together = to_device(torch.cat((order_W, of_W, order_W[is_first_W])), labels_W.device)
+    order_W, on_device_W, first_U = together.tensor_split([len(of_W), 2 * len(of_W)])
     latent_Wr = None if latent_Wr is None else latent_Wr.index_select(0, order_W)
     tensors = (
         *(hidden_WM.index_select(0, order_W), latent_Wr, table_Vr),
-        *(teacher_WM.index_select(0, order_W[is_first_W]), is_first_W.cumsum(0) - 1),
-        *(head_VM, labels_W.index_select(0, order_W)),
+        *(teacher_WM.index_select(0, first_U), head_VM, labels_W.index_select(0, order_W)),
     )
-    return _Given(tensors, order_W)
+    return _Given(tensors, _Shared(of_W, on_device_W), order_W)
 
 
 def _ordered(found: Comparison, order_W: Tensor) -> Comparison:
@@ -171,13 +185,16 @@ CE, KL, L1, OVERLAP, ABOVE, BELOW = range(6)
 
 class _Comparison(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, wanted: _Wanted, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        slots = _Slots(*tensors)
+    def forward(
+        ctx: Any, wanted: _Wanted, shared: _Shared | None, *tensors: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        slots = _Slots(shared, *tensors)
         found_nW, correct_W = slots.not_measured()
         for rows in slots.chunks():
             found_nW[:, rows], correct_W[rows] = slots.softmaxes(rows, wanted.divergence).measured(wanted.distances)
         ctx.mark_non_differentiable(correct_W)
         ctx.set_materialize_grads(False)  # what nothing was made of costs nothing
+        ctx.shared = shared
         ctx.save_for_backward(*tensors, found_nW[ABOVE:].clone())
         return *_values(found_nW, wanted), correct_W
 
@@ -193,22 +210,27 @@ class _Comparison(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         *tensors, masses_2W = ctx.saved_tensors
         weights = Weights(of_ce_W, of_kl_W, _of_l1(of_l1_W, of_overlap_W), *masses_2W)
-        slots = _Slots(*tensors)
-        gradients = _Gradients(slots, ctx.needs_input_grad[1:4])
+        slots = _Slots(ctx.shared, *tensors)
+        gradients = _Gradients(slots, ctx.needs_input_grad[2:5])
         for rows in slots.chunks():
             softmaxes = slots.softmaxes(rows, with_teacher=of_kl_W is not None or weights.of_l1_R is not None)
             gradients.add(rows, softmaxes.slope(_of(weights, rows)))
-        return None, *_cast(gradients.tensors, tensors[:3]), None, None, None, None
+        return None, None, *_cast(gradients.tensors, tensors[:3]), None, None, None
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, wanted: _Wanted, objective: Objective, with_gradient: bool, *tensors: Tensor | None
+        ctx: Any,
+        wanted: _Wanted,
+        shared: _Shared | None,
+        objective: Objective,
+        with_gradient: bool,
+        *tensors: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        slots = _Slots(*tensors)
+        slots = _Slots(shared, *tensors)
         found_nW, correct_W = slots.not_measured()
-        gradients = _Gradients(slots, ctx.needs_input_grad[3:6] if with_gradient else (False,) * 3)
+        gradients = _Gradients(slots, ctx.needs_input_grad[4:7] if with_gradient else (False,) * 3)
         total = slots.hidden_WM.new_zeros((), dtype=torch.float64)
         numbers_W = torch.arange(len(slots.hidden_WM), device=slots.hidden_WM.device)
         for rows in slots.chunks():
@@ -232,7 +254,7 @@ class _Sum(torch.autograd.Function):
         leaves, gradients = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
         # in place: nobody else has them, and torch refuses to go back a second time
         scaled = [None if each is None else each.mul_(of_total.to(each.dtype)) for each in gradients]
-        return None, None, None, *_cast(scaled, leaves), None, None, None, None
+        return None, None, None, None, *_cast(scaled, leaves), None, None, None
 
 
 def _cast(gradients: Sequence[Tensor | None], leaves: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -286,19 +308,19 @@ class _Slots:
 
     def __init__(
         self,
+        shared: _Shared | None,
         hidden_WM: Tensor,
         latent_Wr: Tensor | None,
         table_Vr: Tensor | None,
         teacher_UM: Tensor | None,
-        of_W: Tensor | None,
         head_VM: Tensor,
         labels_W: Tensor,
     ) -> None:
         self.hidden_WM, self.latent_Wr, self.table_Vr = hidden_WM, latent_Wr, table_Vr
-        self.teacher_UM, self.of_W, self.head_VM, self.labels_W = teacher_UM, of_W, head_VM, labels_W
+        self.teacher_UM, self.shared, self.head_VM, self.labels_W = teacher_UM, shared, head_VM, labels_W
         self.dtype = torch.promote_types(hidden_WM.dtype, torch.float32)
         self.product = hidden_WM.dtype if hidden_WM.is_cuda else self.dtype
-        self.functions = choose_rows(hidden_WM.device, self.dtype)
+        self.functions = choose_rows(hidden_WM.device, self.dtype, self.product)
         self.rows = min(rows_at_once(hidden_WM.device, len(head_VM)), len(hidden_WM))
         sides = 1 if teacher_UM is None else 2
         self._memory_NV = hidden_WM.new_empty(sides * self.rows, len(head_VM), dtype=self.dtype)
@@ -329,12 +351,12 @@ class _Slots:
             draft_RV = self._logits(hidden_RM, rows)
             return _Softmaxes(self.functions, labels_R, self.functions.normalised(draft_RV, labels_R))
         of_R, teacher_labels_U = None, labels_R
-        if self.of_W is None:
+        if self.shared is None:
             draft_RV = self._logits(hidden_RM, rows)
             teacher_UV = self._logits(self.teacher_UM[rows], None, self.rows)
         else:  # a product of both, as there are few rows of the teacher
-            first, last = int(self.of_W[rows.start]), int(self.of_W[rows.stop - 1])
-            of_R = self.of_W[rows] - first
+            first, last = int(self.shared.of_W[rows.start]), int(self.shared.of_W[rows.stop - 1])
+            of_R = self.shared.on_device_W[rows] - first
             teacher_labels_U = labels_R.new_empty(last + 1 - first).scatter_(0, of_R, labels_R)
             both_NM = torch.cat((hidden_RM, self.teacher_UM[first : last + 1].to(hidden_RM.dtype)))
             draft_RV, teacher_UV = self._logits(both_NM, rows).tensor_split([len(hidden_RM)])
@@ -395,8 +417,8 @@ class _Gradients:
         ]
 
     def add(self, rows: slice, slope_RV: Tensor) -> None:
-        """The slots' part, of their slope in the logits."""
-        slots, slope_RV = self.slots, slope_RV.to(self.slots.product)
+        """The slots' part, of their slope in the logits, in the dtype of products."""
+        slots = self.slots
         hidden_sum_WM, latent_sum_Wr, table_sum_Vr = self.tensors
         if hidden_sum_WM is not None:
             for part in slots.columns():

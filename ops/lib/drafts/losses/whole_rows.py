@@ -64,14 +64,15 @@ class WholeRows(Protocol):
     def slope(
         self, draft: Side, teacher: Side | None, of_R: Tensor | None, labels_R: Tensor, weights: Weights
     ) -> Tensor:
-        """The weighted losses' slope in the logits, [R, V]; may use the memory of the draft's values."""
+        """The weighted losses' slope in the logits, [R, V], in the dtype of products; may use the memory of the
+        draft's values."""
 
 
-def choose_rows(device: torch.device, dtype: torch.dtype) -> WholeRows:
-    """The fastest functions for rows of this dtype."""
+def choose_rows(device: torch.device, dtype: torch.dtype, product: torch.dtype) -> WholeRows:
+    """The fastest functions for rows of this dtype; product: that of the factors of products."""
     is_fast = device.type == "cpu" and dtype == torch.float32 and torch.get_num_threads() <= FEW_THREADS
     library = compiled_comparison() if is_fast else None
-    return TorchRows(device) if library is None else CRows(library)
+    return TorchRows(device, product) if library is None else CRows(library)
 
 
 @frozen
@@ -79,23 +80,24 @@ class TorchRows:
     """By torch; on CUDA compiled."""
 
     device: torch.device
+    product: torch.dtype
 
     def normalised(self, logits_NV: Tensor, labels_N: Tensor) -> Side:
         return _side(logits_NV, *_on(self.device, normaliser)(logits_NV, labels_N))
 
     def mean_gap(self, logits_RV: Tensor, teacher_UV: Tensor, of_R: Tensor | None) -> Tensor:
-        return _on(self.device, row_gaps)(logits_RV, _beside(teacher_UV, of_R))
+        return _on(self.device, row_gaps)(logits_RV, teacher_UV, of_R)
 
     def distances(self, draft: Side, teacher: Side, of_R: Tensor | None) -> Tensor:
-        return _on(self.device, distance_sums)(*_softmax(draft, None), *_softmax(teacher, of_R))
+        return _on(self.device, distance_sums)(*_softmax(draft), *_softmax(teacher), of_R)
 
     def slope(
         self, draft: Side, teacher: Side | None, of_R: Tensor | None, labels_R: Tensor, weights: Weights
     ) -> Tensor:
-        theirs = (None, None, None) if teacher is None else _softmax(teacher, of_R)
+        theirs = (None, None, None) if teacher is None else _softmax(teacher)
         wrong_R = draft.d_N.sigmoid().to(draft.values_NV.dtype)
         given = (weights.of_ce_R, weights.of_kl_R, weights.of_l1_R, weights.above_R, weights.below_R)
-        return _on(self.device, row_slope)(*_softmax(draft, None), *theirs, labels_R, wrong_R, *given)
+        return _on(self.device, row_slope)(*_softmax(draft), *theirs, of_R, labels_R, wrong_R, *given, self.product)
 
 
 @frozen(eq=False)
@@ -156,8 +158,8 @@ def _side(values_NV: Tensor, reference_N: Tensor, others_N: Tensor, own_N: Tenso
     )
 
 
-def _softmax(side: Side, of_R: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(_beside(values_N, of_R) for values_N in (side.values_NV, side.reference_N, side.factor_N))
+def _softmax(side: Side) -> tuple[Tensor, Tensor, Tensor]:
+    return side.values_NV, side.reference_N, side.factor_N
 
 
 def _beside(values_N: Tensor, of_R: Tensor | None) -> Tensor:
@@ -177,12 +179,13 @@ def normaliser(logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, ...]:
     """reference, others, own and correct of `_side`."""
     own_N = logits_NV.gather(1, labels_N[:, None])[:, 0]
     reference_N = logits_NV.amax(dim=1)
-    others_NV = (logits_NV - reference_N[:, None]).exp().scatter(1, labels_N[:, None], 0.0)
+    others_NV = _with_labels((logits_NV - reference_N[:, None]).exp_(), labels_N, torch.zeros_like(own_N))
     return reference_N, others_NV.sum(dim=1, dtype=torch.float64), own_N, logits_NV.argmax(dim=1) == labels_N
 
 
-def row_gaps(logits_RV: Tensor, teacher_RV: Tensor) -> Tensor:
+def row_gaps(logits_RV: Tensor, teacher_UV: Tensor, of_R: Tensor | None) -> Tensor:
     """`mean_gap`."""
+    teacher_RV = _beside(teacher_UV, of_R)
     p_RV = (teacher_RV - teacher_RV.amax(dim=1, keepdim=True)).exp()
     gap_R = (p_RV * (teacher_RV - logits_RV)).sum(dim=1, dtype=torch.float64)
     return gap_R / p_RV.sum(dim=1, dtype=torch.float64)
@@ -192,13 +195,16 @@ def distance_sums(
     logits_RV: Tensor,
     reference_R: Tensor,
     factor_R: Tensor,
-    teacher_RV: Tensor,
-    teacher_reference_R: Tensor,
-    teacher_factor_R: Tensor,
+    teacher_UV: Tensor,
+    teacher_reference_U: Tensor,
+    teacher_factor_U: Tensor,
+    of_R: Tensor | None,
 ) -> Tensor:
     """`distances`."""
     q_RV = _probabilities(logits_RV, reference_R, factor_R)
-    p_RV = _probabilities(teacher_RV, teacher_reference_R, teacher_factor_R)
+    p_RV = _probabilities(
+        *(_beside(values_U, of_R) for values_U in (teacher_UV, teacher_reference_U, teacher_factor_U))
+    )
     overlap_R = torch.minimum(q_RV, p_RV).sum(dim=1, dtype=torch.float64)
     gap_RV = q_RV - p_RV
     above_RV = _share_above(gap_RV).mul_(q_RV)
@@ -211,9 +217,10 @@ def row_slope(
     logits_RV: Tensor,
     reference_R: Tensor,
     factor_R: Tensor,
-    teacher_RV: Tensor | None,
-    teacher_reference_R: Tensor | None,
-    teacher_factor_R: Tensor | None,
+    teacher_UV: Tensor | None,
+    teacher_reference_U: Tensor | None,
+    teacher_factor_U: Tensor | None,
+    of_R: Tensor | None,
     labels_R: Tensor,
     wrong_R: Tensor,
     of_ce_R: Tensor | None,
@@ -221,23 +228,36 @@ def row_slope(
     of_l1_R: Tensor | None,
     above_R: Tensor | None,
     below_R: Tensor | None,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """`slope`; wrong_R: 1 - q of the label."""
+    """`slope` in this dtype; wrong_R: 1 - q of the label."""
     q_RV = _probabilities(logits_RV, reference_R, factor_R)
     slopes = []
-    if teacher_RV is not None:
-        p_RV = _probabilities(teacher_RV, teacher_reference_R, teacher_factor_R)
+    if teacher_UV is not None and teacher_reference_U is not None and teacher_factor_U is not None:
+        theirs = (teacher_UV, teacher_reference_U, teacher_factor_U)
+        p_RV = _probabilities(*(_beside(values_U, of_R) for values_U in theirs))
         if of_l1_R is not None and above_R is not None and below_R is not None:
             steps = [(2 * of_l1_R * mass_R)[:, None] for mass_R in (-above_R, below_R)]
             slopes.append(torch.lerp(*steps, _share_above(q_RV - p_RV)).mul_(q_RV))  # both ends keep their digits
         if of_kl_R is not None:
             slopes.append((q_RV - p_RV).mul_(of_kl_R[:, None]))
     if of_ce_R is not None:
-        slopes.append(q_RV.scatter_(1, labels_R[:, None], -wrong_R[:, None]).mul_(of_ce_R[:, None]))
+        slopes.append(_with_labels(q_RV, labels_R, -wrong_R).mul_(of_ce_R[:, None]))
     total_RV = slopes[0]
     for slope_RV in slopes[1:]:
         total_RV.add_(slope_RV)
-    return total_RV
+    return total_RV.to(dtype)
+
+
+def _with_labels(values_RV: Tensor, labels_R: Tensor, given_R: Tensor) -> Tensor:
+    """The values, which may be overwritten, with those of the labels replaced.
+
+    Writing them to their places would end what a compiler fuses, and cost a pass over all values more.
+    """
+    if not torch.compiler.is_compiling():
+        return values_RV.scatter_(1, labels_R[:, None], given_R[:, None])
+    columns_V = torch.arange(values_RV.shape[1], device=values_RV.device)
+    return torch.where(columns_V == labels_R[:, None], given_R[:, None], values_RV)
 
 
 def _share_above(gap_RV: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ def flex_graphs(clean_dynamo, monkeypatch):
     """The graphs that are made of FlexAttention and its block mask, which run uncompiled."""
     graphs = []
 
-    def backend(graph, _inputs):
+    def backend(graph, _inputs, **_options):
         graphs.append(graph)
         return graph.forward
 

@@ -155,6 +155,37 @@ def test_the_best_tokens_are_those_of_all_logits_and_change_nothing_else(keeps_b
     assert torch.equal(alone, ce) and torch.equal(as_correct, correct) and torch.equal(hidden.grad, with_best)
 
 
+@pytest.mark.parametrize(("vocabulary", "count"), [(8192, 16), (4500, 16), (1100, 16), (1000, 16), (130, 1), (7, 7)])
+def test_the_best_of_the_best_groups_are_the_best_of_all(vocabulary, count):
+    """One logit in some groups, all 16 in one, and those behind the last whole group among them."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = torch.randn(40, vocabulary, generator=generator)
+    logits[0, 64:80] += 9.0
+    logits[1, -3:] += 9.0
+    logits[2] = torch.arange(vocabulary).flip(0)
+    expected = logits.topk(count, dim=1)
+    values, columns = candidates.topk_by_groups(logits, count)
+    assert torch.equal(expected.values, values)
+    assert torch.equal(expected.indices, columns)
+
+
+def test_of_many_equal_logits_the_best_of_the_best_groups_are_as_good_and_each_is_there_once():
+    logits = torch.randint(4, (200, 3000), generator=torch.Generator().manual_seed(0)).float()
+    values, columns = candidates.topk_by_groups(logits, 16)
+    assert torch.equal(logits.topk(16, dim=1).values, values)
+    assert torch.equal(logits.gather(1, columns), values)
+    assert [16] * 200 == [len(set(row)) for row in columns.tolist()]
+
+
+def test_the_candidates_of_a_gpus_way_are_those_of_all_logits(monkeypatch):
+    hidden, _, head, labels, _ = case(600, 5000)
+    monkeypatch.setattr(candidates, "compiled_keep_best", lambda: None)
+    monkeypatch.setattr("torch.topk", candidates.topk_by_groups)
+    monkeypatch.setattr("ops.lib.drafts.losses.head._tile", lambda _device: (300, 2048))
+    expected = (hidden.double() @ head.double().T).topk(16, dim=1).indices
+    assert torch.equal(expected, head_cross_entropy_and_best(hidden, head, labels, 16)[2])
+
+
 def test_of_equal_tokens_the_first_is_kept_and_nan_is_none(keeps_best):
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0] * 8, [torch.nan] * 31 + [2.0]])
     best = candidates.BestTokens(2, 3, torch.float32, CPU)
@@ -349,7 +380,7 @@ def test_without_a_compiler_torch_does_the_sweep(fresh_kernel, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     name, sweep = choose_head(CPU)
     assert ("tiles of 512 x 512, sweep: torch (no C compiler)", torch_sweep) == (name, sweep)
-    assert TorchRows(CPU) == choose_rows(CPU, torch.float32)
+    assert TorchRows(CPU, torch.float32) == choose_rows(CPU, torch.float32, torch.float32)
 
 
 def test_where_the_compiler_fails_torch_does_the_sweep(fresh_kernel, monkeypatch):

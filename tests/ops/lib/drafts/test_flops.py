@@ -8,8 +8,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.long_context import QWEN3_8B
 from ops.lib.drafts.backbone.flops import step_flops
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.dflash.config import Dflash
+from ops.lib.drafts.dflash2.config import Dflash2
+from ops.lib.drafts.dflash2.loss import block_losses
+from ops.lib.drafts.dflash2.modules import Convolution
+from ops.lib.drafts.dflash2.options import Dflash2Options
 from ops.lib.drafts.dspark.config import Dspark
+from ops.lib.drafts.losses.asked import Asked
+from ops.lib.drafts.losses.head import head_cross_entropy
+from ops.lib.drafts.losses.loss import Loss
 
 
 def plain_products(config, tokens, prefixes, weighted, with_teacher):
@@ -53,6 +61,38 @@ def test_the_formula_counts_what_torch_counts(algorithm, with_teacher):
     assert queries == config.layout().queries
     counted = counter.get_total_flops() + len(prefixes) * queries * algorithm.slot_flops(config)
     assert counted == step_flops(config, 12, len(prefixes), sum(prefixes), 9, with_teacher=with_teacher)
+
+
+def counted(run):
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def test_dflash2_counts_the_products_of_its_convolutions_and_selector_and_no_logits_twice():
+    algorithm = Dflash2(taps=2, group=4, rank=6, candidates=4)
+    config = tiny_config(num_hidden_layers=3, algorithm=algorithm)
+    M, W = config.hidden_size, 10
+    blocks_NKM = torch.randn(5, 2, M, requires_grad=True)
+    convolution = Convolution(M, algorithm.taps, algorithm.group)
+    made = counted(lambda: convolution.enter(blocks_NKM)[1].sum().backward())
+    model, head_VM, tokens_NK = DraftModel(config), torch.randn(config.vocab_size, M), torch.arange(12).view(3, 4)
+    hidden_WM = torch.randn(W, M, requires_grad=True)
+    asked = Asked(hidden_WM, torch.arange(1, W + 1), tokens_NK, torch.ones(3, 4))
+    loss = Loss(own=Dflash2Options(rank=6, candidates=4))
+
+    def with_selector():
+        outcome = block_losses(model, asked, head_VM, loss)
+        (outcome.losses_W + outcome.added_W).sum().backward()
+
+    def base_only():
+        head_cross_entropy(hidden_WM, head_VM, asked.labels_W)[0].sum().backward()
+
+    rows_of_the_head = (
+        2 * (algorithm.candidates + 1) * M * W
+    )  # summed by the scores' slopes, which torch does not count
+    selector = counted(with_selector) - counted(base_only) + rows_of_the_head
+    assert 2 * config.num_hidden_layers * made + selector == W * algorithm.slot_flops(config)
 
 
 def test_a_window_bounds_what_a_sliding_layer_sees():

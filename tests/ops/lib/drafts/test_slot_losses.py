@@ -117,7 +117,9 @@ def test_float32_stays_near_float64_also_with_the_overlap(kind, biased, with_ove
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_sweep_gives_the_same_losses(small_tiles, monkeypatch, kind, biased, sweep):
     monkeypatch.setattr(head_module, "choose_head", lambda _device: ("chosen by the test", sweep))
-    monkeypatch.setattr(comparison_module, "choose_rows", lambda device, _dtype: whole_rows.TorchRows(device))
+    monkeypatch.setattr(
+        comparison_module, "choose_rows", lambda device, _, product: whole_rows.TorchRows(device, product)
+    )
     Problem(40, 130, dtype=torch.float32).assert_equal(kind, biased, 1e-6, 3e-6)
 
 
@@ -210,6 +212,21 @@ def test_equal_distributions_have_no_loss_and_no_gradient(small_tiles, kind, bia
     assert 1 - rounding < float(found.overlap_W.min())
     assert 1 >= float(found.overlap_W.max())
     assert [0.0] * len(gradients) == [float(gradient.abs().max()) for gradient in gradients]
+
+
+def test_a_slope_comes_in_the_dtype_of_products_rounded_once():
+    problem = Problem(40, 130, dtype=torch.float32)
+    slopes = []
+    for product in (torch.float32, torch.bfloat16):
+        rows = whole_rows.TorchRows(torch.device("cpu"), product)
+        draft, teacher = (
+            rows.normalised(x @ problem.head.T, problem.labels) for x in (problem.hidden, problem.teacher)
+        )
+        above_R, below_R = rows.distances(draft, teacher, None)[2:].float()
+        weights = whole_rows.Weights(problem.upstream, problem.upstream, problem.upstream, above_R, below_R)
+        slopes.append(rows.slope(draft, teacher, None, problem.labels, weights))
+    assert torch.bfloat16 == slopes[1].dtype
+    assert torch.equal(slopes[0].bfloat16(), slopes[1])
 
 
 def test_a_token_that_both_hold_equally_probable_adds_nothing_to_the_slope_of_l1():
@@ -367,6 +384,19 @@ def test_a_part_of_the_head_that_is_not_trained_takes_no_product(small_tiles):
         assert [place == trained for place in range(3)] == [leaf.grad is not None for leaf in leaves]
 
 
+def sum_of_alike_slots(rows, vocabulary):
+    """Pairs of slots with the same row of the target, by the function that makes gradients with the losses."""
+    problem = Problem(rows, vocabulary)
+    numbers = (torch.arange(rows) + 1) * 2 // 3
+    problem.teacher, problem.labels = problem.teacher[numbers], problem.labels[numbers]
+    leaves, expected_leaves = problem.leaves(True), problem.leaves(True)
+    problem.summed(["lk"], alike=numbers, leaves=leaves).backward()
+    logits, teacher = problem.logits(expected_leaves)
+    (problem.upstream * reference_slot_losses("lk", logits, problem.labels, teacher)).sum().backward()
+    for leaf, expected_leaf in zip(leaves, expected_leaves, strict=True):
+        assert relative(leaf.grad, expected_leaf.grad) < 1e-12
+
+
 @pytest.mark.filterwarnings("default")  # the compiler's own
 def test_what_cuda_compiles_of_a_comparison_gives_the_same_and_is_not_compiled_again(small_tiles, monkeypatch):
     torch._dynamo.reset()
@@ -379,11 +409,13 @@ def test_what_cuda_compiles_of_a_comparison_gives_the_same_and_is_not_compiled_a
     for rows, vocabulary in ((64, 64), (1, 64), (64, 65), (1, 65)):
         for kind, biased in kinds:
             Problem(rows, vocabulary).assert_equal(kind, biased, 1e-12, 1e-12)
+        sum_of_alike_slots(rows, vocabulary)
     graphs = counters["stats"]["unique_graphs"] - before
     with torch._dynamo.config.patch(error_on_recompile=True):
         for rows in (2, 7, 63, 65, 200):
             for vocabulary in (65, 200, 320):
                 for kind, biased in kinds:
                     Problem(rows, vocabulary).assert_equal(kind, biased, 1e-12, 1e-12)
+                sum_of_alike_slots(rows, vocabulary)
     assert graphs == counters["stats"]["unique_graphs"] - before
     torch._dynamo.reset()
