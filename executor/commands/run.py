@@ -7,6 +7,7 @@ import shlex
 
 import attrs
 
+from dsl.edge_checks import Absent, all_of
 from dsl.errors import Mistake, PipelineError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
@@ -53,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     use_cluster(options.ray)
-    graph, only = selected(read_graph(options.file, options.set, options.sweep), options.to, options.only)
+    absent: Absent = {}
+    graph, only = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
+    if absent and options.smoke is not None:
+        raise PipelineError(all_of(absent))
     if options.sort is not None:
         graph = _sorted_by(graph, options.sort)
     if graph.sort_by:
@@ -72,7 +76,7 @@ def main(options: argparse.Namespace) -> int:
 
         return smoke_run(path, graph, options.smoke)
     store = Store.open(path, write=True)
-    session = new_run(store, with_cluster(graph), only)
+    session = new_run(store, with_cluster(graph), only, absent=absent)
     return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs)
 
 

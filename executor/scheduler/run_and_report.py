@@ -30,6 +30,8 @@ def run_and_report(
     verify_inputs: bool = False,
 ) -> int:
     """The exit code, see `executor.scheduler.run_loop.run_session`."""
+    for note in session.notes:
+        print_lines(note)
     if session.is_complete and _close(session):
         _report_complete(session)
         return OK
