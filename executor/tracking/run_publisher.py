@@ -152,7 +152,7 @@ class RunPublisher:
         check_trusted(self._record.state.tracking_uri or "")
         uri = tracking_uri(self._store, self._record.state.tracking_uri, self._graph.root)
         with no_collection():  # MLflow imports the rest of itself
-            tracker = Tracker(self._store, uri, self.counts)
+            tracker = Tracker(self._store, uri, self.counts, self._say)
         parent = self._sent.parent
         stage = tracker.stage_of(parent) if parent else None
         if stage == "deleted":
@@ -376,7 +376,8 @@ class RunPublisher:
             sent.begun = max(sent.begun, end)
             sent.retained = len(events.retained)
             self._save()
-            self._tracker.log_points(sent.run_id, events.points[sent.points : end], some_exist=some_exist)
+            points = events.points[sent.points : end]
+            self._tracker.log_points(sent.run_id, points, events.names, some_exist=some_exist)
             sent.points = end
             self._save()
 
