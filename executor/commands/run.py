@@ -77,7 +77,8 @@ def main(options: argparse.Namespace) -> int:
         return smoke_run(path, graph, options.smoke)
     store = Store.open(path, write=True)
     session = new_run(store, with_cluster(graph), only, absent=absent)
-    return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs)
+    again = f"dflow {shlex.join(options.given)}"
+    return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs, again=again)
 
 
 def _sorted_by(graph: Graph, metric: str) -> Graph:

@@ -56,6 +56,11 @@ def with_run(text: str, run: str) -> str:
     return re.sub(r"\bRUN\b", run, text)
 
 
+def error_with_run(text: str, run: str) -> str:
+    """The same of an error, which may speak of any RUN outside of commands."""
+    return re.sub(r"(\bdflow [a-z-]+ )RUN\b", rf"\g<1>{run}", text)
+
+
 def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
     """The final metrics of those of these nodes that are done, copies of a node in one table; then the warnings of all
     nodes that are done, each text once with the names of its nodes.

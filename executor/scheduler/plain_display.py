@@ -11,7 +11,7 @@ from types import TracebackType
 
 from executor.records.events import Event, Metric, Progress
 from executor.records.run_record import RunState
-from executor.results.run_table import shown_metrics, shown_seconds
+from executor.results.run_table import error_with_run, shown_metrics, shown_seconds, with_run
 from executor.system.output import Unrepeated, indented, print_lines, shown_digest
 
 PLAIN_PROGRESS_S = 10.0
@@ -88,7 +88,7 @@ class Display:
         """A warning of a stage. A text is shown once, even if several stages warn of it: the results name them all."""
         if text not in self._warned:
             self._warned.add(text)
-            self.note(f"{node_id}: warning: {text}")
+            self.note(f"{node_id}: warning: {with_run(text, self._state.run)}")
 
     def say_last(self, text: str) -> None:
         """Print it after the results."""
@@ -96,7 +96,7 @@ class Display:
 
     def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> None:
         """A failed node: its error, the last lines of its log, what to do and where the log is."""
-        print_lines(failure_text(node_id, error, tail, log, hint), error=True)
+        print_lines(failure_text(node_id, error_with_run(error, self._state.run), tail, log, hint), error=True)
 
     def _tick(self) -> None:
         if time.monotonic() - self._shown_at < PLAIN_PROGRESS_S:

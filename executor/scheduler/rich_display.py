@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from executor.records.run_record import NodeState, RunState
-from executor.results.run_table import shown_metrics, shown_seconds
+from executor.results.run_table import error_with_run, shown_metrics, shown_seconds
 from executor.scheduler.plain_display import Display, failure_text
-from executor.system.output import Enduring, printable, shown_digest
+from executor.system.output import Enduring, as_typed, printable, shown_digest
 
 STYLES = {"done": "green", "failed": "bold red", "running": "bold yellow", "pending": "dim"}
 LINES_BESIDE = 4  # the title, the header, the caption, and the line of the cursor
@@ -48,13 +48,13 @@ class LiveDisplay(Display):
         """The table is redrawn regularly."""
 
     def note(self, text: str) -> None:
-        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(as_typed(printable(text)), markup=False, highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         self.note(f"warning: {text}")
 
     def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> None:
-        self._failures.append(failure_text(node_id, error, tail, log, hint))
+        self._failures.append(failure_text(node_id, error_with_run(error, self._state.run), tail, log, hint))
 
     def _tick(self) -> None:
         return

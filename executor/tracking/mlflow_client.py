@@ -358,7 +358,7 @@ def tracking_uri(store: Path, uri: str | None, root: Path) -> str:
     return f"sqlite:///{root / rest[3:]}" if scheme == "sqlite" else f"{scheme}:{rest}"
 
 
-def check_trusted(uri: str) -> None:
+def check_trusted(uri: str, run: str) -> None:
     """Raises StoreError for the URI of a record that no pipeline file of the user names: it would get the credentials
     that MLflow finds in the environment, and the values of its secrets.
     """
@@ -366,7 +366,7 @@ def check_trusted(uri: str) -> None:
         secrets = f", with the value of {', '.join(secret_names(uri))}" if secret_names(uri) else ""
         raise StoreError(
             f"the record sends to {without_credentials(uri)}{secrets}, which no pipeline file that you ran here names; "
-            "if it is yours, say `dflow sync RUN --trust`"
+            f"if it is yours, say `dflow sync {run} --trust`"
         )
 
 

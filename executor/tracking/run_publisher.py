@@ -149,7 +149,7 @@ class RunPublisher:
     def _tracker(self) -> Tracker:
         """Sends everything again where MLflow no longer has the run. Raises StoreError where it was deleted there."""
         require_own_store(self._store)
-        check_trusted(self._record.state.tracking_uri or "")
+        check_trusted(self._record.state.tracking_uri or "", self._record.run)
         uri = tracking_uri(self._store, self._record.state.tracking_uri, self._graph.root)
         with no_collection():  # MLflow imports the rest of itself
             tracker = Tracker(self._store, uri, self.counts, self._say)

@@ -209,7 +209,8 @@ def test_a_run_at_work_is_not_sent_by_another_process(unsent, tmp_path, capsys):
     assert str(caught.value) == f"run {record.run} is still running; wait for it, or stop it first"
 
 
-def test_a_killed_run_is_a_killed_run_while_and_after_it_is_sent(unsent, tmp_path):
+def test_a_killed_run_is_a_killed_run_while_and_after_it_is_sent(unsent, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     store, record = stored_in(unsent, tmp_path)
     record.state.status = "running"
     record.save()
