@@ -138,6 +138,11 @@ def overridden_nodes(overrides: Sequence[str]) -> dict[str, str]:
     return {text: owner for text, owner in owners.items() if owner not in TABLE_NAMES}
 
 
+def changed_values(overrides: Sequence[str]) -> list[str]:
+    """The overrides that change what is computed: values of nodes, and the seed."""
+    return [text for text in overrides if text in overridden_nodes([text]) or text.startswith("pipeline.seed")]
+
+
 def _put(node: WrittenNode, override: Override, ops: Mapping[str, str]) -> list[Mistake]:
     name, _, key = override.field.partition(".")
     try:

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_keep_going(parser)
     add_verify_inputs(parser)
+    parser.add_argument("--name", default="", metavar="TEXT", help="what `dflow runs` and MLflow call this run")
     add_store(parser)
     add_trust(parser)
     add_ray(parser)
@@ -76,7 +77,7 @@ def main(options: argparse.Namespace) -> int:
 
         return smoke_run(path, graph, options.smoke)
     store = Store.open(path, write=True)
-    session = new_run(store, with_cluster(graph), only, absent=absent)
+    session = new_run(store, with_cluster(graph), only, absent=absent, name=options.name, overrides=options.set)
     again = f"dflow {shlex.join(options.given)}"
     return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs, again=again)
 

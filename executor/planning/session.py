@@ -12,7 +12,7 @@ from attrs import frozen
 from dsl.edge_checks import Absent
 from dsl.errors import Mistake, PipelineError, StoreError, known_nodes
 from dsl.graph import Graph, GraphNode
-from dsl.overrides import overridden_nodes, override_graph
+from dsl.overrides import changed_values, overridden_nodes, override_graph
 from dsl.paths import is_there
 from executor.keys.node_key import Sources, graph_parts, named_paths
 from executor.launchers.cluster_address import with_recorded_cluster
@@ -99,9 +99,12 @@ def new_run(
     given: Graph | None = None,
     started_by: StartedBy = "run",
     absent: Absent | None = None,
+    name: str = "",
+    overrides: Sequence[str] = (),
 ) -> Session:
     """A new record for a graph. only: the nodes that may run (default: all). given: of a trial run, the full graph.
-    absent: missing files and folders; a node that names some is taken as it is in the store, or refused.
+    absent: missing files and folders; a node that names some is taken as it is in the store, or refused. name,
+    overrides: as the user gave them.
 
     Raises PipelineError if another node would have to run, or this machine lacks something that a node needs.
     """
@@ -109,7 +112,9 @@ def new_run(
         planner = make_planner(store, graph, absent=absent or {})
         if given is not None:
             planner = attrs.evolve(planner, given={node_id: node.config for node_id, node in given.nodes.items()})
-        return _new(store, planner, {}, absent, only, started_by=started_by)
+        return _new(
+            store, planner, {}, absent, only, started_by=started_by, name=name, overrides=changed_values(overrides)
+        )
 
 
 def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Session:
@@ -147,7 +152,17 @@ def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Ses
     forced = [node_id for node_id in source.state.forced if node_id not in done]
     planner = make_planner(store, graph, {**pinned, **done}, forced, absent, source.run)
     nodes = {node_id: _pinned_state(source, node_id) for node_id in done}
-    return _new(store, planner, nodes, absent, source=source, pinned=pinned, forced=forced, goes_on_from=source.run)
+    return _new(
+        store,
+        planner,
+        nodes,
+        absent,
+        source=source,
+        pinned=pinned,
+        forced=forced,
+        goes_on_from=source.run,
+        overrides=[*source.state.overrides, *changed_values(overrides)],
+    )
 
 
 def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[str]) -> Session:
@@ -181,7 +196,10 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
     states = {other: _pinned_state(source, other) for other in pinned}
     with shared_gc_lock(store.path):
         planner = make_planner(store, graph, pinned, rerun, absent, source.run)
-        return _new(store, planner, states, absent, source=source, pinned=pinned, forced=sorted(rerun))
+        changed = [*source.state.overrides, *changed_values(overrides)]
+        return _new(
+            store, planner, states, absent, source=source, pinned=pinned, forced=sorted(rerun), overrides=changed
+        )
 
 
 def _done(store: Store, record: Record) -> dict[str, str]:

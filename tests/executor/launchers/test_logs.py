@@ -65,7 +65,8 @@ def test_the_losses_of_a_node_are_followed_with_its_log(tmp_path):
     wait_for(lambda: toy.has_begun() and toy.state()["nodes"]["d"]["state"] == "running")
     follower = toy.start("logs", "d", "-f")
     shown = follower.communicate(timeout=300)[0].splitlines()
-    assert 0 == running.wait()
+    running.communicate(timeout=300)
+    assert 0 == running.returncode
     follows = re.compile(r"\d+ of 12, (?:[\d.]+/s|[\d.]+ s each), [\d.]+ s left: steps/loss 0\.\d+")
     assert any(map(follows.fullmatch, shown)), shown
 
