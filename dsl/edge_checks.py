@@ -50,6 +50,11 @@ def wiring_mistakes(
     return [*mistakes, *_cycle_mistakes(nodes)]
 
 
+def all_of(absent: Absent | None) -> list[Mistake]:
+    """The mistakes of all nodes."""
+    return [mistake for mistakes in (absent or {}).values() for mistake in mistakes]
+
+
 def inputs_of(op: OpSpec, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Edge -> ids of the nodes it reads, in the order of the op's declaration; an edge that is not given has none."""
     inputs = {}

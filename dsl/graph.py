@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 from attrs import frozen
 
-from dsl.edge_checks import absolute_path, external_value, inputs_of, wiring_mistakes
+from dsl.edge_checks import Absent, absolute_path, all_of, external_value, inputs_of, wiring_mistakes
 from dsl.errors import PipelineError
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
@@ -114,12 +114,15 @@ class Graph:
         return graph
 
 
-def compile_pipeline(pipeline: Pipeline) -> Graph:
-    """Check references, artifact types, external paths and cycles. Raises PipelineError with all mistakes."""
-    mistakes = wiring_mistakes(written_nodes(pipeline), pipeline.root, pipeline.machine)
+def compile_pipeline(pipeline: Pipeline, absent: Absent | None = None) -> Graph:
+    """Check references, artifact types, external paths and cycles. Raises PipelineError with all mistakes.
+
+    absent: if given, collects missing files and folders, which by themselves are then no mistakes.
+    """
+    mistakes = wiring_mistakes(written_nodes(pipeline), pipeline.root, pipeline.machine, absent)
     mistakes += upload_mistakes(tables_of(pipeline)["mlflow"], ids_to_upload(pipeline))
     if mistakes:
-        raise PipelineError(mistakes)
+        raise PipelineError([*mistakes, *all_of(absent)])
     return compiled(pipeline)
 
 

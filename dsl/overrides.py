@@ -19,6 +19,7 @@ from attrs import frozen
 
 from dsl.convert import member_type, structure, takes_table, type_mistake, typed_value
 from dsl.document import LAUNCH, TABLE_NAMES
+from dsl.edge_checks import Absent
 from dsl.errors import Mistake, PipelineError, Position, known_nodes, shortened
 from dsl.for_each import expanded
 from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
@@ -115,10 +116,10 @@ def apply_overrides(pipeline: Pipeline, texts: Sequence[str], sweeps: Sequence[S
     return changed
 
 
-def override_graph(graph: Graph, overrides: Sequence[str]) -> Graph:
+def override_graph(graph: Graph, overrides: Sequence[str], absent: Absent | None = None) -> Graph:
     """A compiled graph, such as a recorded one, with other values, checked again as a whole.
 
-    Relative paths start at the graph's root. Raises PipelineError with all mistakes.
+    Relative paths start at the graph's root. absent: as of `compile_pipeline`. Raises PipelineError with all mistakes.
     """
     if not overrides:
         return graph
@@ -128,13 +129,18 @@ def override_graph(graph: Graph, overrides: Sequence[str]) -> Graph:
     refused = [Mistake(message, position=seed.position, hint=hint) for seed in seeds]
     if refused:
         raise PipelineError(refused)
-    return compile_pipeline(apply_overrides(graph_to_pipeline(graph), overrides))
+    return compile_pipeline(apply_overrides(graph_to_pipeline(graph), overrides), absent)
 
 
 def overridden_nodes(overrides: Sequence[str]) -> dict[str, str]:
     """The overrides that change a node, with the node's id."""
     owners = {text: text.partition(".")[0].strip() for text in overrides}
     return {text: owner for text, owner in owners.items() if owner not in TABLE_NAMES}
+
+
+def changed_values(overrides: Sequence[str]) -> list[str]:
+    """The overrides that change what is computed: values of nodes, and the seed."""
+    return [text for text in overrides if text in overridden_nodes([text]) or text.startswith("pipeline.seed")]
 
 
 def _put(node: WrittenNode, override: Override, ops: Mapping[str, str]) -> list[Mistake]:

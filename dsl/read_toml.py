@@ -10,7 +10,7 @@ import attrs
 
 from dsl.document import TABLE_NAMES, Document, Places, read_document
 from dsl.draft_folders import INIT, use_checked_folders
-from dsl.edge_checks import Absent, absolute_path, wiring_mistakes
+from dsl.edge_checks import Absent, absolute_path, all_of, wiring_mistakes
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean, listed
 from dsl.for_each import expanded, merged_mistakes
 from dsl.graph import Graph, compiled, ids_to_upload
@@ -42,7 +42,7 @@ def read_pipeline(
     """The pipeline of a `*.toml`, or of a `*.py` with `pipeline() -> Pipeline`, with `node.field=value` overrides.
 
     What is returned compiles. Raises PipelineError with all mistakes, in the order of the file, overrides last.
-    absent: if given, collects missing files and folders, which are then not among the mistakes.
+    absent: if given, collects missing files and folders, which by themselves are then no mistakes.
     """
     _require_file(file)
     swept = [Sweep(text) for text in sweeps]
@@ -118,7 +118,7 @@ def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep], absent
     mistakes += upload_mistakes(tables["mlflow"], list(dict.fromkeys((*written, *nodes))))
     mistakes += wiring_mistakes(nodes, root, pipeline.machine, absent)
     if mistakes:
-        raise PipelineError(_in_order(merged_mistakes(mistakes, nodes), document))
+        raise PipelineError(_in_order(merged_mistakes([*mistakes, *all_of(absent)], nodes), document))
     if absent:
         absent |= {node_id: merged_mistakes(lacking, nodes) for node_id, lacking in absent.items()}
     return pipeline
@@ -270,7 +270,7 @@ def checked_pipeline(
     mistakes += upload_mistakes(tables_of(pipeline)["mlflow"], ids_to_upload(pipeline))
     mistakes += wiring_mistakes(written_nodes(pipeline), pipeline.root, pipeline.machine, absent)
     if mistakes:
-        raise PipelineError(_in_order(mistakes, None))
+        raise PipelineError(_in_order([*mistakes, *all_of(absent)], None))
     return pipeline
 
 

@@ -15,7 +15,15 @@ from typing import NoReturn
 from dsl.errors import DflowError, Mistake, NotTrusted, PipelineError, did_you_mean, on_one_line, shortened
 from dsl.named_function import named_function
 from executor.system.os_errors import USER_ERRNOS, clear_error
-from executor.system.output import FAILED, INTERRUPTED, USAGE, output_errors_text, prepare_streams, print_lines
+from executor.system.output import (
+    FAILED,
+    INTERRUPTED,
+    STORE_OPTION,
+    USAGE,
+    output_errors_text,
+    prepare_streams,
+    print_lines,
+)
 
 PROXIES, LOCAL = ("http_proxy", "https_proxy", "all_proxy"), ("localhost", "127.0.0.1", "::1")
 PROJECT = Path(__file__).resolve().parent.parent
@@ -67,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_directory()
         _check_not_shadowed()
         options = _options(own)
-        options.extra = extra
+        options.extra, options.given = extra, own
         code: int = options.main(options)
     except KeyboardInterrupt:
         print_lines("dflow: stopped", error=True)
@@ -83,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print_lines(f"dflow: {clear_error(error, Path(error.filename or '.'))}", error=True)
         return FAILED
+    finally:
+        STORE_OPTION.clear()
     if output_errors_text():
         print_lines(f"dflow: {output_errors_text()}", error=True)
         return code or FAILED

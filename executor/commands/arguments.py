@@ -10,7 +10,7 @@ from dsl.errors import NotTrusted
 from executor.records.record_trust import HOW, UNKNOWN, UNKNOWN_STORE
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store, store_path
-from executor.system.output import print_lines
+from executor.system.output import name_store, print_lines
 from executor.system.trust import is_own_store, trust_store
 
 
@@ -150,8 +150,12 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 
 def store_of(options: argparse.Namespace) -> Path:
-    """The folder of the store by --store, or by the place of the pipeline file where the command has one."""
-    return store_path(options.store, getattr(options, "file", None))
+    """The folder of the store by --store, or by the place of the pipeline file where the command has one; commands that
+    are printed from now on name it where they have to.
+    """
+    path = store_path(options.store, getattr(options, "file", None))
+    name_store(path, store_path(None, None))
+    return path
 
 
 def open_store(options: argparse.Namespace, *, write: bool = False) -> Store:

@@ -35,7 +35,7 @@ def _text(use: DiskUse) -> str:
         f"work       {shown_bytes(use.work)}",
         f"records    {shown_bytes(use.records)}, {shown_bytes(use.logs)} of it logs",
         f"mlflow     {shown_bytes(use.mlflow)}",
-        f"smoke      {shown_bytes(use.smoke)}, the store of `dflow run --smoke`, which may be deleted",
+        f"smoke      {shown_bytes(use.smoke)}, the store of `dflow run FILE --smoke N`, which may be deleted",
     ]
     if use.freed_by_gc is not None:
         lines.append(f"`dflow gc --delete` would free {shown_bytes(use.freed_by_gc)}")

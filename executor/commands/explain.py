@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from dsl.edge_checks import Absent
+from dsl.errors import PipelineError
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps, open_store
 from executor.explain.explanation import explain, explanation_text
 from executor.keys.node_key import code_roots
-from executor.planning.selection import require_node
+from executor.planning.selection import missing_data, require_node
 from executor.planning.session import make_planner
 from executor.system.output import OK, print_json, print_lines
 
@@ -23,10 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    graph = read_graph(options.file, options.set, options.sweep)
+    absent: Absent = {}
+    graph = read_graph(options.file, options.set, options.sweep, absent)
     store = open_store(options)
     require_node(graph, options.node)
-    explanations = explain(store, make_planner(store, graph), options.node)
+    planner = make_planner(store, graph, absent=absent)
+    if missing := missing_data(planner.plan(), absent):
+        raise PipelineError(missing)
+    explanations = explain(store, planner, options.node)
     if options.json:
         first, *above = [each.to_json() for each in explanations]
         print_json({**first, "above": above})

@@ -51,8 +51,9 @@ def _print(found: Survey, options: argparse.Namespace) -> None:
     if options.delete:
         print_lines(f"{freed} freed")
     elif found.goes or found.dropped:
-        again = f"dflow gc --delete{'' if options.keep == KEEP else f' --keep {options.keep}'}"
-        print_lines(f"{freed} would be freed; nothing was removed; to delete: {again}{' --pulled' * options.pulled}")
+        keep = () if options.keep == KEEP else ("--keep", str(options.keep))
+        again = " ".join(["dflow gc --delete", *keep, *["--pulled"] * options.pulled])
+        print_lines(f"{freed} would be freed; nothing was removed; to delete: {again}")
     else:
         print_lines("nothing to remove")
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 from dsl.errors import DataError
@@ -15,7 +16,7 @@ from executor.commands.arguments import add_store
 from executor.store.artifact_store import store_path
 from executor.system.disk_space import free_bytes
 from executor.system.os_errors import clear_errors
-from executor.system.output import OK, print_lines
+from executor.system.output import OK, name_store, print_lines
 from ops.tools.init.advice import advise
 from ops.tools.init.lengths import Counter
 from ops.tools.init.survey import survey
@@ -60,7 +61,9 @@ def main(options: argparse.Namespace) -> int:
         mistakes.append(str(error))
     try:
         found = survey(tuple(options.data), Counter.of(target), _image_root(options), options.allow_outside)
-        advice = advise(found, target, free_bytes(store_path(options.store, output)))
+        store = store_path(options.store, output)
+        name_store(store, store_path(None, output))
+        advice = advise(found, target, free_bytes(store))
     except DataError as error:
         raise DataError("\n".join([*mistakes, str(error)])) from error
     if mistakes:
@@ -81,8 +84,9 @@ def main(options: argparse.Namespace) -> int:
         print_lines(f'replace "{PLACEHOLDER}" by the directory of your target, then:')
     else:
         print_lines("next:")
+    file = shlex.quote(str(output))
     print_lines(
-        f"    dflow plan {output}          # what it needs, without running anything\n    dflow run {output} --smoke 16"
+        f"    dflow plan {file}          # what it needs, without running anything\n    dflow run {file} --smoke 16"
     )
     return OK
 

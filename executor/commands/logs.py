@@ -11,13 +11,16 @@ from pathlib import Path
 
 from dsl.errors import DflowError, did_you_mean
 from executor.commands.arguments import add_run, add_store, count, open_store
+from executor.records.events import EventReader
 from executor.records.run_list import running_runs
 from executor.records.run_record import Record, find_record, is_begun, newest_that_ran
+from executor.results.live import Live
 from executor.store.artifact_store import Store
 from executor.system.output import OK, print_lines, printable, write_on
 from executor.system.symlinks import is_plain, open_plain
 
 POLL_S = 0.2
+SHOWN_EACH_S = 2.0  # metrics
 CHUNK = 65536
 OVER = ("done", "failed")
 
@@ -51,14 +54,27 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _follow(record: Record, node_id: str, log: _Log) -> None:
-    """Print new output across attempts, until the node is done, has failed for good, or has no executor any more."""
+    """Print new output across attempts, and how far the node is with its newest metrics, until it is done, has failed
+    for good, or has no executor any more.
+    """
     is_over = False
+    reader, live, shown_at = EventReader(record.events_path), Live(), 0.0
+    is_new = False
     while not is_over:
         # The state is read before the log, so that the last lines before the end are printed too.
         is_alive = record.is_alive()
         record.reload()
         is_over = record.state.nodes[node_id].state in OVER or not is_alive
         log.print_more()
+        for event in reader.read():
+            is_new = (event.node == node_id and live.add(event)) or is_new
+        if (
+            is_new
+            and live.done is not None
+            and (bool(shown_at) if is_over else time.monotonic() - shown_at >= SHOWN_EACH_S)
+        ):
+            print_lines(str(live))
+            is_new, shown_at = False, time.monotonic()
         if not is_over:
             time.sleep(POLL_S)
 

@@ -25,7 +25,7 @@ from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
 from executor.planning.planner import Decision, cached_artifacts
 from executor.planning.preflight import unmet
-from executor.planning.selection import require_others, selected
+from executor.planning.selection import missing_data, require_others, selected
 from executor.planning.session import make_planner
 from executor.store.artifact_store import Store
 from executor.system.disk_space import free_bytes
@@ -52,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
     graph, only = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
     store = open_store(options)
     decisions = make_planner(store, graph, absent=absent).plan()
-    absent_inputs = [mistake for mistakes in absent.values() for mistake in mistakes]
+    absent_inputs = missing_data(decisions, absent)
     free_disk = free_bytes(store.path)
     estimates = _estimates(graph, store, decisions, free_disk)
     lacking = unmet(graph, decisions, estimates) + _too_large_for_disk(store, decisions, estimates, free_disk)

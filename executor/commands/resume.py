@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -57,7 +58,7 @@ def main(options: argparse.Namespace) -> int:
         return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs)
     _print_choice(record, others)
     for file in _edited_files(record):
-        print_lines(f"{file} was edited after this run began, and resume goes on with what it was: dflow run {file}")
+        print_lines(f"{file} was edited after this run began, and resume goes on with what it was: {_run(file)}")
     check_inputs(store, record, None, options.set, say)
     session = resumed_run(store, record.run, options.set)
     return run_and_report(
@@ -87,6 +88,10 @@ def _edited_files(record: Record) -> list[Path]:
     files = sorted({*graph.root.glob("*.toml"), *graph.root.glob("*.py")} - {*graph.op_files})
     newer = [path for path in files if path.is_file() and path.stat().st_mtime > record.state.started]
     return [path for path in newer if graph.name.encode() in path.read_bytes()]
+
+
+def _run(file: Path) -> str:
+    return f"dflow run {shlex.quote(str(file))}"
 
 
 def _print_choice(record: Record, others: Sequence[Record]) -> None:

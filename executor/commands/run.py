@@ -7,6 +7,7 @@ import shlex
 
 import attrs
 
+from dsl.edge_checks import Absent, all_of
 from dsl.errors import Mistake, PipelineError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_keep_going(parser)
     add_verify_inputs(parser)
+    parser.add_argument("--name", default="", metavar="TEXT", help="what `dflow runs` and MLflow call this run")
     add_store(parser)
     add_trust(parser)
     add_ray(parser)
@@ -53,7 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     use_cluster(options.ray)
-    graph, only = selected(read_graph(options.file, options.set, options.sweep), options.to, options.only)
+    absent: Absent = {}
+    graph, only = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
+    if absent and options.smoke is not None:
+        raise PipelineError(all_of(absent))
     if options.sort is not None:
         graph = _sorted_by(graph, options.sort)
     if graph.sort_by:
@@ -72,8 +77,9 @@ def main(options: argparse.Namespace) -> int:
 
         return smoke_run(path, graph, options.smoke)
     store = Store.open(path, write=True)
-    session = new_run(store, with_cluster(graph), only)
-    return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs)
+    session = new_run(store, with_cluster(graph), only, absent=absent, name=options.name, overrides=options.set)
+    again = f"dflow {shlex.join(options.given)}"
+    return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs, again=again)
 
 
 def _sorted_by(graph: Graph, metric: str) -> Graph:

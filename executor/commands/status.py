@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import define, field
-
 from dsl.convert import structure
 from dsl.errors import ClusterError, DflowError, NotTrusted, StoreError
 from dsl.graph import Graph
@@ -16,12 +14,13 @@ from executor.commands.arguments import add_json, add_ray, add_run, add_store, o
 from executor.explain.explanation import accepted_text
 from executor.launchers.cluster_address import cluster_address, recorded_machine, use_cluster
 from executor.records.duration import run_seconds
-from executor.records.events import Metric, Progress, read_events
+from executor.records.events import read_events
 from executor.records.graph_file import GRAPH, recorded_nodes, recorded_table
 from executor.records.run_list import newer_smoke_run, running_runs
 from executor.records.run_record import NodeState, Record, find_record
 from executor.records.sent_run import sent_of
-from executor.results.run_table import first_line, print_results, shown_metrics
+from executor.results.live import Live
+from executor.results.run_table import first_line, print_results
 from executor.store.artifact_store import Store
 from executor.system.jsonlines import known_fields
 from executor.system.output import OK, columns, print_json, print_lines, shown_duration
@@ -76,44 +75,26 @@ def main(options: argparse.Namespace) -> int:
     return OK
 
 
-@define
-class LiveMetrics:
-    """What a node's last attempt reported. done of total: None without progress; metrics: those of the newest event."""
-
-    done: int | None = None
-    total: int | None = None
-    metrics: Mapping[str, float] = field(factory=dict)
-
-    def __str__(self) -> str:
-        progress = [f"{self.done} of {self.total}"] if self.done is not None else []
-        return ": ".join([*progress, *([shown_metrics(self.metrics)] if self.metrics else [])])
-
-
-def _live_metrics(record: Record) -> dict[str, LiveMetrics]:
+def _live_metrics(record: Record) -> dict[str, Live]:
     """Of the nodes that run, or began and are not done; by node, in the order of the graph."""
     nodes = record.state.nodes.items()
     begun = {
-        node_id: (node.attempt, LiveMetrics())
+        node_id: (node.attempt, Live())
         for node_id, node in nodes
         if node.state == "running" or (node.attempt and node.state != "done")
     }
     for event in read_events(record.events_path) if begun else ():
-        attempt, live = begun.get(event.node, (None, LiveMetrics()))
-        if event.attempt != attempt:
-            continue
-        match event.body:
-            case Progress(done, total):
-                live.done, live.total = done, total
-            case Metric(_, metrics):
-                live.metrics = metrics
+        attempt, live = begun.get(event.node, (None, Live()))
+        if event.attempt == attempt:
+            live.add(event)
     return {node_id: live for node_id, (_, live) in begun.items()}
 
 
-def _show_progress(node: NodeState, live: LiveMetrics) -> None:
+def _show_progress(node: NodeState, live: Live) -> None:
     """Put what the node reported into its row: how far it is, or was when it ended, and why that was."""
     if node.state == "running":
         node.reason = str(live) or "running"
-    elif reached := str(live):
+    elif reached := live.reached_with_metrics:
         why = first_line(node.error) if node.error else ""
         node.error = f"{why}; it reached {reached}" if why else f"reached {reached}"
 
@@ -156,7 +137,7 @@ def _path(store: Store, node: NodeState) -> str | None:
     return str(store.object_path(node.digest).resolve())
 
 
-def _to_json(store: Store, record: Record, live: Mapping[str, LiveMetrics]) -> dict[str, Any]:
+def _to_json(store: Store, record: Record, live: Mapping[str, Live]) -> dict[str, Any]:
     """A running node has its current metrics and progress."""
     state = record.state
     sent = sent_of(record)

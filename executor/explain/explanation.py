@@ -192,7 +192,7 @@ def module_file(module: str, roots: Sequence[Path]) -> str:
 def _explanation_lines(each: Explanation, roots: Sequence[Path]) -> list[str]:
     if each.cache == "hit":
         return [
-            f"{each.node}: cached as {shown_digest(each.digest)}",
+            f"{each.node}: cached as {shown_digest(each.digest)}{each.reason and f'; {each.reason}'}",
             *(_origin(each.made) if each.made is not None else []),
         ]
     lines = [difference_text(each.node, value) for value in each.changes]

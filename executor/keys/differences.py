@@ -89,7 +89,10 @@ def differences(old: KeyParts, new: KeyParts) -> list[Difference]:
     replaced = {*old_files, *new_files}
     content = ({name: each.external[name] for name in each.external if name not in replaced} for each in (old, new))
     found += value_differences("content", *content)
-    found += value_differences("code", old.code, new.code)
+    code = value_differences("code", old.code, new.code)
+    if found:  # other values may choose other code: what changed itself is on both sides
+        code = [each for each in code if ABSENT not in (each.old, each.new)]
+    found += code
     return found + value_differences("library", old.libraries, new.libraries)
 
 

@@ -23,6 +23,7 @@ from executor.keys.external_inputs import External, ExternalDigests
 
 FORMAT = 1
 NOT_INSTALLED = "not installed"
+EXTERNAL_FILES = "external_files"  # the method of a config that names more of them (dsl/op_class.py)
 T = TypeVar("T")
 
 Inputs = Mapping[str, str | tuple[str, ...] | None]  # digests by edge
@@ -100,21 +101,34 @@ class Sources:
         return cls(externals or ExternalDigests(external_memo), CodeMemo(code_memo))
 
 
-def graph_parts(graph: Graph, sources: Sources, without: Container[str] = ()) -> dict[str, KeyParts]:
-    """The key parts of every node not in `without`. Raises DataError where an external file cannot be read."""
+def graph_parts(
+    graph: Graph, sources: Sources, without: Container[str] = (), known: Mapping[str, Mapping[str, str]] = {}
+) -> dict[str, KeyParts]:
+    """The key parts of every node not in `without`. known: of nodes, digests of external content that is not read.
+
+    Raises DataError where an external file cannot be read.
+    """
     roots = code_roots(graph)
-    return {node_id: node_parts(graph, node_id, sources, roots) for node_id in graph.nodes if node_id not in without}
+    nodes = [node_id for node_id in graph.nodes if node_id not in without]
+    return {node_id: node_parts(graph, node_id, sources, roots, known.get(node_id, {})) for node_id in nodes}
 
 
-def node_parts(graph: Graph, node_id: str, sources: Sources, roots: Sequence[Path] | None = None) -> KeyParts:
-    """The key parts of one node. roots: the graph's `code_roots`, if known."""
+def node_parts(
+    graph: Graph,
+    node_id: str,
+    sources: Sources,
+    roots: Sequence[Path] | None = None,
+    known: Mapping[str, str] = {},
+) -> KeyParts:
+    """The key parts of one node. roots: the graph's `code_roots`, if known. known: as of `graph_parts`."""
     node = graph.nodes[node_id]
+    external = {name: sources.externals.of(each) for name, each in externals_of(node, without=known).items()}
     return KeyParts(
         op=node.op.name,
         version=node.op.version,
         code=sources.code.of(run_symbols(node), roots or code_roots(graph), class_symbols(node)),
         config=key_config(node),
-        external={name: sources.externals.of(external) for name, external in externals_of(node).items()},
+        external={**external, **known},
         libraries=library_versions(node, sources.libraries),
     )
 
@@ -153,18 +167,24 @@ def node_inputs(node: GraphNode, of: Callable[[str], T]) -> dict[str, T | tuple[
     return inputs
 
 
-def externals_of(node: GraphNode) -> dict[str, External]:
-    """The paths that the config names, by field or its member, and its external files."""
-    found: dict[str, External] = {}
+def externals_of(node: GraphNode, without: Container[str] = ()) -> dict[str, External]:
+    """The paths that the config names, by field or its member, and its external files; none of those in `without`."""
+    found: dict[str, External] = {name: path for name, path in named_paths(node).items() if name not in without}
+    files: Callable[[Any], Mapping[str, Path | None]] | None = method(node.op, EXTERNAL_FILES)
+    if files is not None and EXTERNAL_FILES not in without:
+        found[EXTERNAL_FILES] = files(node.config)
+    return found
+
+
+def named_paths(node: GraphNode) -> dict[str, Path]:
+    """The paths that the config names, by field or its member."""
+    found: dict[str, Path] = {}
     for name, spec in node.op.fields.items():
         value = getattr(node.config, name)
         if spec.external and isinstance(value, tuple):
             found |= {f"{name}[{place}]": Path(member) for place, member in enumerate(value) if is_path(member)}
         elif spec.external and is_path(value):
             found[name] = Path(value)
-    files: Callable[[Any], Mapping[str, Path | None]] | None = method(node.op, "external_files")
-    if files is not None:
-        found["external_files"] = files(node.config)
     return found
 
 

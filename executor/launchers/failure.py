@@ -53,7 +53,7 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         (NOT_RUN, "dsl.errors.ClusterError"),
         "`dflow doctor --ray HOST:PORT` checks a cluster and all its hosts; docs/cluster.md says what they need",
     ),
-    (("ModuleNotFoundError",), "install the missing module into the environment that dflow runs in"),
+    (("ModuleNotFoundError",), "install the missing module into the environment of dflow"),
     (
         ("dsl.errors.TransientError",),
         "a service outside this machine kept failing; resume when it works again, or raise launch.retries",

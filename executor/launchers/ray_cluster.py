@@ -171,7 +171,7 @@ def _asked(address: str, command: str, *arguments: str, go_on: Callable[[], None
     )
     if ended.code != 0:
         raise ClusterError(
-            f"the Ray cluster {address} cannot be used from here: {ended.reason}; dflow runs on a host of the "
+            f"the Ray cluster {address} cannot be used from here: {ended.reason}; dflow has to run on a host of the "
             "cluster, with its token: see docs/cluster.md"
         )
     return ended.output.splitlines()[-1]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from typing import Any
 
 from attrs import frozen
 
-from executor.keys.node_key import KeyParts
+from dsl.fingerprint import key_config
+from dsl.graph import GraphNode
+from executor.keys.node_key import EXTERNAL_FILES, KeyParts, named_paths
 from executor.planning.planner import Decision, Previous
+from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import NodeState, PlanRow, Record, load_begun, newest_records, plan_of
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
@@ -26,6 +30,14 @@ class Earlier:
     nodes: Mapping[str, NodeState]
     rows: Mapping[str, PlanRow]
     run: str = ""
+
+
+@frozen
+class Content:
+    """The digests of a node's external content by field or its member, and the run whose record has them."""
+
+    digests: Mapping[str, str]
+    run: str
 
 
 class SourceRuns:
@@ -132,6 +144,25 @@ class PreviousNodes:
                     return made.seconds
         return None
 
+    def content(self, node: GraphNode) -> Content | None:
+        """The digests of what lies outside the store as the newest record has them in which the node names the same
+        paths; None where there is no such record, or other values chose the external files in it.
+        """
+        from executor.keys.differences import is_different  # only where data is gone
+
+        paths = {name: str(path) for name, path in named_paths(node).items()}
+        for earlier in self._records():
+            state, row = earlier.nodes.get(node.id), earlier.rows.get(node.id)
+            parts = None if state is None or row is None else _parts(self._store, state) or row.parts
+            before = recorded_nodes(self._store.records / earlier.run).get(node.id)
+            if parts is None or before is None or not paths.items() <= _texts(before.config).items():
+                continue
+            is_other = EXTERNAL_FILES in parts.external and is_different(parts.config, key_config(node))
+            return (
+                None if is_other or not paths.keys() <= parts.external.keys() else Content(parts.external, earlier.run)
+            )
+        return None
+
     def _found(self, node_id: str) -> Previous | None:
         present = None
         for earlier in self._records():
@@ -165,6 +196,13 @@ def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None
     parents = [parent for parent in row.parents if parent in earlier.nodes]
     inputs = {parent: digest for parent in parents if (digest := earlier.nodes[parent].digest) is not None}
     return Previous(parts, inputs, state.digest, earlier.run)
+
+
+def _texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of a config by field, and those in its lists by member."""
+    lists = {name: value for name, value in config.items() if isinstance(value, list)}
+    members = {f"{name}[{place}]": member for name, value in lists.items() for place, member in enumerate(value)}
+    return {name: value for name, value in {**config, **members}.items() if isinstance(value, str)}
 
 
 def _parts(store: Store, state: NodeState) -> KeyParts | None:

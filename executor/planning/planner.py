@@ -78,6 +78,7 @@ class Planner:
     pinned: nodes whose artifact is kept, whatever their key would be now (digest by node id).
     forced: nodes that run even if they are cached.
     absent: nodes whose data is missing, so that they have no parts.
+    recorded: nodes whose data is missing, but whose parts an earlier record has: its run by node id.
     source: the run that made the pinned artifacts.
     run: the planned run; empty before it has a record.
     trusting: nodes whose config lets a checkpoint's code run.
@@ -91,6 +92,7 @@ class Planner:
     pinned: Mapping[str, str] = {}
     forced: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
+    recorded: Mapping[str, str] = {}
     source: str = "RUN"
     run: str = ""
     given: Mapping[str, Any] = {}
@@ -122,7 +124,7 @@ class Planner:
             return self._below(node, digests, unknown)
         key = self.key(node, digests)
         if hit := self.hit(node_id, key):
-            return hit
+            return attrs.evolve(hit, reason=kept_text(self.recorded[node_id])) if node_id in self.recorded else hit
         if node_id in self.forced:
             return Decision("miss", "forced", key)
         line = self.store.newest(key)
@@ -199,6 +201,10 @@ class Planner:
         if changed := _changed_inputs(node, digests, previous):
             lines.append(f"input changed: {', '.join(changed)}")
         return "; ".join(lines) or "not finished before"
+
+
+def kept_text(run: str) -> str:
+    return f"its data is not there any more; its artifact is kept as run {run} recorded it"
 
 
 def _changed_inputs(node: GraphNode, digests: Mapping[str, str], previous: Previous) -> list[str]:

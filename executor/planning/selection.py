@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from dsl.edge_checks import Absent
 from dsl.errors import Mistake, PipelineError, known_nodes
 from dsl.graph import Graph
 from executor.planning.planner import Decision
@@ -38,10 +39,24 @@ def require_node(graph: Graph, node_id: str) -> None:
         raise PipelineError([Mistake(f'there is no node "{node_id}"', hint=hint)])
 
 
+def missing_data(decisions: Mapping[str, Decision], absent: Absent) -> list[Mistake]:
+    """Mistakes about missing files and folders of the nodes that would have to run, and why a record does not do."""
+    needed = {node_id: each for node_id, each in decisions.items() if node_id in absent and each.cache != "hit"}
+    kept = "bring the data back, or keep what the last run made: dflow resume --from NODE"
+    reasons = [
+        Mistake(f"its artifact in the store is another one: {decision.reason}", f"node.{node_id}", hint=kept)
+        for node_id, decision in needed.items()
+        if decision.key is not None
+    ]
+    return [*(mistake for node_id in needed for mistake in absent[node_id]), *reasons]
+
+
 def require_others(decisions: Mapping[str, Decision], only: Collection[str]) -> None:
     """Raises PipelineError if a node would have to run that `--only` does not name."""
     lacking = {node_id: each for node_id, each in decisions.items() if node_id not in only and each.cache != "hit"}
     if only and lacking:
         reasons = "; ".join(f"{node_id} ({decision.reason})" for node_id, decision in lacking.items())
         hint = f"name them too, or run everything above with --to {list(decisions)[-1]}"
+        if all(decision.reason != "new" for decision in lacking.values()):
+            hint += f"; to keep what the last run made: dflow resume --from {next(iter(only))}"
         raise PipelineError([Mistake(f"--only: not in the store: {reasons}", hint=hint)])

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 from attrs import frozen
 
+from dsl.edge_checks import Absent
 from dsl.errors import Mistake, PipelineError, StoreError, known_nodes
-from dsl.graph import Graph
-from dsl.overrides import overridden_nodes, override_graph
-from executor.keys.node_key import Sources, graph_parts
+from dsl.graph import Graph, GraphNode
+from dsl.overrides import changed_values, overridden_nodes, override_graph
+from dsl.paths import is_there
+from executor.keys.node_key import Sources, graph_parts, named_paths
 from executor.launchers.cluster_address import with_recorded_cluster
-from executor.planning.history import PreviousNodes, SourceRuns
-from executor.planning.planner import Decision, Planner, cached_artifacts
+from executor.planning.history import Content, PreviousNodes, SourceRuns
+from executor.planning.planner import Decision, Planner, cached_artifacts, kept_text
 from executor.planning.preflight import unmet
-from executor.planning.selection import require_others
+from executor.planning.selection import missing_data, require_others
 from executor.records.run_record import NodeState, PlanRow, Record, StartedBy, find_record
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import shared_gc_lock
@@ -25,13 +28,16 @@ from executor.system.disk_space import free_bytes
 
 @frozen
 class Session:
-    """What scheduler/run_loop.py needs of a run. The record has the plan's hits as done."""
+    """What scheduler/run_loop.py needs of a run. The record has the plan's hits as done. notes: on nodes that are kept
+    though their data is gone.
+    """
 
     store: Store
     record: Record
     planner: Planner
     decisions: Mapping[str, Decision]
     is_resumed: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def graph(self) -> Graph:
@@ -58,21 +64,33 @@ def make_planner(
 ) -> Planner:
     """A planner for the graph with current code and data; those of pinned nodes are not read.
 
-    absent: nodes whose data is missing, so that they have no key. source: the run that made the pinned artifacts.
+    absent: nodes whose data is missing: their keys are made with its digests in the newest record of the same paths,
+    and they have none without one. source: the run that made the pinned artifacts.
     Raises DataError if an external input cannot be read.
     """
     pinned = pinned or {}
-    parts = graph_parts(graph, Sources.now(store.external_memo), without={*pinned, *absent})
+    previous = PreviousNodes(store, graph.name)
+    gone = [node_id for node_id in absent if node_id in graph.nodes and node_id not in pinned]
+    contents = {node_id: previous.content(graph.nodes[node_id]) for node_id in gone}
+    known = {node_id: _gone(graph.nodes[node_id], each) for node_id, each in contents.items() if each is not None}
+    unknown = contents.keys() - known.keys()
     return Planner(
         graph=graph,
-        parts=parts,
+        parts=graph_parts(graph, Sources.now(store.external_memo), without={*pinned, *unknown}, known=known),
         store=store,
-        previous=PreviousNodes(store, graph.name),
+        previous=previous,
         pinned=pinned,
         forced=frozenset(forced),
-        absent=frozenset(absent),
+        absent=frozenset(unknown),
+        recorded={node_id: each.run for node_id, each in contents.items() if each is not None},
         source=source,
     )
+
+
+def _gone(node: GraphNode, content: Content) -> dict[str, str]:
+    """The recorded digests of what is not there any more, and of the files that only it names."""
+    there = {name for name, path in named_paths(node).items() if is_there(path)}
+    return {name: digest for name, digest in content.digests.items() if name not in there}
 
 
 def new_run(
@@ -81,18 +99,23 @@ def new_run(
     only: Collection[str] = (),
     given: Graph | None = None,
     started_by: StartedBy = "run",
+    absent: Absent | None = None,
+    name: str = "",
+    overrides: Sequence[str] = (),
 ) -> Session:
     """A new record for a graph. only: the nodes that may run (default: all). given: of a trial run, the full graph.
+    absent: missing files and folders; a node that names some is taken as it is in the store, or refused. name,
+    overrides: as the user gave them.
 
     Raises PipelineError if another node would have to run, or this machine lacks something that a node needs.
     """
     with shared_gc_lock(store.path):
-        planner = make_planner(store, graph)
+        planner = make_planner(store, graph, absent=absent or {})
         if given is not None:
             planner = attrs.evolve(planner, given={node_id: node.config for node_id, node in given.nodes.items()})
-        if only:
-            require_others(planner.plan(), only)
-        return _new(store, planner, {}, started_by=started_by)
+        return _new(
+            store, planner, {}, absent, only, started_by=started_by, name=name, overrides=changed_values(overrides)
+        )
 
 
 def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Session:
@@ -122,14 +145,25 @@ def _resumed(store: Store, record: Record) -> Session:
 
 
 def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Session:
-    graph = override_graph(with_recorded_cluster(source.graph(to_run=True)), overrides)
+    absent: Absent = {}
+    graph = override_graph(with_recorded_cluster(source.graph(to_run=True)), overrides, absent)
     rerun = {node_id for owner in overridden_nodes(overrides).values() for node_id in graph.below(owner)}
     done = {node_id: digest for node_id, digest in _done(store, source).items() if node_id not in rerun}
     pinned = {node_id: digest for node_id, digest in source.state.pinned.items() if node_id not in rerun}
     forced = [node_id for node_id in source.state.forced if node_id not in done]
-    planner = make_planner(store, graph, {**pinned, **done}, forced, source=source.run)
+    planner = make_planner(store, graph, {**pinned, **done}, forced, absent, source.run)
     nodes = {node_id: _pinned_state(source, node_id) for node_id in done}
-    return _new(store, planner, nodes, source, pinned=pinned, forced=forced, goes_on_from=source.run)
+    return _new(
+        store,
+        planner,
+        nodes,
+        absent,
+        source=source,
+        pinned=pinned,
+        forced=forced,
+        goes_on_from=source.run,
+        overrides=[*source.state.overrides, *changed_values(overrides)],
+    )
 
 
 def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[str]) -> Session:
@@ -143,7 +177,8 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
     if not recorded.selected_by(node_id):
         hint = known_nodes(node_id, recorded.nodes)
         raise PipelineError([Mistake(f'--from: run {source.run} has no node "{node_id}"', hint=hint)])
-    graph = override_graph(recorded, overrides)
+    absent: Absent = {}
+    graph = override_graph(recorded, overrides, absent)
     rerun = {below for start in graph.selected_by(node_id) for below in graph.below(start)}
     outside = [override for override, owner in overridden_nodes(overrides).items() if owner not in rerun]
     if outside:
@@ -161,8 +196,11 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
             )
     states = {other: _pinned_state(source, other) for other in pinned}
     with shared_gc_lock(store.path):
-        planner = make_planner(store, graph, pinned, rerun, source=source.run)
-        return _new(store, planner, states, source, pinned=pinned, forced=sorted(rerun))
+        planner = make_planner(store, graph, pinned, rerun, absent, source.run)
+        changed = [*source.state.overrides, *changed_values(overrides)]
+        return _new(
+            store, planner, states, absent, source=source, pinned=pinned, forced=sorted(rerun), overrides=changed
+        )
 
 
 def _done(store: Store, record: Record) -> dict[str, str]:
@@ -188,16 +226,25 @@ def _pinned_state(source: Record, node_id: str) -> NodeState:
 
 
 def _new(
-    store: Store, planner: Planner, nodes: Mapping[str, NodeState], source: Record | None = None, **state: Any
+    store: Store,
+    planner: Planner,
+    nodes: Mapping[str, NodeState],
+    absent: Absent | None,
+    only: Collection[str] = (),
+    *,
+    source: Record | None = None,
+    **state: Any,
 ) -> Session:
     """A session with a new record. nodes: those of an earlier run, `source`."""
-    decisions = _checked_plan(store, planner)
+    decisions = _checked_plan(store, planner, absent or {}, only)
     fresh = {node_id: nodes.get(node_id, NodeState()) for node_id in planner.graph.nodes}
     rows: Mapping[str, PlanRow] = {}
     if source is not None:
         rows, state["started_by"] = source.plan(), source.state.started_by
     record = Record.prepare(store.records, planner.graph, nodes=fresh, **state)
-    return _session(store, record, attrs.evolve(planner, run=record.run), decisions, rows)
+    session = _session(store, record, attrs.evolve(planner, run=record.run), decisions, rows)
+    gone = {node_id: planner.recorded.get(node_id, planner.source) for node_id in absent or () if node_id in decisions}
+    return attrs.evolve(session, notes=tuple(f"{node_id}: {kept_text(run)}" for node_id, run in gone.items()))
 
 
 def _session(
@@ -221,9 +268,16 @@ def _session(
     return Session(store, record, planner, decisions)
 
 
-def _checked_plan(store: Store, planner: Planner) -> dict[str, Decision]:
-    """The plan. Raises PipelineError if this machine lacks something that a node needs."""
+def _checked_plan(
+    store: Store, planner: Planner, absent: Absent = MappingProxyType({}), only: Collection[str] = ()
+) -> dict[str, Decision]:
+    """The plan. Raises PipelineError if a node would have to run whose data is missing, or that `only` does not name,
+    or if this machine lacks something that a node needs.
+    """
     decisions = planner.plan()
+    if missing := missing_data(decisions, absent):
+        raise PipelineError(missing)
+    require_others(decisions, only)
     if all(decision.cache == "hit" for decision in decisions.values()):  # no hook is loaded
         return decisions
     from executor.planning.disk_check import disk_mistakes

@@ -34,13 +34,14 @@ class NodeEvents:
     """The state of one node from its events so far.
 
     retained: for each time that the key had changed, how many of the earlier points still counted. accepted: with the
-    time of each. figures: their names, each once.
+    time of each. figures: their names, each once. names: of all metrics, in the order of their first points.
     """
 
     points: list[Point] = field(factory=list)
     retained: list[int] = field(factory=list)
     accepted: list[tuple[float, Accepted]] = field(factory=list)
     figures: list[str] = field(factory=list)
+    names: dict[str, None] = field(factory=dict)
     _floors: dict[str, int] = field(factory=dict)  # per metric: the last step of earlier attempts
     _highest: dict[str, int] = field(factory=dict)
     _samples: list[float] = field(factory=list)  # their times
@@ -66,11 +67,13 @@ class NodeEvents:
         if fresh:
             self.points.append(Point(time, step, fresh))
         for name in fresh:
+            self.names[name] = None
             self._highest[name] = max(step, self._highest.get(name, step))
 
     def _add_sample(self, time: float, metrics: Mapping[str, float]) -> None:
         """Add a sample of system metrics. Samples are never repeated, so their number serves as the step."""
         shown = {f"{SYSTEM}{name}": value for name, value in metrics.items()}
+        self.names.update(dict.fromkeys(shown))
         self.points.append(Point(time, len(self._samples), shown))
         self._samples.append(time)
 

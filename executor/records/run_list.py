@@ -16,19 +16,21 @@ from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import Record, Status, newest_records, newest_that_ran
 from executor.records.run_tags import tags_of
 from executor.store.artifact_store import SMOKE, Store
-from executor.system.output import columns, shown_duration
+from executor.system.output import columns, one_line, shown_duration
 
 RAN = ("miss", "resumed")
 UNFINISHED = ("failed", "stopped", "killed")
 TAU = "eval/tau"
 MOST_TAUS = 3  # in a cell
+LONGEST = 80  # characters of a name, or of the values of -s
+LONGEST = 80  # characters of a name, or of the values of -s
 LATEST = 20  # records that are searched for unfinished runs
 
 
 @frozen(kw_only=True)
 class RunRow:
     """What `dflow runs` shows of a run. seconds: see `run_seconds`. draft: what load_draft reads, several with commas
-    between; empty if none is read. tau: by the node that measured it.
+    between; empty if none is read. tau: by the node that measured it. set: the values of `-s`.
     """
 
     run: str
@@ -43,6 +45,8 @@ class RunRow:
     tags: Sequence[str]
     draft: str
     tau: Mapping[str, float]
+    name: str
+    set: Sequence[str]
 
 
 def run_rows(records: Path, limit: int | None, *, repeated: bool) -> tuple[list[RunRow], int]:
@@ -101,12 +105,14 @@ def _finishes(later: Record, record: Record) -> bool:
 
 
 def runs_text(rows: Sequence[RunRow]) -> str:
-    """The table; without the columns of drafts and of tau where no run has any."""
-    header = ["run", "pipeline", "status", "started", "took", "nodes", "ran", "cached", "draft", "tau", "tags"]
-    absent = [name for name in ("draft", "tau") if not any(getattr(row, name) for row in rows)]
+    """The table; without the columns of names, of drafts, of tau and of changed values where no run has any."""
+    header = ["run", "name", "pipeline", "status", "started", "took", "nodes", "ran", "cached", "draft", "tau", "set"]
+    header.append("tags")
+    absent = [name for name in ("name", "draft", "tau", "set") if not any(getattr(row, name) for row in rows)]
     shown = [
         {
             "run": row.run,
+            "name": one_line(row.name, LONGEST),
             "pipeline": row.pipeline,
             "status": row.status,
             "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started)),
@@ -116,6 +122,7 @@ def runs_text(rows: Sequence[RunRow]) -> str:
             "cached": str(row.cached),
             "draft": row.draft,
             "tau": _tau_text(row.tau),
+            "set": one_line(", ".join(row.set), LONGEST),
             "tags": ", ".join(row.tags),
         }
         for row in rows
@@ -163,4 +170,6 @@ def _row(record: Record) -> RunRow:
             for name, node in state.nodes.items()
             if node.state == "done" and TAU in node.metrics
         },
+        name=state.name,
+        set=state.overrides,
     )

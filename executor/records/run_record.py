@@ -112,7 +112,7 @@ class RunState:
     goes_on_from: the run that `resume -s` continued with other values. result_nodes: those whose figures are the
     pipeline's. results_run: the run that computed them. judged_by: the metrics that measure their quality.
     tracking: whether it is sent to MLflow automatically. started_by: the command that made it, or the run that it goes
-    on from.
+    on from. name: as the user gave it. overrides: the values of nodes that `-s` changed, the earlier run's first.
     """
 
     run: str
@@ -130,6 +130,8 @@ class RunState:
     result_nodes: list[str] = attrs.Factory(list)
     results_run: str | None = None
     judged_by: list[str] = attrs.Factory(list)
+    name: str = ""
+    overrides: list[str] = attrs.Factory(list)
     nodes: dict[str, NodeState] = attrs.Factory(dict)
 
     @property
@@ -392,7 +394,7 @@ _CHECKS: Mapping[type, Mapping[str, Check]] = {
     },
     RunState: {
         "run": is_id,
-        **dict.fromkeys(("pipeline", "experiment"), is_text),
+        **dict.fromkeys(("pipeline", "experiment", "name"), is_text),
         "tracking_uri": or_none(is_text),
         "tracking": is_flag,
         "status": is_one_of(get_args(Status)),
@@ -400,7 +402,7 @@ _CHECKS: Mapping[type, Mapping[str, Check]] = {
         "started": is_moment,
         "ended": or_none(is_moment),
         "pinned": is_table_of(is_id),
-        **dict.fromkeys(("forced", "result_nodes", "judged_by"), is_list_of(is_text)),
+        **dict.fromkeys(("forced", "result_nodes", "judged_by", "overrides"), is_list_of(is_text)),
         **dict.fromkeys(("goes_on_from", "results_run"), or_none(is_id)),
         "nodes": lambda value: False,  # they have lines of their own
     },

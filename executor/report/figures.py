@@ -30,9 +30,9 @@ from executor.report.templates import (
     table,
 )
 from executor.results.metric_order import JUDGED, figures_in_order
-from executor.results.run_table import result_rows, shown_number
+from executor.results.run_table import result_rows, shown_number, shown_value
 from executor.results.sweep import Row, ordered_metrics
-from ops.lib.report_sections import Chart, Series
+from ops.lib.report_sections import NOT_KNOWN, Chart, Series
 
 NUMBERED = re.compile(r"(.+)_(\d{2,})")
 LEAST_NUMBERED = 2
@@ -123,8 +123,9 @@ def _cell(name: str, first: Final, final: Final) -> Markup | None:
     bounds = [shown_number(final[bound]) for bound in (f"{name}_low", f"{name}_high") if bound in final]
     interval = f"[{', '.join(bounds)}]" if len(bounds) == 2 else ""
     pair = MetricPair(name, first.get(name), final[name])
-    difference = "" if pair.difference is None or pair.is_same else f"{pair.difference:+.3g}"
-    return render("figures.html", "figure", shown_number(final[name]), interval, difference)
+    shown = shown_value(name, final)
+    is_unknown = pair.difference is None or pair.is_same or shown == NOT_KNOWN
+    return render("figures.html", "figure", shown, interval, "" if is_unknown else f"{pair.difference:+.3g}")
 
 
 def combinations(runs: Sequence[RunFacts], columns: Sequence[RunFacts]) -> Markup:

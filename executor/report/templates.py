@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from executor.report.run_data import RunFacts
 from executor.results.run_table import shown_number
-from executor.system.output import printable
+from executor.system.output import as_typed, printable
 from ops.lib.pages import environment, page_style
 
 NOTHING = "–"  # noqa: RUF001
@@ -46,7 +46,7 @@ def shown(value: object) -> object:
         return value
     if value is None:
         return NOTHING
-    return shown_number(value) if isinstance(value, float) else printable(str(value))
+    return shown_number(value) if isinstance(value, float) else as_typed(printable(str(value)))
 
 
 def joined(parts: Iterable[Markup]) -> Markup:

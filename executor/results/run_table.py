@@ -10,6 +10,7 @@ from dsl.graph import Graph
 from executor.records.run_record import NodeState, RunState
 from executor.results.metric_order import JUDGED, figures_in_order, is_judged
 from executor.system.output import columns, print_lines, shown_digest
+from ops.lib.report_sections import NOT_KNOWN, SPEEDUP, is_known
 
 METRICS_SHOWN = 4
 ROWS_SHOWN = 40
@@ -54,6 +55,11 @@ def first_line(text: str) -> str:
 def with_run(text: str, run: str) -> str:
     """A warning or an advice of an op, which does not know its run: RUN in its commands becomes the run's id."""
     return re.sub(r"\bRUN\b", run, text)
+
+
+def error_with_run(text: str, run: str) -> str:
+    """The same of an error, which may speak of any RUN outside of commands."""
+    return re.sub(r"(\bdflow [a-z-]+ )RUN\b", rf"\g<1>{run}", text)
 
 
 def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
@@ -134,7 +140,7 @@ def result_rows(metrics: Mapping[str, float], judged: Collection[str] = JUDGED) 
             series.setdefault(whole, []).append(name)
         elif end not in ("low", "high") or not {whole, f"{whole}_low", f"{whole}_high"} <= metrics.keys():
             interval = f"[{shown_number(bounds[0])}, {shown_number(bounds[1])}]" if len(bounds) == 2 else ""
-            rows[name] = (name, shown_number(metrics[name]), interval)
+            rows[name] = (name, shown_value(name, metrics), interval)
     for names in series.values():
         first, last = names[0], names[-1]
         if first == last:
@@ -150,6 +156,12 @@ def shown_seconds(node: NodeState) -> str:
     if node.state == "running" and node.started is not None:
         return f"{time.time() - node.started:.0f} s"
     return "" if node.seconds is None else f"{node.seconds:.1f} s"
+
+
+def shown_value(name: str, metrics: Mapping[str, float]) -> str:
+    """The value of a metric; of a speed-up whose interval says nothing, that it is not known."""
+    ends = metrics.get(f"{name}_low"), metrics.get(f"{name}_high")
+    return NOT_KNOWN if name.endswith(SPEEDUP) and not is_known(*ends) else shown_number(metrics[name])
 
 
 def shown_number(value: float) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from executor.records.events import Event, Metric, Progress
+from executor.records.events import Event
 from executor.records.run_record import RunState
-from executor.results.run_table import shown_metrics, shown_seconds
+from executor.results.live import Live
+from executor.results.run_table import error_with_run, shown_metrics, shown_seconds, with_run
 from executor.system.output import Unrepeated, indented, print_lines, shown_digest
 
 PLAIN_PROGRESS_S = 10.0
@@ -23,8 +24,7 @@ class Display:
 
     def __init__(self, state: RunState) -> None:
         self._state = state
-        self._progress: dict[str, tuple[int, int]] = {}
-        self._metrics: dict[str, Mapping[str, float]] = {}
+        self._live: defaultdict[str, Live] = defaultdict(Live)
         self._shown_at = time.monotonic()
         self._lines: defaultdict[str, Unrepeated] = defaultdict(Unrepeated)  # of progress, by node
         self._warned: set[str] = set()
@@ -69,13 +69,8 @@ class Display:
     def show(self, events: Iterable[Event]) -> None:
         """Show what the running stages reported; of the metrics, those of the newest event."""
         for event in events:
-            if event.node not in self._state.nodes:
-                continue
-            match event.body:
-                case Progress(done, total):
-                    self._progress[event.node] = (done, total)
-                case Metric(_, metrics):
-                    self._metrics[event.node] = metrics
+            if event.node in self._state.nodes:
+                self._live[event.node].add(event)
         self._tick()
 
     def note(self, text: str) -> None:
@@ -88,7 +83,7 @@ class Display:
         """A warning of a stage. A text is shown once, even if several stages warn of it: the results name them all."""
         if text not in self._warned:
             self._warned.add(text)
-            self.note(f"{node_id}: warning: {text}")
+            self.note(f"{node_id}: warning: {with_run(text, self._state.run)}")
 
     def say_last(self, text: str) -> None:
         """Print it after the results."""
@@ -96,17 +91,16 @@ class Display:
 
     def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> None:
         """A failed node: its error, the last lines of its log, what to do and where the log is."""
-        print_lines(failure_text(node_id, error, tail, log, hint), error=True)
+        print_lines(failure_text(node_id, error_with_run(error, self._state.run), tail, log, hint), error=True)
 
     def _tick(self) -> None:
         if time.monotonic() - self._shown_at < PLAIN_PROGRESS_S:
             return
         self._shown_at = time.monotonic()
-        for node_id, (done, total) in self._progress.items():
-            if self._state.nodes[node_id].state == "running":
-                text = f"{node_id}: {done} of {total}{_metrics_suffix(self._metrics.get(node_id, {}))}"
-                if line := self._lines[node_id].line(text):
-                    self.note(line)
+        for node_id, live in self._live.items():
+            is_shown = self._state.nodes[node_id].state == "running" and live.done is not None
+            if is_shown and (line := self._lines[node_id].line(f"{node_id}: {live}")):
+                self.note(line)
 
 
 def make_display(state: RunState) -> Display:

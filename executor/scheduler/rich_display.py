@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from executor.records.run_record import NodeState, RunState
-from executor.results.run_table import shown_metrics, shown_seconds
+from executor.results.run_table import error_with_run, shown_seconds
 from executor.scheduler.plain_display import Display, failure_text
-from executor.system.output import Enduring, printable, shown_digest
+from executor.system.output import Enduring, as_typed, printable, shown_digest
 
 STYLES = {"done": "green", "failed": "bold red", "running": "bold yellow", "pending": "dim"}
 LINES_BESIDE = 4  # the title, the header, the caption, and the line of the cursor
@@ -30,17 +30,17 @@ class LiveDisplay(Display):
     def __init__(self, state: RunState, console: Console | None = None) -> None:
         super().__init__(state)
         self._console = console or Console(file=cast(IO[str], Enduring(sys.stdout)))
-        self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._draw)
+        self._drawn = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._draw)
         self._failures: list[str] = []
 
     def __enter__(self) -> LiveDisplay:
-        self._live.start()
+        self._drawn.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.stop()
+        self._drawn.stop()
         for text in self._failures:
             self.note(text)
 
@@ -48,13 +48,13 @@ class LiveDisplay(Display):
         """The table is redrawn regularly."""
 
     def note(self, text: str) -> None:
-        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(as_typed(printable(text)), markup=False, highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         self.note(f"warning: {text}")
 
     def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> None:
-        self._failures.append(failure_text(node_id, error, tail, log, hint))
+        self._failures.append(failure_text(node_id, error_with_run(error, self._state.run), tail, log, hint))
 
     def _tick(self) -> None:
         return
@@ -81,10 +81,10 @@ class LiveDisplay(Display):
     def _bar(self, node_id: str, node: NodeState) -> Table | str:
         if node.state != "running":
             return ""
-        done, total = self._progress.get(node_id, (0, 0))
+        live = self._live[node_id]
         beside = Table.grid(padding=(0, 1))
-        metrics = Text(shown_metrics(self._metrics.get(node_id, {})), style="dim")
-        beside.add_row(ProgressBar(total=total or None, completed=done, width=20, pulse=not total), metrics)
+        bar = ProgressBar(total=live.total or None, completed=live.done or 0, width=20, pulse=not live.total)
+        beside.add_row(bar, Text(str(live), style="dim"))
         return beside
 
 

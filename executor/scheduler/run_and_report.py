@@ -28,8 +28,13 @@ def run_and_report(
     adopt: bool = False,
     keep_going: bool = False,
     verify_inputs: bool = False,
+    again: str = "",
 ) -> int:
-    """The exit code, see `executor.scheduler.run_loop.run_session`."""
+    """The exit code, see `executor.scheduler.run_loop.run_session`. again: the command that the user typed, if it reads
+    the pipeline file.
+    """
+    for note in session.notes:
+        print_lines(note)
     if session.is_complete and _close(session):
         _report_complete(session)
         return OK
@@ -45,7 +50,7 @@ def run_and_report(
     elif code == FAILED:
         print_lines(
             f"run {record.run} failed; after a fix of code or data: {session.resume_command}; "
-            + OTHERWISE[record.state.started_by],
+            + (f"after a change of the pipeline file: {again}" if again else OTHERWISE[record.state.started_by]),
             error=True,
         )
     else:

@@ -29,9 +29,9 @@ from executor.scheduler.run_loop import run_session
 from executor.smoke.emptied_splits import emptied_splits
 from executor.smoke.estimate import NodeEstimate, Report, full_time, reports, series_of
 from executor.smoke.smoke_table import print_estimates
-from executor.store.artifact_store import SMOKE, Store
+from executor.store.artifact_store import SMOKE, Store, store_path
 from executor.system.disk_space import free_bytes
-from executor.system.output import FAILED, OK, print_lines
+from executor.system.output import FAILED, OK, name_store, print_lines
 
 FEWEST = 3  # one sample for each of train, val and test
 
@@ -56,6 +56,7 @@ def smoke_run(path: Path, graph: Graph, samples: int) -> int:
         hint = f"take {FEWEST} at least, one for each of train, val and test; 16 is a good number"
         raise PipelineError([Mistake(f"--smoke {samples}: too few samples", hint=hint)])
     store = Store.open(path, write=True)
+    name_store(path / SMOKE, store_path(None, None))
     session = new_run(Store.open(path / SMOKE, write=True), small_graph(graph, samples), given=graph)
     unreduced = _without_smoke(session)
     if unreduced:

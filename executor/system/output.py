@@ -8,9 +8,11 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Container, Sequence
+from pathlib import Path
 from typing import IO, Any, AnyStr, TextIO
 
 OK, FAILED, USAGE = 0, 1, 2  # USAGE: a mistake in usage or in a pipeline
@@ -26,18 +28,53 @@ OUTPUT_ERRORS: dict[int, str] = {}
 # Control characters, those that turn the direction of a text, and lone surrogates, except for tabs and line ends.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 ENDS_OF_LINES = re.compile("[\n\u2028\u2029]")  # those that CONTROL leaves
+# The commands that work on a store.
+ON_A_STORE = (
+    *(
+        "accept",
+        "compare-backends",
+        "diagnose",
+        "diff",
+        "doctor",
+        "du",
+        "evaluate",
+        "explain",
+        "gc",
+        "graph",
+        "init",
+        "logs",
+    ),
+    *(
+        "plan",
+        "pull",
+        "push",
+        "report",
+        "resume",
+        "rm",
+        "run",
+        "runs",
+        "serve",
+        "status",
+        "sync",
+        "tag",
+        "ui",
+        "verify",
+    ),
+)
+COMMAND = re.compile(rf"\bdflow ({'|'.join(sorted(ON_A_STORE, reverse=True))})(?![\w-])(?![^`;,\n]*--store)")
+STORE_OPTION: list[str] = []  # --store DIR, where commands would not find the store without it
 
 
 def print_lines(text: str, *, error: bool = False) -> None:
     """Print text; the rest is dropped where the reader is gone."""
     stream = sys.stderr if error else sys.stdout
-    write_on(stream, f"{printable(text)}\n")
+    write_on(stream, f"{as_typed(printable(text))}\n")
 
 
 def print_json(value: Any, *, ascii_only: bool = True) -> None:
     """Print strict JSON: null for numbers that are not finite."""
     text = json.dumps(finite(value), indent=1, ensure_ascii=ascii_only, allow_nan=False)
-    print_lines(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    write_on(sys.stdout, CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
 def finite(value: Any) -> Any:
@@ -52,6 +89,18 @@ def finite(value: Any) -> Any:
 def printable(text: str) -> str:
     """The text with control characters escaped as in Python, such as `\\x1b`."""
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def name_store(path: Path, default: Path) -> None:
+    """From now on, commands in texts for the user name the store in `path`, unless it is the one that they take."""
+    here = Path.cwd()
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    STORE_OPTION[:] = [] if path == default else [f"--store {shlex.quote(str(shown))}"]
+
+
+def as_typed(text: str) -> str:
+    """The text with each of dflow's commands in it as the user has to type it: with the store that it is about."""
+    return COMMAND.sub(lambda found: " ".join([found[0], *STORE_OPTION]), text) if STORE_OPTION else text
 
 
 def one_line(text: str, length: int) -> str:

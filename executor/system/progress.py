@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from dsl.sizes import shown_bytes
-from executor.system.output import Unrepeated, print_lines, printable
+from executor.system.output import Unrepeated, as_typed, print_lines, printable
 
 PLAIN_S = 10.0
 
@@ -76,7 +76,7 @@ class Activity(_LiveLine):
 
     def status(self, text: str) -> None:
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=printable(text))
+            self._bar.update(self._task, description=as_typed(printable(text)))
             self._bar.start()
         elif line := self._lines.line(text):
             print_lines(line, error=True)

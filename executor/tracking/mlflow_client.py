@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.tracking import MlflowClient
 
 from dsl.convert import unstructure
-from dsl.errors import StoreError
+from dsl.errors import StoreError, shortened
 from dsl.secrets import resolved_text, secret_names, without_credentials
 from executor.records.metric_points import Point
 from executor.records.sent_run import VIEW
@@ -71,16 +71,24 @@ UNREACHABLE = (
     ParseError,  # another server answers there
     OSError,
 )
+REFUSED_VALUE = "INVALID_PARAMETER_VALUE"  # the code of an error
 # Codes of errors that may not recur at another try or another server.
 TRANSIENT = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "ENDPOINT_NOT_FOUND")
 
 
 class Tracker:
-    """The tracking server or database of a store's runs. sent: counts the runs, points and files sent to it."""
+    """The tracking server or database of a store's runs. sent: counts the runs, points and files sent to it.
 
-    def __init__(self, store: Path, uri: str, sent: Counter[str]) -> None:
+    say: called once with each metric that has another name there than can be guessed, or that was refused.
+    """
+
+    def __init__(
+        self, store: Path, uri: str, sent: Counter[str], say: Callable[[str], object] = lambda text: None
+    ) -> None:
         self._store = store
         self._uri = uri
+        self._say = say
+        self._said: set[str] = set()
         self.client = open_client(store, uri)
         self.sent = sent
         self._places: dict[str, str] = {}  # places of files, of the runs created by this tracker
@@ -164,13 +172,17 @@ class Tracker:
             self.client.delete_tag(run_id, name)
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
-        listed = [Param(_name(name), value[:PARAM_LENGTH]) for name, value in params.items()]
+        names = mlflow_names(params)
+        listed = [Param(names[name], value[:PARAM_LENGTH]) for name, value in params.items()]
         for start in range(0, len(listed), PARAMS_IN_A_BATCH):
             self.client.log_batch(run_id, params=listed[start : start + PARAMS_IN_A_BATCH])
 
-    def log_points(self, run_id: str, points: Sequence[Point], *, some_exist: bool) -> None:
-        """some_exist: an earlier call may have sent some of them, so MLflow's points are read first."""
-        metrics = [metric for point in points for metric in _metrics(point)]
+    def log_points(self, run_id: str, points: Sequence[Point], names: Iterable[str], *, some_exist: bool) -> None:
+        """names: those of all points of the run, in an order that only grows. some_exist: an earlier call may have sent
+        some of the points, so MLflow's are read first.
+        """
+        chosen = self._names(names)
+        metrics = [metric for point in points for metric in _metrics(point, chosen)]
         if some_exist:
             known = {name: self._history(run_id, name) for name in {metric.key for metric in metrics}}
             metrics = [metric for metric in metrics if _identity(metric) not in known[metric.key]]
@@ -178,15 +190,48 @@ class Tracker:
 
     def _log_metrics(self, run_id: str, metrics: Sequence[Metric]) -> None:
         for start in range(0, len(metrics), METRICS_IN_A_BATCH):
-            self.client.log_batch(run_id, metrics=metrics[start : start + METRICS_IN_A_BATCH])
+            batch = metrics[start : start + METRICS_IN_A_BATCH]
+            try:
+                self.client.log_batch(run_id, metrics=batch)
+            except mlflow.exceptions.MlflowException as error:
+                if error.error_code != REFUSED_VALUE:
+                    raise
+                self._log_each(run_id, batch)
         self.sent["points"] += len(metrics)
+
+    def _log_each(self, run_id: str, metrics: Sequence[Metric]) -> None:
+        """Send a batch that was refused metric by metric: one that MLflow does not take costs no other."""
+        for name in dict.fromkeys(metric.key for metric in metrics):
+            try:
+                self.client.log_batch(run_id, metrics=[metric for metric in metrics if metric.key == name])
+            except mlflow.exceptions.MlflowException as error:
+                if error.error_code != REFUSED_VALUE:
+                    raise
+                self._say_once(
+                    f'MLflow refused the metric "{shortened(name)}", all others are sent: {shown_error(error)}'
+                )
+
+    def _names(self, names: Iterable[str]) -> dict[str, str]:
+        """The names of a run's metrics in MLflow; says which of them cannot be guessed."""
+        chosen = mlflow_names(names)
+        for name, other in chosen.items():
+            if other != _in_allowed_characters(name):
+                self._say_once(f'the metric "{shortened(name)}" is "{shortened(other)}" in MLflow')
+        return chosen
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
 
     def _history(self, run_id: str, name: str) -> set[tuple[int, int, str]]:
         return {_identity(metric) for metric in self.client.get_metric_history(run_id, name)}
 
     def log_results(self, run_id: str, results: Iterable[tuple[float, Mapping[str, float]]]) -> None:
         """Send (time, values) without a history, at step 0, except for values that MLflow already has as the latest."""
-        metrics = [metric for when, values in results for metric in _metrics(Point(when, 0, values))]
+        given = list(results)
+        names = self._names(name for _, values in given for name in values)
+        metrics = [metric for when, values in given for metric in _metrics(Point(when, 0, values), names)]
         latest = self.client.get_run(run_id).data.metrics if metrics else {}
         self._log_metrics(run_id, [metric for metric in metrics if not _is_latest(metric, latest)])
 
@@ -196,10 +241,11 @@ class Tracker:
         """As log_results, linked to a model, except for values that the model already has from this run."""
         known = self.client.get_logged_model(model_id).metrics or []
         latest = {metric.key: metric.value for metric in known if metric.run_id == run_id}
+        names = self._names(name for _, values in results for name in values)
         metrics = [
             Metric(metric.key, metric.value, metric.timestamp, 0, model_id=model_id)
             for when, values in results
-            for metric in _metrics(Point(when, 0, values))
+            for metric in _metrics(Point(when, 0, values), names)
             if not _is_latest(metric, latest)
         ]
         self._log_metrics(run_id, metrics)
@@ -312,7 +358,7 @@ def tracking_uri(store: Path, uri: str | None, root: Path) -> str:
     return f"sqlite:///{root / rest[3:]}" if scheme == "sqlite" else f"{scheme}:{rest}"
 
 
-def check_trusted(uri: str) -> None:
+def check_trusted(uri: str, run: str) -> None:
     """Raises StoreError for the URI of a record that no pipeline file of the user names: it would get the credentials
     that MLflow finds in the environment, and the values of its secrets.
     """
@@ -320,7 +366,7 @@ def check_trusted(uri: str) -> None:
         secrets = f", with the value of {', '.join(secret_names(uri))}" if secret_names(uri) else ""
         raise StoreError(
             f"the record sends to {without_credentials(uri)}{secrets}, which no pipeline file that you ran here names; "
-            "if it is yours, say `dflow sync RUN --trust`"
+            f"if it is yours, say `dflow sync {run} --trust`"
         )
 
 
@@ -395,9 +441,9 @@ def is_transient(error: BaseException) -> bool:
     return getattr(error, "error_code", TRANSIENT[0]) in TRANSIENT
 
 
-def _metrics(point: Point) -> list[Metric]:
+def _metrics(point: Point, names: Mapping[str, str]) -> list[Metric]:
     stamp = _milliseconds(point.time)
-    return [Metric(_name(name), value, stamp, point.step) for name, value in point.metrics.items()]
+    return [Metric(names[name], value, stamp, point.step) for name, value in point.metrics.items()]
 
 
 def _identity(metric: Metric) -> tuple[int, int, str]:
@@ -414,9 +460,33 @@ def _is_latest(metric: Metric, latest: Mapping[str, float]) -> bool:
     return _identity(sent) == _identity(metric)
 
 
+def mlflow_names(names: Iterable[str]) -> dict[str, str]:
+    """Names that MLflow accepts, each another one: the first of those that would be the same has the name itself, the
+    next ones have their number behind it.
+    """
+    chosen: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in dict.fromkeys(names):
+        wanted = other = _name(name)
+        number = 1
+        while other in taken:
+            number += 1
+            other = f"{wanted[: NAME_LENGTH - len(f'_{number}')]}_{number}"
+        taken.add(other)
+        chosen[name] = other
+    return chosen
+
+
 def _name(name: str) -> str:
-    """The name in characters that MLflow accepts: acc@1 becomes acc_1."""
-    return posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", name)).lstrip("/")[:NAME_LENGTH]
+    """The name as MLflow accepts it: acc@1 becomes acc_1, and a path stays below where it starts: ../x becomes __/x."""
+    parts = ["__" if part == ".." else part for part in _in_allowed_characters(name).split("/") if part != "."]
+    joined = "/".join(part for part in parts if part) or "_"
+    return f"__{joined[2:]}" if joined.startswith("..") else joined
+
+
+def _in_allowed_characters(name: str) -> str:
+    """As posixpath.normpath has it, which MLflow requires of a name."""
+    return posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", name)[:NAME_LENGTH]).lstrip("/")
 
 
 def _cut(tags: Mapping[str, str]) -> dict[str, str]:

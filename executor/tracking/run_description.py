@@ -30,7 +30,8 @@ def run_name(state: RunState) -> str:
 
     MLflow's list cuts names, so what tells runs apart comes first; the experiment usually has the pipeline's name.
     """
-    return state.run if state.experiment == state.pipeline else f"{state.run} {state.pipeline}"
+    names = [state.name, state.run, "" if state.experiment == state.pipeline else state.pipeline]
+    return " ".join(name for name in names if name)
 
 
 def maker_tags(state: RunState, name: str) -> dict[str, str]:

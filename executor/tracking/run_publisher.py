@@ -18,6 +18,7 @@ from functools import cached_property
 from itertools import starmap
 from pathlib import Path
 
+from dsl.document import TABLE_NAMES
 from dsl.errors import StageError, StoreError
 from dsl.graph import Graph, GraphNode
 from dsl.secrets import redact, secret_names, values_of
@@ -149,10 +150,10 @@ class RunPublisher:
     def _tracker(self) -> Tracker:
         """Sends everything again where MLflow no longer has the run. Raises StoreError where it was deleted there."""
         require_own_store(self._store)
-        check_trusted(self._record.state.tracking_uri or "")
+        check_trusted(self._record.state.tracking_uri or "", self._record.run)
         uri = tracking_uri(self._store, self._record.state.tracking_uri, self._graph.root)
         with no_collection():  # MLflow imports the rest of itself
-            tracker = Tracker(self._store, uri, self.counts)
+            tracker = Tracker(self._store, uri, self.counts, self._say)
         parent = self._sent.parent
         stage = tracker.stage_of(parent) if parent else None
         if stage == "deleted":
@@ -199,7 +200,9 @@ class RunPublisher:
         if not self._sent.experiment:
             judged = sorted(map(short_name, self._graph.judged_by))
             swept = dict.fromkeys(name for combination in self._combinations for name in combination.values)
-            self._sent.experiment = self._tracker.experiment(self._record.state.experiment, judged, swept)
+            changed = (text.partition("=")[0].strip() for text in self._record.state.overrides)
+            columns = dict.fromkeys([*swept, *(_param(path) for path in changed if _param(path))])
+            self._sent.experiment = self._tracker.experiment(self._record.state.experiment, judged, columns)
         self._found = self._tracker.runs_of(self._sent.experiment, self._record.run)
         known = {WHOLE: self._sent.parent}
         known |= {("node", name): sent.run_id for name, sent in self._sent.nodes.items()}
@@ -231,6 +234,7 @@ class RunPublisher:
                 "dflow.kind": "sweep" if self._combinations else "run",
                 "dflow.pipeline": state.pipeline,
                 "dflow.run": state.run,
+                **({"dflow.set": "\n".join(state.overrides)} if state.overrides else {}),
             }
             sent.parent = self._made_run(WHOLE, state.started, {**graph.tags, **note, **own})
             sent.notes = ("", shown_notes(graph))
@@ -376,7 +380,8 @@ class RunPublisher:
             sent.begun = max(sent.begun, end)
             sent.retained = len(events.retained)
             self._save()
-            self._tracker.log_points(sent.run_id, events.points[sent.points : end], some_exist=some_exist)
+            points = events.points[sent.points : end]
+            self._tracker.log_points(sent.run_id, points, events.names, some_exist=some_exist)
             sent.points = end
             self._save()
 
@@ -435,6 +440,14 @@ class RunPublisher:
 
     def _save(self) -> None:
         self._sent.write(self._folder)
+
+
+def _param(path: str) -> str:
+    """The parameter of the whole run that a value of `-s` is; empty where it is none."""
+    owner, _, field = path.partition(".")
+    if owner in TABLE_NAMES:
+        return field if path == "pipeline.seed" else ""
+    return path
 
 
 def _accepted(at: float, event: Accepted) -> str:

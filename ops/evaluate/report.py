@@ -10,7 +10,18 @@ from ops.evaluate.comparison import compare_evaluations
 from ops.evaluate.metric_names import ALL
 from ops.evaluate.verdicts import verdicts
 from ops.lib.data.files import read_json
-from ops.lib.report_sections import Cell, Chart, Compared, Html, Section, Series, Table, interval_text
+from ops.lib.report_sections import (
+    NOT_KNOWN,
+    Cell,
+    Chart,
+    Compared,
+    Html,
+    Section,
+    Series,
+    Table,
+    interval_text,
+    is_known,
+)
 
 PAGE_HEIGHT = 640
 
@@ -161,13 +172,14 @@ def _speed(measured: Mapping[str, Any]) -> Section:
         parts = measured["parts"][way]
         shares = [f"{100 * parts[name] / seconds:.0f} %" for name in ("prefill", "draft", "verify", "overhead")]
         rows.append((way, tokens, round(seconds, 2), round(tokens / seconds, 1), *shares))
-    interval = ""
-    if measured["speedup_low"] is not None:
-        interval = f" [{measured['speedup_low']:.2f}, {measured['speedup_high']:.2f}]"
+    interval, low, high = "", measured["speedup_low"], measured["speedup_high"]
+    if low is not None:
+        interval = f" [{low:.2f}, {high:.2f}]"
+    number = f"{measured['speedup']:.2f}" if is_known(low, high) else NOT_KNOWN
     return Section(
         "Speed",
         Table(columns, rows),
-        f"Speed-up {measured['speedup']:.2f}{interval}, in {measured['batches']} "
+        f"Speed-up {number}{interval}, in {measured['batches']} "
         f"batch{'es' * (measured['batches'] != 1)} of at most "
         f"{measured['batch_size']}, each decoded both ways in turn. Verify is the target's forward passes after the "
         "prefill, including those of plain decoding.",

@@ -28,7 +28,7 @@ from ops.lib.drafts.backbone.load import import_record, load_draft, random_draft
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.estimates import DraftForeseen, TargetStated, TokensForeseen, refuse_unfit
-from ops.lib.report_sections import interval_text
+from ops.lib.report_sections import NOT_KNOWN, interval_text, is_known
 from ops.lib.target.model import Target
 from ops.lib.vision.processor import Processor
 
@@ -114,7 +114,11 @@ def report_result(
 ) -> None:
     """The result in a few lines. text: of a token."""
     config, losses = summary.config, summary.losses
-    faster = f"{measured['speedup']:.2f} times as fast as plain decoding in batches of {config.batch_size}"
+    is_shown = is_known(measured["speedup_low"], measured["speedup_high"])
+    faster = (
+        f"{measured['speedup']:.2f} times as fast as plain decoding" if is_shown else f"its speed-up is {NOT_KNOWN}"
+    )
+    faster += f" in batches of {config.batch_size}"
     if tau["steps"]:
         stage.info(
             f"tau {tau['tau']:.2f} ({interval_text(tau, 'no interval of one prompt')}) over {tau['prompts']} prompts, "

@@ -11,7 +11,7 @@ from typing import Any
 from attrs import evolve
 
 from ops.evaluate.metric_names import ALL
-from ops.lib.report_sections import Judgement, Section, Verdict, interval_text
+from ops.lib.report_sections import NOT_KNOWN, Judgement, Section, Verdict, interval_text, is_known
 
 CEILING = 0.95  # of block_size: a tau that can hardly rise
 LEAST_GAIN = 0.05  # of a tau, below which a gain of it does not count; `dflow diagnose` judges by it too
@@ -70,11 +70,15 @@ def _against_random(report: Mapping[str, Any]) -> Verdict:
 
 def _with_speed(tau: Verdict, measured: Mapping[str, Any] | None) -> Verdict:
     """The verdict on tau beside the speed-up: a draft that makes decoding slower is not good, whatever its tau."""
-    if measured is None or measured["speedup_low"] is None or measured["speedup_low"] > 1:
+    if measured is None:
         return tau
-    if measured["speedup_high"] >= 1:
-        return evolve(tau, text=f"{tau.text}. Whether it is faster than plain decoding cannot be told")
+    low, high = measured["speedup_low"], measured["speedup_high"]
+    if (measured["speedup"] if low is None else low) > 1:
+        return tau
     judgement: Judgement = "bad" if tau.judgement == "bad" else "warn"
+    if low is not None and high >= 1:
+        text = f"{tau.text}. Whether it is faster than plain decoding cannot be told"
+        return evolve(tau, text=text, judgement=judgement, advice=tau.advice or UNCERTAIN)
     return evolve(tau, text=f"{tau.text}. Plain decoding is faster", judgement=judgement, advice=SLOWER)
 
 
@@ -100,8 +104,8 @@ def _against_plain(measured: Mapping[str, Any] | None) -> Verdict:
         return Verdict("good", "not measured: measurements.json of this run is gone", "warn", "evaluate again")
     low, high = measured["speedup_low"], measured["speedup_high"]
     interval = "no interval of one batch" if low is None else f"{low:.2f} to {high:.2f}"
-    text = f"{measured['speedup']:.2f} ({interval}) times as fast as plain decoding, in batches of "
-    text += f"{measured['batch_size']} at most"
+    number = f"{measured['speedup']:.2f}" if is_known(low, high) else f"{NOT_KNOWN}:"
+    text = f"{number} ({interval}) times as fast as plain decoding, in batches of {measured['batch_size']} at most"
     if low is None:
         advice = "evaluate more batches: raise max_prompts, or lower batch_size"
         return Verdict("good", f"{text}. An interval needs two batches", "warn", advice)

@@ -253,6 +253,18 @@ def shard_counts(shards: Iterable[Mapping[str, Any]]) -> tuple[Counter[str], Cou
     return samples, tokens
 
 
+SPEEDUP = "speedup"  # how metrics of it end
+NOT_KNOWN = "not known"
+WIDEST = 4.0
+
+
+def is_known(low: float | None, high: float | None) -> bool:
+    """Whether the interval of a speed-up says anything: not where it reaches from slower to faster and from 0, or over
+    more than WIDEST times its lower end.
+    """
+    return low is None or high is None or not low <= 1 <= high or 0 < high <= WIDEST * low
+
+
 def interval_text(measured: Mapping[str, Any], otherwise: str) -> str:
     """The interval of a figure with "low" and "high", as in report.json: "3.10 to 3.52"; `otherwise` if it has none."""
     return otherwise if measured["low"] is None else f"{measured['low']:.2f} to {measured['high']:.2f}"

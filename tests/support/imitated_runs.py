@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from attrs import evolve
@@ -30,8 +31,9 @@ def run(toy: Toy, *overrides: str, name: str = "toy", fail_at: str | None = None
 
 
 def dflow(toy: Toy, *arguments: str) -> int:
-    """The exit code of a command on the toy's store, in this process."""
-    return main([*arguments, "--store", str(toy.store)])
+    """The exit code of a command on the toy's store, in this process and in the toy's folder."""
+    with contextlib.chdir(toy.folder):
+        return main([*arguments, "--store", str(toy.store)])
 
 
 def begin(toy: Toy, *overrides: str, name: str = "toy") -> Session:

@@ -7,19 +7,23 @@ from pathlib import Path
 
 import attrs
 
-from dsl.errors import PipelineError
+from dsl.errors import DataError, PipelineError
 from dsl.overrides import apply_overrides, overridden_nodes
 from dsl.pipeline import Pipeline
 from ops.check_export.op import CheckExport, unlike_serving
 from ops.evaluate.op import Evaluate
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
+from ops.lib.data.checkpoint_code import read_settings
+from ops.lib.drafts.backbone.contract_fields import lookup
+from ops.lib.target.token_ids import Vocabulary
 from ops.load_draft.op import LoadDraft
 from ops.load_target.op import LoadTarget
 from ops.tokenize_chat.op import TokenizeChat
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")  # mathematics, code and talk
 GATE = "check"
+CONFIG = "config.json"
 
 
 def evaluation_pipeline(
@@ -33,7 +37,8 @@ def evaluation_pipeline(
     """
     p = Pipeline("evaluate", drafts=tuple(Path(folder) for folder in drafts))
     checkpoint, revision = source_of(target)
-    model = p.node("target", LoadTarget(checkpoint=checkpoint, revision=revision))
+    mask = draft_mask(Path(draft), Path(target))
+    model = p.node("target", LoadTarget(checkpoint=checkpoint, revision=revision, mask_token_id=mask))
     source, revision = source_of(draft)
     loaded = p.node("draft", LoadDraft(target=model, source=source, revision=revision))
     samples = p.node(
@@ -45,6 +50,20 @@ def evaluation_pipeline(
     report = p.node("eval", Evaluate(draft=loaded, target=model, tokens=tokens, max_prompts=max_prompts))
     p.node(GATE, CheckExport(draft=loaded, target=model, tokens=tokens, report=report))
     return p
+
+
+def draft_mask(draft: Path, target: Path) -> int | None:
+    """The id of the mask token that the draft was trained with, where the target's tokenizer and family name none; None
+    where they do, or where either is no directory that can be read: the nodes report what is wrong with it.
+    """
+    try:
+        vocabulary, config = Vocabulary.of(target), read_settings(draft / CONFIG)
+    except DataError:
+        return None
+    if vocabulary is None or vocabulary.known_mask_id is not None:
+        return None
+    found = (lookup(config, name) for name in ("dflash_config.mask_token_id", "mask_token_id"))
+    return next((value for is_there, value in found if is_there and type(value) is int), None)
 
 
 def source_of(text: str) -> tuple[str, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ from ops.lib.data.files import read_jsonl, write_json, write_jsonl
 from ops.lib.drafts.algorithms import algorithm_class
 from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.load import random_draft
-from ops.tools.evaluate.pipeline import evaluation_pipeline
+from ops.tools.evaluate.pipeline import draft_mask, evaluation_pipeline
 from ops.tools.evaluate.typed import advice_as_typed, source_mistakes
 from tests.support.manifests import new_record
 
@@ -283,3 +284,31 @@ def test_a_draft_is_evaluated_in_one_command_and_the_second_time_nothing_runs(tm
         assert "good: losslessness: 2 of 2 answers are those of the target alone" in text
         assert "good: gate: the serving directory meets the contract" in text
         assert "no node of train_dflash" not in text
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens", "expected"),
+    [
+        ({"dflash_config": {"mask_token_id": 5}}, ["a", "b"], 5),
+        ({"mask_token_id": 6}, ["a", "b"], 6),  # as speculators writes it
+        ({"mask_token_id": 6}, ["a", "<|MASK|>"], None),  # the tokenizer's own counts
+        ({"mask_token_id": "6"}, ["a", "b"], None),
+        ({}, ["a", "b"], None),
+    ],
+)
+def test_a_target_without_a_mask_token_takes_that_of_the_draft(tmp_path, config, tokens, expected):
+    draft, target = tmp_path / "draft", tmp_path / "target"
+    draft.mkdir()
+    target.mkdir()
+    (draft / "config.json").write_text(json.dumps(config))
+    (target / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 8}))
+    vocab = {token: number for number, token in enumerate(tokens)}
+    (target / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    nodes = evaluation_pipeline(str(draft), str(target), None, None).nodes
+    assert expected == nodes["target"].config.mask_token_id
+
+
+def test_the_mask_token_of_what_cannot_be_read_is_left_to_the_nodes(tmp_path):
+    (tmp_path / "config.json").write_text("[")
+    assert draft_mask(tmp_path, tmp_path) is None
+    assert draft_mask(tmp_path / "none", tmp_path / "none") is None

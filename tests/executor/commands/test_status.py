@@ -76,8 +76,8 @@ def test_of_two_runs_at_once_both_are_named(store, capsys):
     assert shown[-1].startswith(f"run {second.run}: running, ")
     shown = dflow(store, capsys, "status").splitlines()
     assert shown[-2:] == [
-        f"run {second.run} of two is also running: dflow status {second.run}",
-        f"run {first.run} of one is also running: dflow status {first.run}",
+        f"run {second.run} of two is also running: dflow status --store {store.path} {second.run}",
+        f"run {first.run} of one is also running: dflow status --store {store.path} {first.run}",
     ]
 
 
@@ -86,10 +86,10 @@ def test_a_killed_run_says_so_and_how_to_go_on(store, capsys):
     record.unlock()
     shown = dflow(store, capsys, "status").splitlines()
     assert shown[3].split() == ["b", "pending", "miss", "reached", "2", "of", "10:", "loss", "0.25"]
-    assert shown[-1] == f"run {record.run}: killed, 0.0 s; resume with: dflow resume {record.run}"
+    assert shown[-1] == f"run {record.run}: killed, 0.0 s; resume with: dflow resume --store {store.path} {record.run}"
     shown = dflow(store, capsys, "runs").splitlines()
     assert shown[1].split()[2] == "killed"
-    assert shown[-1] == f"the newest was killed; resume it with: dflow resume {record.run}"
+    assert shown[-1] == f"the newest was killed; resume it with: dflow resume --store {store.path} {record.run}"
 
 
 def test_of_an_error_of_several_lines_the_first_is_shown_with_a_sign(store, capsys):
@@ -225,7 +225,9 @@ def test_a_newer_smoke_run_is_named_with_the_command_that_shows_it(store, capsys
     line = f"the latest smoke run is {tried.run} of toy (done): dflow {{}} --store {store.path}/smoke"
     assert cli.main(["status", "--store", str(store.path)]) == 1
     said = capsys.readouterr().err
-    assert "start one with `dflow run FILE`" in said and said.endswith(f"; {line.format('status')}\n")
+    assert f"start one with `dflow run --store {store.path} FILE`" in said and said.endswith(
+        f"; {line.format('status')}\n"
+    )
     assert dflow(store, capsys, "runs").splitlines()[-1] == line.format("runs")
     full = a_done_run(store, "a")
     assert "smoke" not in dflow(store, capsys, "runs") + dflow(store, capsys, "status")

@@ -1,6 +1,7 @@
 """`dflow logs`: what a node printed, and what it prints."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,19 @@ def test_of_a_node_that_did_not_run_in_the_latest_run_the_run_that_works_on_it_i
 def test_the_last_lines_are_printed(done):
     assert done.dflow("logs", "a", "-n", "2").stdout == "TransientError: the server is busy\ntry 2\n"
     assert done.dflow("logs", "-n", "0", "a").stdout == ""
+
+
+def test_the_losses_of_a_node_are_followed_with_its_log(tmp_path):
+    text = '[pipeline]\nname = "toy"\nops = ["toy.py"]\n[node.a]\nop = "make"\n[node.d]\nop = "steps"\ntext = "@a"\n'
+    toy = Toy(tmp_path, f"{text}seconds = 0.5\nsteps = 12\n")
+    running = toy.start("run", str(toy.file))
+    wait_for(lambda: toy.has_begun() and toy.state()["nodes"]["d"]["state"] == "running")
+    follower = toy.start("logs", "d", "-f")
+    shown = follower.communicate(timeout=300)[0].splitlines()
+    running.communicate(timeout=300)
+    assert 0 == running.returncode
+    follows = re.compile(r"\d+ of 12, (?:[\d.]+/s|[\d.]+ s each), [\d.]+ s left: steps/loss 0\.\d+")
+    assert any(map(follows.fullmatch, shown)), shown
 
 
 def test_following_a_node_that_has_ended_ends(done):

@@ -93,7 +93,7 @@ def test_inputs_that_no_run_has_made_are_named_with_the_command_that_makes_them(
     assert dflow(file) == FAILED
     error = capsys.readouterr().err
     assert "capture reads from tokenize and target" in error
-    assert "`dflow run` with the same file" in error
+    assert f"`dflow run --store {file.parent / 'store'}` with the same file" in error
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -65,7 +66,9 @@ def process(monkeypatch):
 
 
 def dflow(store, *arguments: str) -> int:
-    return main(["diagnose", *arguments, "--store", str(store.path)])
+    """In the folder of the store: commands that are printed need not name it."""
+    with contextlib.chdir(store.path.parent):
+        return main(["diagnose", *arguments, "--store", str(store.path)])
 
 
 def test_every_draft_of_a_run_is_measured_unless_one_is_named(tmp_path, export, process, capsys):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
+from PIL import Image
 from toy_ops import Toy
 
 PIPELINE = """
@@ -74,17 +76,99 @@ def test_the_keys_that_hang_on_them_are_unknown_and_the_others_stand(toy):
     assert [told(toy, "a", 8, "first.txt"), told(toy, "b", 12, "second.txt")] == plan["unmet"]
 
 
-def test_what_reads_from_data_that_is_gone_may_still_be_taken(toy):
+@pytest.fixture
+def gone(toy):
+    """A run that was made, whose raw data of node a is deleted; and its id."""
     for name in ("first.txt", "second.txt"):
         (toy.folder / name).write_text(name)
     assert 0 == toy.dflow("run", str(toy.file)).returncode
     (toy.folder / "first.txt").unlink()
-    plan = json.loads(toy.dflow("plan", str(toy.file), "--json").stdout)
-    assert {"a": "miss", "b": "hit", "c": "hit", "d": "maybe"} == {row["id"]: row["cache"] for row in plan["nodes"]}
-    drawn = json.loads(toy.dflow("graph", str(toy.file), "--json").stdout)
-    assert {"a": "runs", "d": "may be cut off"} == {
-        row["id"]: row["state"] for row in drawn["nodes"] if row["id"] in "ad"
-    }
+    toy.made = toy.state()["run"]
+    toy.calls()
+    return toy
+
+
+def kept(toy):
+    return f"its data is not there any more; its artifact is kept as run {toy.made} recorded it"
+
+
+def test_what_was_made_of_data_that_is_gone_is_taken_from_the_store_and_said_so(gone):
+    plan = json.loads(gone.dflow("plan", str(gone.file), "--json").stdout)
+    assert {"a": "hit", "b": "hit", "c": "hit", "d": "hit"} == {row["id"]: row["cache"] for row in plan["nodes"]}
+    assert {"a": kept(gone), "b": "", "c": "", "d": ""} == {row["id"]: row["reason"] for row in plan["nodes"]}
+    assert [] == plan["unmet"]
+    drawn = json.loads(gone.dflow("graph", str(gone.file), "--json").stdout)
+    assert {"a": "cached", "d": "cached"} == {row["id"]: row["state"] for row in drawn["nodes"] if row["id"] in "ad"}
+
+
+def test_a_node_below_data_that_is_gone_runs_with_other_values(gone):
+    result = gone.dflow("run", str(gone.file), "--only", "d", "-s", "d.between=+")
+    assert (0, "") == (result.returncode, result.stderr)
+    assert f"a: {kept(gone)}" in result.stdout.splitlines()
+    assert ["join"] == gone.calls()
+    assert "first.txt+a" == gone.text("d")
+
+
+def test_a_run_is_rerun_from_a_node_below_data_that_is_gone(gone):
+    result = gone.dflow("resume", "--from", "d", "-s", "d.between=+")
+    assert (0, "") == (result.returncode, result.stderr)
+    assert f"a: {kept(gone)}" in result.stdout.splitlines()
+    assert ["join"] == gone.calls()
+    assert "first.txt+a" == gone.text("d")
+
+
+def test_nothing_starts_at_a_node_whose_own_data_is_gone(gone):
+    result = gone.dflow("resume", "--from", "a", "-s", "d.between=+")
+    assert 2 == result.returncode
+    assert f"there is no file or folder {gone.folder / 'first.txt'}" in result.stderr
+    assert [] == gone.calls()
+
+
+def test_an_artifact_of_other_values_or_another_path_is_never_taken_for_data_that_is_gone(gone):
+    other = gone.dflow("run", str(gone.file), "-s", "a.text=other")
+    assert 2 == other.returncode
+    where = 'node.a: its artifact in the store is another one: config changed: a.text from "a" to "other"'
+    assert where in other.stderr.splitlines()[1], other.stderr
+    elsewhere = gone.dflow("run", str(gone.file), "-s", "a.source=elsewhere.txt")
+    assert [f"-s a.source=elsewhere.txt: there is no file or folder {gone.folder / 'elsewhere.txt'}"] == (
+        elsewhere.stderr.splitlines()
+    )
+
+
+def test_the_newest_state_of_data_that_is_gone_counts_not_one_before_it(gone):
+    (gone.folder / "first.txt").write_text("newer")
+    assert 0 == gone.dflow("run", str(gone.file), "-s", "a.text=other").returncode
+    (gone.folder / "first.txt").unlink()
+    result = gone.dflow("run", str(gone.file))
+    assert 2 == result.returncode
+    assert "its artifact in the store is another one" in result.stderr
+
+
+def test_samples_whose_rows_and_images_are_gone_are_kept(tmp_path):
+    toy = Toy(tmp_path, '[pipeline]\nname = "rows"\n[node.ingest]\nop = "ingest"\nsource = "raw/rows.jsonl"\n')
+    (tmp_path / "raw").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "raw" / "red.png")
+    turns = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "Red."}]
+    (tmp_path / "raw" / "rows.jsonl").write_text(json.dumps({"messages": turns, "images": ["red.png"]}) + "\n")
+    assert 0 == toy.dflow("run", str(toy.file)).returncode
+    toy.made = toy.state()["run"]
+    shutil.rmtree(tmp_path / "raw")
+    result = toy.dflow("run", str(toy.file))
+    assert (0, "") == (result.returncode, result.stderr)
+    assert [f"ingest: {kept(toy)}", "nothing to do: the only node is cached"] == result.stdout.splitlines()[:2]
+    other = toy.dflow("plan", str(toy.file), "-s", "ingest.format=json")
+    assert "its data is missing" in other.stdout.splitlines()[1]
+
+
+def test_an_explanation_of_a_node_whose_data_is_gone_says_why_it_is_cached(gone):
+    result = gone.dflow("explain", str(gone.file), "a", "--json")
+    assert ("hit", kept(gone)) == tuple(json.loads(result.stdout)[name] for name in ("cache", "reason"))
+
+
+def test_missing_data_of_nodes_that_are_not_selected_stops_no_run(toy):
+    result = toy.dflow("run", str(toy.file), "--to", "c")
+    assert (0, "") == (result.returncode, result.stderr)
+    assert ["make"] == toy.calls()
 
 
 def test_an_argument_that_names_nothing_is_told_as_it_was_given(toy):
@@ -114,4 +198,6 @@ def test_any_other_mistake_is_refused_with_all_of_them(toy):
     toy.file.write_text(PIPELINE.replace('texts = ["@a", "@c"]', 'texts = ["@a", "@z"]'))
     result = toy.dflow("plan", str(toy.file))
     assert 2 == result.returncode
-    assert 'there is no node "z"' in result.stderr
+    first, third, second = result.stderr.splitlines()
+    assert [told(toy, "a", 8, "first.txt"), told(toy, "b", 12, "second.txt")] == [first, third]
+    assert 'there is no node "z"' in second

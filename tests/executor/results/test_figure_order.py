@@ -10,7 +10,7 @@ import pytest
 from dsl.read_toml import read_graph
 from executor.records.run_record import NodeState, Record
 from executor.results.metric_order import figures_in_order
-from executor.results.run_table import print_figures
+from executor.results.run_table import print_figures, result_rows
 from executor.tracking.run_description import run_note
 
 TINY = Path(__file__).resolve().parents[3] / "pipelines" / "tiny.toml"
@@ -66,3 +66,14 @@ def test_figures_of_two_evaluations_are_in_order_behind_their_nodes() -> None:
     assert ["train/loss", "train/loss_text", "a/eval/speedup"] == figures_in_order(
         ["a/eval/speedup", "train/loss_text", "train/loss"], {"train/loss"}
     )
+
+
+def test_a_speed_up_whose_interval_says_nothing_is_not_known() -> None:
+    wide = {"eval/speedup": 0.43, "eval/speedup_low": 0.0, "eval/speedup_high": 3.04}
+    assert [("eval/speedup", "not known", "[0, 3.04]")] == result_rows(wide)
+    narrow = {"eval/speedup": 1.5, "eval/speedup_low": 0.9, "eval/speedup_high": 2.1}
+    assert [("eval/speedup", "1.5", "[0.9, 2.1]")] == result_rows(narrow)
+    assert [("eval/tau", "0.43", "[0, 3.04]")] == result_rows(
+        {name.replace("speedup", "tau"): wide[name] for name in wide}
+    )
+    assert [("eval/speedup", "0.43", "")] == result_rows({"eval/speedup": 0.43})

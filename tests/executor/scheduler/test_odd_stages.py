@@ -137,7 +137,7 @@ def test_a_failure_is_told_when_it_happens_and_in_the_table_and_nowhere_else(tmp
         "what to do: fix the data or change the setting named in the message; finished work is kept",
         f"log: {next(toy.store.glob('records/*/e.log'))}",
         f"run {toy.state()['run']} failed; after a fix of code or data: dflow resume {toy.state()['run']} --trust; "
-        "after a change of the pipeline file: dflow run FILE",
+        f"after a change of the pipeline file: dflow run {toy.file} --store {toy.store}",
     ]
     assert result.stdout.count("the server is busy") == 1
 

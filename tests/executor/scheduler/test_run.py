@@ -99,7 +99,8 @@ def test_a_failed_node_shows_its_error_and_its_log(done, kind, expected):
     assert (adopt in result.stderr) is (kind == "bug")
     assert (
         f"/d.log\nrun {run} failed; after a fix of code or data: dflow resume {run} --trust; "
-        "after a change of the pipeline file: dflow run FILE\n"
+        f"after a change of the pipeline file: dflow run {done.file} -s d.error={kind} -s d.fail_at=1 -s d.steps=9 "
+        f"--store {done.store}\n"
     ) in result.stderr
     assert done.caches()["d"][0] == "failed"
     done.calls()

@@ -135,7 +135,8 @@ def test_a_store_that_may_only_be_read_is_checked_all_the_same(damaged, monkeypa
     assert "runs would still use it" in capsys.readouterr().err
 
 
-def test_verify_names_what_is_damaged_and_what_makes_it_again(toy, capsys):
+def test_verify_names_what_is_damaged_and_what_makes_it_again(toy, capsys, monkeypatch):
+    monkeypatch.chdir(toy.folder)
     record = run(toy)
     store = Store.open(toy.store, write=True)
     assert main(["verify", "--store", str(toy.store)]) == 0

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from report_page import Page
 from toy_ops import ONE_NODE, PROJECT, Toy
 from tracked_toy import fresh_database, tracked_toy
 
-from dsl.errors import StoreError
+from dsl.errors import StoreError, shortened
 from executor.commands import sync
 from executor.maintenance.retention import kept_runs
 from executor.records.run_record import Record
@@ -208,7 +209,8 @@ def test_a_run_at_work_is_not_sent_by_another_process(unsent, tmp_path, capsys):
     assert str(caught.value) == f"run {record.run} is still running; wait for it, or stop it first"
 
 
-def test_a_killed_run_is_a_killed_run_while_and_after_it_is_sent(unsent, tmp_path):
+def test_a_killed_run_is_a_killed_run_while_and_after_it_is_sent(unsent, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     store, record = stored_in(unsent, tmp_path)
     record.state.status = "running"
     record.save()
@@ -278,6 +280,60 @@ def test_names_that_mlflow_does_not_take_and_values_that_are_no_numbers_lose_not
     client = open_client(store, tracking_uri(store, None, store))
     for name in ("acc_1", "a/b", "steps/nan", "steps/inf"):
         assert [step for step, *_ in history(client, record, name=name)] == [100, 101]
+
+
+def logged(record, step, metrics):
+    append_line(
+        record.events_path,
+        {"time": 1.0, "node": "d", "attempt": 1, "kind": "metric", "step": step, "metrics": metrics},
+    )
+
+
+def test_names_that_are_no_path_below_the_run_become_harmless_and_names_that_would_be_one_stay_apart(unsent, tmp_path):
+    store, record = stored_in(unsent, tmp_path)
+    sent_as = {
+        ".": "_", "..": "__", "../x": "__/x", "...": "__.", "/": "__2", "go/./x": "go/x", "go/p@1": "go/p_1",
+        "go/p#1": "go/p_1_2", "x" * 250 + "@": "x" * 250, "x" * 250 + "#": "x" * 248 + "_2",
+    }  # fmt: skip
+    logged(record, 100, {name: float(place) for place, name in enumerate(sent_as)})
+    said = []
+    assert send_rest(store, record.folder, said.append)[0] is None
+    client = open_client(store, tracking_uri(store, None, store))
+    points = {
+        name: [(step, value) for step, value, _ in history(client, record, name=name)] for name in sent_as.values()
+    }
+    assert {name: [(100, float(place))] for place, name in enumerate(sent_as.values())} == points
+    assert "FINISHED" == client.get_run(read_json(record.folder / "mlflow.json")["parent"]).info.status
+    changed = [name for name in sent_as if name in (".", "..", "../x", "...", "/", "go/p#1", "x" * 250 + "#")]
+    assert [f'the metric "{shortened(name)}" is "{shortened(sent_as[name])}" in MLflow' for name in changed] == said
+    logged(record, 101, {"go/p#1": 7.0})
+    assert send_rest(store, record.folder)[0] is None  # another process: the names stay as they are
+    assert [100, 101] == [step for step, *_ in history(client, record, name="go/p_1_2")]
+
+
+def test_a_metric_that_mlflow_refuses_costs_only_itself(unsent, tmp_path, monkeypatch):
+    store, record = stored_in(unsent, tmp_path)
+    logged(record, 100, {"go/fine": 1.0, "go/refused": 2.0})
+    opened = open_client(store, tracking_uri(store, None, store))
+
+    class Strict:
+        """A server that has rules of its own."""
+
+        def __getattr__(self, name):
+            return getattr(opened, name)
+
+        def log_batch(self, run_id, metrics=(), **other):
+            if any(metric.key == "go/refused" for metric in metrics):
+                raise MlflowException("Invalid value for go/refused", INVALID_PARAMETER_VALUE)
+            opened.log_batch(run_id, metrics=metrics, **other)
+
+    monkeypatch.setattr("executor.tracking.mlflow_client.open_client", lambda *a: Strict())
+    said = []
+    assert send_rest(store, record.folder, said.append)[0] is None
+    assert ['MLflow refused the metric "go/refused", all others are sent: Invalid value for go/refused'] == said
+    assert [100] == [step for step, *_ in history(opened, record, name="go/fine")]
+    assert "FINISHED" == opened.get_run(read_json(record.folder / "mlflow.json")["parent"]).info.status
+    assert not lacks(Record.load(record.folder))
 
 
 def test_a_database_that_another_process_is_writing_to_is_tried_again(unsent, tmp_path, monkeypatch):

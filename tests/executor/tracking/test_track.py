@@ -11,6 +11,7 @@ from tracked_toy import artifacts, child, client_of, history, ids, newest_record
 
 from executor.records.run_record import Record, RunState
 from executor.system.user_name import user_name
+from executor.tracking.mlflow_client import VIEW_TAG
 from executor.tracking.node_files import FILE_LIMIT
 from executor.tracking.run_description import run_name
 
@@ -213,3 +214,25 @@ def test_a_param_of_launch_that_most_nodes_leave_as_it_is_is_there_where_it_was_
         "launch.cpus": "2", "launch.memory": "1 GiB", "launch.retries": "5",
         "launch.timeout": "60.0",
     }  # fmt: skip
+
+
+def test_a_run_has_its_name_and_what_was_changed_for_it_in_mlflow_and_in_the_list_of_runs(tmp_path):
+    toy = tracked_toy(tmp_path, tracked=False)
+    arguments = ("-s", "c.between=+", "-s", "mlflow.notes=http://user:word@host", "-s", "pipeline.seed=7")
+    assert toy.dflow("run", str(toy.file), "--name", "with plus", *arguments).returncode == 0
+    record = newest_record(toy)
+    send(toy, record)
+    run = client_of(toy).get_run(ids(record)[0])
+    assert f"with plus {record.name} " in f"{run.info.run_name} "
+    assert ("+", "7") == (run.data.params["c.between"], run.data.params["seed"])
+    assert "c.between=+\npipeline.seed=7" == run.data.tags["dflow.set"]
+    view = client_of(toy).get_experiment(run.info.experiment_id).tags[VIEW_TAG]
+    assert ["params.`c.between`", "params.`seed`"] == json.loads(view)["selectedColumns"][-2:]
+    header, row = toy.dflow("runs").stdout.splitlines()[:2]
+    assert row[header.index("name") :].startswith("with plus ")
+    assert row[header.index(" set ") + 1 :].startswith("c.between=+, pipeline.seed=7")
+    assert toy.dflow("resume", "--from", "c", "-s", "c.weight=2.0").returncode == 0
+    rows = json.loads(toy.dflow("runs", "--json").stdout)["runs"]
+    assert [["c.between=+", "pipeline.seed=7", "c.weight=2.0"], ["c.between=+", "pipeline.seed=7"]] == [
+        each["set"] for each in rows
+    ]

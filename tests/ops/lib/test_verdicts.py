@@ -103,7 +103,11 @@ def test_a_draft_of_others_that_hardly_helps_was_likely_trained_for_another_targ
     [
         (measured(1.5, 1.2, 1.8), "good", "1.50 (1.20 to 1.80) times as fast as plain decoding"),
         (measured(0.8, 0.7, 0.9), "bad", "It is slower"),
+        (measured(1.1, 0.9, 1.3), "warn", "1.10 (0.90 to 1.30) times as fast"),
         (measured(1.1, 0.9, 1.3), "warn", "No difference is certain"),
+        (measured(0.43, 0.0, 3.04), "warn", "not known: (0.00 to 3.04) times as fast"),
+        (measured(1.5, 0.5, 2.01), "warn", "not known: (0.50 to 2.01) times as fast"),
+        (measured(3.0, 1.01, 9.0), "good", "3.00 (1.01 to 9.00) times as fast"),
         (measured(1.5, None, None), "warn", "no interval of one batch"),
         (None, "warn", "not measured"),
     ],
@@ -129,6 +133,22 @@ def test_a_tau_that_is_above_chance_by_too_little_is_not_good(
     found = verdict(of_evaluation(report(tau={"all": of}, tau_random={"all": chance}), None), "tau")
     assert judgement == found.judgement
     assert (judgement == "warn") == ("above chance by less than 5%" in found.text) == ("diagnose" in found.advice)
+
+
+@pytest.mark.parametrize(
+    ("times", "says"),
+    [
+        (measured(0.5, 0.2, 1.2), "Whether it is faster than plain decoding cannot be told"),
+        (measured(1.1, 0.9, 1.3), "Whether it is faster than plain decoding cannot be told"),
+        (measured(0.43, 0.0, 3.04), "Whether it is faster than plain decoding cannot be told"),
+        (measured(0.5, None, None), "Plain decoding is faster"),
+        (measured(0.5, 0.4, 0.6), "Plain decoding is faster"),
+    ],
+)
+def test_no_tau_is_good_beside_a_speed_up_that_is_not(times: dict[str, Any], says: str) -> None:
+    found = verdict(of_evaluation(report(), times), "tau")
+    assert "warn" == found.judgement and found.advice and says in found.text
+    assert "good" == verdict(of_evaluation(report(), measured(1.5, 1.2, 1.8)), "tau").judgement
 
 
 def test_a_draft_that_is_slower_than_plain_decoding_is_not_good_whatever_its_tau() -> None:
