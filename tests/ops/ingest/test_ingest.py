@@ -330,6 +330,17 @@ def test_splits_drops_and_empty_splits_are_told_before_later_nodes_spend_their_t
     ]
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_read_by_each_of_its_names(tmp_path, key):
+    rows = [
+        {"conversations": [ASK, {**ANSWER, key: "Hm."}]},
+        {"conversations": [ASK, {**ANSWER, "reasoning_content": None, key: "Hm."}]},
+        {"conversations": [ASK, {**ANSWER, "thinking": True}]},
+    ]
+    _, written, _ = run_ingest(tmp_path, rows)
+    assert ["Hm.", "Hm.", None] == [row["conversations"][1].get("reasoning_content") for row in written]
+
+
 def test_samples_with_reasoning_are_told_since_only_some_templates_show_it(tmp_path, capsys):
     thought = {"conversations": [ASK, {**ANSWER, "reasoning_content": "Hm."}]}
     run_ingest(tmp_path, [GOOD, thought, {**GOOD, "split": "val"}, thought])
