@@ -85,7 +85,7 @@ def test_an_index_names_no_shard_elsewhere(processor, tmp_path):
     (processor / "model.safetensors").rename(tmp_path / "private.safetensors")
     index = processor / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "../private.safetensors"}}))
-    said = f"{index}: '../private.safetensors' is no plain name of a shard beside it; copy or download it again"
+    said = f"{index}: names ../private.safetensors, which is no file of this directory; copy or download it again"
     assert said in checkpoint_mistakes(processor)
 
 

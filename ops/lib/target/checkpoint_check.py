@@ -14,7 +14,7 @@ from typing import Any
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
-from ops.lib.data.files import LARGEST_JSON, check_json_files, parse_json, read_object, shown_json
+from ops.lib.data.files import LARGEST_JSON, check_json_files, parse_json, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight_files
 from ops.lib.target.sizes import check_tables, named_dtype
 from ops.lib.target.stored_weights import StoredTensor, weights_mistakes
@@ -209,12 +209,12 @@ def _check_shards(index: Path) -> None:
     if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named.values()):
         raise DataError(f"{index}: no weight_map of tensors to files; {AGAIN}")
     shards = sorted(set(named.values()))
-    elsewhere = [name for name in shards if Path(name).name != name]
-    if elsewhere:
-        raise DataError(f"{index}: {shown_json(elsewhere[0])} is no plain name of a shard beside it; {AGAIN}")
     missing = [name for name in shards if not (index.parent / name).is_file()]
     if missing:
         raise DataError(f"{index}: {len(missing)} of {len(shards)} shards are missing: {_listed(missing)}; {AGAIN}")
+    elsewhere = [name for name in shards if Path(name).name != name]
+    if elsewhere:
+        raise DataError(f"{index}: names {elsewhere[0]}, which is no file of this directory; {AGAIN}")
 
 
 def _check_size(file: Path) -> None:

@@ -121,9 +121,9 @@ def load_processor(
         # transformers would silently make an empty tokenizer of the model's family.
         raise DataError(f"processor {source}: {NO_TOKENIZER}")
     if Path(source).is_dir():
+        check_reads(Path(source))
         check_json_files(Path(source))
         check_image_sizes(Path(source))
-        check_reads(Path(source))
     config = model_config(source)
     if trust_remote_code:
         check_places(Path(source))
