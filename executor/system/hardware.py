@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -43,6 +42,8 @@ def may_have_gpu() -> bool:
     """Whether torch could find a GPU: False where this machine has no device of one, or the installed torch none of its
     code. Loads no torch.
     """
+    from importlib import metadata  # slow
+
     try:
         of_cpu = metadata.version("torch").endswith("+cpu")
     except metadata.PackageNotFoundError:
