@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 

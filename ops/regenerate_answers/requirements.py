@@ -14,7 +14,7 @@ def unfit(config: RegenerateAnswers, foreseen: Mapping[str, Any]) -> dict[str, s
     """Splits without a sample, and limits beyond the target's context; nothing if the answers of the data stay."""
     samples: SamplesForeseen | None = foreseen["samples"]
     target: TargetStated | None = foreseen["target"]
-    wrong = {}
+    wrong: dict[str, str] = {}
     if config.answers == "data":
         return wrong
     if samples is not None and samples.empty.issuperset(config.splits):

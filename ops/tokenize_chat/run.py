@@ -62,7 +62,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     target: TargetModel | None = stage.inputs.get("target")
     statements = {
         "samples": SamplesForeseen.read(samples.path, samples.digest),
-        "target": None if target is None else TargetStated.read(target.path, target.digest),
+        "target": None if target is None else TargetStated(config={}, identity=target.digest),
     }
     refuse_unfit(unfit(config, statements))
     file, threads = samples.path / "samples.jsonl", config.workers or max(1, available_cores() // stage.workers)

@@ -87,9 +87,10 @@ def _statements(stage: Stage) -> dict[str, Any]:
     """What the inputs hold, by edge."""
     target, features, tokens = stage.inputs["target"], stage.inputs.get("features"), stage.inputs.get("tokens")
     parent = stage.inputs.get("warm_start")
-    is_whole = parent is not None and (parent.path / CONFIG).is_file()  # else `load_weights` reports it
+    if parent is not None and not (parent.path / CONFIG).is_file():  # `load_weights` reports it
+        parent = None
     return {
-        "warm_start": DraftForeseen.read(parent.path, parent.digest) if is_whole else None,
+        "warm_start": None if parent is None else DraftForeseen.read(parent.path, parent.digest),
         "target": TargetStated.read(target.path, target.digest),
         "features": None if features is None else FeaturesForeseen.read(features.path, features.digest),
         "tokens": None if tokens is None else TokensForeseen.read(tokens.path, tokens.digest),

@@ -344,7 +344,7 @@ def test_a_target_with_a_weight_that_is_no_number_gets_no_score(draft, target, t
     weights[name][0] = float("nan")
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(DataError, match="token 0 of the answer: the target's logits are not finite numbers"):
-        run_evaluate(tmp_path, draft, TargetModel(folder, "damaged"), tokens)
+        run_evaluate(tmp_path, draft, TargetModel(folder, target.digest), tokens)
 
 
 def test_a_split_without_samples_is_refused(draft, target, tokens, tmp_path):
