@@ -9,11 +9,6 @@ from types import ModuleType
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the second on WSL
-UNLISTED = (
-    Path("/dev/kfd"),
-    Path("/dev/nvhost-gpu"),
-    Path("/dev/nvgpu"),
-)  # of AMD, and of boards that NVML does not know
 
 
 def machine_memory() -> int:
@@ -50,11 +45,6 @@ def gpu_indices() -> tuple[str, ...]:
         return tuple(map(str, range(library.nvmlDeviceGetCount())))
     except library.NVMLError:
         return ()
-
-
-def has_gpu_files() -> bool:
-    """Whether there is a driver by which torch may find a GPU, also one that NVML does not list."""
-    return any(file.exists() for file in (*DRIVERS, *UNLISTED))
 
 
 def gpu_memory() -> int | None:

@@ -11,7 +11,7 @@ from dsl.errors import Mistake
 from dsl.graph import GraphNode
 from dsl.launch import Launch, Machine
 from dsl.sizes import shown_bytes
-from executor.system.hardware import gpu_indices, has_gpu_files, machine_memory
+from executor.system.hardware import gpu_indices, machine_memory
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
@@ -171,17 +171,6 @@ def too_much(nodes: Mapping[str, GraphNode], capacity: Capacity, remedy: str = R
                 message = f"needs {_amount(requested, unit)}, but the run may use only {_amount(available, unit)}"
                 mistakes.append(Mistake(message, f"node.{node_id}.launch.{field}", hint=hint))
     return mistakes
-
-
-def without_gpu(nodes: Mapping[str, GraphNode], capacity: Capacity) -> list[Mistake]:
-    """Mistakes for nodes that insist on a GPU of a machine that has none."""
-    if capacity.gpus or capacity.takes_none or (VISIBLE not in os.environ and has_gpu_files()):
-        return []
-    return [
-        Mistake('is "cuda", and there is no GPU here', f"node.{node_id}.launch.device", hint='use "auto" or "cpu"')
-        for node_id, node in nodes.items()
-        if node.launch.device == "cuda"
-    ]
 
 
 def devices() -> tuple[str, ...]:

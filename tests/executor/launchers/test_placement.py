@@ -13,11 +13,9 @@ from dsl.estimate import Estimate
 from dsl.graph import Graph
 from dsl.op_table import all_ops
 from dsl.read_toml import read_graph
-from executor.launchers.backends import Backends
 from executor.launchers.stage_environment import stage_environment
 from executor.launchers.worker import _device
 from executor.planning.estimates import too_large
-from executor.system import hardware, resource_pool
 from executor.system.resource_pool import Capacity, device_order, too_much
 
 OPS = """
@@ -108,25 +106,6 @@ def test_an_op_that_computes_on_no_gpu_sees_none_unless_it_asks(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert asked(graph(tmp_path, launch, "read")) == gpus
-
-
-def test_a_node_that_insists_on_a_gpu_is_refused_where_there_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    insisting = graph(tmp_path, 'device = "cuda"')
-    said = ['node.n.launch.device: is "cuda", and there is no GPU here (use "auto" or "cpu")']
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert said == [str(mistake) for mistake in Backends(insisting.machine).check(insisting.nodes)]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert [] == Backends(insisting.machine).check(insisting.nodes)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    driver = tmp_path / "driver"
-    monkeypatch.setattr(hardware, "DRIVERS", ())
-    monkeypatch.setattr(hardware, "UNLISTED", (driver,))
-    monkeypatch.setattr(resource_pool, "gpu_indices", lambda: ())
-    assert said == [str(mistake) for mistake in Backends(insisting.machine).check(insisting.nodes)]
-    driver.touch()  # torch may find what the driver does not list
-    assert [] == Backends(insisting.machine).check(insisting.nodes)
 
 
 def test_a_run_that_may_use_no_gpu_computes_on_the_cpu_unless_a_node_insists(
