@@ -15,7 +15,7 @@ from executor.system.disk_space import free_bytes
 TELLING = '''
 from pathlib import Path
 from attrs import frozen
-from dsl.errors import DataError
+from dsl.errors import DataError, NotKnown
 from dsl.op import Artifact, field, op
 from dsl.estimate import Estimate
 
@@ -35,6 +35,8 @@ class Begin:
     def estimate(self, outlook):
         if self.length < 0:
             raise DataError("a text has no negative length")
+        if self.length == 0:
+            raise NotKnown("the length of a download")
         foreseen = self.length
         if outlook.artifact is not None:
             foreseen = 100 * len((outlook.artifact / "text.txt").read_text())
@@ -126,16 +128,19 @@ def test_a_node_that_is_made_needs_nothing_and_tells_its_readers_what_it_is(tmp_
     assert [f"sees [300, None, 300] in {tmp_path.name} on cpu"] == told_after["c"]["notes"]
 
 
-def test_what_an_op_refuses_to_estimate_is_a_mistake_and_the_others_are_estimated(tmp_path: Path) -> None:
+def test_what_an_op_does_not_know_is_a_note_and_the_plan_stands(tmp_path: Path) -> None:
+    unknown = told(telling(tmp_path), "-s", "a.length=0")
+    assert ["what it needs cannot be estimated: the length of a download"] == unknown["a"]["notes"]
+    assert [f"sees [None, None, None] in {tmp_path.name} on cpu"] == unknown["c"]["notes"]
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_value_with_which_an_op_can_estimate_nothing_is_refused(tmp_path: Path, command: str) -> None:
     toy = telling(tmp_path)
-    shown = toy.dflow("plan", str(toy.file), "--json", "-s", "a.length=-1")
-    plan = json.loads(shown.stdout)
-    assert (2, ["node.a: a text has no negative length"]) == (shown.returncode, plan["unmet"])
-    assert {"c": [f"sees [None, None, None] in {tmp_path.name} on cpu"]} == {
-        node_id: needs["notes"] for node_id, needs in plan["resources"].items()
-    }
-    run = toy.dflow("run", str(toy.file), "-s", "a.length=-1")
-    assert (2, "node.a: a text has no negative length\n") == (run.returncode, run.stderr)
+    result = toy.dflow(command, str(toy.file), "-s", "a.length=-1")
+    shown = [line for line in (result.stdout + result.stderr).splitlines() if line.startswith("node.")]
+    assert (result.returncode, shown) == (2, ["node.a: a text has no negative length"])
+    assert [] == list(toy.store.glob("records/*"))
 
 
 def test_the_plan_prints_sums_parts_and_notes_below_the_nodes(tmp_path: Path) -> None:
