@@ -14,7 +14,6 @@ from attrs import frozen
 
 from dsl.launch import Launch
 
-CHECKPOINTS = "checkpoints"
 PROMISED = "promised:"
 
 
@@ -84,6 +83,9 @@ class Growth:
     tail: float = 1.0
     output: float = 1.0
     notes: tuple[str, ...] = ()
+
+
+CHECKPOINTS = "checkpoints"  # a part of `Estimate.disk`
 
 
 @frozen(kw_only=True)

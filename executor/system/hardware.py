@@ -53,6 +53,8 @@ def may_have_gpu() -> bool:
     """Whether torch may find a GPU, also one that NVML does not list: False where this machine has no device of one, or
     the installed torch is built for CPUs. Loads no torch.
     """
+    from importlib import metadata  # slow
+
     try:
         of_cpu = metadata.version("torch").endswith("+cpu")
     except metadata.PackageNotFoundError:

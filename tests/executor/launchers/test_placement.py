@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -123,12 +124,12 @@ def test_a_node_that_insists_on_a_gpu_is_refused_where_there_is_none(
     driver = tmp_path / "driver"
     monkeypatch.setattr(hardware, "DRIVERS", ())
     monkeypatch.setattr(hardware, "UNLISTED", (driver,))
-    monkeypatch.setattr(hardware.metadata, "version", lambda _: "2.13.0+cu130")
+    monkeypatch.setattr(metadata, "version", lambda _: "2.13.0+cu130")
     monkeypatch.setattr(resource_pool, "gpu_indices", lambda: ())
     assert said == [str(mistake) for mistake in Backends(insisting.machine).check(insisting.nodes)]
     driver.touch()  # torch may find what the driver does not list
     assert [] == Backends(insisting.machine).check(insisting.nodes)
-    monkeypatch.setattr(hardware.metadata, "version", lambda _: "2.13.0+cpu")
+    monkeypatch.setattr(metadata, "version", lambda _: "2.13.0+cpu")
     assert said == [str(mistake) for mistake in Backends(insisting.machine).check(insisting.nodes)]
 
 
