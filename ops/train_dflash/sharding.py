@@ -23,6 +23,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +102,7 @@ def _with_heads(model: DraftModel) -> Callable[..., Tensor]:
     forward_blocks = model.forward_blocks
 
     @wraps(forward_blocks)
-    def before_the_loss(*args: object, **kwargs: object) -> Tensor:
+    def before_the_loss(*args: Any, **kwargs: Any) -> Tensor:
         hidden = forward_blocks(*args, **kwargs)
         for head in _heads(model):
             head.unshard()

@@ -346,7 +346,7 @@ class _Slots:
 
     def softmaxes(self, rows: slice, divergence: bool = False, *, with_teacher: bool = True) -> _Softmaxes:
         """Of some slots; the memory of logits is that of the slots before."""
-        hidden_RM, labels_R = self.hidden_WM[rows], self.labels_W[rows].contiguous()
+        hidden_RM, labels_R = self.hidden_WM[rows], self.labels_W[rows].clone()  # in memory of their own, as in `_of`
         if self.teacher_UM is None or not with_teacher:
             draft_RV = self._logits(hidden_RM, rows)
             return _Softmaxes(self.functions, labels_R, self.functions.normalised(draft_RV, labels_R))
