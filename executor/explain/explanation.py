@@ -145,9 +145,7 @@ def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mappi
     return attrs.evolve(
         whole,
         against=previous.run if previous != planner.previous.get(node.id) else "",
-        changes=tuple(
-            _with_files(store, previous.run, each) for each in with_paths(found, config) if each.kind != "code"
-        ),
+        changes=tuple(_with_files(store, previous.run, each) for each in named if each.kind != "code"),
         code=changed_code(store, planner.graph, node.id, previous.parts.code) if is_code_changed else (),
         inputs=tuple(_inputs(store, node, decisions, previous)),
     )
