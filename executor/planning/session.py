@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -236,7 +235,7 @@ def _new(
     **state: Any,
 ) -> Session:
     """A session with a new record. nodes: those of an earlier run, `source`."""
-    decisions = _checked_plan(store, planner, absent or {}, only)
+    decisions = _checked_plan(store, planner, absent, only)
     fresh = {node_id: nodes.get(node_id, NodeState()) for node_id in planner.graph.nodes}
     rows: Mapping[str, PlanRow] = {}
     if source is not None:
@@ -269,13 +268,13 @@ def _session(
 
 
 def _checked_plan(
-    store: Store, planner: Planner, absent: Absent = MappingProxyType({}), only: Collection[str] = ()
+    store: Store, planner: Planner, absent: Absent | None = None, only: Collection[str] = ()
 ) -> dict[str, Decision]:
     """The plan. Raises PipelineError if a node would have to run whose data is missing, or that `only` does not name,
     or if this machine lacks something that a node needs.
     """
     decisions = planner.plan()
-    if missing := missing_data(decisions, absent):
+    if missing := missing_data(decisions, absent or {}):
         raise PipelineError(missing)
     require_others(decisions, only)
     if all(decision.cache == "hit" for decision in decisions.values()):  # no hook is loaded

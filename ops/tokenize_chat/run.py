@@ -71,6 +71,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     processor = prepare_processor(config, target, file, folder)
     encoder = ChatEncoder(processor, config.enable_thinking, config.train_on, config.render_seconds)
     total = check_images(file, processor)
+    encoder.template.wait_until_started()  # before the first progress, from which a trial is scaled
 
     def tokenized(rows: Iterator[Row]) -> Iterator[tuple[Row, Outcome]]:
         """Each row with its outcome, in order, made by `threads` threads."""

@@ -89,6 +89,10 @@ class Template:
         self._process = limited(render, seconds)
         self._process.start()
 
+    def wait_until_started(self) -> None:
+        """Until the process has imported what it renders with, which takes seconds and is no work on a sample."""
+        self._process.map([self._text, self._arguments], [[]])
+
     def check(self, messages: Messages) -> None:
         """Raises Unusable if a text contains a special token, which would look like a part of the template.
 

@@ -268,3 +268,30 @@ def test_an_mlflow_server_that_is_away_is_only_a_warning(tmp_path: Path) -> None
     assert 0 == code, text
     assert "MLflow cannot be reached" in text
     assert "accepted by" in told(toy, "a")
+
+
+FOLDER = """
+
+@op(version=1, run="toy:count")
+@frozen(kw_only=True)
+class Count:
+    \"\"\"Counts files.\"\"\"
+    source: str = field(external=True, help="a folder")
+    output = Text
+
+
+def count(config, stage):
+    (stage.out_dir / "text.txt").write_text(str(len(list(Path(config.source).iterdir()))))
+"""
+
+
+def test_the_file_that_changed_in_a_folder_is_named(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, ONE_NODE.replace('op = "make"\ntext = "hello"', 'op = "count"\nsource = "model"'))
+    with (tmp_path / "toy.py").open("a") as ops:
+        ops.write(FOLDER)
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text(name)
+    assert 0 == toy.dflow("run", str(toy.file)).returncode
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert f"content changed: a.source ({tmp_path / 'model'}: config.json) from " in told(toy, "a")

@@ -4,6 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.keys.code_diff import CodeChange, code_changes, code_text, summary
+from executor.keys.differences import differences, reasons
+from executor.keys.node_key import KeyParts
 
 places = st.sampled_from([f"m{module}:f{name}" for module in range(3) for name in range(4)])
 codes = st.dictionaries(places, st.sampled_from(["h0", "h1", "h2", "h3", "h4", "h5"]))
@@ -48,3 +50,17 @@ def test_very_long_differences_are_cut_on_the_screen_alone() -> None:
     lines = code_text([change], str)
     assert "... 600 more lines of differences: --json" == lines[-1]
     assert 1000 == len(change.to_json()["diff"])
+
+
+def test_code_that_another_value_chose_is_no_changed_code() -> None:
+    def parts(algorithm: str, code: dict[str, str]) -> KeyParts:
+        return KeyParts("train", 1, code, {"algorithm": algorithm}, {}, {})
+
+    old = parts("dflash", {"run:train": "1", "dflash:loss": "2"})
+    chosen = 'config changed: train.algorithm from "dflash" to "dspark"'
+    other = parts("dspark", {"run:train": "1", "dspark:loss": "3"})
+    assert [chosen] == reasons("train", differences(old, other))
+    edited = parts("dspark", {"run:train": "4", "dspark:loss": "3"})
+    assert [chosen, "code changed: run:train"] == reasons("train", differences(old, edited))
+    same = parts("dflash", {"run:train": "1", "dspark:loss": "3"})
+    assert ["code changed: dflash:loss, dspark:loss"] == reasons("train", differences(old, same))

@@ -24,6 +24,7 @@ from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
 from ops.lib.data.files import read_jsonl
 from ops.lib.data.image_packs import read_packed
+from ops.lib.data.limited_process import LimitedProcess
 from ops.lib.data.token_shards import TokenReader
 from ops.tokenize_chat.builtin import MAX_PIXELS, MIN_PIXELS
 from ops.tokenize_chat.op import TokenizeChat
@@ -331,3 +332,23 @@ def test_more_drops_than_max_dropped_fail(tmp_path, processor_dir):
     samples = write_samples(tmp_path / "in", [conversation(("user", "Hm?"), ("assistant", "No."))] * 2)
     with pytest.raises(DataError, match="more than max_dropped = 1 samples were dropped"):
         run_tokenize(tmp_path, samples, processor=str(processor_dir), max_dropped=1)
+
+
+def test_the_start_of_the_renderer_is_no_part_of_the_progress_that_a_trial_is_scaled_by(tmp_path, monkeypatch):
+    order: list[str] = []
+    whole, started = FakeStage.progress, LimitedProcess.map
+
+    def progress(stage, done, total):
+        order.append(f"{done} of {total}")
+        whole(stage, done, total)
+
+    def rendered(process, shared, items, seconds=None):
+        replies = started(process, shared, items, seconds)
+        order.append(f"{len(replies)} rendered")
+        return replies
+
+    monkeypatch.setattr(FakeStage, "progress", progress)
+    monkeypatch.setattr(LimitedProcess, "map", rendered)
+    talks = [conversation(("user", f"Say {number}."), ("assistant", f"It is {number}.")) for number in range(4)]
+    run_tokenize(tmp_path / "out", write_samples(tmp_path / "samples", talks), min_loss_tokens=1)
+    assert ["1 rendered", "0 of 4", "4 rendered", "4 of 4"] == [order[0], order[1], order[-2], order[-1]]
