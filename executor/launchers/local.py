@@ -13,7 +13,7 @@ from executor.launchers.backend import HostsExit, StageOrder
 from executor.launchers.forkserver_client import Children
 from executor.launchers.host_runner import HostPart, HostRunner
 from executor.launchers.stage_environment import stage_environment
-from executor.system.resource_pool import Capacity, Share, too_much
+from executor.system.resource_pool import Capacity, Share, too_much, without_gpu
 
 
 class LocalBackend:
@@ -27,7 +27,8 @@ class LocalBackend:
         return Capacity.of_this_machine(self._machine)
 
     def check(self, nodes: Mapping[str, GraphNode]) -> list[Mistake]:
-        return too_much(nodes, self.capacity())
+        capacity = self.capacity()
+        return too_much(nodes, capacity) + without_gpu(nodes, capacity)
 
     def start(self, order: StageOrder) -> LocalStage:
         return LocalStage(HostRunner(self._children, order, HostPart(gpus=order.share.gpus), values_of(order.secrets)))

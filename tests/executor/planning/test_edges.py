@@ -318,7 +318,7 @@ def test_a_run_refuses_what_a_plan_does_and_what_the_store_holds_counts(made, ca
 
 
 def test_resume_refuses_it_too(tmp_path, capsys):
-    (tmp_path / "data.jsonl").write_text("no row\n")
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": "b"}\nno row\n')  # a plan reads one row
     head, nodes = (
         PIPELINE[: PIPELINE.index("[node.target]")],
         "[node.tokenize]\nop = 'tokenize_chat'\nsamples = '@inject'",

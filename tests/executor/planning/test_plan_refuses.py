@@ -301,7 +301,7 @@ def test_a_target_without_a_width_for_the_draft_s_mlp_is_refused(
     tokens = ("tokenize.processor=none", "tokenize.target=@target")
     [found] = refused(capsys, nodes, *tokens)
     assert found.startswith(
-        "node.train: the target's config.json has no intermediate_size, since every MLP has experts"
+        "node.train.intermediate_size: the target's config.json has no intermediate_size, since every MLP has experts"
     )
     assert [] == refused(capsys, nodes, *tokens, "train.intermediate_size=64")
 
@@ -345,9 +345,9 @@ def test_a_target_whose_rope_no_draft_can_have_is_refused(capsys: pytest.Capture
     ropes = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")}
     (data / "target" / "config.json").write_text(json.dumps({**TEXT, "rope_parameters": ropes}))
     nodes = DATA + INJECT + TOKENIZE + TARGET + TRAIN
-    assert ["node.train: the target's rope_parameters differ between its layers; such a target is not supported"] == (
-        refused(capsys, nodes, "tokenize.processor=none", "tokenize.target=@target")
-    )
+    assert [
+        "node.train.target: the target's rope_parameters differ between its layers; such a target is not supported"
+    ] == (refused(capsys, nodes, "tokenize.processor=none", "tokenize.target=@target"))
 
 
 @pytest.mark.parametrize(
