@@ -21,6 +21,7 @@ import torch
 from gpu_selection import is_of_a_device
 from import_graph import reached
 
+from benchmarks import gpu_report
 from benchmarks.gpu import Part, figures_of, in_process, main, outcomes, parts_of
 from benchmarks.gpu_parts import capture
 from benchmarks.gpu_sizes import ALGORITHMS, step_sizes
@@ -264,9 +265,9 @@ tests/ops/test_a.py::test_that_it_was
         return {"status": "timed out", "why": "ended after 9 s", "figures": found}
 
     assert 1 == main([*TINY, "--only", "tests", "--out", str(tmp_path / "found")], start=start)
-    page = (tmp_path / "found/gpu.md").read_text()
-    assert f"2 passed, 1 skipped, 1 failed; tests.log says more.\n- {failed}" in page
-    assert ["timed out", "0", "ended after 9 s"] == cells(page, "tests")[1:]
+    shown = (tmp_path / "found/gpu.md").read_text()
+    assert f"2 passed, 1 skipped, 1 failed; tests.log says more.\n- {failed}" in shown
+    assert ["timed out", "0", "ended after 9 s"] == cells(shown, "tests")[1:]
 
 
 def test_the_page_marks_a_step_whose_loss_is_not_that_of_the_dense_reference(tmp_path):
@@ -275,9 +276,27 @@ def test_the_page_marks_a_step_whose_loss_is_not_that_of_the_dense_reference(tmp
         return {"status": "done", "figures": {"seconds": 2.0, "mib": 10.0, "loss": loss, "correct": 3}}
 
     main([*TINY, "--only", "step", "--out", str(tmp_path / "found")], start=start)
-    page = (tmp_path / "found/gpu.md").read_text()
-    assert "1.500000, ours IS NOT THE SAME STEP: off by 1.3e-02" == cells(page, "96", "dflash", "dense")[9]
-    assert "1.510000, ours off by 6.6e-03" == cells(page, "96", "dflash", "chunked")[9]
+    shown = (tmp_path / "found/gpu.md").read_text()
+    assert "1.500000, ours IS NOT THE SAME STEP: off by 1.3e-02" == cells(shown, "96", "dflash", "dense")[9]
+    assert "1.510000, ours off by 6.6e-03" == cells(shown, "96", "dflash", "chunked")[9]
+
+
+def test_specforges_dflash_must_have_our_loss_and_other_steps_of_peers_need_not():
+    found = {"commit": "", "device": "cuda", "tiny": True, "seconds": 1.0, "parts": {}}
+    losses = {
+        "dflash ours": 1.52,
+        "dflash SpecForge": 1.5,
+        "dflash speculators": 5.0,
+        "dspark ours": 3.0,
+        "dspark SpecForge": 4.0,
+    }
+    for name, loss in losses.items():
+        figures = {"seconds": 2.0, "mib": 10.0, "loss": loss, "correct": 3}
+        found["parts"][f"step 96 {name}"] = {"status": "done", "seconds": 1.0, "figures": figures}
+    shown = gpu_report.page(found)
+    assert "1.500000, ours IS NOT THE SAME STEP: off by 1.3e-02" == cells(shown, "96", "dflash", "SpecForge")[9]
+    assert "5.000000" == cells(shown, "96", "dflash", "speculators")[9]
+    assert "4.000000" == cells(shown, "96", "dspark", "SpecForge")[9]
 
 
 def test_after_a_part_that_fails_the_others_go_on_and_the_page_tells(tmp_path):
@@ -287,9 +306,9 @@ def test_after_a_part_that_fails_the_others_go_on_and_the_page_tells(tmp_path):
         return {"status": "done", "figures": {"seconds": 2.0, "mib": 10.0, "loss": 1.5, "correct": 3}}
 
     assert 1 == main([*TINY, "--only", "step", "--out", str(tmp_path / "found")], start=start)
-    page = (tmp_path / "found/gpu.md").read_text()
-    assert ["2.00 s", "2.00 s to 2.00 s", "1.00x", "48"] == cells(page, "96", "dflash", "ours")[3:7]
-    assert "step 96 dflash dense | failed | 0 | exit code 1: OutOfMemoryError: 3 \\| 4 GiB |" in page
+    shown = (tmp_path / "found/gpu.md").read_text()
+    assert ["2.00 s", "2.00 s to 2.00 s", "1.00x", "48"] == cells(shown, "96", "dflash", "ours")[3:7]
+    assert "step 96 dflash dense | failed | 0 | exit code 1: OutOfMemoryError: 3 \\| 4 GiB |" in shown
     found = json.loads((tmp_path / "found/gpu.json").read_text())["parts"]
     assert ("failed", "done") == (found["step 96 dflash dense"]["status"], found["step 96 dflash chunked"]["status"])
 
