@@ -61,7 +61,11 @@ ON_A_STORE = (
         "verify",
     ),
 )
-COMMAND = re.compile(rf"\bdflow ({'|'.join(sorted(ON_A_STORE, reverse=True))})(?![\w-])(?![^`;,\n]*--store)")
+COMMAND = re.compile(
+    rf"\bdflow ({'|'.join(sorted(ON_A_STORE, reverse=True))})(?![\w-])"
+    r"(?! (?:sets|starts|asks|refuses?|and|one) )"  # a sentence about the command
+    r"(?![^`;,\n]*--store)"
+)
 STORE_OPTION: list[str] = []  # --store DIR, where commands would not find the store without it
 
 

@@ -1,5 +1,6 @@
 """`dflow sync` after a run, and servers that do not do what a server should."""
 
+import contextlib
 import http.server
 import json
 import os
@@ -241,9 +242,11 @@ def test_a_run_that_is_being_sent_is_not_running_and_nobody_takes_it(unsent, tmp
 
 
 def synced(arguments):
+    """In the folder of the store, which comes last: commands that are printed need not name it."""
     parser = sync.argparse.ArgumentParser()
     sync.add_arguments(parser)
-    return sync.main(parser.parse_args(arguments))
+    with contextlib.chdir(Path(arguments[-1]).parent):
+        return sync.main(parser.parse_args(arguments))
 
 
 def test_a_deleted_experiment_and_a_deleted_run_are_said_with_what_to_do(unsent, tmp_path):
