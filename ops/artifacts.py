@@ -44,8 +44,7 @@ class ImageSamples(Artifact):
                         "answer_tokens": [...]}, one of each per answer
     images-00000.bin    the packs of the ingested samples (hard links where the file system allows)
     summary.json        as in Samples, and dropped.csv
-    answered.json       where a target answered, how it was asked: {"enable_thinking", "target": digest or null,
-                        "chat_template": digest of the file that was given, or null}
+    answered.json       where a target answered, how it was asked: {"enable_thinking"}
     measurements.json   where a server answered: {"requests", "retries", "seconds", "server", ...} (outside the digest)
     """
 

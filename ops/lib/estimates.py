@@ -120,25 +120,20 @@ class TargetForeseen(TargetStated):
 
 @frozen(kw_only=True)
 class Answered:
-    """How a target was asked for the answers of samples. has_target: it was a node's; target: its identity, where it is
-    known; chat_template: the SHA-256 of the one that was given.
+    """How a target was asked for the answers of samples. has_target: it was a node's, None where that is not known;
+    target: its identity; chat_template: the SHA-256 of the one that was given. An artifact only has enable_thinking,
+    so that a server's answers and those of a node's target may be one artifact.
     """
 
     enable_thinking: bool | None
-    has_target: bool
+    has_target: bool | None = None
     target: str | None = None
     chat_template: str | None = None
 
     @classmethod
     def read(cls, file: Path) -> Answered:
         """Of the file of an artifact."""
-        asked = read_object(file)
-        return cls(
-            enable_thinking=asked.get("enable_thinking"),
-            has_target=asked.get("target") is not None,
-            target=asked.get("target"),
-            chat_template=asked.get("chat_template"),
-        )
+        return cls(enable_thinking=read_object(file).get("enable_thinking"))
 
 
 @frozen(kw_only=True)

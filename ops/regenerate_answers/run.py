@@ -23,7 +23,7 @@ from ops.lib.data.files import json_line, link_or_copy, read_jsonl, write_json
 from ops.lib.data.image_packs import link_packs
 from ops.lib.data.sample_account import Tally
 from ops.lib.data.shared_shards import SharedShards, published_rows
-from ops.lib.estimates import ANSWERED, SamplesForeseen, TargetStated, refuse_unfit, template_digest
+from ops.lib.estimates import ANSWERED, SamplesForeseen, TargetStated, refuse_unfit
 from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, turns_of, with_answers
@@ -140,18 +140,8 @@ def write_artifact(config: RegenerateAnswers, stage: Stage, folder: Path, served
         server = {"model": config.model, "owned_by": together.owner}
         write_json(stage.out_dir / "measurements.json", {**figures, "seconds": together.seconds, "server": server})
     link_packs(folder, stage.out_dir)
-    write_json(stage.out_dir / ANSWERED, answered(config, stage))
+    write_json(stage.out_dir / ANSWERED, {"enable_thinking": config.enable_thinking})
     write_samples(config, stage, folder)
-
-
-def answered(config: RegenerateAnswers, stage: Stage) -> dict[str, Any]:
-    """How the target was asked, for the ops that render its prompts again."""
-    target: TargetModel | None = stage.inputs.get("target")
-    return {
-        "enable_thinking": config.enable_thinking,
-        "target": None if target is None else target.digest,
-        "chat_template": template_digest(config.chat_template),
-    }
 
 
 def write_once(stage: Stage, write: Callable[[], None]) -> None:

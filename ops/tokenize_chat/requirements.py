@@ -44,7 +44,7 @@ def _of_answers(config: TokenizeChat, answered: Answered, target: TargetStated |
     if answered.has_target and config.target is None and is_builtin(config.processor):
         yield "processor", "the answers are those of a target, whose tokenizer this is not: give the target instead"
     if (
-        not answered.has_target
+        answered.has_target is False
         and config.target is None
         and answered.chat_template != template_digest(config.chat_template)
     ):

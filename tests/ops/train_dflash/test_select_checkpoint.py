@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from attrs import define, field
-from draft_chain import make_inputs, train_config
+from draft_chain import EOS, PAD, VOCAB, make_inputs, train_config
 from fake_stage import FakeStage, folder_digest
 from meeting import meeting
 from safetensors.torch import load_file
@@ -63,6 +63,9 @@ class Dictated:
 @pytest.fixture(scope="module")
 def synthetic(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
+    shards = [{"split": split, "tokens": 9} for split in ("train", "val")]
+    described = {"shards": shards, "vocab_size": VOCAB, "eos_token_ids": [EOS], "pad_token_id": PAD}
+    write_json(folder / "tokens.json", described)
     return make_inputs(folder) | {"tokens": TokenShards(folder, "t" * 64)}
 
 
