@@ -90,7 +90,7 @@ def differences(old: KeyParts, new: KeyParts) -> list[Difference]:
     content = ({name: each.external[name] for name in each.external if name not in replaced} for each in (old, new))
     found += value_differences("content", *content)
     code = value_differences("code", old.code, new.code)
-    if found:  # other values may choose other code: what changed itself is on both sides
+    if values:  # they may choose other code: what changed itself is on both sides
         code = [each for each in code if ABSENT not in (each.old, each.new)]
     found += code
     return found + value_differences("library", old.libraries, new.libraries)

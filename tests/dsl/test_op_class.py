@@ -149,7 +149,7 @@ def test_a_function_in_the_file_beside_op_py_is_the_hook_of_a_built_in_op() -> N
     assert found is not None
     assert ("ops.check_export.report", "report") == (found.__module__, found.__name__)
     assert hook(load_op("load_target"), "smoke") is None  # the file is there, the function is not
-    assert hook(load_op("ingest"), "unmet") is None  # there is no such file
+    assert hook(load_op("inject_images"), "unmet") is None  # there is no such file
 
 
 def test_a_module_beside_a_users_file_is_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
