@@ -90,9 +90,11 @@ def read_samples(reading: Reading) -> Iterator[Read]:
 def given_splits(reading: Reading) -> set[str]:
     """The splits that rows and the names of files, folders and sources give, whatever the config says.
 
-    Rows are read until val and test are both found. Raises DataError for an unreadable source.
+    Rows are read until val and test are both found, without the images in Parquet files. Raises DataError for an
+    unreadable source.
     """
-    sources = _opened(reading, [find_format(source, reading.format) for source in reading.sources])
+    forms = [find_format(source, reading.format) for source in reading.sources]
+    sources = _opened(reading, forms, with_bytes=False)
     found = {split for source in sources for split in source.splits if split is not None}
     records = (record for source in sources for part in source.parts for record in part.records())
     for record in records:
@@ -158,17 +160,19 @@ def _all(reading: Reading, forms: list[str]) -> Iterator[Read]:
         raise DataError("\n".join(mistakes))
 
 
-def _opened(reading: Reading, forms: list[str]) -> list[_Source]:
+def _opened(reading: Reading, forms: list[str], *, with_bytes: bool = True) -> list[_Source]:
     return [
         _Source(path, name, None, images=tuple(class_images(path, SPLIT_NAMES)))
         if form == "image-folder"
-        else _Source(path, name, root, parts=_parts(reading, path, form))
+        else _Source(path, name, root, parts=_parts(reading, path, form, with_bytes=with_bytes))
         for path, name, root, form in zip(reading.sources, reading.names(), reading.roots(), forms, strict=True)
     ]
 
 
-def _parts(reading: Reading, source: Path, form: str) -> tuple[Part, ...]:
-    return tuple(parts_of(source, form, allow_outside=reading.allow_outside, question=reading.question))
+def _parts(reading: Reading, source: Path, form: str, *, with_bytes: bool) -> tuple[Part, ...]:
+    return tuple(
+        parts_of(source, form, with_bytes=with_bytes, allow_outside=reading.allow_outside, question=reading.question)
+    )
 
 
 def unread_captions(reading: Reading) -> list[Path]:

@@ -8,8 +8,10 @@ import json
 import re
 from pathlib import Path
 
+import pyarrow
 import pytest
 from family_checkpoints import make_checkpoint
+from pyarrow import parquet
 
 from executor.cli import main
 from ops.train_dflash.requirements import NO_VAL
@@ -299,6 +301,25 @@ def test_a_split_that_rows_name_is_not_refused(made, capsys, tmp_path):
     undrawn = ("ingest.val_fraction=0", "train.select=tau")
     assert [] == refused(made, capsys, f"ingest.source={data}", *undrawn)
     assert ["node.train.select"] == [line.partition(":")[0] for line in refused(made, capsys, *undrawn)]
+
+
+def test_the_splits_of_rows_are_known_without_reading_the_images_beside_them(made, capsys, tmp_path):
+    rows = [json.loads(line) for line in (made / "data.jsonl").read_text().splitlines()]
+    table = pyarrow.Table.from_pylist([{**row, "split": "train", "image": {"bytes": b"an image"}} for row in rows])
+    parquet.write_table(table, tmp_path / "own.parquet", compression="none", use_dictionary=False)
+    columns = parquet.ParquetFile(tmp_path / "own.parquet").metadata.row_group(0)
+    at = next(
+        column.data_page_offset
+        for column in map(columns.column, range(columns.num_columns))
+        if column.path_in_schema == "image.bytes"
+    )
+    with (tmp_path / "own.parquet").open("r+b") as file:  # so that reading them would fail
+        file.seek(at)
+        file.write(b"\xff" * 8)
+    (line,) = refused(
+        made, capsys, f"ingest.source={tmp_path / 'own.parquet'}", "ingest.val_fraction=0", "train.select=tau"
+    )
+    assert f"node.train.select: {NO_VAL['tau']}" == line
 
 
 def test_a_run_refuses_what_a_plan_does_and_what_the_store_holds_counts(made, capsys, tmp_path):
