@@ -17,19 +17,19 @@ from executor.system.resource_pool import Share
 
 
 class Backends:
-    """The backends of a run; nothing is started before the first stage."""
+    """The backends of a run; nothing is started before the first stage. here: that of this machine."""
 
     def __init__(self, machine: Machine) -> None:
         self._children = Children(stage_environment(1))
-        self._local = LocalBackend(machine, self._children)
+        self.here = LocalBackend(machine, self._children)
         self._ray = RayBackend(machine, self._children)
 
     def of(self, launch: Launch) -> Backend:
-        return self._ray if launch.kind == "ray" else self._local
+        return self._ray if launch.kind == "ray" else self.here
 
     def room_of(self, launch: Launch) -> Backend:
         """The backend whose capacity a stage takes of: a cluster of dflow's own uses this machine."""
-        return self._local if self._ray.is_own else self.of(launch)
+        return self.here if self._ray.is_own else self.of(launch)
 
     def check(self, nodes: Mapping[str, GraphNode]) -> list[Mistake]:
         """What keeps these nodes from ever starting."""
@@ -40,7 +40,7 @@ class Backends:
 
     def prepare(self, share: Share, libraries: Sequence[str]) -> None:
         """Have a process of this machine ready for the next stage, which is expected to get this share."""
-        self._local.prepare(share, libraries)
+        self.here.prepare(share, libraries)
 
     def describe(self, launches: Iterable[Launch]) -> list[str]:
         """A line on each cluster that these use: what it has, and what of that is free."""
@@ -51,11 +51,11 @@ class Backends:
 
         go_on: as in `Backend.recover`.
         """
-        for backend in (self._local, self._ray):
+        for backend in (self.here, self._ray):
             backend.recover(work, go_on)
 
     def close(self) -> None:
         """End what still runs."""
         self._children.close()
-        for backend in (self._local, self._ray):
+        for backend in (self.here, self._ray):
             backend.close()

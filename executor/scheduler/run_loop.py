@@ -36,7 +36,7 @@ from executor.tracking.publisher import Publisher
 from executor.tracking.sync_state import is_tracked, lacks
 
 if TYPE_CHECKING:
-    from executor.scheduler.stage_pool import StagePool
+    from executor.scheduler.stage_pool import Reservation, StagePool
     from executor.scheduler.task import AttemptResult, AttemptStart
 
 TICK_S = 0.25
@@ -219,14 +219,21 @@ class RunLoop:
         assert decision.key is not None
         if self._pool is None:
             self._pool = StagePool(self._store, self._graph, self._record, self._display, self._calls.put)
+        if self._pool.works_on(decision.key):
+            return False
+        reserved: Reservation | None = None
         try:
-            if not self._pool.fits(node, self._digests) or self._pool.works_on(decision.key):
+            reserved = self._pool.reserve(node, self._digests)
+            if reserved is None:
                 return False
             lease = self._store.lease(decision.key, self._record.run)
             if not lease.try_acquire():
+                reserved.give_back(was_used=False)
                 self._wait_for_lease(waiting, lease)
                 return False
         except DflowError as error:
+            if reserved is not None:
+                reserved.give_back(was_used=False)
             self._fail(node_id, Failure.of(error), ())
             return True
         task = Task(
@@ -244,7 +251,7 @@ class RunLoop:
             attempt=self._state(node_id).attempt,
             goes_on_from=self._record.state.goes_on_from,
         )
-        self._pool.start(task, self._on_start, self._on_running, self._on_end)
+        self._pool.start(task, reserved, self._on_start, self._on_running, self._on_end)
         return True
 
     def _wait_for_lease(self, waiting: Waiting, lease: Lease) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from attrs import frozen
+
 from dsl.errors import ConfigError, DiskFull
 from dsl.graph import Graph, GraphNode
 from dsl.threads import useful_threads
@@ -17,7 +19,8 @@ from executor.scheduler.attempt import Attempt
 from executor.scheduler.plain_display import Display
 from executor.scheduler.task import AttemptResult, AttemptStart, Task
 from executor.store.artifact_store import Store
-from executor.system.resource_pool import Capacity, Free
+from executor.system.resource_pool import Capacity, Demand, Free, Share
+from executor.system.shared_cores import SharedCores
 from executor.system.system_metrics import Usage
 
 ENDED_WITHIN_S = 10.0
@@ -26,6 +29,23 @@ HEAVY = {
     "torch": ("torch", "torch.distributed.tensor"),
     "transformers": ("transformers.modeling_utils", "transformers.models.qwen3_vl.modeling_qwen3_vl"),
 }
+
+
+@frozen
+class Reservation:
+    """What an attempt at a node holds. part: of it, what each of `launch.parts` takes of its host."""
+
+    room: Free
+    cores: SharedCores | None
+    demand: Demand
+    share: Share
+    part: Demand
+
+    def give_back(self, *, was_used: bool) -> None:
+        """was_used: by a stage, which has ended."""
+        self.room.give_back(self.demand, self.share)
+        if self.cores is not None:
+            self.cores.give_back(self.demand.cpus, was_used=was_used)
 
 
 class StagePool:
@@ -42,7 +62,7 @@ class StagePool:
         """call: lets the loop's thread make a call."""
         self.running: dict[str, Attempt] = {}
         self._useful: dict[str, int | None] = {}
-        self._told: set[str] = set()  # the nodes that were said to wait for room, and the cluster's description
+        self._told: set[str] = set()  # the nodes that were said to wait for room, and descriptions of clusters
         self._store = store
         self._graph = graph
         self._record = record
@@ -50,17 +70,32 @@ class StagePool:
         self._call = call
         self._backends = Backends(graph.machine)
         self._free: dict[Backend, Free] = {}
+        self._cores = SharedCores(self._backends.here.capacity().cpus)
         self._usage = Usage(self._watched, self._report_usage)
         self._usage.start()
 
-    def fits(self, node: GraphNode, digests: Mapping[str, str]) -> bool:
-        """digests: those of the node's parents among others. Raises StageError where the node's cluster is gone."""
-        room, demand = self._room(node), self._capacity(node).demand(node, self._useful_threads(node, digests))
-        fits = room.fits(demand)
-        if not fits and node.launch.kind == "ray" and node.id not in self._told:
+    def reserve(self, node: GraphNode, digests: Mapping[str, str]) -> Reservation | None:
+        """Room for an attempt at a node, which `start` takes; None where the node waits for room.
+
+        digests: those of the node's parents among others. Raises StageError where the node's cluster is gone.
+        """
+        useful, capacity, room = self._useful_threads(node, digests), self._capacity(node), self._room(node)
+        demand = capacity.demand(node, useful)
+        if not room.fits(demand):
+            if node.launch.kind == "ray":
+                self._say_it_waits(node, f"for room: needs {demand}; free of what this run may use: {room}")
+            return None
+        cores = self._cores if self._backends.room_of(node.launch) is self._backends.here else None
+        if cores is not None and (reason := cores.take(demand.cpus)):
+            self._say_it_waits(node, f"for CPUs: needs {demand.cpus}; {reason}")
+            return None
+        share = room.take(demand, capacity.threads(node, useful))
+        return Reservation(room, cores, demand, share, capacity.part(node, useful))
+
+    def _say_it_waits(self, node: GraphNode, why: str) -> None:
+        if node.id not in self._told:
             self._told.add(node.id)
-            self._display.note(f"{node.id}: waiting for room: needs {demand}; free of what this run may use: {room}")
-        return fits
+            self._display.note(f"{node.id}: waiting {why}")
 
     def _capacity(self, node: GraphNode) -> Capacity:
         return self._backends.of(node.launch).capacity()
@@ -84,6 +119,7 @@ class StagePool:
     def start(
         self,
         task: Task,
+        reserved: Reservation,
         on_start: Callable[[str, AttemptStart], int],
         on_running: Callable[[], None],
         on_end: Callable[[str, AttemptResult], None],
@@ -97,17 +133,22 @@ class StagePool:
             if text not in self._told:
                 self._told.add(text)
                 self._display.note(text)
-        useful = self._useful_threads(task.node, task.digests)
-        capacity, room = self._capacity(task.node), self._room(task.node)
-        demand = capacity.demand(task.node, useful)
-        share, part = room.take(demand, capacity.threads(task.node, useful)), capacity.part(task.node, useful)
 
         def ended(result: AttemptResult) -> None:
             del self.running[node_id]
-            room.give_back(demand, share)
+            reserved.give_back(was_used=True)
             on_end(node_id, result)
 
-        attempt = Attempt(task, share, part, self._backends, self._call, partial(on_start, node_id), on_running, ended)
+        attempt = Attempt(
+            task,
+            reserved.share,
+            reserved.part,
+            self._backends,
+            self._call,
+            partial(on_start, node_id),
+            on_running,
+            ended,
+        )
         self.running[node_id] = attempt
         attempt.start()
 
@@ -161,3 +202,4 @@ class StagePool:
         self._backends.close()
         for attempt in self.running.values():
             attempt.join(ENDED_WITHIN_S)
+        self._cores.close()

@@ -19,11 +19,11 @@ from executor.store.digests import MANIFEST
 from executor.store.index_line import IndexLine
 from executor.store.manifest import Manifest
 from executor.store.names import OUT, RUN
+from executor.system.hardware import boot_id
 from executor.system.jsonlines import read_object, write_json
 from executor.system.symlinks import is_folder, remove
 
 NOTE = "ended.json"
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @frozen
@@ -38,7 +38,7 @@ class PendingCommit:
         """Leave the note in a work folder."""
         note = {
             "out": self.out.name,
-            "boot": _boot(),
+            "boot": boot_id(),
             "files": _files(self.out),
             "manifest": unstructure(self.manifest),
             "line": self.line.to_json(),
@@ -49,7 +49,7 @@ class PendingCommit:
     def read(cls, folder: Path, key: str) -> PendingCommit | None:
         """None if there is no valid note. Files that an interrupted commit added are removed."""
         note = read_object(folder / NOTE) or {}
-        if note.get("boot") != _boot():
+        if note.get("boot") != boot_id():
             return None
         values = [note.get(name) for name in ("manifest", "line", "files")]
         if not all(isinstance(value, dict) for value in values):
@@ -77,7 +77,3 @@ def _files(out: Path) -> dict[str, list[int]]:
             status = path.lstat()
             found[path.relative_to(out).as_posix()] = [status.st_size, status.st_mtime_ns, status.st_ino]
     return found
-
-
-def _boot() -> str:
-    return BOOT.read_text().strip()

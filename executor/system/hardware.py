@@ -1,4 +1,4 @@
-"""This machine's memory, and its GPUs as NVIDIA's driver lists them."""
+"""This machine: its memory, its GPUs as NVIDIA's driver lists them, and since when it runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the second on WSL
 UNLISTED = (Path("/dev/kfd"), Path("/dev/nvmap"), Path("/dev/nvhost-gpu"), Path("/dev/nvgpu"))  # AMD's and Tegra's
 NO_GPU = 'launch.device is "cuda", but torch finds no GPU here; use "auto" or "cpu"'
+
+
+def boot_id() -> str:
+    """Of this machine since it started; containers on it have the same."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def machine_memory() -> int:

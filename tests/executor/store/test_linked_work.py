@@ -16,10 +16,11 @@ from dsl.read_toml import read_graph
 from executor.keys.code_archive import keep_texts, kept_text
 from executor.keys.node_key import Sources, node_parts
 from executor.store.artifact_store import COMMIT, Store
-from executor.store.commit_journal import BOOT, NOTE
+from executor.store.commit_journal import NOTE
 from executor.store.digests import MANIFEST
 from executor.store.lease import Lease
 from executor.store.run_measurements import keep_own_files
+from executor.system.hardware import boot_id
 
 NOTED = unstructure(made(HASH, RUN)[0])
 
@@ -41,7 +42,7 @@ def test_no_note_in_a_work_folder_names_a_place_outside_the_store(toy, canary, f
         (lease.out_dir / "text.txt").write_text("made")
         status = (lease.out_dir / "text.txt").stat()
         files = {"text.txt": [status.st_size, status.st_mtime_ns, status.st_ino]}
-        note = {"out": lease.out_dir.name, "boot": BOOT.read_text().strip(), "files": files}
+        note = {"out": lease.out_dir.name, "boot": boot_id(), "files": files}
         before = look(canary)
         (lease.folder / COMMIT).write_text(json.dumps({**line, "out": lease.out_dir.name}))
         assert store.finish_commit(lease, HASH) is None
@@ -73,7 +74,7 @@ def test_no_note_in_a_work_folder_leads_a_commit_out_of_it(toy, canary, out):
         }
         (canary / MANIFEST).write_text(json.dumps({"digest": OTHER, "files": {}}))
         line = {"run": RUN, "neutral": {}, "acceptance": "computed"}
-        note = {"out": out, "boot": BOOT.read_text().strip(), "files": files, "manifest": NOTED, "line": line}
+        note = {"out": out, "boot": boot_id(), "files": files, "manifest": NOTED, "line": line}
         before = look(canary)
         (lease.folder / NOTE).write_text(json.dumps(note))
         assert store.finish_commit(lease, HASH) is None
