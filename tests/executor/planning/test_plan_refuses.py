@@ -325,6 +325,18 @@ def test_a_limit_of_pixels_that_the_processor_excludes_is_refused(
     assert [] == refused(capsys, DATA + INJECT + nodes, f"{name}.processor=seeing", f"{name}.max_pixels=5000")
 
 
+def test_a_limit_of_pixels_that_the_target_s_processor_excludes_is_refused(
+    capsys: pytest.CaptureFixture[str], data: Path
+) -> None:
+    checkpoint(data / "seeing", sees=True)
+    nodes = DATA + INJECT + TARGET + TOKENIZE
+    given = ("target.checkpoint=seeing", "tokenize.processor=none", "tokenize.target=@target")
+    assert ["node.tokenize.min_pixels: processor of the target: min_pixels 20000000 > max_pixels 16777216"] == refused(
+        capsys, nodes, *given, "tokenize.min_pixels=20000000"
+    )
+    assert [] == refused(capsys, nodes, *given, "tokenize.min_pixels=20000")
+
+
 ENDS = {name: np.zeros((400, 32), np.float16) for name in ("model.embed_tokens.weight", "lm_head.weight")}
 
 
