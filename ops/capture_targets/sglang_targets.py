@@ -8,6 +8,7 @@ from typing import Any
 from dsl.errors import ConfigError, DataError
 from ops.capture_targets.op import CaptureTargets
 from ops.lib.target.sizes import patch_dim
+from ops.lib.vision.family_config import check_served_config
 
 # Compared with transformers' states, see docs/sglang.md.
 MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
@@ -35,6 +36,7 @@ def check_config(config: Mapping[str, Any], options: CaptureTargets) -> None:
             "rotates that way by default, but SGLang does not, so images would have other states: add it, or "
             f"{remedy}"
         )
+    check_served_config(config)
     check_degree(config, options.tp_degree, int((options.server_args or {}).get("ep_size", 1)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dsl.errors import DataError
 from ops.check_export.op import COMPARED, CheckExport, unlike_serving
 from ops.lib.drafts.backbone.config import draft_misfit
 from ops.lib.estimates import (
@@ -16,15 +17,20 @@ from ops.lib.estimates import (
     identity_of,
     of_another_target,
 )
+from ops.lib.vision.family_config import check_served_config
 
 
-def unfit(_config: CheckExport, foreseen: Mapping[str, Any]) -> dict[str, str]:
-    """A report of other inputs than the gate's or that serving cannot repeat, and a draft of another target."""
+def unfit(config: CheckExport, foreseen: Mapping[str, Any]) -> dict[str, str]:
+    """A report of other inputs than the gate's or that serving cannot repeat, a draft of another target, and a target
+    that SGLang, where it must serve, would load as another model.
+    """
     report, draft = foreseen["report"], foreseen["draft"]
     block_size = draft.shape.block_size if draft is not None else None
     read = {edge: identity_of(statement) for edge, statement in foreseen.items()}
     of_report = () if report is None else report_mistakes(report, read, block_size)
-    return by_field((*of_report, *_of_draft(draft, foreseen["target"])))
+    return by_field(
+        (*of_report, *_of_draft(draft, foreseen["target"]), *_of_serving(config, foreseen["target"])),
+    )
 
 
 def report_mistakes(
@@ -44,6 +50,15 @@ def report_mistakes(
         )
     if unlike := unlike_serving(report.settings, report.settings.get("block_size_trained", block_size)):
         yield "report", f"this evaluation has {' and '.join(unlike)}, and {COMPARED}"
+
+
+def _of_serving(config: CheckExport, target: TargetStated | None) -> Iterator[tuple[str, str]]:
+    if target is None or config.live != "required":
+        return
+    try:
+        check_served_config(target.config)
+    except DataError as error:
+        yield "live", f'{error}; live = "auto" skips the stage'
 
 
 def _of_draft(draft: DraftForeseen | None, target: TargetStated | None) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,7 @@ from ops.lib.data.sample_account import SPLITS, summary_splits
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.target.token_ids import foreign_tokens
+from ops.lib.vision.pixel_limits import chosen_limits, image_settings
 
 MILLION = 1_000_000
 SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained")  # of an evaluation
@@ -60,13 +61,14 @@ class Counts:
 
 @frozen(kw_only=True)
 class TargetStated:
-    """A target's config.json, and its ids as in target.json, where they are known."""
+    """A target's config.json, its image processor's settings, and its ids as in target.json, where they are known."""
 
     config: Mapping[str, Any]
     identity: str | None = None
     mask_token_id: int | None = None
     eos_token_ids: tuple[int, ...] | None = None
     pad_token_id: int | None = None
+    image_settings: Mapping[str, Any] = {}
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> TargetStated:
@@ -78,6 +80,7 @@ class TargetStated:
             mask_token_id=info["mask_token_id"],
             eos_token_ids=tuple(info["eos_token_ids"]),
             pad_token_id=(config.get("text_config") or config).get("pad_token_id"),
+            image_settings=image_settings(folder / "model")[1],
         )
 
     @property
@@ -337,6 +340,16 @@ def tokens_misfit(tokens: TokensForeseen | None, target: TargetStated | None) ->
         return ""
     size = 0 if tokens.vocab_size is None or tokens.is_bound else tokens.vocab_size
     return foreign_tokens(size, tokens.eos_token_ids, target.info["vocab_size"], target.eos_token_ids)
+
+
+def pixels_misfit(target: TargetStated | None, min_pixels: int | None, max_pixels: int | None) -> dict[str, str]:
+    """Why a limit of a node excludes those of its target's image processor, by field."""
+    try:
+        place = "of the target"
+        chosen_limits(place, place, {} if target is None else target.image_settings, min_pixels, max_pixels)
+    except DataError as error:
+        return {"max_pixels" if min_pixels is None else "min_pixels": str(error)}
+    return {}
 
 
 def are_different(one: str | None, other: str | None) -> bool:

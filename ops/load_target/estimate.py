@@ -14,6 +14,7 @@ from ops.lib.target.checkpoint_check import loading_mistakes
 from ops.lib.target.checkpoint_files import WEIGHTS
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import Vocabulary, mask_warning
+from ops.lib.vision.pixel_limits import image_settings
 from ops.load_target.op import LoadTarget
 
 TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
@@ -47,6 +48,7 @@ def _ids(config: LoadTarget) -> dict[str, Any]:
         "mask_token_id": vocabulary.known_mask_id if given is None else given,
         "eos_token_ids": vocabulary.eos_token_ids,
         "pad_token_id": vocabulary.pad_token_id,
+        "image_settings": image_settings(directory)[1],
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ops.lib.target.checkpoint_check import chat_template_mistakes, loading_mistakes
+from ops.lib.target.checkpoint_check import chat_template_mistakes, ends_mistakes, loading_mistakes
 from ops.lib.target.token_ids import mask_mistakes
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, lacks_image_processor
 from ops.load_target.op import LoadTarget
@@ -19,6 +19,8 @@ def unmet(config: LoadTarget) -> dict[str, str]:
         mistakes = [f"{directory}: {NO_IMAGE_PROCESSOR}"]
     if mistakes:
         missing["checkpoint"] = "\n".join(mistakes)
-    elif wrong := mask_mistakes(directory, config.mask_token_id):
-        missing["mask_token_id"] = "\n".join(wrong)
+    elif directory.is_dir():
+        missing |= ends_mistakes(directory, config.embed_key, config.lm_head_key)
+        if wrong := mask_mistakes(directory, config.mask_token_id):
+            missing["mask_token_id"] = "\n".join(wrong)
     return missing

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ops.lib.estimates import SamplesForeseen, TargetStated
+from ops.lib.estimates import SamplesForeseen, TargetStated, pixels_misfit
 from ops.regenerate_answers.context import context_mistake
 from ops.regenerate_answers.op import RegenerateAnswers
 
 
 def unfit(config: RegenerateAnswers, foreseen: Mapping[str, Any]) -> dict[str, str]:
-    """Splits without a sample, and limits beyond the target's context; nothing if the answers of the data stay."""
+    """Splits without a sample, limits beyond the target's context, and those of pixels that its own exclude; nothing if
+    the answers of the data stay.
+    """
     samples: SamplesForeseen | None = foreseen["samples"]
     target: TargetStated | None = foreseen["target"]
     wrong: dict[str, str] = {}
@@ -21,4 +23,4 @@ def unfit(config: RegenerateAnswers, foreseen: Mapping[str, Any]) -> dict[str, s
         wrong["splits"] = f"no samples in the splits {', '.join(config.splits)}: nothing to answer"
     if target is not None and (mistake := context_mistake(config, target.text)):
         wrong["max_prompt_tokens"] = mistake
-    return wrong
+    return wrong | pixels_misfit(target, config.min_pixels, config.max_pixels)

@@ -7,7 +7,12 @@ from pathlib import Path
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.proxies import proxy_of
 from ops.lib.missing_libraries import missing_torchvision
-from ops.lib.target.checkpoint_check import chat_template_mistakes, processor_folder_mistakes, thinking_mistakes
+from ops.lib.target.checkpoint_check import (
+    chat_template_mistakes,
+    pixel_mistakes,
+    processor_folder_mistakes,
+    thinking_mistakes,
+)
 from ops.regenerate_answers.api_key import api_key
 from ops.regenerate_answers.context import check_context
 from ops.regenerate_answers.op import RegenerateAnswers
@@ -15,8 +20,8 @@ from ops.regenerate_answers.op import RegenerateAnswers
 
 def unmet(config: RegenerateAnswers) -> dict[str, str]:
     """torchvision, if it resizes images, the server's API key, what the directory of a processor lacks, an
-    enable_thinking that its chat template does not read, and limits beyond its model's context; nothing if the answers
-    of the data stay.
+    enable_thinking that its chat template does not read, limits of pixels that its own exclude, and limits beyond its
+    model's context; nothing if the answers of the data stay.
     """
     if config.answers == "data":
         return {}
@@ -32,6 +37,7 @@ def unmet(config: RegenerateAnswers) -> dict[str, str]:
     if mistakes := processor_folder_mistakes(config.processor):
         missing["processor"] = "\n".join(mistakes)
     elif config.processor is not None:
+        missing |= pixel_mistakes(config.processor, config.min_pixels, config.max_pixels)
         try:
             check_context(config, Path(config.processor))
         except DataError as error:

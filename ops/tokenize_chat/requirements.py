@@ -14,6 +14,7 @@ from ops.lib.estimates import (
     are_different,
     by_field,
     identity_of,
+    pixels_misfit,
     template_digest,
 )
 from ops.tokenize_chat.op import TokenizeChat
@@ -22,11 +23,15 @@ SAME = "give regenerate_answers and tokenize_chat the same"
 
 
 def unfit(config: TokenizeChat, foreseen: Mapping[str, Any]) -> dict[str, str]:
-    """A train split without a sample, and prompts that are not those that the target answered."""
+    """A train split without a sample, prompts that are not those that the target answered, and limits of pixels that
+    the target's own exclude.
+    """
     samples: SamplesForeseen | None = foreseen["samples"]
+    found = pixels_misfit(foreseen.get("target"), config.min_pixels, config.max_pixels)
     if samples is None:
-        return {}
-    found = {} if samples.answered is None else by_field(_of_answers(config, samples.answered, foreseen.get("target")))
+        return found
+    if samples.answered is not None:
+        found |= by_field(_of_answers(config, samples.answered, foreseen.get("target")))
     if "train" in samples.empty and not config.prompts_only:
         found["samples"] = (
             "no sample is in the train split: check split of ingest, or set prompts_only = true for prompts of evaluate"

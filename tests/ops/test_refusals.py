@@ -2,10 +2,11 @@
 
 A row is `function | start of the message | verdict | where or why`, below the name of its file. Verdicts:
 
-plan     depends on configs and files that exist, and is refused before anything runs: the test that shows it
+plan     depends on configs, files that exist and what other nodes promise, and is refused before anything runs: the
+         test that shows it
 late     depends on configs and files that exist, yet only the stage refuses it: what it is, and when
 config   raised while the config of a node is made, so before a plan
-edge     depends on what another node makes: refused before anything runs as far as that is promised, else by the stage
+edge     depends on what of another node's output is not promised before it is there, or not shown to be refused before
 data     depends on rows, tensors or computed values, which only the stage has
 process  depends on a library, a server or the machine at the time
 damage   an artifact, or a file of the store, is not as it was written

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli
 from jsonschema import Draft7Validator
 from PIL import Image
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dsl.read_toml import read_graph
@@ -28,7 +30,7 @@ VISION |= {"out_hidden_size": 32, "num_position_embeddings": 64, "num_heads": 2,
 
 
 def checkpoint(folder: Path, sees: bool) -> str:
-    """What init reads of a checkpoint: weights without tensors, and a tokenizer of one token a word."""
+    """What init reads of a checkpoint: of the weights embedding and head only, and a tokenizer of one token a word."""
     folder.mkdir()
     seeing = {"model_type": "qwen3_vl", "image_token_id": 2, "text_config": TEXT, "vision_config": VISION}
     config = seeing if sees else TEXT
@@ -37,9 +39,13 @@ def checkpoint(folder: Path, sees: bool) -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    ends = np.zeros((TEXT["vocab_size"], TEXT["hidden_size"]), np.float16)
+    save_file({"model.embed_tokens.weight": ends, "lm_head.weight": ends}, folder / "model.safetensors")
     if sees:
-        limits = {"size": {"shortest_edge": 4096, "longest_edge": 16_777_216}}
+        limits = {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "size": {"shortest_edge": 4096, "longest_edge": 16_777_216},
+        }
         (folder / "preprocessor_config.json").write_text(json.dumps(limits))
     return str(folder)
 

@@ -16,11 +16,13 @@ from dsl.errors import ConfigError, DataError
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
 from ops.lib.data.files import LARGEST_JSON, check_json_files, parse_json, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight_files
+from ops.lib.target.end_names import UnknownEnd, find_ends
 from ops.lib.target.sizes import check_tables, named_dtype
 from ops.lib.target.stored_weights import StoredTensor, weights_mistakes
 from ops.lib.target.token_ids import check_added_tokens, check_ends
 from ops.lib.vision.family_config import check_family_config
 from ops.lib.vision.model_types import check_model_type
+from ops.lib.vision.pixel_limits import chosen_limits, image_settings
 from ops.lib.vision.processor_files import processor_mistakes, template_texts
 
 State = tuple[tuple[str, int, int, int], ...]
@@ -78,14 +80,28 @@ def stored_mistakes(path: Path) -> list[str]:
     """What a readable config.json and readable headers say against the weights."""
     try:
         config = read_object(path / "config.json")
-        files = weight_files(path)
+        files = [file for file in weight_files(path) if not _raised(tensor_headers, file)]
     except (OSError, DataError):
         return []
-    stored: dict[str, StoredTensor] = {}
-    for file in files:
-        if not _raised(tensor_headers, file):
-            stored |= tensor_headers(file)
-    return weights_mistakes(path, config, stored)
+    return weights_mistakes(path, config, {name: each for file in files for name, each in tensor_headers(file).items()})
+
+
+def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """The tensors that transformers loads, by name. Raises DataError as `weight_files` and `tensor_headers`."""
+    return {name: each for file in weight_files(directory) for name, each in tensor_headers(file).items()}
+
+
+def ends_mistakes(directory: Path, embed_key: str | None, lm_head_key: str | None) -> dict[str, str]:
+    """Why the embedding or the head of a checkpoint without other mistakes is not known, by field of load_target."""
+    config = read_object(directory / "config.json")
+    text = config.get("text_config") or config
+    if not all(isinstance(text[name], int) for name in ("vocab_size", "hidden_size")):
+        return {}  # the estimate reports them
+    try:
+        find_ends(directory, config, stored_tensors(directory), embed_key, lm_head_key)
+    except UnknownEnd as error:
+        return {error.field: str(error)}
+    return {}
 
 
 def processor_folder_mistakes(processor: str | None) -> list[str]:
@@ -101,6 +117,14 @@ def _processor_mistakes(directory: Path, _state: State) -> list[str]:
     if pointers:
         return _pointer_mistakes(directory, pointers)
     return _json_mistakes(directory) or processor_mistakes(directory)
+
+
+def pixel_mistakes(processor: str | None, min_pixels: int | None, max_pixels: int | None) -> dict[str, str]:
+    """Why a limit of a node excludes those in the readable files of its processor; nothing of a model id."""
+    if processor is None or not Path(processor).is_dir():
+        return {}
+    mistakes = _raised(chosen_limits, processor, *image_settings(Path(processor)), min_pixels, max_pixels)
+    return {"max_pixels" if min_pixels is None else "min_pixels": mistakes[0]} if mistakes else {}
 
 
 def chat_template_mistakes(file: str | None) -> dict[str, str]:

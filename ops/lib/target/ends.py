@@ -5,12 +5,11 @@ V vocabulary, M hidden size of the target
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -18,41 +17,8 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json
 from ops.lib.target.checkpoint_files import weight_files
-from ops.lib.vision.families import OTHER_PARTS
 
-EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")
-HEAD_ENDINGS = ("lm_head.weight",)
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # by safetensors
-
-
-@frozen
-class Ends:
-    """Tensor names of the embedding and the head in the checkpoint's files; equal if they are tied."""
-
-    embed_key: str
-    lm_head_key: str
-
-
-def find_ends(
-    directory: Path, shape: tuple[int, int], tied: bool, embed_key: str | None = None, lm_head_key: str | None = None
-) -> Ends:
-    """Finds the tensors of shape [V, M], or checks the given ones.
-
-    A tied model's lm_head.weight, if its files hold one, is equal to the embedding (`weights_mistakes`). Raises
-    DataError with the candidates if a key is missing, has another shape, or is ambiguous.
-    """
-    shapes = {key: tuple(_shape(file, key)) for key, file in tensor_files(directory).items()}
-    fitting = sorted(key for key, found in shapes.items() if found == shape and not _elsewhere(key))
-    embed = _find("embed_key", embed_key, EMBED_ENDINGS, fitting, directory, shape)
-    if not tied:
-        others = [key for key in fitting if key != embed]
-        return Ends(embed, _find("lm_head_key", lm_head_key, HEAD_ENDINGS, others, directory, shape))
-    if lm_head_key not in (None, embed):
-        raise DataError(
-            f'{directory}: lm_head_key = "{lm_head_key}", but the config has tie_word_embeddings set, so the head is '
-            f"{embed}"
-        )
-    return Ends(embed, embed)
 
 
 def frozen_ends(
@@ -99,30 +65,3 @@ def tensor_files(directory: Path) -> dict[str, Path]:
         except SafetensorError as error:
             raise DataError(f"{file}: damaged or truncated ({error}); copy the checkpoint again") from error
     return names
-
-
-def _find(
-    field: str, given: str | None, endings: tuple[str, ...], fitting: Sequence[str], directory: Path, shape: tuple
-) -> str:
-    """The given key, or the only candidate with a known ending."""
-    listed = f"the tensors of shape {list(shape)} are: {', '.join(fitting) or 'none'}"
-    if given is not None:
-        if given not in fitting:
-            raise DataError(f'{directory}: {field} = "{given}" is not one of the candidates; {listed}')
-        return given
-    found = [key for key in fitting if key.endswith(endings)]
-    if len(found) != 1:
-        count = "none" if not found else f"{len(found)}"
-        raise DataError(
-            f"{directory}: {count} of the tensors end in {' or '.join(endings)}; {listed}; name one of them as {field}"
-        )
-    return found[0]
-
-
-def _elsewhere(key: str) -> bool:
-    return any(f".{part}" in f".{key}" for part in OTHER_PARTS)
-
-
-def _shape(file: Path, key: str) -> list[int]:
-    with safe_open(file, framework="pt") as tensors:
-        return tensors.get_slice(key).get_shape()

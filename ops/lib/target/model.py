@@ -20,9 +20,10 @@ from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json, read_object, write_json
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.attention import grouped_attention
-from ops.lib.target.checkpoint_check import stored_mistakes
+from ops.lib.target.checkpoint_check import stored_mistakes, stored_tensors
 from ops.lib.target.checkpoint_files import check_weights, trusts_own_code
-from ops.lib.target.ends import find_ends, stored_dtype
+from ops.lib.target.end_names import find_ends
+from ops.lib.target.ends import stored_dtype
 from ops.lib.target.stored_weights import is_of_model, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
@@ -232,8 +233,8 @@ def describe_target(
     except DataError as error:
         raise DataError(f"{directory}: {error}") from None
     text = family.text_config
-    ends = find_ends(directory, (text["vocab_size"], text["hidden_size"]), family.tied, embed_key, lm_head_key)
     check_weights(directory)
+    ends = find_ends(directory, family.config, stored_tensors(directory), embed_key, lm_head_key)
     if mask_token_id is None:
         raise DataError(
             f"{directory}: no mask token is known for this model; set mask_token_id to an id that no text produces"

@@ -14,19 +14,19 @@ import torch
 from attrs import frozen
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-from transformers.image_processing_utils import BaseImageProcessor
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import DataError
 from ops.lib.vision.batch import ModelInputs
-from ops.lib.vision.family_config import DEEPSTACK, check_family_config
+from ops.lib.vision.family_config import check_family_config, check_served_config, full_attention_interval
 from ops.lib.vision.model_types import (
+    MTP,
     QWEN3,
     QWEN3_MASK_ID,
     QWEN3_VL,
     QWEN25_VL,
     QWEN35,
     QWEN35_MASK_ID,
+    VISUAL,
     check_model_type,
     is_tied,
 )
@@ -38,16 +38,14 @@ Part = Literal["vision", "projector", "text"]
 class Family:
     """A text-only decoder, and the interface of every family. `config` is the content of config.json.
 
-    mask_token_id: an id that the family's tokenizer never produces. image_processors: `image_processor_type` of
-    preprocessor_config.json -> a class that needs no torchvision. other_parts: prefixes of names, in a
-    checkpoint, of tensors that do not belong to the language model.
+    mask_token_id: an id that the family's tokenizer never produces. other_parts: prefixes of names, in a checkpoint, of
+    tensors that do not belong to the language model.
     """
 
     config: Mapping[str, Any]
 
     model_types: ClassVar[tuple[str, ...]] = ()
     mask_token_id: ClassVar[int]
-    image_processors: ClassVar[Mapping[str, type[BaseImageProcessor]]] = {}
     other_parts: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -113,6 +111,7 @@ class Family:
 
     def check_serving(self) -> None:
         """Raises DataError for a config that SGLang loads differently from transformers, or not at all."""
+        check_served_config(self.config)
 
     def for_saving(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
         """Weights by their names in the model -> those to save, and whether `save_pretrained` must convert them."""
@@ -127,13 +126,7 @@ class VisionFamily(Family):
     positions are three-dimensional; without it Qwen2.5-VL would silently use one dimension.
     """
 
-    image_processors: ClassVar[Mapping[str, type[BaseImageProcessor]]] = {
-        "Qwen2VLImageProcessor": Qwen2VLImageProcessorPil,
-        "Qwen2VLImageProcessorFast": Qwen2VLImageProcessorPil,
-        "Qwen2VLImageProcessorPil": Qwen2VLImageProcessorPil,
-    }
-
-    other_parts: ClassVar[tuple[str, ...]] = ("visual.",)
+    other_parts: ClassVar[tuple[str, ...]] = (VISUAL,)
 
     @property
     def vision_config(self) -> Mapping[str, Any]:
@@ -193,13 +186,6 @@ class Qwen3(Family):
     model_types = QWEN3
     mask_token_id = QWEN3_MASK_ID
 
-    def check_serving(self) -> None:
-        if self.config.get("model_type") == "qwen3_moe" and self.tied:
-            raise DataError(
-                "config.json: tie_word_embeddings is set, but SGLang's Qwen3-MoE does not support a tied head: it "
-                "would silently use a random one; save the checkpoint untied, with lm_head.weight"
-            )
-
 
 @frozen
 class Qwen25Vl(VisionFamily):
@@ -223,15 +209,6 @@ class Qwen3Vl(VisionFamily):
     @property
     def has_experts(self) -> bool:
         return "moe_intermediate_size" in self.text_config
-
-    def check_serving(self) -> None:
-        """With experts SGLang always adds visual features to the first three layers."""
-        indexes = self.vision_config.get("deepstack_visual_indexes", DEEPSTACK)
-        if self.has_experts and len(indexes) != 3:
-            raise DataError(
-                f"config.json: vision_config.deepstack_visual_indexes {list(indexes)}: SGLang supports only "
-                "three in a Qwen3-VL with experts"
-            )
 
     def for_saving(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
         """The experts are [experts, in, out] in this family's checkpoints, and [experts, out, in] in the model.
@@ -271,7 +248,7 @@ class Qwen35(VisionFamily):
 
     model_types = QWEN35
     mask_token_id = QWEN35_MASK_ID
-    other_parts = (*VisionFamily.other_parts, "mtp.")  # layers for predicting several tokens
+    other_parts = (VISUAL, MTP)
 
     @property
     def has_linear_attention(self) -> bool:
@@ -308,16 +285,7 @@ class Qwen35(VisionFamily):
         return whole
 
     def check_serving(self) -> None:
-        if not self.has_vision and not self.config["model_type"].endswith("_text"):
-            raise DataError(
-                f"config.json: a {self.config['model_type']} without vision_config, which SGLang would load "
-                "with a vision tower of random weights; a text-only model has a model_type that ends in _text"
-            )
-        if full_attention_interval(self.text_config) is None:
-            raise DataError(
-                "config.json: layer_types does not repeat at an interval, which SGLang requires: "
-                f"{self.text_config['layer_types']}"
-            )
+        super().check_serving()
         expected, present = _flat(self.for_serving()), _flat(self.config)
         wrong = [name for name, value in expected.items() if name not in present or present[name] != value]
         if wrong:
@@ -328,7 +296,6 @@ class Qwen35(VisionFamily):
 
 
 FAMILIES: tuple[type[Family], ...] = (Qwen3, Qwen25Vl, Qwen3Vl, Qwen35)
-OTHER_PARTS = tuple(sorted({part for family in FAMILIES for part in family.other_parts}))
 
 
 def has_vision(config: Mapping[str, Any]) -> bool:
@@ -339,16 +306,6 @@ def has_vision(config: Mapping[str, Any]) -> bool:
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """text_config if there is one, else the whole config."""
     return config.get("text_config") or config
-
-
-def full_attention_interval(text: Mapping[str, Any]) -> int | None:
-    """The interval of layers with full attention, the last of each group; None if it varies."""
-    kinds = text.get("layer_types")
-    if kinds is None:
-        return int(text.get("full_attention_interval", 4))
-    interval = [*kinds, "full_attention"].index("full_attention") + 1
-    regular = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(len(kinds))]
-    return interval if regular == list(kinds) else None
 
 
 def is_expert(name: str) -> bool:
@@ -366,11 +323,6 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a config.json. Raises DataError with the known model types."""
     check_model_type(config)
     return next(family(config) for family in FAMILIES if config["model_type"] in family.model_types)
-
-
-def image_processor_class(kind: str) -> type[BaseImageProcessor] | None:
-    """The class for an `image_processor_type` of preprocessor_config.json, None for an unknown one."""
-    return next((family.image_processors[kind] for family in FAMILIES if kind in family.image_processors), None)
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsl.errors import DataError
-from ops.lib.vision.model_types import QWEN3_VL, QWEN25_VL, QWEN35
+from ops.lib.vision.model_types import QWEN3_VL, QWEN25_VL, QWEN35, is_tied
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 DEEPSTACK, DEPTH = (8, 16, 24), 27  # of the class in transformers
@@ -32,6 +32,46 @@ def check_family_config(config: Mapping[str, Any]) -> None:
     if kind in QWEN3_VL:
         _check_deepstack(seeing)
         _check_experts(text)
+
+
+def check_served_config(config: Mapping[str, Any]) -> None:
+    """Raises DataError for a config of a family that SGLang loads differently from transformers, or not at all, also
+    with the fields that `for_serving` adds.
+    """
+    kind, text, seeing = config.get("model_type"), config.get("text_config") or config, config.get("vision_config")
+    if kind == "qwen3_moe" and is_tied(config):
+        raise DataError(
+            "config.json: tie_word_embeddings is set, but SGLang's Qwen3-MoE does not support a tied head: it would "
+            "silently use a random one; save the checkpoint untied, with lm_head.weight"
+        )
+    if kind in QWEN3_VL and seeing is not None and "moe_intermediate_size" in text:
+        indexes = seeing.get("deepstack_visual_indexes", DEEPSTACK)
+        if len(indexes) != 3:
+            raise DataError(
+                f"config.json: vision_config.deepstack_visual_indexes {list(indexes)}: SGLang supports only three in a "
+                "Qwen3-VL with experts"
+            )
+    if kind not in QWEN35:
+        return
+    if seeing is None and not str(kind).endswith("_text"):
+        raise DataError(
+            f"config.json: a {kind} without vision_config, which SGLang would load with a vision tower of random "
+            "weights; a text-only model has a model_type that ends in _text"
+        )
+    if full_attention_interval(text) is None:
+        raise DataError(
+            f"config.json: layer_types does not repeat at an interval, which SGLang requires: {text['layer_types']}"
+        )
+
+
+def full_attention_interval(text: Mapping[str, Any]) -> int | None:
+    """The interval of layers with full attention, the last of each group; None if it varies."""
+    kinds = text.get("layer_types")
+    if kinds is None:
+        return int(text.get("full_attention_interval", 4))
+    interval = [*kinds, "full_attention"].index("full_attention") + 1
+    regular = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(len(kinds))]
+    return interval if regular == list(kinds) else None
 
 
 def _check_deepstack(seeing: Mapping[str, Any]) -> None:

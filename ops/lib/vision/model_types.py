@@ -13,6 +13,8 @@ QWEN25_VL = ("qwen2_5_vl",)
 QWEN3_VL = ("qwen3_vl", "qwen3_vl_moe")
 QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 SUPPORTED = (*QWEN3, *QWEN25_VL, *QWEN3_VL, *QWEN35)
+# Beginnings of names of tensors that do not belong to the language model: its images, and several tokens at once.
+VISUAL, MTP = "visual.", "mtp."
 MASK_TOKENS = ("<|mask|>", "<|MASK|>")  # of tokenizers that have one
 # Ids that no text of a family gives: 151669 lies beyond the tokenizers of Qwen3 and Qwen2.5-VL.
 QWEN3_MASK_ID, QWEN35_MASK_ID = 151669, 248070

@@ -13,6 +13,8 @@ from typing import Any
 from dsl.errors import DataError
 from ops.lib.data.checkpoint_code import read_settings
 
+# Of image_processor_type: three names of one, which differ in the library that resizes.
+IMAGE_PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
 IMAGE_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 DEFAULTS = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}  # of transformers' Qwen2VLImageProcessor
 EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}  # in `size`
@@ -50,6 +52,31 @@ def pixel_limits(place: Path | str, settings: Mapping[str, Any]) -> dict[str, in
     if not all(type(limit) is int and limit > 0 for limit in found.values()) or least > most:
         raise DataError(f"{place}: {least!r} and {most!r} are no least and most number of pixels of an image")
     return found
+
+
+def chosen_limits(
+    source: Path | str,
+    place: Path | str,
+    settings: Mapping[str, Any],
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+) -> dict[str, int]:
+    """The limits of a processor's settings, with those of a node in their place; empty if the settings are.
+
+    source: the processor; place: the file of the settings. Raises DataError for an image processor of an unknown kind,
+    and for limits that exclude each other.
+    """
+    if not settings:
+        return {}
+    kind = settings.get("image_processor_type", "")
+    if kind not in IMAGE_PROCESSORS:
+        known = ", ".join(IMAGE_PROCESSORS)
+        raise DataError(f'processor {source}: unknown image_processor_type "{kind}"; supported: {known}')
+    wanted = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+    limits = pixel_limits(f"processor {place}", settings) | {name: each for name, each in wanted.items() if each}
+    if limits["min_pixels"] > limits["max_pixels"]:
+        raise DataError(f"processor {source}: min_pixels {limits['min_pixels']} > max_pixels {limits['max_pixels']}")
+    return limits
 
 
 def served_pixels(captured: Mapping[str, Any], model_dir: Path) -> dict[str, int]:

@@ -20,9 +20,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.checkpoint_code import check_places, check_reads, read_settings
 from ops.lib.data.files import check_json_files
-from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
+from ops.lib.vision.families import find_family, text_part
 from ops.lib.vision.model_types import MASK_TOKENS
-from ops.lib.vision.pixel_limits import EDGES, image_settings, pixel_limits
+from ops.lib.vision.pixel_limits import EDGES, chosen_limits, image_settings
 from ops.lib.vision.processor_files import (
     DEFAULT,
     NO_TEMPLATE,
@@ -206,17 +206,8 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
     place, settings = _image_settings(source)
     if not settings:
         return None  # a text-only model
-    kind = settings.get("image_processor_type", "")
-    image_processor = image_processor_class(kind)
-    if image_processor is None:
-        known = ", ".join(dict.fromkeys(name for family in FAMILIES for name in family.image_processors))
-        raise DataError(f'processor {source}: unknown image_processor_type "{kind}"; supported: {known}')
-    if backend == "torchvision":
-        image_processor = _torchvision_twin(image_processor)
-    wanted = {"min_pixels": min_pixels, "max_pixels": max_pixels}
-    limits = pixel_limits(f"processor {place}", settings) | {name: each for name, each in wanted.items() if each}
-    if limits["min_pixels"] > limits["max_pixels"]:
-        raise DataError(f"processor {source}: min_pixels {limits['min_pixels']} > max_pixels {limits['max_pixels']}")
+    limits = chosen_limits(source, place, settings, min_pixels, max_pixels)
+    image_processor = _torchvision_class() if backend == "torchvision" else Qwen2VLImageProcessorPil
     others = {name: value for name, value in settings.items() if name not in limits}
     return image_processor.from_dict({**others, "size": {EDGES[name]: limit for name, limit in limits.items()}})
 
@@ -231,12 +222,12 @@ def _image_settings(source: str) -> tuple[Path | str, dict[str, Any]]:
         return source, {}
 
 
-def _torchvision_twin(pillow_class: type[BaseImageProcessor]) -> type[BaseImageProcessor]:
-    """The torchvision counterpart of a Pillow image processor. Raises ConfigError without torchvision."""
+def _torchvision_class() -> type[BaseImageProcessor]:
+    """The torchvision counterpart of the Pillow image processor. Raises ConfigError without torchvision."""
     try:
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
-        return {Qwen2VLImageProcessorPil: Qwen2VLImageProcessor}[pillow_class]
+        return Qwen2VLImageProcessor
     except (ImportError, RuntimeError) as error:  # missing, or built for another torch
         raise ConfigError(
             f'image_backend = "torchvision": torchvision cannot be imported here ({error}); install the build '

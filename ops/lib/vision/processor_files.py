@@ -10,7 +10,7 @@ from pathlib import Path
 from dsl.errors import DataError, on_one_line
 from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import shown_json
-from ops.lib.vision.pixel_limits import IMAGE_PROCESSOR_FILES
+from ops.lib.vision.pixel_limits import IMAGE_PROCESSOR_FILES, chosen_limits, image_settings
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 DEFAULT, DEFAULT_FILE = "default", "chat_template.jinja"
@@ -44,7 +44,7 @@ def processor_mistakes(directory: Path) -> list[str]:
         mistakes.append(no_default_template(names))
     return [
         *(f"processor {directory}: {mistake}" for mistake in mistakes),
-        *_size_mistakes(directory),
+        *_image_mistakes(directory),
         *_template_mistakes(templates),
     ]
 
@@ -72,18 +72,19 @@ def check_sizes(place: str, settings: object) -> None:
             )
 
 
-def _size_mistakes(directory: Path) -> list[str]:
+def _image_mistakes(directory: Path) -> list[str]:
     try:
         check_image_sizes(directory)
+        chosen_limits(directory, *image_settings(directory))
     except DataError as error:
         return [str(error)]
     return []
 
 
 def lacks_image_processor(directory: Path) -> bool:
-    """Whether the model in a readable directory sees, and has no file of an image processor's settings."""
+    """Whether the model in a readable directory sees, and has no settings of an image processor."""
     sees = read_settings(directory / "config.json").get("vision_config") is not None
-    return sees and not any((directory / name).is_file() for name in IMAGE_PROCESSOR_FILES)
+    return sees and not image_settings(directory)[1]
 
 
 def template_texts(directory: Path) -> list[str]:

@@ -139,7 +139,9 @@ def test_limits_of_pixels_that_are_none_are_named(
 ) -> None:
     write_photos(project / "photos")
     target = checkpoint(project / "target", sees=True)
-    (project / "target" / "preprocessor_config.json").write_text(json.dumps({"size": size}))
+    (project / "target" / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": "Qwen2VLImageProcessor", "size": size})
+    )
     assert 1 == main(["init", "photos", "--target", target])
     assert "preprocessor_config.json: " in (said := capsys.readouterr().err) and "number of pixels" in said
 

@@ -47,10 +47,10 @@ def shard(path: Path, tensor: str, cut: int = 0, more: int = 0) -> None:
 
 
 def sharded(folder: Path) -> None:
-    """Three shards in place of the single file."""
-    (folder / "model.safetensors").unlink()
+    """Three shards in place of the single file, which is the last of them."""
     names = [f"model-{place}-of-3.safetensors" for place in range(1, 4)]
-    for name in names:
+    (folder / "model.safetensors").rename(folder / names[-1])
+    for name in names[:-1]:
         shard(folder / name, name)
     index = {"weight_map": {name: name for name in names}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

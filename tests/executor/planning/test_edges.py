@@ -124,6 +124,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("target", "other"):
         make_checkpoint("qwen3", folder / name, num_key_value_heads=2)
     make_checkpoint("qwen3", folder / "small", num_key_value_heads=2, num_hidden_layers=4)
+    make_checkpoint("qwen3_moe", folder / "tied", num_key_value_heads=2)
+    make_checkpoint("qwen3", folder / "large", num_key_value_heads=2, vocab_size=500)
     answer = {"role": "assistant", "content": ANSWER}
     rows = [{"messages": [{"role": "user", "content": f"What is square {number}?"}, answer]} for number in range(12)]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -237,6 +239,19 @@ ROWS = {
         ["eval.target=@other"],
         ("eval.draft", "this draft is trained for the target of another node"),
         ("check.report", "made with another target"),
+    ),
+    "evaluated with a target of other sizes": (
+        ["eval.target=@other", "other.checkpoint=small"],
+        ("eval.draft", "the draft does not fit the target: num_target_layers 8, and the target's is 4"),
+    ),
+    "tokens of another target": (
+        ["tokens2.target=none", "tokens2.processor=large"],
+        ("online.tokens", "the tokens do not fit the target: they need 500 embeddings, and the target has 400"),
+        ("eval2.tokens", "the tokens do not fit the target: they need 500 embeddings"),
+    ),
+    "a gate that must serve what SGLang misreads": (
+        ["check.target=@other", "other.checkpoint=tied", "check.live=required"],
+        ("check.live", 'SGLang\'s Qwen3-MoE does not support a tied head.*; live = "auto" skips the stage'),
     ),
     "checked with another target": (
         ["check.target=@other"],

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from init_cases import TEXT, VISION, chat, checkpoint, write_flat_photos
+from safetensors.numpy import save_file
 
 from executor.cli import main
 from ops.ingest.tables import NEEDS_DATASETS
@@ -288,6 +290,85 @@ def test_a_target_that_sees_needs_an_image_processor(capsys: pytest.CaptureFixtu
     ] == refused(capsys, TARGET, "target.checkpoint=seeing")
 
 
+def test_an_image_processor_of_another_kind_or_with_no_sizes_between_its_limits_is_refused(
+    capsys: pytest.CaptureFixture[str], data: Path
+) -> None:
+    seeing = data / "seeing"
+    checkpoint(seeing, sees=True)
+    file = seeing / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    reads = ((TARGET, "target.checkpoint"), (DATA + INJECT + TOKENIZE, "tokenize.processor"))
+    for changes, line in (
+        ({"image_processor_type": "CLIPImageProcessor"},
+         f'processor {seeing}: unknown image_processor_type "CLIPImageProcessor"; supported: Qwen2VLImageProcessor, '),
+        ({"min_pixels": 9, "max_pixels": 8},
+         f"processor {file}: 9 and 8 are no least and most number of pixels of an image"),
+    ):  # fmt: skip
+        file.write_text(json.dumps({**settings, **changes}))
+        for nodes, field in reads:
+            [found] = refused(capsys, nodes, f"{field}=seeing")
+            assert found.startswith(f"node.{field}: {line}")
+    file.write_text("{}")
+    [found] = refused(capsys, TARGET, "target.checkpoint=seeing")
+    assert "a vision-language model without an image processor" in found
+
+
+@pytest.mark.parametrize(("nodes", "name"), [(TOKENIZE, "tokenize"), (REGENERATE, "answers")])
+def test_a_limit_of_pixels_that_the_processor_excludes_is_refused(
+    capsys: pytest.CaptureFixture[str], data: Path, nodes: str, name: str
+) -> None:
+    checkpoint(data / "seeing", sees=True)
+    given = (f"{name}.processor=seeing", f"{name}.max_pixels=4000")
+    assert [f"node.{name}.max_pixels: processor {data / 'seeing'}: min_pixels 4096 > max_pixels 4000"] == refused(
+        capsys, DATA + INJECT + nodes, *given
+    )
+    assert [] == refused(capsys, DATA + INJECT + nodes, f"{name}.processor=seeing", f"{name}.max_pixels=5000")
+
+
+def test_a_limit_of_pixels_that_the_target_s_processor_excludes_is_refused(
+    capsys: pytest.CaptureFixture[str], data: Path
+) -> None:
+    checkpoint(data / "seeing", sees=True)
+    nodes = DATA + INJECT + TARGET + TOKENIZE
+    given = ("target.checkpoint=seeing", "tokenize.processor=none", "tokenize.target=@target")
+    assert ["node.tokenize.min_pixels: processor of the target: min_pixels 20000000 > max_pixels 16777216"] == refused(
+        capsys, nodes, *given, "tokenize.min_pixels=20000000"
+    )
+    assert [] == refused(capsys, nodes, *given, "tokenize.min_pixels=20000")
+
+
+ENDS = {name: np.zeros((400, 32), np.float16) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "tied", "overrides", "line"),
+    [
+        ({"other.lm_head.weight": ENDS["lm_head.weight"]}, False, (),
+         "lm_head_key: TARGET: 2 of the tensors end in lm_head.weight; the tensors of shape [400, 32] are: lm_"),
+        ({"other.wte.weight": ENDS["lm_head.weight"]}, False, (),
+         "embed_key: TARGET: 2 of the tensors end in embed_tokens.weight or word_embeddings.weight or wte.weight; "),
+        ({}, False, ("target.embed_key=none.weight",),
+         'embed_key: TARGET: embed_key = "none.weight" is not one of the candidates; the tensors of shape '),
+        ({}, True, ("target.lm_head_key=lm_head.weight",),
+         'lm_head_key: TARGET: lm_head_key = "lm_head.weight", but the config has tie_word_embeddings set, so '),
+    ],
+    ids=["two heads", "two embeddings", "no such tensor", "tied"],
+)  # fmt: skip
+def test_an_embedding_or_a_head_that_is_not_known_is_refused(
+    capsys: pytest.CaptureFixture[str],
+    data: Path,
+    tensors: dict[str, Any],
+    tied: bool,
+    overrides: tuple[str, ...],
+    line: str,
+) -> None:
+    (data / "target" / "config.json").write_text(json.dumps({**TEXT, "tie_word_embeddings": tied}))
+    assert [] == refused(capsys, TARGET)
+    save_file({**ENDS, **tensors}, data / "target" / "model.safetensors")
+    [found] = refused(capsys, TARGET, *overrides)
+    assert found.startswith("node.target." + line.replace("TARGET", str(data / "target")))
+
+
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
@@ -395,6 +476,9 @@ def test_limits_of_pixels_that_exclude_each_other_are_refused(
 
 
 SEEING = {"model_type": "qwen3_vl", "image_token_id": 2, "text_config": TEXT, "vision_config": VISION}
+ROTATED = {"rope_type": "default", "rope_theta": 1e4, "mrope_interleaved": True}
+IRREGULAR = ["full_attention", *["linear_attention"] * 7]
+MROPE = {"text_config": {**TEXT, **EXPERTS, "rope_parameters": ROTATED, "layer_types": IRREGULAR}}
 OF_QWEN25 = {**VISION, "patch_size": 8, "intermediate_size": 64}
 UNCAPTURED: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
     ("a family", {**TEXT, "model_type": "qwen3_5_text"}, (),
@@ -403,6 +487,14 @@ UNCAPTURED: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
                      "target.checkpoint=target"), ""),
     ("three ranks", TEXT, ("capture.tp_degree=3", 'capture.launch={ kind = "torchrun", nproc = 3, device = "cpu" }'),
      "tp_degree = 3 does not divide num_attention_heads = 2, intermediate_size = 64 of the target's config.json"),
+    ("a tied head beside experts", {**TEXT, **EXPERTS, "tie_word_embeddings": True}, (),
+     "config.json: tie_word_embeddings is set, but SGLang's Qwen3-MoE does not support a tied head"),
+    ("layers without an interval", {**SEEING, **MROPE, "model_type": "qwen3_5"}, (),
+     "config.json: layer_types does not repeat at an interval, which SGLang requires"),
+    ("deepstack beside experts", {**SEEING, **MROPE, "model_type": "qwen3_vl_moe"}, (),
+     "config.json: vision_config.deepstack_visual_indexes []: SGLang supports only three in a Qwen3-VL with experts"),
+    ("a lost vision tower", {**MROPE["text_config"], "model_type": "qwen3_5"}, (),
+     "config.json: a qwen3_5 without vision_config, which SGLang would load with a vision tower of random weights"),
     ("a rope", SEEING, (), "config.json: the rope_parameters of this qwen3_vl lack mrope_interleaved = true"),
     ("other patches", {**SEEING, "model_type": "qwen2_5_vl", "vision_config": OF_QWEN25}, (),
      "SGLang's Qwen2.5-VL interprets pixel rows of 1176 numbers as pixels, others as embeddings"),
@@ -422,7 +514,7 @@ def test_a_target_that_sglang_does_not_capture_is_refused(
 ) -> None:
     monkeypatch.setattr(version, "installed_version", lambda: version.VERSIONS[0])
     (data / "target" / "config.json").write_text(json.dumps(config))
-    (data / "target" / "preprocessor_config.json").write_text("{}")
+    (data / "target" / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
     nodes = DATA + INJECT + TOKENIZE + TARGET + CAPTURE
     found = refused(capsys, nodes, "tokenize.processor=none", "tokenize.target=@target", *overrides)
     assert bool(line) == bool(found)

@@ -1,7 +1,10 @@
 """A training that begins with an exported draft, through the op: its first loss is that draft's, its shape must fit."""
 
+import shutil
+
 import pytest
 import torch
+from attrs import fields
 from draft_chain import make_inputs, make_plan, tiny_config, train_config
 from fake_stage import FakeStage
 from safetensors.torch import load_file, save_file
@@ -13,15 +16,16 @@ from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.drafts.algorithms import algorithm_class
-from ops.lib.drafts.backbone.config import from_serving, to_serving
+from ops.lib.drafts.backbone.config import DraftConfig, from_serving, to_serving
 from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.backbone.reference import Sample, reference_step
 from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.estimates import DraftForeseen, FeaturesForeseen, TargetForeseen
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
-from ops.train_dflash.requirements import unfit
+from ops.train_dflash.requirements import COMPARED, unfit
 from ops.train_dflash.run import train_dflash
+from ops.train_dflash.shape import OF_PARENT
 
 SHAPE = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
 SEED = 3
@@ -142,6 +146,31 @@ def test_a_plan_names_what_keeps_a_draft_from_starting_a_training(inputs):
     dspark = tiny_config(algorithm=algorithm_class("dspark")())
     assert ["algorithm"] == [line.partition(":")[0] for line in planned(inputs, DraftForeseen(shape=dspark))]
     assert [] == planned(inputs, DraftForeseen(shape=own), algorithm="dspark")
+
+
+def test_every_field_of_a_draft_s_config_is_compared_or_kept_in_a_warm_start():
+    """But for those with cases of their own above and below, and the positions, of which there is one kind."""
+    own_cases = {"mask_token_id", "target_layer_ids", "algorithm", "rope_theta", "positions"}
+    assert {field.name for field in fields(DraftConfig)} == {*COMPARED, *OF_PARENT, *own_cases}
+
+
+def test_another_mask_token_or_other_layers_are_refused(tmp_path, inputs, drafts):
+    folder = tmp_path / "draft"
+    shutil.copytree(drafts["float32"].path, folder)
+    config = read_json(folder / "config.json")
+    mask, layers = config["dflash_config"]["mask_token_id"], config["dflash_config"]["target_layer_ids"]
+    write_json(
+        folder / "config.json",
+        config | {"dflash_config": {**config["dflash_config"], "mask_token_id": mask - 1, "target_layer_ids": [0, 2]}},
+    )
+    with pytest.raises(DataError) as caught:
+        train(tmp_path / "t", inputs | {"warm_start": Draft(path=folder, digest="d" * 64)}, warm_start=Ref("draft"))
+    assert str(caught.value).splitlines()[1:] == [
+        f"  mask_token_id: {mask - 1} in the draft, {mask} in this training: set mask_token_id of train_dflash, or "
+        "start from another",
+        f"  target_layer_ids: [0, 2] in the draft, {layers} in this training: capture those of the draft "
+        "(target_layer_ids)",
+    ]
 
 
 def test_a_draft_of_another_shape_is_refused_with_what_differs(tmp_path, inputs, drafts):

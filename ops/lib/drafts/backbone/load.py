@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import evolve
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dsl.errors import ConfigError, DataError
+from dsl.errors import DataError
 from ops.lib.data.files import read_object
 from ops.lib.drafts.algorithms import plain
-from ops.lib.drafts.backbone.config import DraftConfig, from_serving, to_serving
+from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.drafts.backbone.hooks import added_parameters
 from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.training.checkpoint import differences
 from ops.lib.training.dtensors import load_whole
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -78,24 +75,17 @@ def load_weights(model: DraftModel, directory: Path) -> None:
     """Load the weights of an exported draft or a DraftCheckpoint into a model that will be trained (a warm start).
 
     Any algorithm may start from a plain DFlash draft. The model may be sharded; its dtype stays, whatever the stored
-    one is. Raises ConfigError that names what differs between the draft's config and the model's, and DataError where
-    files or tensors are missing, unexpected or damaged.
+    one is. Their configs fit: `unfit` of train_dflash has compared them. Raises DataError where files or tensors are
+    missing, unexpected or damaged.
     """
     for name in (CONFIG, WEIGHTS):
         if not (directory / name).is_file():
             raise DataError(
                 f"{directory}: no {name}; a warm start needs an exported draft or the output of train_dflash"
             )
-    parent = from_serving(read_config(directory))
-    grows = parent.algorithm == plain()  # what the model's algorithm adds stays as it starts
-    differing = differences(
-        _shape(evolve(parent, algorithm=model.config.algorithm) if grows else parent), _shape(model.config)
-    )
-    if differing:
-        listed = "\n".join(
-            f"  {path}: {json.dumps(there)} there, {json.dumps(here)} here" for path, there, here in differing
-        )
-        raise ConfigError(f"{directory}: this draft cannot start the training because its config differs:\n{listed}")
+    grows = (
+        from_serving(read_config(directory)).algorithm == plain()
+    )  # what the model's algorithm adds stays as it starts
     tensors, parameters = read_weights(directory), dict(model.named_parameters())
     new = added_parameters(model) if grows else frozenset()
     parameters = {name: parameter for name, parameter in parameters.items() if name not in new}
@@ -111,8 +101,3 @@ def load_weights(model: DraftModel, directory: Path) -> None:
         raise DataError(f"{directory / WEIGHTS} does not fit its config.json:\n{listed}")
     for name, parameter in parameters.items():
         load_whole(parameter, tensors[name])
-
-
-def _shape(config: DraftConfig) -> dict[str, Any]:
-    """Its config.json without the dtype of the stored weights."""
-    return {name: value for name, value in to_serving(config).items() if name != "dtype"}
