@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -105,7 +106,10 @@ def _finishes(later: Record, record: Record) -> bool:
 
 
 def runs_text(rows: Sequence[RunRow]) -> str:
-    """The table; without the columns of names, of drafts, of tau and of changed values where no run has any."""
+    """The table; without the columns of names, of drafts, of tau and of changed values where no run has any. Of the
+    changed values, those that fewest runs have stand first: they tell the runs apart, and a long cell is cut.
+    """
+    having = Counter(value for row in rows for value in row.set)
     header = ["run", "name", "pipeline", "status", "started", "took", "nodes", "ran", "cached", "draft", "tau", "set"]
     header.append("tags")
     absent = [name for name in ("name", "draft", "tau", "set") if not any(getattr(row, name) for row in rows)]
@@ -122,7 +126,7 @@ def runs_text(rows: Sequence[RunRow]) -> str:
             "cached": str(row.cached),
             "draft": row.draft,
             "tau": _tau_text(row.tau),
-            "set": one_line(", ".join(row.set), LONGEST),
+            "set": one_line(", ".join(sorted(row.set, key=having.__getitem__)), LONGEST),
             "tags": ", ".join(row.tags),
         }
         for row in rows

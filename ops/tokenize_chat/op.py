@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 from attrs import frozen, validators
@@ -12,6 +12,15 @@ from dsl.op import field, op
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.lib.data.limited_process import SECONDS
 from ops.lib.vision.pixel_limits import ordered_pixels
+
+
+def _fits_a_sample(instance: Any, _attribute: object, least: int) -> None:
+    """The validator of min_loss_tokens. Raises ValueError where no answer of that length fits into a sample."""
+    if least >= instance.max_length and not instance.prompts_only:
+        raise ValueError(
+            f"'min_loss_tokens': {least} answer tokens do not fit into a sample of max_length = {instance.max_length}: "
+            "lower it, or raise max_length"
+        )
 
 
 @op(
@@ -73,7 +82,9 @@ class TokenizeChat:
     )
     max_length: int = field(default=3072, validator=validators.ge(8), help="longer samples are dropped, never cut")
     min_loss_tokens: int = field(
-        default=32, validator=validators.ge(1), help="samples with fewer answer tokens are dropped"
+        default=32,
+        validator=[validators.ge(1), _fits_a_sample],
+        help="samples with fewer answer tokens are dropped",
     )
     min_pixels: int | None = field(
         default=None, validator=validators.optional(validators.ge(1)), help="default: the processor's own"

@@ -475,6 +475,27 @@ def test_limits_of_pixels_that_exclude_each_other_are_refused(
     assert "'max_pixels': 8 is less than min_pixels = 9" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["tokenize.min_loss_tokens=600", "tokenize.max_length=600"], "'min_loss_tokens': 600 answer tokens"),
+        (["tokenize.max_length=10"], "'min_loss_tokens': 32 answer tokens"),
+    ],
+    ids=["both", "the default"],
+)
+def test_lengths_that_no_sample_can_have_are_refused(
+    capsys: pytest.CaptureFixture[str], data: Path, given: list[str], line: str
+) -> None:
+    Path("refused.toml").write_text(HEAD + DATA + INJECT + TOKENIZE)
+    assert 2 == main(["plan", "refused.toml", *(argument for value in given for argument in ("-s", value))])
+    assert f"{line} do not fit into a sample of max_length = " in capsys.readouterr().err
+
+
+def test_short_prompts_without_answers_are_planned(data: Path) -> None:
+    Path("asked.toml").write_text(HEAD + DATA + INJECT + TOKENIZE)
+    assert 0 == main(["plan", "asked.toml", "-s", "tokenize.prompts_only=true", "-s", "tokenize.max_length=10"])
+
+
 SEEING = {"model_type": "qwen3_vl", "image_token_id": 2, "text_config": TEXT, "vision_config": VISION}
 ROTATED = {"rope_type": "default", "rope_theta": 1e4, "mrope_interleaved": True}
 IRREGULAR = ["full_attention", *["linear_attention"] * 7]
