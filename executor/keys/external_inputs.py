@@ -228,10 +228,11 @@ def _hash_of(members: Iterable[tuple[str, File | str]], text_of: Callable[[Stamp
 
 def _unreadable(path: str, error: OSError) -> DataError:
     text = f"{path}: cannot be read ({error.strerror}); it is an input of the pipeline"
-    if not os.path.islink(path):
+    link = Path(path)
+    if not link.is_symlink():
         return DataError(text)
-    folder = shlex.quote(os.path.dirname(path))
+    folder = shlex.quote(str(link.parent))
     return DataError(
-        f"{text} and a link to {os.readlink(path)}: remove the link, or restore what it leads to; "
+        f"{text} and a link to {link.readlink()}: remove the link, or restore what it leads to; "
         f"`find {folder} -xtype l` lists all such links"
     )

@@ -105,10 +105,14 @@ def _finishes(later: Record, record: Record) -> bool:
 
 
 def runs_text(rows: Sequence[RunRow]) -> str:
-    """The table; without the columns of names, of drafts, of tau and of changed values where no run has any."""
+    """The table; without the columns of names, of drafts, of tau and of changed values where no run has any.
+
+    The values that all of these runs share stand last, where a long list is cut.
+    """
     header = ["run", "name", "pipeline", "status", "started", "took", "nodes", "ran", "cached", "draft", "tau", "set"]
     header.append("tags")
     absent = [name for name in ("name", "draft", "tau", "set") if not any(getattr(row, name) for row in rows)]
+    shared = set(rows[0].set).intersection(*(row.set for row in rows)) if rows else set()
     shown = [
         {
             "run": row.run,
@@ -122,7 +126,7 @@ def runs_text(rows: Sequence[RunRow]) -> str:
             "cached": str(row.cached),
             "draft": row.draft,
             "tau": _tau_text(row.tau),
-            "set": one_line(", ".join(row.set), LONGEST),
+            "set": one_line(", ".join(sorted(row.set, key=shared.__contains__)), LONGEST),
             "tags": ", ".join(row.tags),
         }
         for row in rows

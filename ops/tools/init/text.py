@@ -78,6 +78,7 @@ def _about_data(found: Survey) -> list[str]:
     for reason, count in found.dropped.most_common():
         remedy = f"; {REMEDIES[reason]}" if reason == MISSING else ""  # the example of any other says it
         lines.append(f"dropped: {count:,} ({reason}), such as {found.examples[reason]}{remedy}")
+    lines += [f"images: {each}" for each in found.unnamed]
     if found.decoded:
         good = found.decoded - found.faults.total()
         lines.append(f"images: {good} of {found.decoded} examined can be decoded{_sizes(found)}")

@@ -179,3 +179,12 @@ def test_each_data_file_has_its_image_root(project: Path, capsys: pytest.Capture
     assert (str(project / "one"), str(project / "two")) == config.image_root
     assert 1 == main(["init", "one.jsonl", "--image-root", "thre", "--force"])
     assert f'image_root = "{project}/thre": there is no folder {project}/thre, where one.png' in capsys.readouterr().err
+
+
+def test_images_without_a_caption_are_counted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = write_flat_photos(project)
+    (photos / "metadata.csv").write_text("file_name,text\n0.png,a small picture\n1.png,another\n")
+    assert 0 == main(["init", "photos"])
+    said = " ".join(capsys.readouterr().out.split())
+    expected = "images: photos: 1 of 3 images are not used, since no row of the captions names them, such as 2.png"
+    assert expected in said
