@@ -13,6 +13,7 @@ from dsl.errors import DataError
 from dsl.op_table import all_ops
 from dsl.schema import pipeline_schema
 from executor.commands.arguments import add_store
+from executor.keys.external_inputs import look_at
 from executor.store.artifact_store import store_path
 from executor.system.disk_space import free_bytes
 from executor.system.os_errors import clear_errors
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Raises DataError for unusable data and for a file that exists, all mistakes at once."""
+    """Raises DataError for unusable data, data that `plan` could not read, and a file that exists, all at once."""
     output: Path = options.output
     mistakes = _output_mistakes(output, options.force)
     target: Target | None = None
@@ -61,6 +62,8 @@ def main(options: argparse.Namespace) -> int:
         mistakes.append(str(error))
     try:
         found = survey(tuple(options.data), Counter.of(target), _image_root(options), options.allow_outside)
+        for data in options.data:
+            look_at(data)
         store = store_path(options.store, output)
         name_store(store, store_path(None, output))
         advice = advise(found, target, free_bytes(store))

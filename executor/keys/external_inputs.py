@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -173,7 +174,7 @@ def _members(folder: str) -> dict[str, Tree]:
                     continue
                 status = entry.stat()
                 if not S_ISREG(status.st_mode):
-                    raise DataError(f"{entry.path}: is no plain file; it is an input of the pipeline")
+                    raise DataError(f"{entry.path}: is no plain file; move it out of this input of the pipeline")
                 files[prefix + entry.name] = File(entry.path, Stamp.of_status(status))
     return files
 
@@ -226,4 +227,12 @@ def _hash_of(members: Iterable[tuple[str, File | str]], text_of: Callable[[Stamp
 
 
 def _unreadable(path: str, error: OSError) -> DataError:
-    return DataError(f"{path}: cannot be read ({error.strerror}); it is an input of the pipeline")
+    text = f"{path}: cannot be read ({error.strerror}); it is an input of the pipeline"
+    link = Path(path)
+    if not link.is_symlink():
+        return DataError(text)
+    folder = shlex.quote(str(link.parent))
+    return DataError(
+        f"{text} and a link to {link.readlink()}: remove the link, or restore what it leads to; "
+        f"`find {folder} -xtype l` lists all such links"
+    )

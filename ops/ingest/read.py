@@ -6,6 +6,7 @@ samples without one, and say a split where a name such as `train.jsonl` does.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from attrs import define, frozen
 
 from dsl.errors import DataError
 from ops.ingest.image_folder import ClassImage, class_images, image_folder_sample
-from ops.ingest.image_values import ImageFinder, path_named
+from ops.ingest.image_values import IMAGE_NAMES, ImageFinder, path_named
 from ops.ingest.records import Record
 from ops.ingest.row_form import row_mistake
 from ops.ingest.rows import image_values, sample_of_row
@@ -179,6 +180,40 @@ def unread_captions(reading: Reading) -> list[Path]:
     """Files of captions in folders of which only the images are read."""
     folders = [source for source in reading.sources if find_format(source, reading.format) == "image-folder"]
     return [file for folder in folders for file in metadata_files(folder)]
+
+
+@frozen
+class WithoutRow:
+    """Images in the folders of captions that are read, and those of them that no row names; example: one of these."""
+
+    source: Path
+    images: int
+    unnamed: int
+    example: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source}: {self.unnamed:,} of {self.images:,} images are not used, since no row of the captions "
+            f"names them, such as {self.example}"
+        )
+
+
+def images_without_row(reading: Reading) -> list[WithoutRow]:
+    """One for each source of captions that leaves images out; with an image_root it is not known which it means."""
+    found = []
+    for source, root in zip(reading.sources, reading.roots(), strict=True):
+        form = find_format(source, reading.format)
+        read = root is None and source.is_dir() and form in ("csv", "json", "parquet")
+        folders = {file.parent for file in metadata_files(source)} if read else ()
+        below = (file for folder in folders for file in folder.rglob("*") if not file.name.startswith("."))
+        images = {os.path.abspath(file) for file in below if file.suffix.lower() in IMAGE_NAMES}  # noqa: PTH100
+        if images:
+            names = _names(source, form, allow_outside=True)
+            unnamed = images.difference(os.path.abspath(folder / name) for folder, name in names)  # noqa: PTH100
+            if unnamed:
+                example = os.path.relpath(min(unnamed), source)
+                found.append(WithoutRow(source, len(images), len(unnamed), example))
+    return found
 
 
 def _image_folder(reading: Reading, source: _Source) -> Iterator[tuple[float, str | None, RawSample | DroppedSample]]:

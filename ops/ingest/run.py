@@ -16,7 +16,7 @@ from ops.ingest.image_folder import BESIDE
 from ops.ingest.image_values import AUDIO, MISSING, OUTSIDE, REMOTE, VIDEO, encoded_image
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
-from ops.ingest.read import Read, read_samples, unread_captions
+from ops.ingest.read import Read, images_without_row, read_samples, unread_captions
 from ops.ingest.rows import NO_ANSWER, TOOLS
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.source import check_builtin
@@ -80,8 +80,13 @@ def ingest(config: Ingest, stage: Stage) -> None:
             thinking += any(turn.reasoning_content for turn in sample.turns)
     stage.progress(done, done)
     tally.finish(config.max_dropped)
-    for captions in [] if is_builtin(config.source) else unread_captions(config.reading()):
-        stage.warn(f'{captions}: its captions are not read with format = "image-folder"; leave out format to read them')
+    if not is_builtin(config.source):
+        for captions in unread_captions(config.reading()):
+            stage.warn(
+                f'{captions}: its captions are not read with format = "image-folder"; leave out format to read them'
+            )
+        for left_out in images_without_row(config.reading()):
+            stage.warn(f"{left_out}; add rows for them, or move them elsewhere")
     for warning in contents.warnings():
         stage.warn(warning)
     if thinking:

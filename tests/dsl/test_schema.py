@@ -294,7 +294,8 @@ BETWEEN_VALUES = {
     "export_draft": ["formats: _formats"],
     "finetune_vlm": ["freeze: _frozen", "pattern: _pattern"],
     "ingest": ["__attrs_post_init__"],
-    "regenerate_answers": ["__attrs_post_init__"],
+    "regenerate_answers": ["__attrs_post_init__", "max_pixels: ordered_pixels"],
+    "tokenize_chat": ["max_pixels: ordered_pixels", "min_loss_tokens: _fits_a_sample"],
     "train_dflash": [
         *("algorithm: _known_algorithm", "decay_ratio: _phases", "num_kv_heads: _kv_heads", "own: _own_table"),
         *("select: _select", "sliding_layers: _sliding_layers"),

@@ -101,4 +101,4 @@ def test_a_tracking_server_that_only_the_state_of_a_record_names_gets_nothing(tm
         assert result.returncode == 2 and "the tracking server http://***@127.0.0.1:9/?***" in result.stderr
         assert "sesame" not in result.stdout + result.stderr
     with pytest.raises(StoreError, match=r"the record sends to http://\*\*\*@127.0.0.1:9/\?\*\*\*, which"):
-        check_trusted("http://me:sesame@127.0.0.1:9/?key=sesame")
+        check_trusted("http://me:sesame@127.0.0.1:9/?key=sesame", state.parent.name)

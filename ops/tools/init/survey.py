@@ -15,7 +15,7 @@ from dsl.errors import DataError
 from ops.ingest.image_folder import LABEL
 from ops.ingest.image_values import MISSING, OUTSIDE, encoded_image
 from ops.ingest.op import Ingest
-from ops.ingest.read import Reading, read_samples
+from ops.ingest.read import Reading, WithoutRow, images_without_row, read_samples
 from ops.ingest.sample import END_OF_THOUGHT, THINK, DroppedSample, RawSample, Turn
 from ops.ingest.source import REMEDY, find_format
 from ops.ingest.splits import split_of
@@ -45,9 +45,9 @@ class Survey:
     """The result of a survey. forms: of the sources. dropped: reason -> samples; examples: reason -> one of them.
 
     reasoning: samples with an answer that has some. decoded: images that were examined; faults: those that could not be
-    decoded, reason -> images. splits: for each of FRACTIONS, split -> samples. given: splits that the data itself
-    names. lengths: of up to MEASURED samples, counted with exact and rules; names of classes do not count as answers,
-    since the target's replace them.
+    decoded, reason -> images. unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples.
+    given: splits that the data itself names. lengths: of up to MEASURED samples, counted with exact and rules; names of
+    classes do not count as answers, since the target's replace them.
     """
 
     sources: tuple[Path, ...]
@@ -67,6 +67,7 @@ class Survey:
     examples: dict[str, str] = Factory(dict)
     decoded: int = 0
     faults: Tally[str] = Factory(Tally)
+    unnamed: list[WithoutRow] = Factory(list)
     given: set[str] = Factory(set)
     splits: dict[tuple[float, float], Tally[str]] = field(factory=lambda: {each: Tally() for each in FRACTIONS})
     lengths: list[Length] = Factory(list)
@@ -111,6 +112,7 @@ def survey(
         answer=LABEL,
         require_answers=False,
     )
+    found.unnamed = images_without_row(reading)
     # The ids of images by class begin with the name of their source; that of a single one is empty.
     classes = tuple(name for name, form in zip(reading.names(), forms, strict=True) if form == BY_CLASS)
     configs = {each: Ingest(source=str(sources[0]), val_fraction=each[0], test_fraction=each[1]) for each in FRACTIONS}

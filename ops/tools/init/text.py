@@ -7,9 +7,9 @@ import textwrap
 
 from dsl.errors import DataError, on_one_line
 from dsl.sizes import shown_bytes
-from ops.ingest.image_values import OUTSIDE
+from ops.ingest.image_values import MISSING, OUTSIDE
 from ops.tools.init.advice import Advice, Choice
-from ops.tools.init.survey import QUESTION, Survey, percentile
+from ops.tools.init.survey import QUESTION, REMEDIES, Survey, percentile
 from ops.tools.init.target import Target
 from ops.train_dflash.verdicts import LEAST_BETWEEN
 
@@ -76,7 +76,9 @@ def _about_data(found: Survey) -> list[str]:
     samples = f"{_samples(found.samples)} ({', '.join(dict.fromkeys(found.forms))})"
     lines = [f"data: {samples}, {found.with_images:,} with images, {found.samples - found.with_images:,} text only"]
     for reason, count in found.dropped.most_common():
-        lines.append(f"dropped: {count:,} ({reason}), such as {found.examples[reason]}")
+        remedy = f"; {REMEDIES[reason]}" if reason == MISSING else ""  # the example of any other says it
+        lines.append(f"dropped: {count:,} ({reason}), such as {found.examples[reason]}{remedy}")
+    lines += [f"images: {each}" for each in found.unnamed]
     if found.decoded:
         good = found.decoded - found.faults.total()
         lines.append(f"images: {good} of {found.decoded} examined can be decoded{_sizes(found)}")

@@ -236,6 +236,7 @@ def test_large_images_get_a_limit_and_broken_ones_are_counted(
     assert 0 == main(["init", "data.jsonl", "--target", checkpoint(project / "target", sees=True)])
     said = capsys.readouterr().out
     assert "dropped: 5 (image missing), such as 3: no.png" in said
+    assert "relative paths start from the file's own folder; --image-root names another one" in " ".join(said.split())
     assert "images: 5 of 10 examined can be decoded, 2048 x 2048 to 2048 x 2048 pixels" in said
     assert "images: 5 (image undecodable), such as 2: 16 bytes" in said
     made = nodes(project / "pipeline.toml")

@@ -34,6 +34,25 @@ def test_of_images_that_give_no_sample_to_a_split_the_way_to_give_one_is_told_an
     assert expected == ("splits: 1 train, 1 val, 1 test" in said)
 
 
+@pytest.mark.parametrize("name", ["photos/cat/dead.png", "rows/part-2.jsonl"])
+def test_a_link_that_leads_nowhere_is_refused_before_a_file_is_written_that_plan_would_refuse(
+    project: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    write_photos(project)
+    (project / "rows").mkdir()
+    chat(project / "rows" / "part-1.jsonl", 30)
+    link = project / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to("/nowhere/file")
+    assert 1 == main(["init", name.split("/")[0]])
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{name}: cannot be read (No such file or directory)" in said
+    assert "a link to /nowhere/file: remove the link, or restore what it leads to" in said
+    assert not (project / "pipeline.toml").exists()
+    link.unlink()
+    assert 0 == main(["init", name.split("/")[0]])
+
+
 def test_images_beside_folders_of_classes_are_counted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos = write_photos(project)
     for place in range(3):
@@ -162,3 +181,12 @@ def test_each_data_file_has_its_image_root(project: Path, capsys: pytest.Capture
     assert (str(project / "one"), str(project / "two")) == config.image_root
     assert 1 == main(["init", "one.jsonl", "--image-root", "thre", "--force"])
     assert f'image_root = "{project}/thre": there is no folder {project}/thre, where one.png' in capsys.readouterr().err
+
+
+def test_images_without_a_caption_are_counted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = write_flat_photos(project)
+    (photos / "metadata.csv").write_text("file_name,text\n0.png,a small picture\n1.png,another\n")
+    assert 0 == main(["init", "photos"])
+    said = " ".join(capsys.readouterr().out.split())
+    expected = "images: photos: 1 of 3 images are not used, since no row of the captions names them, such as 2.png"
+    assert expected in said

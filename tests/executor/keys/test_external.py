@@ -201,6 +201,20 @@ def test_a_folder_with_a_pipe_or_a_dead_link_is_refused_by_name(tmp_path: Path) 
         ExternalDigests(None).of(tmp_path / "links")
 
 
+def test_a_dead_link_is_reported_with_where_it_leads_and_how_to_find_all_of_them(tmp_path: Path) -> None:
+    folder = tmp_path / "my photos"
+    folder.mkdir()
+    (folder / "dead.png").symlink_to("/nowhere/x.png")
+    (folder / "loop.png").symlink_to("loop.png")
+    for name, leads_to in (("dead.png", "/nowhere/x.png"), ("loop.png", "loop.png")):
+        with pytest.raises(DataError) as raised:
+            ExternalDigests(None).of(folder)
+        assert f"my photos/{name}: cannot be read (" in str(raised.value)
+        assert f"a link to {leads_to}: remove the link, or restore what it leads to" in str(raised.value)
+        assert f"`find '{folder}' -xtype l` lists all such links" in str(raised.value)
+        (folder / name).unlink()
+
+
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), steps=st.lists(st.sampled_from(["write", "remove", "swap", "touch"]), max_size=6))
 def test_whatever_is_done_to_a_folder_the_memo_says_what_hashing_anew_says(

@@ -90,7 +90,7 @@ def test_a_stage_that_fills_the_disk_says_so_and_is_done_after_space_was_freed(t
     assert 1 == full.returncode
     assert clear_lines(full.stderr), full.stderr
     assert "free space there" in full.stderr
-    assert "choose another --store; then `dflow resume`" in full.stderr
+    assert "choose another --store; then `dflow resume --store 'small disk/runs'`" in full.stderr
     resize(small_disk, "8m")
     assert (["4", "2000"], 0) == (toy.calls(), toy.dflow("resume").returncode)
     assert (["2000"], [1, 1]) == (toy.calls(), lines_of_index(toy))

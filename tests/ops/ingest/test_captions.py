@@ -92,3 +92,16 @@ def test_other_tables_beside_images_are_no_captions(tmp_path):
     (folder / "classes.csv").write_text("file_name,text\na.png,A cat.\n")
     _, rows, _ = read(folder, tmp_path / "out")
     assert [("What is in the image?", "deeper", 1)] == [*map(said, rows)]
+
+
+def test_images_that_no_caption_names_are_counted_in_a_warning(tmp_path, capsys):
+    folder = photos(tmp_path)
+    write(folder / "metadata.csv", ROWS)
+    stage = FakeStage(tmp_path / "out")
+    ingest(Ingest(source=str(folder)), stage)
+    assert "not used" not in capsys.readouterr().out
+    (folder / "deeper" / "c.JPG").write_bytes(png())
+    (folder / ".thumbs.png").write_bytes(png())
+    ingest(Ingest(source=str(folder)), FakeStage(tmp_path / "again"))
+    expected = f"{folder}: 1 of 3 images are not used, since no row of the captions names them, such as deeper/c.JPG"
+    assert expected in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections import Counter
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from regenerate_cases import answers_of, run_endpoint, turn
 from dsl.errors import DataError, TransientError
 from ops.artifacts import ImageSamples
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
+from ops.lib.data.image_packs import read_packed
 
 OPTIONS = {"max_new_tokens": 16, "finish_reasons": ("stop", "length"), "min_answer_tokens": 1}
 
@@ -294,12 +296,13 @@ def stage_answers(stage):
 def test_an_image_that_the_server_cannot_read_is_no_reason_to_lose_the_others(
     parroted, talker, model, undisturbed, tmp_path
 ):
-    """A pack that was broken on its way: the sample is dropped as tokenize_chat would."""
+    """An image of which only the first half came along: the sample is dropped as tokenize_chat would."""
     folder = tmp_path / "samples"
     shutil.copytree(parroted.path, folder)
     rows = list(read_jsonl(folder / "samples.jsonl"))
-    broken = {**rows[0]["images"][0], "size": rows[0]["images"][0]["size"] // 2}
-    rows[0]["images"] = [broken]
+    image = rows[0]["images"][0]
+    half = read_packed(folder, image)[: image["size"] // 2]
+    rows[0]["images"] = [{**image, "size": len(half), "sha256": hashlib.sha256(half).hexdigest()}]
     write_jsonl(folder / "samples.jsonl", rows)
     with ChatServer(model) as server:
         stage = run_endpoint(tmp_path, ImageSamples(folder, "b"), talker, server, **OPTIONS)

@@ -5,6 +5,7 @@ none where there is none.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -432,7 +433,7 @@ def test_the_command_names_a_wrong_export_of_a_run_whose_gate_refused_it(
     assert 1 == len(told)
     assert told[0].startswith(f"CAUSE  {name}: tau ")
     assert f"with {now}; " in told[0] and f"with {right} | normal: " in told[0]
-    assert f"dflow resume {run_id} --from export" in told[0]
+    assert re.search(rf"dflow resume --store \S+/project/runs {run_id} --from export", told[0])
     assert len(healthy["findings"]) == len(lines)
     assert verdict.startswith(f"causes of a low tau, the largest first: {name} (tau +")
     assert objects == {path: path.stat().st_mtime_ns for path in store.path.glob("objects/**/*")}
