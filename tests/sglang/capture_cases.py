@@ -142,11 +142,20 @@ def write_tokens(
             "vocab_size": len(processor.tokenizer),
             "eos_token_ids": info["eos_token_ids"],
             "mask_token_id": info["mask_token_id"],
+            "pad_token_id": processor.pad_token_id,
             "patch_dim": patch_dim,
             "merge_size": family.merge_size if vision else 2,
             "image_token_id": family.image_token_id if vision else -1,
             "image_backend": "pillow",
             "pixel_limits": None,
+            "shards": [
+                {
+                    "file": shard,
+                    "split": split,
+                    "samples": len(samples),
+                    "tokens": sum(len(sample.input_ids) for sample in samples),
+                }
+            ],
         },
     )
     rows = [
