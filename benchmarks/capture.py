@@ -191,7 +191,7 @@ def measure(target: Target, reader: TokenReader, batch_tokens: int | None, round
 
     def run(name: str, budget: int) -> float:
         start = time.perf_counter()
-        shard = Shard([record["tokens"] for record in reader.records], getattr(torch, config.dtype))
+        shard = Shard([record["tokens"] for record in reader.records], getattr(torch, config.dtype), layer_ids)
         capture_shard(shard, plan, backend, reader, layer_ids, config, budget)
         shard.write(folder / name)
         return plan.tokens / (time.perf_counter() - start)

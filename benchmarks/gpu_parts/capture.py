@@ -70,7 +70,7 @@ def by_transformers(device: str, tiny: bool, folder: Path) -> dict[str, Any]:
         with BackgroundWriter("shards") as writer:
             for plan in plans:
                 lengths = [record["tokens"] for record in reader.records[plan.start : plan.end]]
-                shard = Shard(lengths, torch.bfloat16)
+                shard = Shard(lengths, torch.bfloat16, layer_ids)
                 capture_shard(shard, plan, backend, reader, layer_ids, config, budget, filled)
                 writer.start(plan.file, shard.write, folder / plan.file)
         return time.perf_counter() - started

@@ -246,7 +246,7 @@ def test_a_stage_that_has_ended_is_committed_by_the_next_holder_with_its_own_man
 
 
 @pytest.mark.parametrize("how", ["written", "added", "removed", "another boot", "another key", "half a note"])
-def test_what_is_not_as_a_stage_left_it_is_not_committed(store, monkeypatch, tmp_path, how):
+def test_what_is_not_as_a_stage_left_it_is_not_committed(store, monkeypatch, how):
     first = cut_off_after_the_end(store, monkeypatch)
     note, file = first.folder / ended_module.NOTE, first.out_dir / "other.txt"
     if how == "written":
@@ -257,8 +257,7 @@ def test_what_is_not_as_a_stage_left_it_is_not_committed(store, monkeypatch, tmp
     if how == "removed":
         file.unlink()
     if how == "another boot":
-        (tmp_path / "boot").write_text("0\n")
-        monkeypatch.setattr(ended_module, "BOOT", tmp_path / "boot")
+        monkeypatch.setattr(ended_module, "boot_id", lambda: "0")
     if how == "another key":
         noted = json.loads(note.read_text())
         note.write_text(json.dumps({**noted, "manifest": {**noted["manifest"], "key": "k2"}}))
