@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from dsl.edge_checks import Absent
-from dsl.errors import Mistake
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.commands.arguments import (
@@ -23,11 +22,9 @@ from executor.commands.arguments import (
 from executor.launchers.cluster_address import use_cluster
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
-from executor.planning.planner import Decision, cached_artifacts
-from executor.planning.preflight import unmet
+from executor.planning.preflight import preflight
 from executor.planning.selection import missing_data, require_others, selected
 from executor.planning.session import make_planner
-from executor.store.artifact_store import Store
 from executor.system.disk_space import free_bytes
 from executor.system.output import OK, USAGE, print_json, print_lines
 
@@ -54,8 +51,7 @@ def main(options: argparse.Namespace) -> int:
     decisions = make_planner(store, graph, absent=absent).plan()
     absent_inputs = missing_data(decisions, absent)
     free_disk = free_bytes(store.path)
-    estimates = _estimates(graph, store, decisions, free_disk)
-    lacking = unmet(graph, decisions, estimates) + _too_large_for_disk(store, decisions, estimates, free_disk)
+    lacking, estimates = preflight(store, graph, decisions, free_disk)
     missing = list(dict.fromkeys(str(each) for each in [*absent_inputs, *lacking]))
     require_others(decisions, only)
     decisions = {node_id: each for node_id, each in decisions.items() if not only or node_id in only}
@@ -77,25 +73,6 @@ def main(options: argparse.Namespace) -> int:
         for line in [*does_not_fit, *cluster]:
             print_lines(line)
     return USAGE if missing else OK
-
-
-def _estimates(graph: Graph, store: Store, decisions: Mapping[str, Decision], free_disk: int) -> Estimates | None:
-    """None where all is cached, so that no hook is loaded."""
-    if all(decision.cache == "hit" for decision in decisions.values()):
-        return None
-    from executor.planning.estimates import graph_estimates
-
-    return graph_estimates(graph, cached_artifacts(store, decisions), free_disk)
-
-
-def _too_large_for_disk(
-    store: Store, decisions: Mapping[str, Decision], estimates: Estimates | None, free_disk: int
-) -> list[Mistake]:
-    if estimates is None:
-        return []
-    from executor.planning.disk_check import disk_mistakes
-
-    return disk_mistakes(store, decisions, estimates.needs, free_disk)
 
 
 def _needs(graph: Graph, estimates: Estimates, absent: Container[str]) -> tuple[dict[str, Estimate], list[str]]:

@@ -10,19 +10,32 @@ from typing import TYPE_CHECKING, Any
 from dsl.errors import Mistake
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
-from executor.planning.planner import Decision
+from executor.planning.planner import Decision, cached_artifacts
 
 if TYPE_CHECKING:
     from executor.planning.estimates import Estimates
+    from executor.store.artifact_store import Store
 
 
-def unmet(graph: Graph, decisions: Mapping[str, Decision], estimates: Estimates | None) -> list[Mistake]:
-    """The mistakes of tracking, then those of all nodes that are not cached, in the order of the graph. estimates:
-    those of the graph; None where all is cached.
+def preflight(
+    store: Store, graph: Graph, decisions: Mapping[str, Decision], free_disk: int
+) -> tuple[list[Mistake], Estimates | None]:
+    """All mistakes by which a run would be refused, and the estimates of the graph; no hook is loaded and nothing
+    estimated where all is cached.
     """
+    if all(decision.cache == "hit" for decision in decisions.values()):
+        return [], None
+    from executor.planning.disk_check import disk_mistakes
+    from executor.planning.estimates import graph_estimates
+
+    estimates = graph_estimates(graph, cached_artifacts(store, decisions), free_disk)
+    lacking = _unmet(graph, decisions, estimates)
+    return lacking + disk_mistakes(store, decisions, estimates.needs, free_disk), estimates
+
+
+def _unmet(graph: Graph, decisions: Mapping[str, Decision], estimates: Estimates) -> list[Mistake]:
+    """The mistakes of tracking, then those of all nodes that are not cached, in the order of the graph."""
     running = {node_id: graph.nodes[node_id] for node_id, decision in decisions.items() if decision.cache != "hit"}
-    if not running or estimates is None:
-        return []
     lacking = _of_tracking(graph)
     for node in running.values():
         found = dict.fromkeys(_of_node(node, estimates))

@@ -16,8 +16,8 @@ from dsl.paths import is_there
 from executor.keys.node_key import Sources, graph_parts, named_paths
 from executor.launchers.cluster_address import with_recorded_cluster
 from executor.planning.history import Content, PreviousNodes, SourceRuns
-from executor.planning.planner import Decision, Planner, cached_artifacts, kept_text
-from executor.planning.preflight import unmet
+from executor.planning.planner import Decision, Planner, kept_text
+from executor.planning.preflight import preflight
 from executor.planning.selection import missing_data, require_others
 from executor.records.run_record import NodeState, PlanRow, Record, StartedBy, find_record
 from executor.store.artifact_store import Store
@@ -277,15 +277,8 @@ def _checked_plan(
     if missing := missing_data(decisions, absent or {}):
         raise PipelineError(missing)
     require_others(decisions, only)
-    if all(decision.cache == "hit" for decision in decisions.values()):  # no hook is loaded
-        return decisions
-    from executor.planning.disk_check import disk_mistakes
-    from executor.planning.estimates import graph_estimates
-
-    free_disk = free_bytes(store.path)
-    estimates = graph_estimates(planner.graph, cached_artifacts(store, decisions), free_disk)
-    too_large = disk_mistakes(store, decisions, estimates.needs, free_disk)
-    if missing := unmet(planner.graph, decisions, estimates) + too_large:
+    missing, _ = preflight(store, planner.graph, decisions, free_bytes(store.path))
+    if missing:
         raise PipelineError(missing)
     return decisions
 

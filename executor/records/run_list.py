@@ -24,7 +24,6 @@ UNFINISHED = ("failed", "stopped", "killed")
 TAU = "eval/tau"
 MOST_TAUS = 3  # in a cell
 LONGEST = 80  # characters of a name, or of the values of -s
-LONGEST = 80  # characters of a name, or of the values of -s
 LATEST = 20  # records that are searched for unfinished runs
 
 
