@@ -12,7 +12,7 @@ from dsl.graph import Graph, compiled
 from dsl.read_toml import checked_pipeline
 from executor.commands.arguments import add_overrides, add_store, add_trust, check_store, count, store_of
 from executor.planning.session import new_run
-from executor.report.in_short import in_short
+from executor.report.answers import in_short
 from executor.scheduler.run_and_report import run_and_report
 from executor.store.artifact_store import Store
 from executor.system.output import OK, print_lines

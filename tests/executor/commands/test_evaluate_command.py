@@ -21,7 +21,7 @@ from dsl.read_toml import checked_pipeline
 from executor import cli
 from executor.commands.evaluate import add_arguments, checked_graph
 from executor.records.run_record import Record
-from executor.report.in_short import in_short
+from executor.report.answers import in_short
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED
 from ops.evaluate.verdicts import MORE_PROMPTS, verdicts
