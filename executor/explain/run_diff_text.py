@@ -70,7 +70,7 @@ def _compared(nodes: Sequence[NodeDiff], every: str) -> list[str]:
 
 
 def _row(node: NodeDiff) -> tuple[str, ...]:
-    return (node.node, *(shown_digest(digest) or "-" for digest in node.digests), node.status())
+    return (node.node, *(shown_digest(digest) or "-" for digest in node.digests), node.status)
 
 
 def _details(node: NodeDiff) -> list[str]:
@@ -90,7 +90,7 @@ def _config(node: NodeDiff) -> list[str]:
     """The values of a node that only one run has, several in a line; None is left out."""
     values = [(change.name, change.new if node.where == "second" else change.old) for change in node.values]
     text = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in values if value is not None)
-    head = f"  {node.status()}: "
+    head = f"  {node.status}: "
     return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent="    ", break_long_words=False)
 
 

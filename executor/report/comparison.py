@@ -52,7 +52,7 @@ def configs(runs: Sequence[RunFacts]) -> Markup:
         count = sum(differ([of_run.get(name, ABSENT) for of_run in there]) for name in names)
         node = next(run.nodes[node_id] for run in runs if node_id in run.nodes)
         copy = f", a copy of {node.template}" if node.template else ""
-        head = f"{node.id}: {node.op}{copy}{f', {count} differ' if count else ''}"
+        head = f"{node.id} {node.op}{copy}{f', {count} differ' if count else ''}"
         return render("folded", head, compared(runs, values, "value"))
 
     return limited(node_ids(runs), of_node, has_heads=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.evaluate.comparison import compare_evaluations
+from ops.evaluate.metric_names import ALL
 from ops.evaluate.verdicts import verdicts
 from ops.lib.data.files import read_json
 from ops.lib.report_sections import NOT_KNOWN, Cell, Compared, Html, Section, Table, interval_text, is_known
@@ -55,7 +56,9 @@ def _tau(report: Mapping[str, Any]) -> Section:
         "tau",
         Table(("prompts", "number", "tau", "95 % interval", "random draft"), rows),
         f"Tokens per verification step, of prompts from {source}: {way}, {size}, {report['dtype']}, at most "
-        f"{report['max_new_tokens']} tokens each. 1 is plain decoding. Intervals resample prompts.",
+        f"{report['max_new_tokens']} tokens each. 1 is plain decoding. Intervals resample prompts. "
+        f"{report['tau'][ALL]['cut_steps']} steps accepted more than the answer contains, after its end or its maximum "
+        "length: they would not gain from larger blocks.",
     )
 
 

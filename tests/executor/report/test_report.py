@@ -266,7 +266,7 @@ def test_runs_that_share_an_artifact_show_it_once_and_others_side_by_side(tmp_pa
     assert ["kept", "7", "5"] in [row for rows in page.tables["artifacts"] for row in rows]
     text = (toy.store / "records" / second / "report_of_2_runs.html").read_text()
     labels = [first.rpartition("-")[2], second.rpartition("-")[2]]
-    assert 3 == text.count('alt="val/tau, train/loss over steps"'), "the curves of what both runs have, once"
+    assert 3 == text.count('alt="tau, train/loss over steps"'), "the curves of what both runs have, once"
     assert ["figure", *labels] == page.tables["results"][0][0]
 
 

@@ -79,7 +79,7 @@ def test_a_node_that_logs_very_many_figures_has_a_small_picture_of_the_main_ones
     point = facts.nodes["filter"].events.points[0]
     many = {f"many/m{place:04d}": 1.0 for place in range(90)}
     facts.nodes["filter"].events.points.extend(Point(point.time, step, many) for step in (7, 8))
-    assert ['alt="val/tau, train/loss over steps"'] * 2 == re.findall('alt="[^"]*"', curves([facts]))
+    assert ['alt="tau, train/loss over steps"'] * 2 == re.findall('alt="[^"]*"', curves([facts]))
     facts.nodes["filter"].events.points[:] = [Point(1.0, step, many) for step in (7, 8)]
     shown = re.findall('alt="([^"]*)"', curves([facts]))
     assert "many/m0000, many/m0001, many/m0002 over steps" == shown[1], "without a known name the first ones"

@@ -11,7 +11,7 @@ from toy_ops import Toy
 
 from executor.report.run_data import MOST_COLUMNS
 
-CURVES = '<div class="scroll" tabindex="0"><img alt="val/tau, train/loss over steps"'
+CURVES = '<div class="scroll" tabindex="0"><img alt="tau, train/loss over steps"'
 SORTED = '\n[sweep]\nsort = "eval/kept"\n'
 BY_KEPT = ["kept=7, text=x", "kept=7, text=y", "kept=5, text=x", "kept=5, text=y"]
 
