@@ -105,16 +105,16 @@ def curves(columns: Sequence[RunFacts]) -> Markup:
 
     def of_node(node_id: str) -> Markup:
         nonlocal left
-        cells = []
+        parts = []
         for run, node in shared(columns, node_id):
             panels = panels_of(logged(node))
             if panels and left:
                 left -= 1
                 picture = embedded(curves_figure(panels), f"{', '.join(panels)} over steps")
-                cells.append((run.label if len(columns) > 1 else "", picture))
+                parts += [faint(run.label), picture] if len(columns) > 1 else [picture]
             elif panels:
                 omitted.append(node.id)
-        return render("side_by_side", cells) if cells else Markup("")
+        return joined(parts)
 
     shown = limited(names, of_node)
     notes = [*([left_out(omitted)] if omitted else []), IN_MLFLOW]

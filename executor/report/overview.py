@@ -70,9 +70,11 @@ def _notices(run: RunFacts, is_named: bool) -> Iterable[str]:
 
 
 def pipelines(runs: Sequence[RunFacts]) -> Markup:
-    """The graph with a table of the nodes beside or below it; of several runs, each under its label."""
-    cells = [(run.label if len(runs) > 1 else "", render("beside", _graph(run), _table(run))) for run in runs]
-    return render("side_by_side", cells) if len(runs) > 1 else cells[0][1]
+    """The graph with a table of the nodes beside or below it; of several runs the graphs, with folded tables."""
+    if len(runs) == 1:
+        return render("beside", _graph(runs[0]), _table(runs[0]))
+    graphs = render("side_by_side", [(run.label, _graph(run)) for run in runs])
+    return joined([graphs, *(render("folded", f"{run.label}: all nodes", _table(run)) for run in runs)])
 
 
 def _graph(run: RunFacts) -> Markup:

@@ -42,7 +42,7 @@ def test_the_combinations_of_a_sweep_stand_first_the_best_on_top(swept: Toy) -> 
     assert "4 combinations, by eval/kept." in page.text("combinations")
 
 
-def test_figures_of_the_copies_of_a_node_stand_in_one_table_and_their_curves_side_by_side(swept: Toy) -> None:
+def test_figures_of_the_copies_of_a_node_stand_in_one_table_and_their_curves_below_each_other(swept: Toy) -> None:
     page = report(swept)
     results = page.tables["results"]
     assert 1 == len(results), "one table, not one for each copy"
@@ -61,7 +61,7 @@ def test_what_combinations_share_is_shown_once_under_the_names_of_all(tmp_path: 
     same_source = [f"text={name}, kept=5; text={name}, kept=7" for name in "xy"]
     same_artifact = [f"text=x, kept={kept}; text=y, kept={kept}" for kept in (5, 7)]
     for names in (same_source, same_artifact):
-        assert [1, 1] == [text.count(f"<h3>{name}</h3>{CURVES}") for name in names]
+        assert [1, 1] == [text.count(f'<p class="faint">{name}</p>{CURVES}') for name in names]
 
 
 def test_the_artifacts_of_copies_are_put_together(swept: Toy) -> None:
