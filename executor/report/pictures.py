@@ -33,10 +33,10 @@ UNITS = 72.0  # of a graph to an inch, so that a unit is a point
 WIDTH, LINE, PADDING, GAP, TITLE, LETTERS = 116.0, 11.0, 4.0, 20.0, 22.0, 20  # of a box, and between boxes
 EDGE, BORDER = "#777777", "#999999"
 FILLS = {
-    **dict.fromkeys(("cached", "done"), "#cdebd6"),
+    "done": "#cdebd6",
+    "cached": "#d3e2fa",
     **dict.fromkeys(("runs", "running", "interrupted"), "#fbe6b0"),
     "failed": "#f8cdc8",
-    "may be cut off": "#d3e2fa",
 }
 OTHER = "#e6e8ec"
 PANEL = (3.3, 2.2)  # inches
