@@ -19,7 +19,8 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.errors import Mistake, PipelineError, StoreError, known_nodes
+from dsl.errors import PipelineError, StoreError, known_nodes
+from dsl.finding import Finding
 from dsl.pipeline import Copy, selected_by
 from executor.maintenance.remote import Remote
 from executor.maintenance.remote_records import NotAsExpected, pulled_manifest
@@ -105,7 +106,7 @@ def required_nodes(nodes: Mapping[str, Copy | None], node: str | None) -> tuple[
         return tuple(nodes)
     if chosen := selected_by(node, nodes):
         return chosen
-    raise PipelineError([Mistake(f'--node: there is no node "{node}"', hint=known_nodes(node, nodes))])
+    raise PipelineError([Finding(f'--node: there is no node "{node}"', advice=known_nodes(node, nodes))])
 
 
 def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bool:

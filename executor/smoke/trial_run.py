@@ -13,8 +13,9 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.errors import Mistake, PipelineError
+from dsl.errors import PipelineError
 from dsl.estimate import Amount, Estimate, Growth, Trial
+from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.op_table import user_ops
@@ -54,7 +55,7 @@ def smoke_run(path: Path, graph: Graph, samples: int) -> int:
     """
     if samples < FEWEST:
         hint = f"take {FEWEST} at least, one for each of train, val and test; 16 is a good number"
-        raise PipelineError([Mistake(f"--smoke {samples}: too few samples", hint=hint)])
+        raise PipelineError([Finding(f"--smoke {samples}: too few samples", advice=hint)])
     store = Store.open(path, write=True)
     name_store(path / SMOKE, store_path(None, None))
     session = new_run(Store.open(path / SMOKE, write=True), small_graph(graph, samples), given=graph)
