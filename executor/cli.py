@@ -15,7 +15,7 @@ from typing import NoReturn
 from dsl.errors import DflowError, NotTrusted, PipelineError, did_you_mean, on_one_line, shortened
 from dsl.finding import Finding
 from dsl.named_function import named_function
-from executor.system.os_errors import USER_ERRNOS, clear_error
+from dsl.os_errors import USER_ERRNOS, clear_error
 from executor.system.output import (
     FAILED,
     INTERRUPTED,

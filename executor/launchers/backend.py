@@ -17,8 +17,8 @@ from attrs import frozen
 from dsl.convert import structure, unstructure
 from dsl.finding import Finding
 from dsl.graph import GraphNode
+from dsl.json_files import read_json, write_json
 from dsl.launch import Launch
-from executor.system.jsonlines import read_json, write_json
 from executor.system.resource_pool import Capacity, Demand, Share
 
 

@@ -22,6 +22,7 @@ from dsl.convert import unstructure
 from dsl.errors import ClusterError, LeaseLost, StageError, StopRequested
 from dsl.finding import Field, Finding
 from dsl.graph import GraphNode
+from dsl.json_files import compact, write_json
 from dsl.launch import OWN_CLUSTER, Machine
 from executor.launchers.backend import HostsExit, StageOrder
 from executor.launchers.cluster_address import USED, USED_OPEN, accepts_open, cluster_address, remember_cluster
@@ -42,7 +43,6 @@ from executor.launchers.ray_cluster import (
 )
 from executor.launchers.stage_environment import stage_environment
 from executor.store.lease import ACTORS
-from executor.system.jsonlines import compact, write_json
 from executor.system.resource_pool import Capacity, Share
 from executor.system.stage_mark import end_marked
 from executor.system.trust import is_trusted

@@ -10,12 +10,13 @@ from dsl.estimate import CHECKPOINTS, Estimate
 from dsl.finding import Field, Finding
 from dsl.graph import Graph
 from dsl.hooks import hook
+from dsl.json_files import read_object
+from dsl.os_errors import free_bytes
 from dsl.sizes import shown_bytes
 from executor.planning.estimates import graph_estimates
 from executor.planning.planner import Decision
 from executor.store.artifact_store import Store
-from executor.system.disk_space import folder_size, free_bytes
-from executor.system.jsonlines import read_object
+from executor.system.disk_space import folder_size
 
 
 def disk_mistakes(

@@ -12,6 +12,7 @@ from dsl.edge_checks import Absent
 from dsl.errors import PipelineError, StoreError, known_nodes
 from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode
+from dsl.os_errors import free_bytes
 from dsl.overrides import changed_values, overridden_nodes, override_graph
 from dsl.paths import is_there
 from executor.keys.node_key import Sources, graph_parts, named_paths
@@ -23,7 +24,6 @@ from executor.planning.selection import missing_data, require_others
 from executor.records.run_record import NodeState, PlanRow, Record, StartedBy, find_record
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import shared_gc_lock
-from executor.system.disk_space import free_bytes
 
 
 @frozen

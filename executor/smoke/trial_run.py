@@ -19,6 +19,7 @@ from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.op_table import user_ops
+from dsl.os_errors import free_bytes
 from executor.planning.estimates import graph_estimates
 from executor.planning.planner import cached_artifacts
 from executor.planning.session import Session, make_planner, new_run
@@ -31,7 +32,6 @@ from executor.smoke.emptied_splits import emptied_splits
 from executor.smoke.estimate import NodeEstimate, Report, full_time, reports, series_of
 from executor.smoke.smoke_table import print_estimates
 from executor.store.artifact_store import SMOKE, Store, store_path
-from executor.system.disk_space import free_bytes
 from executor.system.output import FAILED, OK, name_store, print_lines
 
 FEWEST = 3  # one sample for each of train, val and test

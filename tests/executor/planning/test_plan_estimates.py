@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from toy_ops import Toy
 
+from dsl.os_errors import free_bytes
 from dsl.read_toml import read_graph
 from executor.planning.estimates import PROCESS_BYTES, graph_estimates
-from executor.system.disk_space import free_bytes
 
 TELLING = '''
 from pathlib import Path
