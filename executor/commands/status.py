@@ -9,6 +9,7 @@ from typing import Any
 from dsl.convert import structure
 from dsl.errors import ClusterError, DflowError, NotTrusted, StoreError
 from dsl.graph import Graph
+from dsl.json_files import known_fields
 from dsl.launch import OWN_CLUSTER, Launch, Machine
 from executor.commands.arguments import add_json, add_ray, add_run, add_store, open_store
 from executor.explain.explanation import accepted_text
@@ -22,7 +23,6 @@ from executor.records.sent_run import sent_of
 from executor.results.live import Live
 from executor.results.run_table import first_line, print_results
 from executor.store.artifact_store import Store
-from executor.system.jsonlines import known_fields
 from executor.system.output import OK, columns, print_json, print_lines, shown_duration
 
 UNFINISHED = ("killed", "stopped")

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import attrs
 from attrs import frozen
 
+from dsl.os_errors import is_full
 from executor.launchers.stage_contract import RankExit, RankResult
-from executor.system.os_errors import is_full
 from executor.system.supervisor import GONE, exit_text, killed
 
 # How a rank ends because another failed, or a process above it: its parent's SIGTERM, its own SIGALRM, a collective

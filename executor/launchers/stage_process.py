@@ -15,7 +15,9 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import DiskFull
+from dsl.files import appended
 from dsl.launch import Launch
+from dsl.os_errors import NO_SPACE, clear_error, clear_errors, full_at
 from executor.launchers.backend import Backend, HostsExit, StageOrder, exits_path, host_log
 from executor.launchers.failure import (
     DISK_FULL,
@@ -31,10 +33,8 @@ from executor.launchers.stage_contract import SHARED, STOP_REQUESTED, RankResult
 from executor.launchers.worker import EXECUTOR_GONE, NO_LOG
 from executor.store.lease import Lease
 from executor.system.log_tail import last_lines
-from executor.system.os_errors import NO_SPACE, clear_error, clear_errors, full_at
 from executor.system.resource_pool import Demand, Share
 from executor.system.stage_mark import stage_mark
-from executor.system.symlinks import appended
 
 STOP_WITHIN_S = 5.0
 WATCH_S = 0.5

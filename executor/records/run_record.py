@@ -28,7 +28,9 @@ from attrs import define, frozen
 
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
+from dsl.files import open_own
 from dsl.graph import Graph
+from dsl.json_files import append_line, append_lines, known_fields, read_lines, write_json
 from executor.keys.node_key import KeyParts
 from executor.records.graph_file import (
     damaged,
@@ -58,8 +60,7 @@ from executor.system.json_values import (
     is_whole,
     or_none,
 )
-from executor.system.jsonlines import append_line, append_lines, known_fields, read_lines, write_json
-from executor.system.symlinks import links_in, open_own, refuse_links
+from executor.system.symlinks import links_in, refuse_links
 
 if TYPE_CHECKING:
     from executor.records.events import Body

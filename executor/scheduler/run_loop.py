@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from attrs import define
 
 from dsl.errors import DflowError, StageError, StoreError
+from dsl.json_files import append_lines
 from executor.keys.node_key import KeyParts
 from executor.launchers.failure import HOST_LOST, Failure
 from executor.planning.history import SourceRuns
@@ -30,7 +31,6 @@ from executor.scheduler.stop_signal import StopSignal
 from executor.store.gc_lock import shared_gc_lock
 from executor.store.lease import Lease
 from executor.system.crash_points import fail_point
-from executor.system.jsonlines import append_lines
 from executor.system.output import one_line
 from executor.tracking.publisher import Publisher
 from executor.tracking.sync_state import is_tracked, lacks

@@ -9,12 +9,12 @@ import pytest
 from manifests import new_record
 
 from dsl.graph import Graph
+from dsl.json_files import append_line, write_json
 from dsl.launch import Machine
 from executor import cli
 from executor.launchers.cluster_address import remember_cluster
 from executor.records.run_record import NodeState
 from executor.store.artifact_store import Store
-from executor.system.jsonlines import append_line, write_json
 
 
 @pytest.fixture

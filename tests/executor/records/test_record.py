@@ -11,13 +11,13 @@ from toy_ops import Toy
 
 from dsl.errors import StoreError
 from dsl.graph import Graph
+from dsl.json_files import LineReader, append_line, read_lines
 from dsl.read_toml import read_graph
 from executor.planning.session import new_run, resumed_run
 from executor.records.events import Cut, Event, Metric, RunChange, final_metrics, read_events, valid_points
 from executor.records.run_record import STATE, NodeState, Record, RunState, find_record, newest_records
 from executor.store.artifact_store import Store
 from executor.system import file_locks
-from executor.system.jsonlines import LineReader, append_line, read_lines
 
 
 def a_graph(name="p"):
