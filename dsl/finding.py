@@ -7,8 +7,8 @@ hold and show the same object.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, get_args
 
 from attrs import evolve, frozen
 
@@ -99,26 +99,49 @@ class Finding:
         """The finding at another key; position: where it is written, if that is another place."""
         return evolve(self, where=Field(path, position or self.position))
 
-    def of_run(self, run: str) -> Finding:
-        """The finding with the run's id in the commands of its texts."""
-        return evolve(self, what=of_run(self.what, run), advice=of_run(self.advice, run))
+    def to_json(self) -> dict[str, Any]:
+        """Without what is empty, as a run's record and results of other processes have it."""
+        where: dict[str, str] = {}
+        if isinstance(self.where, Node):
+            where = {"node": self.where.id}
+        elif isinstance(self.where, File):
+            where = {"file": self.where.path, "part": self.where.part}
+        elif isinstance(self.where, Field):
+            where = {"field": str(self.where)}
+        values = {"code": self.code, **where, "what": self.what, "advice": self.advice, "level": self.level}
+        return {name: value for name, value in values.items() if value}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Finding:
+        """Raises ValueError for what `to_json` does not make."""
+        if not all(isinstance(value, str) for value in data.values()) or data["level"] not in get_args(Level):
+            raise ValueError("not a finding")
+        where: Field | File | Node | None = None
+        if "node" in data:
+            where = Node(data["node"])
+        elif "file" in data:
+            where = File(data["file"], data.get("part", ""))
+        elif "field" in data:
+            where = Field(data["field"])
+        return cls(data.get("what", ""), where, data.get("advice", ""), data["level"], data.get("code", ""))
 
 
-def of_run(text: str, run: str) -> str:
-    """The text with the run's id for RUN in commands of dflow."""
-    return re.sub(r"(\bdflow [a-z-]+ )RUN\b", rf"\g<1>{run}", text)
+def for_run(text: str, run: str) -> str:
+    """The text with the run's id for RUN in commands of dflow; unchanged for no run."""
+    return re.sub(r"(\bdflow [a-z-]+ )RUN\b", rf"\g<1>{run}", text) if run else text
 
 
-def line(finding: Finding) -> str:
+def line(finding: Finding, run: str = "") -> str:
     """`where: what (advice)`; several lines where `what` has them."""
     tail = f" ({finding.advice})" if finding.advice else ""
-    return _placed(finding, shortened(finding.what, MOST_OF_MESSAGE) + tail)
+    return for_run("\n".join(_lines(finding, shortened(finding.what, MOST_OF_MESSAGE) + tail)), run)
 
 
-def block(finding: Finding) -> str:
-    """`where: what`, and the advice below it."""
-    more = [f"what to do: {finding.advice}"] if finding.advice else []
-    return "\n  ".join([*_placed(finding, finding.what).split("\n"), *more])
+def block(finding: Finding, run: str = "", below: Iterable[str] = ()) -> str:
+    """`where: what`, the lines that are to stand below it, and the advice. No line of `what` looks like the advice."""
+    first, *more = _lines(finding, finding.what)
+    lines = [first, *(f"    {each}" for each in (*more, *below))]
+    return for_run("\n".join([*lines, f"  what to do: {finding.advice}"] if finding.advice else lines), run)
 
 
 def blocks(findings: Iterable[Finding]) -> str:
@@ -126,8 +149,15 @@ def blocks(findings: Iterable[Finding]) -> str:
     return "\n".join(f"  {each}" for finding in findings for each in block(finding).split("\n"))
 
 
-def _placed(finding: Finding, text: str) -> str:
-    where = str(finding.where or "")
-    is_part = isinstance(finding.where, File) and finding.where.part
-    text = "\n".join(map(on_one_line, text.split("\n")))
-    return f"{where}{' ' if is_part else ': '}{text}" if where else text
+def _lines(finding: Finding, text: str) -> list[str]:
+    first, *more = map(on_one_line, text.split("\n"))
+    match finding.where:
+        case None:
+            head = ""
+        case File(_, part) if part:
+            head = f"{finding.where} "
+        case Node() if finding.level == "error":
+            head = f"{finding.where} failed: "
+        case _:
+            head = f"{finding.where}: " if str(finding.where) else ""
+    return [head + first, *more]

@@ -39,7 +39,7 @@ from dsl.os_errors import NO_SPACE, full_at, is_full
 from dsl.secrets import redact, resolved, secret_values
 from dsl.stage import Stage
 from executor.keys.node_key import node_inputs
-from executor.launchers.failure import Failure
+from executor.launchers.failure import error_names
 from executor.launchers.stage_contract import (
     LIFE_LINE,
     SHARED,
@@ -347,7 +347,7 @@ def _report_error(
         message=full_at(result.parent) if is_full(error) else message,
         time=now,
         lost_connection=_lost_connection(error),
-        names=Failure.of(error).names,
+        names=error_names(error),
         trace=() if expected else tuple(redact(text, secrets).splitlines()),
     )
     try:

@@ -75,8 +75,7 @@ class NodeChange:
     key: str | None = field(default=None, validator=OPTIONAL_TEXT)
     digest: str | None = field(default=None, validator=OPTIONAL_TEXT)
     seconds: float | None = field(default=None, validator=OPTIONAL_NUMBER)
-    error: str | None = field(default=None, validator=OPTIONAL_TEXT)
-    hint: str | None = field(default=None, validator=OPTIONAL_TEXT)
+    failure: Mapping[str, str] | None = None
     wait: float | None = field(default=None, validator=OPTIONAL_NUMBER)
     changes: tuple[str, ...] | None = None
 

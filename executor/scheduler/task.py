@@ -14,6 +14,7 @@ from attrs import frozen
 
 from dsl.convert import unstructure
 from dsl.errors import StageError
+from dsl.finding import Finding
 from dsl.graph import GraphNode
 from dsl.graph_json import node_to_json
 from dsl.imports import search_path
@@ -21,7 +22,6 @@ from dsl.json_files import write_json
 from dsl.op import ConfigField
 from executor.keys.code_archive import keep_texts
 from executor.keys.node_key import Inputs, KeyParts, node_inputs
-from executor.launchers.failure import Failure
 from executor.launchers.stage_contract import InputArtifact, StageSpec
 from executor.planning.input_snapshot import Snapshot
 from executor.planning.planner import Planner
@@ -80,7 +80,7 @@ class AttemptResult:
     acceptance: str = ""
     difference: str = ""
     warnings: tuple[str, ...] = ()
-    failure: Failure | None = None
+    failure: Finding | None = None
     log_tail: tuple[str, ...] = ()
     parts: KeyParts | None = None
     changes: tuple[str, ...] = ()
