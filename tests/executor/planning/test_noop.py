@@ -129,7 +129,7 @@ def test_the_files_that_it_opens_beside_those_do_not_grow_with_the_nodes(short, 
 
 
 def _same_name(file):
-    """The name of a file without what differs from run to run: the run's id, and numbers of process and thread at the end."""
+    """The name of a file without what differs from run to run: the run's id, and numbers of a process and a thread."""
     return re.sub(r"(\.\d+)+$", "", re.sub(r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN", Path(file).name))
 
 
