@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from attrs import evolve
 from markupsafe import Markup
 
+from dsl.finding import block, for_run, line
 from dsl.sizes import shown_bytes
 from executor.report.pictures import embedded, graph_figure, shown_name
 from executor.report.run_data import NodeFacts, RunFacts
 from executor.report.templates import faint, joined, mark, render, run_columns, table
-from executor.results.run_table import first_line, shown_seconds, with_run
+from executor.results.run_table import first_line, shown_seconds
 from executor.system.output import moment, shown_digest, shown_duration
 
 STATUS_KINDS = {"done": "good", "failed": "bad", "killed": "bad", "stopped": "warn", "running": "warn"}
@@ -57,7 +59,7 @@ def _notices(run: RunFacts, is_named: bool) -> Iterable[str]:
         yield f"{head}the run was stopped; {remedy}"
     for node in run.nodes.values():
         if node.recorded.state == "failed":
-            yield f"{head}{node.id} failed: {first_line(node.recorded.error or 'no reason is recorded')}"
+            yield head + line(evolve(node.failure, what=first_line(node.failure.what)), run.run)
     gone = [node.id for node in run.nodes.values() if node.is_gone]
     if gone:
         names = ", ".join(gone[:MOST_GONE]) + (" ..." if len(gone) > MOST_GONE else "")
@@ -128,10 +130,10 @@ def _row(node: NodeFacts) -> dict[str, object]:
 def troubles(runs: Sequence[RunFacts]) -> Markup:
     """Errors first, as recorded; then each warning once, with its nodes and runs."""
     failed = [
-        render("folded", f"{run.label}: {node.id}", render("text", node.recorded.error), True)
+        render("folded", f"{run.label}: {node.id}", render("text", block(node.failure, run.run)), True)
         for run in runs
         for node in run.nodes.values()
-        if node.recorded.error
+        if node.recorded.failure
     ]
     given: dict[str, list[tuple[RunFacts, str]]] = {}
     for run in runs:
@@ -141,7 +143,7 @@ def troubles(runs: Sequence[RunFacts]) -> Markup:
     warned = []
     for warning, givers in given.items():
         labels = {run.run: run.label for run, _ in givers}
-        text = with_run(warning, givers[0][0].run) if len(labels) == 1 else warning
+        text = for_run(warning, givers[0][0].run) if len(labels) == 1 else warning
         nodes = list(dict.fromkeys(node_id for _, node_id in givers))
         warned.append((text, nodes, list(labels.values()) if len(runs) > 1 else ()))
     return joined([*failed, *([render("warnings", warned)] if warned else [])])

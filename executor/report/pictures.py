@@ -22,10 +22,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from dsl.graph import Graph
+from dsl.os_errors import output_errors
 from dsl.pipeline import Copy
 from executor.report.graph_text import levels, rows_of
 from executor.report.templates import embedded_file
-from executor.system.os_errors import output_errors
 
 DPI, MOST_PIXELS = 144, 60_000  # of a side, beyond which matplotlib draws nothing
 SHOWN = 96  # px of a page to an inch
