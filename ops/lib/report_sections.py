@@ -87,9 +87,9 @@ class Verdict:
     better; "good", is the draft good; "safe", is it safe
     to serve; "limit", what limits it. The section's title is what was judged.
 
-    judgement: how it is marked. advice: what to do about it, listed under "what to do next"; RUN in it becomes the
-    run's id, as in warnings of the op's node, which stand beside its verdicts. is_timed: its figure is a measured time,
-    so the report adds which nodes of the run ran meanwhile.
+    judgement: how it is marked. advice: what to do about it, listed under "what to do next"; RUN in its commands
+    becomes the run's id, as in warnings of the op's node, which stand beside its verdicts. is_timed: its figure is a
+    measured time, so the report adds which nodes of the run ran meanwhile.
     """
 
     question: Question
