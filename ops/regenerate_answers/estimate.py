@@ -15,6 +15,7 @@ from ops.lib.estimates import (
     TargetForeseen,
     identity_of,
     kept_samples,
+    processor_templates,
     template_digest,
 )
 from ops.lib.target.sizes import ITEM_SIZES
@@ -88,6 +89,7 @@ def _foreseen(config: RegenerateAnswers, outlook: Outlook, source: SamplesForese
         has_target=config.target is not None,
         target=identity_of(outlook.inputs["target"]),
         chat_template=template_digest(config.chat_template),
+        templates=processor_templates(config.processor),
     )
     return SamplesForeseen(
         identity=outlook.identity,

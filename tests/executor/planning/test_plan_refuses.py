@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,23 @@ def test_a_value_that_does_not_fit_files_that_exist_is_refused(
     (data / TEMPLATE).write_text("{{ messages }}")
     [found] = refused(capsys, DATA + INJECT + nodes, *overrides)
     assert found.startswith(line.replace("HERE", str(data)))
+
+
+def test_prompts_that_another_processor_answered_are_refused(capsys: pytest.CaptureFixture[str], data: Path) -> None:
+    nodes = DATA + INJECT + REGENERATE + TOKENIZE
+    read = ("tokenize.samples=@answers", "tokenize.processor=other")
+    shutil.copytree(data / "target", data / "other")
+    assert [] == refused(capsys, nodes, *read)
+    template = data / "other" / "chat_template.jinja"
+    template.write_text(template.read_text().replace("user", "User") + "\n")
+    same = "give regenerate_answers and tokenize_chat the same"
+    assert [
+        f"node.tokenize.processor: the answers were generated with another chat template: {same} processor"
+    ] == refused(capsys, nodes, *read)
+    assert [] == refused(capsys, nodes, *read, 'answers.answers="data"')
+    assert [
+        f"node.tokenize.processor: the answers are those of a server, whose tokenizer this is not: {same} processor"
+    ] == refused(capsys, nodes, *read[:1])
 
 
 def test_ranks_that_cannot_share_the_sequences_of_a_target_are_refused(
