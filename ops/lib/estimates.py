@@ -384,7 +384,9 @@ def processor_templates(processor: str | None) -> frozenset[str] | None:
     """The SHA-256 of the chat templates in a processor's directory; None where they are not known."""
     if processor is None or not Path(processor).is_dir() or processor_folder_mistakes(processor):
         return None
-    return frozenset(hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() for text in template_texts(Path(processor)))
+    return frozenset(
+        hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() for text in template_texts(Path(processor))
+    )
 
 
 def is_promised(identity: str | None) -> bool:
