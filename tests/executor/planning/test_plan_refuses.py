@@ -387,6 +387,17 @@ def test_an_embedding_or_a_head_that_is_not_known_is_refused(
     assert found.startswith("node.target." + line.replace("TARGET", str(data / "target")))
 
 
+def test_a_step_that_is_shorter_than_samples_may_be_is_a_note_of_the_plan(
+    capsys: pytest.CaptureFixture[str], data: Path
+) -> None:
+    Path("refused.toml").write_text(HEAD + DATA + INJECT + TOKENIZE + TARGET + TRAIN)
+    given = ["-s", "tokenize.processor=none", "-s", "tokenize.target=@target"]
+    for length, said in ((4096, []), (4097, ["samples may have 4,097 tokens, and one of the split train that has "])):
+        assert 0 == main(["plan", "refused.toml", "--json", *given, "-s", f"tokenize.max_length={length}"])
+        notes = json.loads(capsys.readouterr().out)["resources"]["shard"]["notes"]
+        assert said == [note.partition("more")[0] for note in notes]
+
+
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
@@ -438,6 +449,18 @@ def test_a_file_that_is_no_chat_template_is_refused(
     given = (f"tokenize.chat_template={TEMPLATE}", "tokenize.processor=target", "tokenize.enable_thinking=true")
     [found] = refused(capsys, DATA + INJECT + TOKENIZE, *given)
     assert found.startswith(f"node.tokenize.chat_template: {data / TEMPLATE}: {line}")
+
+
+@pytest.mark.parametrize(("nodes", "name"), [(TARGET, "target"), (TOKENIZE, "tokenize")])
+def test_a_chat_template_that_is_not_there_is_reported_once(
+    capsys: pytest.CaptureFixture[str], data: Path, nodes: str, name: str
+) -> None:
+    Path("refused.toml").write_text(HEAD + DATA + INJECT + nodes)
+    given = ["-s", f"{name}.chat_template=none.jinja"]
+    given += ["-s", "tokenize.processor=target", "-s", "tokenize.enable_thinking=true"] if name == "tokenize" else []
+    assert 2 == main(["plan", "refused.toml", "--json", *given])
+    [found] = json.loads(capsys.readouterr().out)["unmet"]
+    assert found.endswith(f": there is no file or folder {data / 'none.jinja'}")
 
 
 def test_a_target_whose_rope_no_draft_can_have_is_refused(capsys: pytest.CaptureFixture[str], data: Path) -> None:
