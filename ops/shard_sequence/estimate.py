@@ -25,7 +25,9 @@ def estimate(config: ShardSequence, outlook: Outlook) -> Estimate:
     counted = first_counted(features, tokens_read)
     if outlook.trial is None or counted is None:
         foreseen = StepsForeseen(of_tokens=of_tokens, pad_multiple=config.pad_multiple)
-        return Estimate(foreseen=foreseen, notes=_too_long(config, tokens_read if features is None else features.tokens))
+        return Estimate(
+            foreseen=foreseen, notes=_too_long(config, tokens_read if features is None else features.tokens)
+        )
     tokens, samples = counted.tokens.of(("train",))[1], counted.samples.of(("train",))[1]
     left_free = tokens / max(samples, 1) / 2  # a step ends before the sample that does not fit: half of one, on average
     of_epoch = max(1, math.ceil(tokens / max(config.tokens_per_step - left_free, config.tokens_per_step / 2)))
@@ -41,6 +43,6 @@ def _too_long(config: ShardSequence, tokens: TokensForeseen | None) -> tuple[str
     if tokens is None or padded_length(tokens.longest, config.pad_multiple) <= config.tokens_per_step:
         return ()
     return (
-        f"samples may have {tokens.longest:,} tokens, and one of the split {SPLIT} that has more than tokens_per_step = "
+        f"samples may have {tokens.longest:,} tokens, and one of the split {SPLIT} with more than tokens_per_step = "
         f"{config.tokens_per_step:,} ends this node: raise it, or lower max_length of tokenize_chat",
     )

@@ -250,6 +250,7 @@ def test_large_images_get_a_limit_and_broken_ones_are_counted(
     assert "relative paths start from the file's own folder; --image-root names another one" in " ".join(said.split())
     assert "images: 5 of 10 examined can be decoded, 2048 x 2048 to 2048 x 2048 pixels" in said
     assert "images: 5 (image undecodable), such as 2: 16 bytes" in said
+    assert "inject_images drops their samples, which count here" in " ".join(said.split())
     made = nodes(project / "pipeline.toml")
     assert [1_048_576] * 2 == [made[node]["max_pixels"] for node in ("regenerate", "tokenize")]
     assert 1280 + 256 == made["regenerate"]["max_prompt_tokens"]  # 1,024 for the image, and a quarter more

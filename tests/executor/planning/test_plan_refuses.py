@@ -392,7 +392,7 @@ def test_a_step_that_is_shorter_than_samples_may_be_is_a_note_of_the_plan(
 ) -> None:
     Path("refused.toml").write_text(HEAD + DATA + INJECT + TOKENIZE + TARGET + TRAIN)
     given = ["-s", "tokenize.processor=none", "-s", "tokenize.target=@target"]
-    for length, said in ((4096, []), (4097, ["samples may have 4,097 tokens, and one of the split train that has "])):
+    for length, said in ((4096, []), (4097, ["samples may have 4,097 tokens, and one of the split train with "])):
         assert 0 == main(["plan", "refused.toml", "--json", *given, "-s", f"tokenize.max_length={length}"])
         notes = json.loads(capsys.readouterr().out)["resources"]["shard"]["notes"]
         assert said == [note.partition("more")[0] for note in notes]
