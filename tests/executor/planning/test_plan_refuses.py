@@ -14,9 +14,16 @@ import pytest
 from init_cases import TEXT, VISION, chat, checkpoint, write_flat_photos
 from safetensors.numpy import save_file
 
+from dsl.estimate import Outlook
+from dsl.launch import Launch
+from dsl.op import Ref
 from executor.cli import main
 from ops.ingest.tables import NEEDS_DATASETS
 from ops.lib.sglang import version
+from ops.regenerate_answers.estimate import estimate
+from ops.regenerate_answers.op import RegenerateAnswers
+from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.requirements import unfit
 
 HEAD = """
 [pipeline]
@@ -283,6 +290,22 @@ def test_prompts_that_another_processor_answered_are_refused(capsys: pytest.Capt
     assert [
         f"node.tokenize.processor: the answers are those of a server, whose tokenizer this is not: {same} processor"
     ] == refused(capsys, nodes, *read[:1])
+
+
+def test_answers_that_are_in_the_store_are_still_those_of_their_processor(data: Path) -> None:
+    shutil.copytree(data / "target", data / "other")
+    (data / "other" / "chat_template.jinja").write_text("{{ messages[0] }}")
+    (data / "made").mkdir()
+    (data / "made" / "answered.json").write_text('{"enable_thinking": null}')
+    asked = RegenerateAnswers(
+        samples=Ref("s"), backend="endpoint", endpoint="http://127.0.0.1:1/v1", model="m", processor="target"
+    )
+    outlook = Outlook(
+        launch=Launch(), inputs={"samples": None, "target": None}, artifact=data / "made", root=data, free_disk=0
+    )
+    for processor, fields in (("target", set()), ("other", {"processor"})):
+        reader = TokenizeChat(samples=Ref("a"), processor=processor)
+        assert fields == set(unfit(reader, {"samples": estimate(asked, outlook).foreseen}))
 
 
 def test_ranks_that_cannot_share_the_sequences_of_a_target_are_refused(
