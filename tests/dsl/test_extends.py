@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dsl.document import merged, read_document
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl import document
-from dsl.document import merged, read_document
 from dsl.errors import PipelineError, Position
 from dsl.graph import Graph
 from dsl.pipeline import Launch

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import attrs
 import pytest
+from dsl.document import Places
+from dsl.unchecked_node import WrittenNode
+from dsl.variants import Sweep
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.document import Places
+from dsl.compile import override_graph
 from dsl.errors import PipelineError
 from dsl.for_each import expanded
 from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import op_of
-from dsl.overrides import override_graph
 from dsl.pipeline import Copy, Launch
 from dsl.read_toml import read_graph
-from dsl.unchecked_node import WrittenNode
-from dsl.variants import Sweep
 from ops.ingest.op import Ingest
 
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"

@@ -8,9 +8,10 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.compile import compile_pipeline
 from dsl.errors import PipelineError
 from dsl.fingerprint import key_config
-from dsl.graph import Graph, compile_pipeline
+from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import Ref, field, op
 from dsl.overrides import apply_overrides

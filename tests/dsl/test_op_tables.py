@@ -13,12 +13,12 @@ from ops_with_tables import HEAD, read, train, written
 
 import ops.aliases
 from dsl.aliases import Alias
+from dsl.compile import compile_pipeline, override_graph
 from dsl.errors import ConfigError, PipelineError
 from dsl.field_rules import ChosenBy, Only
-from dsl.graph import Graph, compile_pipeline
+from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import field, op
-from dsl.overrides import override_graph
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
 from dsl.schema import pipeline_schema

@@ -12,6 +12,7 @@ import attrs
 import pytest
 import tomli
 from corpus import CASES, OPS, Case
+from dsl.unchecked_node import LAUNCH_FIELDS
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
@@ -23,7 +24,6 @@ from dsl.op_table import all_ops
 from dsl.read_toml import op_files_of, read_graph
 from dsl.schema import LAUNCH_HELP, SIZE, pipeline_schema, validators_of
 from dsl.sizes import parsed_bytes
-from dsl.unchecked_node import LAUNCH_FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINES = sorted((ROOT / "pipelines").glob("*.toml"))

@@ -3,17 +3,17 @@
 from pathlib import Path
 
 import pytest
+from dsl.document import Places
+from dsl.unchecked_node import WrittenNode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.document import Places
 from dsl.errors import PipelineError
 from dsl.graph import Graph
 from dsl.interpolation import interpolate
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
 from dsl.tables import tables_of
-from dsl.unchecked_node import WrittenNode
 from ops.ingest.op import Ingest
 
 OPS = """

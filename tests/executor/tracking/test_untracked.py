@@ -6,7 +6,8 @@ import pytest
 from toy_ops import ONE_NODE, WITHOUT_USAGE, Toy
 from tracked_toy import fresh_database, newest_record
 
-from dsl.graph import compile_pipeline, graph_to_pipeline
+from dsl.compile import compile_pipeline
+from dsl.graph import graph_to_pipeline
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.pipeline import Pipeline
 from executor.records.run_record import Record
