@@ -101,8 +101,10 @@ def _put(tree: Tree, override: Override) -> None:
     if op is not None and (edge := op.edges.get(override.field)) is not None:
         expected = str | None if edge.optional else str
     whole = (*owner_path(override.owner), *path)
-    if len(path) == 2 and path[0] in fields and not tree.table(*map(str, whole[:-1])):
-        tree.put(whole[:-1], _default_table(fields[str(path[0])]), override.position)
+    field = fields.get(str(path[0]))
+    if len(path) == 2 and field is not None and field.table is None:
+        table = tree.table(*map(str, whole[:-1])) or _default_table(field)
+        tree.put(whole[:-1], table, override.position)  # in which a wrong key is a mistake of the whole
     is_reset = override.text == NONE and has_default and type_mistake(expected, None) is not None
     tree.put(whole, None if is_reset else typed_value(override.text, expected), override.position)
     if is_reset:

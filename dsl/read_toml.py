@@ -78,9 +78,8 @@ def _require_file(file: Path) -> None:
 def _load_ops(tree: Tree) -> None:
     """Make the ops of the pipeline's own files and draft folders known to the tree."""
     tree.op_files = _op_files(tree)
-    where = tree.position(("pipeline", "drafts"))
-    folders = use_checked_folders(tree.op_files)
-    tree.mistakes += [attrs.evolve(each, path="pipeline.drafts", position=where) for each in folders]
+    for mistake in use_checked_folders(tree.op_files):
+        tree.report(("pipeline", "drafts"), mistake.message, mistake.hint)
     try:
         user_ops(tree.op_files)
     except PipelineError as error:

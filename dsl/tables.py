@@ -85,7 +85,7 @@ class MlflowTable:
 class _Node:
     """What every node has beside the fields and edges of its op."""
 
-    launch: Launch = Launch()
+    launch: Launch = attrs.field(factory=Launch)
 
 
 CLASSES: Mapping[str, type[Any]] = {"pipeline": PipelineTable, "mlflow": MlflowTable, "machine": Machine}

@@ -100,7 +100,7 @@ def test_a_field_of_a_table_is_changed_on_the_command_line(tmp_path: Path) -> No
     assert [
         '-s train.low.rank=x: expected int, got "x"',
         '-s train.low.rnk=1: unknown key (did you mean "rank"?)',
-        '-s train.low.form.a=1: unknown key (did you mean "form"?)',
+        '-s train.low.form.a=1: train.low.form: expected one of "square", "round", got { a = 1 } (table)',
         "-s train.pace.steps=1.5: expected int, got 1.5 (float)",
     ] == mistakes(tmp_path, LOW, "train.low.rank=x", "train.low.rnk=1", "train.low.form.a=1", "train.pace.steps=1.5")
     assert ["-s train.low={rank=0}: train.low.rank: must be >= 1, got 0"] == mistakes(

@@ -14,10 +14,9 @@ from fake_stage import FakeStage
 from family_checkpoints import HIDDEN, LAYERS, VOCABULARY, make_checkpoint
 from safetensors.torch import save_file
 
+from dsl.compile import compile_pipeline
 from dsl.draft_folders import INIT, own_algorithms, use_draft_folders
 from dsl.errors import ConfigError, DataError, PipelineError
-from dsl.graph import compiled
-from dsl.read_toml import checked_pipeline
 from executor import cli
 from executor.commands.evaluate import add_arguments, checked_graph
 from executor.records.run_record import Record
@@ -44,7 +43,7 @@ def test_a_draft_and_its_target_become_a_pipeline_up_to_the_gate(tmp_path, monke
         (tmp_path / name).mkdir()
     (tmp_path / "mine.jsonl").write_text("")
     pipeline = evaluation_pipeline("draft", "target", "mine.jsonl", 5)
-    nodes = compiled(checked_pipeline(pipeline, ["eval.dtype=bfloat16"])).nodes
+    nodes = compile_pipeline(pipeline, ["eval.dtype=bfloat16"]).nodes
     assert ["target", "draft", "ingest", "inject", "tokenize", "eval", "check"] == list(nodes)
     assert str(tmp_path / "draft") == nodes["draft"].config.source
     assert str(tmp_path / "mine.jsonl") == nodes["ingest"].config.source
