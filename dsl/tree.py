@@ -61,10 +61,13 @@ class Tree:
 
     files: those it was read from, the extending one first. root: the folder that relative paths start from.
     find_op: the op of a node's `op`, None for what is none.
-    knows_all_ops: whether all op files could be read. is_literal: its texts are what they say, as in Python; only in arguments `${...}` is a reference.
+    knows_all_ops: whether all op files could be read.
+    is_literal: its texts are what they say, as in Python; only in arguments `${...}` is a reference.
     origins: of a value that stands elsewhere than at its path, the path that it was taken from, and the argument that
-    gave it. copies: which copy a node is. mistakes: found so far. wrong: the fields of nodes and tables ("field",
-    "table.field") whose values are taken out, since they are among these.
+    gave it.
+    copies: which copy a node is.
+    mistakes: found so far. wrong: the fields ("field", "table.field") of nodes and tables whose values are taken out,
+    since they are among the mistakes.
     """
 
     values: dict[str, Any]
@@ -105,7 +108,7 @@ class Tree:
         return self.copies[node_id].template if node_id in self.copies else node_id
 
     def field(self, path: KeyPath) -> ConfigField | None:
-        """The declaration of what stands at the path of a field, or of one in a table of a node; None for anything else."""
+        """The declaration of a field, or of one in a table of a node; None for anything else."""
         owner, *names = map(str, path[1:] if path[0] == "node" else path)
         fields, found = self.fields(owner), None
         for name in names:

@@ -226,7 +226,7 @@ def test_a_name_outside_the_nodes_and_one_in_a_reference_are_answered_too(tmp_pa
     assert mistakes(file, "learning_rate=1", "train.optim.lr=1", "zzz=1") == [
         '-s learning_rate=1: expected node.field=value (it is "lr" of train_dflash)',
         "-s zzz=1: expected node.field=value",
-        '-s train.optim.lr=1: unknown key "optim" (here it is "optimizer"; "adamw" or "muon")',
+        '-s train.optim.lr=1: train.optim: unknown key (here it is "optimizer"; "adamw" or "muon")',
     ]
 
 

@@ -254,7 +254,10 @@ def test_an_override_of_what_a_variant_sets_is_refused(tmp_path: Path) -> None:
             ["19:14: for_each.g.v.train.launch.threads: must be >= 0, got -1"],
         ),
         ("[for_each.g.v]\ntrain = 1", ["18:13: for_each.g.v: expected a table of node.field = value (HINT)"]),
-        ("[for_each.g.v]\ntrain.launch = 1", ["19:7: for_each.g.v.train.launch: expected a table (launch = { nproc = 2 })"]),
+        (
+            "[for_each.g.v]\ntrain.launch = 1",
+            ["19:7: for_each.g.v.train.launch: expected a table (launch = { nproc = 2 })"],
+        ),
         ("[for_each.g.v]", ["18:11: for_each.g: no variant of this group changes a value"]),
         (
             "[for_each.g]",

@@ -304,14 +304,14 @@ def test_the_seed_of_a_python_pipeline_reaches_the_nodes_that_gave_none(tmp_path
 
 def test_every_mistake_is_shown_at_its_argument(tmp_path: Path) -> None:
     overrides = {
-        "n.lr.x=1": '"lr" has no keys',
-        "n.samples.x=1": '"samples" has no keys',
-        "n.lrr.x=1": 'unknown key "lrr" (did you mean "lr"?)',
+        "n.lr.x=1": "n.lr: expected float, got { x = 1 } (table)",
+        "n.samples.x=1": 'n.samples: expected a reference to Samples ("@node"), got { x = 1 } (table)',
+        "n.lrr.x=1": 'n.lrr: unknown key (did you mean "lr"?)',
         "n.weights.b=x": 'n.weights: b: expected float, got "x"',
         "n.layers=[1, 2": "not TOML: Unclosed array; text in a list needs quotes, as in TOML",
         "n.layers=[1, x]": "not TOML: Invalid value; text in a list needs quotes, as in TOML",
         "n.needed=none": 'expected int, got "none"',
-        "n.launch=2": 'expected a table, got "2" ({ nproc = 2 }, or node.launch.nproc=2)',
+        "n.launch=2": "expected a table (launch = { nproc = 2 })",
         "n.launch={nproc=0}": "n.launch.nproc: must be >= 1, got 0",
         "pipeline.ops=[]": "-s cannot change pipeline.ops (change it in the file)",
         "pipeline.seeds=1": 'unknown key (did you mean "seed"?)',

@@ -257,7 +257,7 @@ def test_an_evaluation_that_did_not_finish_ends_with_what_is_open(tmp_path, monk
     for name in ("draft", "target"):
         (tmp_path / name).mkdir()
     store = Store.open(tmp_path / "runs", write=True)
-    record = new_record(store.records, compiled(evaluation_pipeline("draft", "target", None, 1)))
+    record = new_record(store.records, compile_pipeline(evaluation_pipeline("draft", "target", None, 1)))
     record.save_all()
     lines = list(in_short(store, record))
     assert "Is it safe to serve?" in lines
