@@ -127,7 +127,7 @@ class _Interpolation:
         self.tree.wrong.setdefault(owner, set()).add(".".join(name))
 
     def _holder(self, path: KeyPath) -> dict[str, Any]:
-        return self.tree.table(*map(str, path[:-1]))
+        return self.tree.table(*path[:-1])
 
     def _filled(self, value: Any, expected: Any, path: KeyPath) -> Any:
         if isinstance(value, str):

@@ -103,12 +103,12 @@ def _put(tree: Tree, override: Override) -> None:
     whole = (*owner_path(override.owner), *path)
     field = fields.get(str(path[0]))
     if len(path) == 2 and field is not None and field.table is None:
-        table = tree.table(*map(str, whole[:-1])) or _default_table(field)
+        table = tree.table(*whole[:-1]) or _default_table(field)
         tree.put(whole[:-1], table, override.position)  # in which a wrong key is a mistake of the whole
     is_reset = override.text == NONE and has_default and type_mistake(expected, None) is not None
     tree.put(whole, None if is_reset else typed_value(override.text, expected), override.position)
     if is_reset:
-        del tree.table(*map(str, whole[:-1]))[str(path[-1])]
+        del tree.table(*whole[:-1])[str(path[-1])]
 
 
 def _declared(fields: Mapping[str, ConfigField], text: str) -> tuple[KeyPath, Any, bool]:

@@ -106,15 +106,18 @@ def _load_ops(tree: Tree) -> None:
 def _op_files(tree: Tree) -> tuple[Path, ...]:
     """The files of `[pipeline] ops`, and its `drafts` by their `__init__.py`, from the listing file's folder."""
     head = tree.table("pipeline")
-    listing = {key: head.pop(key) for key in ("ops", "drafts") if key in head}
+    listing: dict[str, Any] = {key: head.pop(key) for key in ("ops", "drafts") if key in head}
     interpolate(attrs.evolve(tree, values={"pipeline": listing}))  # which may ask for no other value
     head |= listing
-    files = {key: listing.get(key, ()) for key in ("ops", "drafts")}
-    for key, names in files.items():
-        is_right = isinstance(names, list) and all(isinstance(name, str) for name in names)
-        folder = tree.folder(("pipeline", key))
-        files[key] = [absolute_path(name, folder) for name in names] if is_right else ()  # reported with the others
-    return (*files["ops"], *(folder / INIT for folder in files["drafts"]))
+    return (*_listed(tree, "ops"), *(folder / INIT for folder in _listed(tree, "drafts")))
+
+
+def _listed(tree: Tree, key: str) -> tuple[Path, ...]:
+    """None for what is no list of paths, which is reported with the table's other mistakes."""
+    names = tree.table("pipeline").get(key, ())
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return ()
+    return tuple(absolute_path(name, tree.folder(("pipeline", key))) for name in names)
 
 
 def _read_python(file: Path) -> Pipeline:

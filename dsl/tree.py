@@ -86,7 +86,7 @@ class Tree:
     def nodes(self) -> Mapping[str, Any]:
         return self.table("node")
 
-    def table(self, *path: str) -> dict[str, Any]:
+    def table(self, *path: str | int) -> dict[str, Any]:
         """The table at a path; empty where there is none."""
         here: Any = self.values
         for key in path:

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from executor.launchers.backend import StageOrder, exits_path, host_log
 from executor.launchers.forkserver_client import Children
-from executor.launchers.redaction import RedactedLog
+from executor.launchers.redacted_log import RedactedLog
 from executor.launchers.stage_contract import LIFE_LINE
 from executor.launchers.stage_environment import stage_environment
 from executor.system.os_errors import clear_errors

@@ -99,7 +99,7 @@ def evaluated(tmp_path, *arguments):
     [
         ("eval.temperature=0.5", "eval.temperature = 0.5"),
         ("eval.block_size=4", "eval.block_size = 4"),
-        ("eval.benchmark=bench.jsonl", "eval.benchmark = bench.jsonl"),
+        ("eval.benchmark=bench.jsonl", "/bench.jsonl\n"),
     ],
 )
 def test_an_evaluation_that_no_server_repeats_is_made_without_the_gate(override, named, tmp_path, monkeypatch, capsys):
