@@ -13,7 +13,8 @@ import attrs
 
 from dsl.convert import structure, type_mistake
 from dsl.edge_checks import Absent, all_of, inputs_of, wiring_mistakes
-from dsl.errors import Mistake, PipelineError, Position, did_you_mean, shortened
+from dsl.errors import PipelineError, did_you_mean, shortened
+from dsl.finding import Field, Finding, Position
 from dsl.for_each import expand, merged_mistakes, put_sweeps, sort_of
 from dsl.graph import Graph, GraphNode
 from dsl.interpolation import interpolate
@@ -45,7 +46,7 @@ def override_graph(graph: Graph, overrides: Sequence[str], absent: Absent | None
     hint = "give a node its own: -s NODE.seed=1"
     seeds = [each for each in parsed_overrides(overrides)[0] if (each.owner, each.field) == ("pipeline", "seed")]
     message = "the nodes of a recorded run hold their seeds already"
-    if refused := [Mistake(message, position=seed.position, hint=hint) for seed in seeds]:
+    if refused := [Finding(message, Field(position=seed.position), hint) for seed in seeds]:
         raise PipelineError(refused)
     return compiled(tree_of(graph), overrides, absent=absent)
 
@@ -167,16 +168,16 @@ def _check_names(tree: Tree) -> None:
             tree.report((name,), "expected a table", f"[{name}]")
     if "pipeline" not in tree.values:
         hint = '[pipeline] with name = "..."'
-        tree.mistakes.append(Mistake("the required table is missing", "pipeline", start, hint))
+        tree.mistakes.append(Finding("the required table is missing", Field("pipeline", start), hint))
     if "node" not in tree.values:
         hint = "a node is a table [node.<id>] with its op"
-        tree.mistakes.append(Mistake("there is no node", "node", start, hint))
+        tree.mistakes.append(Finding("there is no node", Field("node", start), hint))
 
 
-def _in_order(mistakes: Sequence[Mistake], tree: Tree) -> list[Mistake]:
+def _in_order(mistakes: Sequence[Finding], tree: Tree) -> list[Finding]:
     """In the order of the files, those of the command line last."""
 
-    def place(mistake: Mistake) -> tuple[bool, tuple[int, int, int]]:
+    def place(mistake: Finding) -> tuple[bool, tuple[int, int, int]]:
         position = mistake.position or Position("")
         return position.is_argument, tree.place_of(position)
 

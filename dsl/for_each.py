@@ -25,7 +25,8 @@ import attrs
 from attrs import frozen
 
 from dsl.convert import typed_value
-from dsl.errors import Mistake, Position, known_nodes, shortened
+from dsl.errors import known_nodes, shortened
+from dsl.finding import Field, Finding, Position
 from dsl.interpolation import FIELD, OPENING, TOKEN, referred_fields
 from dsl.op import Ref
 from dsl.order import children_of, reached
@@ -83,13 +84,13 @@ def put_sweeps(tree: Tree, texts: Sequence[str]) -> None:
         try:
             values = typed_value(value, None)
         except ValueError as error:
-            tree.mistakes.append(Mistake(str(error), position=position))
+            tree.mistakes.append(Finding(str(error), Field(position=position)))
             continue
         if not equals or path.count(".") < 1 or not all(path.split(".")):
-            tree.mistakes.append(Mistake("expected node.field=[value, value]", position=position))
+            tree.mistakes.append(Finding("expected node.field=[value, value]", Field(position=position)))
         elif path in given:
             message = f"{shortened(path)} is swept twice"
-            tree.mistakes.append(Mistake(message, position=position, hint="give all values at once"))
+            tree.mistakes.append(Finding(message, Field(position=position), "give all values at once"))
         else:
             tree.put((SWEEP, *path.split(".")), values, position)
         given.add(path)
@@ -121,7 +122,7 @@ def expand(tree: Tree) -> None:
         expansion.run()
 
 
-def merged_mistakes(mistakes: Sequence[Mistake], tree: Tree) -> list[Mistake]:
+def merged_mistakes(mistakes: Sequence[Finding], tree: Tree) -> list[Finding]:
     """The mistakes with the ids of copies as those of the nodes that they are copies of, each once: mistakes in the
     copies of a node are those of the node, under the names that the file gives.
     """
@@ -133,13 +134,13 @@ def merged_mistakes(mistakes: Sequence[Mistake], tree: Tree) -> list[Mistake]:
     def as_written(text: str) -> str:
         return copied.sub(lambda found: tree.template(found[0]), text)
 
-    def renamed(mistake: Mistake) -> Mistake:
+    def renamed(mistake: Finding) -> Finding:
         is_argument = mistake.position is not None and mistake.position.is_argument
         if not (is_argument or mistake.path.startswith("node.") or mistake.position is None):
             return mistake
         # An argument may change a single copy, so its hint keeps the names of copies.
-        hint = mistake.hint if is_argument else as_written(mistake.hint)
-        return attrs.evolve(mistake, message=as_written(mistake.message), hint=hint)
+        advice = mistake.advice if is_argument else as_written(mistake.advice)
+        return attrs.evolve(mistake, what=as_written(mistake.what), advice=advice)
 
     return list(dict.fromkeys(map(renamed, mistakes)))
 
@@ -333,7 +334,7 @@ class _Expansion:
                 where = ".".join(map(str, variant.place)) if argument is None else argument.file
                 hint = f"name one copy: -s {shortened(copy_id)}.{shortened('.'.join(path))}=..."
                 message = f"{shortened(where)} sets this very value"
-                self.tree.mistakes.append(Mistake(message, position=position, hint=hint))
+                self.tree.mistakes.append(Finding(message, Field(position=position), hint))
 
     def _rewired_table(self, table: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         """What the node takes from nodes that are copied comes from the copies of the same variants."""

@@ -34,7 +34,7 @@ KINDS = "${node.field}, ${env:NAME}, ${secret:NAME}, ${pipeline.name} or ${pipel
 
 
 class _Refused(Exception):
-    """A reference that means nothing; hint as in Mistake. Without a message it is reported elsewhere."""
+    """A reference that means nothing; hint as in Finding. Without a message it is reported elsewhere."""
 
     def __init__(self, message: str = "", hint: str = "") -> None:
         super().__init__(message)

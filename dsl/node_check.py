@@ -11,8 +11,9 @@ from attrs import define
 
 from dsl.convert import readable, structure, type_name
 from dsl.edge_checks import external_value
-from dsl.errors import ConfigError, Mistake, StructureError
+from dsl.errors import ConfigError, StructureError
 from dsl.field_rules import ChosenBy, Clash, validators_of
+from dsl.finding import Finding
 from dsl.launch import Launch
 from dsl.op import ConfigField, Edge, OpSpec, chosen_tables, with_tables
 from dsl.op_table import unknown_op
@@ -67,7 +68,7 @@ class NodeCheck:
         """Whether the value of the field was given on the command line."""
         return self.tree.is_argument(self.path(field))
 
-    def mistake(self, field: str, message: str, hint: str = "") -> Mistake:
+    def mistake(self, field: str, message: str, hint: str = "") -> Finding:
         """A mistake at a field; "" for the node itself."""
         return self.tree.mistake(self.path(field), message, hint)
 
@@ -128,7 +129,7 @@ def _report_op(node: NodeCheck, table: Mapping[str, Any]) -> None:
         node.report("op", f"expected the name of an op, got {shown_value(name)}")
     elif node.tree.knows_all_ops:
         unknown = unknown_op(name, node.tree.op_files)
-        node.report("op", unknown.message, unknown.hint)
+        node.report("op", unknown.what, unknown.advice)
 
 
 def _make(node: NodeCheck, op: OpSpec, seed: int) -> str:

@@ -18,7 +18,8 @@ import attrs
 from attrs import frozen
 
 from dsl.convert import member_type, type_mistake, typed_value
-from dsl.errors import Mistake, Position, known_nodes, shortened
+from dsl.errors import known_nodes, shortened
+from dsl.finding import Field, Finding, Position
 from dsl.op import ConfigField
 from dsl.tables import TABLE_NAMES
 from dsl.toml import KeyPath
@@ -37,7 +38,7 @@ class Override:
     position: Position
 
 
-def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Mistake]]:
+def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Finding]]:
     overrides, mistakes = [], []
     for text in texts:
         path, equals, value = (part.strip() for part in text.partition("="))
@@ -48,13 +49,13 @@ def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Mistake
 
             alias = None if field or not equals else alias_hint(owner, "", {})
             hint = "" if alias is None else alias.text
-            mistakes.append(Mistake("expected node.field=value", position=position, hint=hint))
+            mistakes.append(Finding("expected node.field=value", Field(position=position), hint))
         elif field == "op" and owner not in TABLE_NAMES:
             message = "-s changes a node's values, not its op"
-            mistakes.append(Mistake(message, position=position, hint="change the op in the file"))
+            mistakes.append(Finding(message, Field(position=position), "change the op in the file"))
         elif owner == "pipeline" and field in ("ops", "drafts"):
             message = f"-s cannot change pipeline.{field}"
-            mistakes.append(Mistake(message, position=position, hint="change it in the file"))
+            mistakes.append(Finding(message, Field(position=position), "change it in the file"))
         else:
             overrides.append(Override(owner, field, value, position))
     return overrides, mistakes
@@ -72,14 +73,14 @@ def put_overrides(tree: Tree, overrides: Sequence[Override]) -> list[Override]:
             if isinstance(holder.get(override.owner, {}), dict):  # what is no table is reported as such
                 _put(tree, override)
         except ValueError as error:
-            tree.mistakes.append(Mistake(str(error), position=override.position))
+            tree.mistakes.append(Finding(str(error), Field(position=override.position)))
     return others
 
 
-def unknown_owner(override: Override, nodes: Sequence[str]) -> Mistake:
+def unknown_owner(override: Override, nodes: Sequence[str]) -> Finding:
     copies = [node_id for node_id in nodes if node_id.startswith(f"{override.owner}-")]
     hint = f"its copies: {', '.join(copies)}" if copies else known_nodes(override.owner, nodes, TABLE_NAMES)
-    return Mistake(f'there is no node "{shortened(override.owner)}"', position=override.position, hint=hint)
+    return Finding(f'there is no node "{shortened(override.owner)}"', Field(position=override.position), hint)
 
 
 def overridden_nodes(overrides: Sequence[str]) -> dict[str, str]:

@@ -12,7 +12,8 @@ import attrs
 from dsl.compile import compile_pipeline, compiled
 from dsl.draft_folders import INIT, use_checked_folders
 from dsl.edge_checks import Absent, absolute_path
-from dsl.errors import Mistake, PipelineError, Position, listed
+from dsl.errors import PipelineError, listed
+from dsl.finding import Field, Finding, Position
 from dsl.graph import Graph
 from dsl.imports import import_from_source, put_on_path
 from dsl.interpolation import TRACKING_URI, interpolate
@@ -41,7 +42,7 @@ def read_graph(
         return compiled(tree, overrides, sweeps, absent)
     if file.suffix == ".py":
         return compile_pipeline(_read_python(file), overrides, sweeps, absent)
-    raise PipelineError([Mistake(f"{file} is not a pipeline file: its name must end in .toml or .py")])
+    raise PipelineError([Finding(f"{file} is not a pipeline file: its name must end in .toml or .py")])
 
 
 def op_files_of(file: Path) -> tuple[Path, ...]:
@@ -69,25 +70,23 @@ def _require_file(file: Path) -> None:
     if is_there(file, Path.is_file):
         return
     if not is_there(file, Path.is_dir):
-        raise PipelineError([Mistake(f"there is no pipeline file {file}")])
+        raise PipelineError([Finding(f"there is no pipeline file {file}")])
     inside = [str(each) for each in sorted(file.glob("*.toml"))]
     hint = f"in it: {listed(inside, 300)}" if inside else "there is no *.toml in it"
-    raise PipelineError([Mistake(f"{file} is a folder, not a pipeline file", hint=hint)])
+    raise PipelineError([Finding(f"{file} is a folder, not a pipeline file", advice=hint)])
 
 
 def _load_ops(tree: Tree) -> None:
     """Make the ops of the pipeline's own files and draft folders known to the tree."""
     tree.op_files = _op_files(tree)
     for mistake in use_checked_folders(tree.op_files):
-        tree.report(("pipeline", "drafts"), mistake.message, mistake.hint)
+        tree.report(("pipeline", "drafts"), mistake.what, mistake.advice)
     try:
         user_ops(tree.op_files)
     except PipelineError as error:
         tree.knows_all_ops = False
         where = tree.position(("pipeline", "ops"))
-        tree.mistakes += [
-            attrs.evolve(each, path="pipeline.ops", position=each.position or where) for each in error.mistakes
-        ]
+        tree.mistakes += [each.at("pipeline.ops", each.position or where) for each in error.mistakes]
     files = tree.op_files if tree.knows_all_ops else ()
 
     @cache
@@ -132,7 +131,7 @@ def _read_python(file: Path) -> Pipeline:
     if strangers:
         hint = "name the file that declares it in Pipeline(..., op_files=(...)), since stages load ops from there"
         raise PipelineError(
-            [Mistake(f"the op {node.op.name} is in no op file", f"node.{node.id}", None, hint) for node in strangers]
+            [Finding(f"the op {node.op.name} is in no op file", Field(f"node.{node.id}"), hint) for node in strangers]
         )
     return pipeline
 
@@ -141,7 +140,7 @@ def _run_python(file: Path) -> Pipeline:
     """What `pipeline()` of the file returns; an error in it is shown with its line in the file."""
     place = absolute_path(file, Path.cwd())
     if store := store_above(place):
-        raise PipelineError([Mistake(f"{file} lies inside the store {store}, from which no code is run: copy it out")])
+        raise PipelineError([Finding(f"{file} lies inside the store {store}, from which no code is run: copy it out")])
     put_on_path(place.parent)
     import_from_source()
     module = new_module(f"pipeline_file_{place.stem}", place)
@@ -152,10 +151,10 @@ def _run_python(file: Path) -> Pipeline:
             returned = make() if callable(make) else None
     except Exception as error:
         mistake = raised_in(place, error, str(file))  # of a config, every mistake on a line
-        raise PipelineError([attrs.evolve(mistake, message=line) for line in mistake.message.split("\n")]) from error
+        raise PipelineError([attrs.evolve(mistake, what=line) for line in mistake.what.split("\n")]) from error
     if not isinstance(returned, Pipeline):
         message = "a pipeline file in Python has a function pipeline() that returns a Pipeline"
         if callable(make):
             message += f", not {shown_value(returned)}" if returned is not None else "; this one returns nothing"
-        raise PipelineError([Mistake(message, position=Position(str(file)))])
+        raise PipelineError([Finding(message, Field(position=Position(str(file))))])
     return returned

@@ -19,7 +19,8 @@ from typing import Any
 import attrs
 from attrs import define
 
-from dsl.errors import Mistake, PipelineError, Position, shortened
+from dsl.errors import PipelineError, shortened
+from dsl.finding import Field, Finding, Position
 from dsl.op import ConfigField, OpSpec
 from dsl.pipeline import Copy
 from dsl.shown import shown_value
@@ -79,7 +80,7 @@ class Tree:
     is_literal: bool = False
     origins: dict[KeyPath, Origin] = attrs.field(factory=dict)
     copies: dict[str, Copy] = attrs.field(factory=dict)
-    mistakes: list[Mistake] = attrs.field(factory=list)
+    mistakes: list[Finding] = attrs.field(factory=list)
     wrong: dict[str, set[str]] = attrs.field(factory=dict)
 
     @property
@@ -162,7 +163,7 @@ class Tree:
     def report(self, path: KeyPath, message: str, hint: str = "") -> None:
         self.mistakes.append(self.mistake(path, message, hint))
 
-    def mistake(self, path: KeyPath, message: str, hint: str = "") -> Mistake:
+    def mistake(self, path: KeyPath, message: str, hint: str = "") -> Finding:
         """A mistake at a value, under the path that the user wrote, and with its position where that is known."""
         where, _ = self.origin(path)
         position = self.position(path)
@@ -170,7 +171,7 @@ class Tree:
             where = where[1:] if where[0] in ("node", "sweep") else where
             given = position.file.partition(" ")[2].partition("=")[0].strip()
             where = () if given in (_dotted(where), _dotted(path[1:])) else where
-        return Mistake(message, _dotted(where), position, hint)
+        return Finding(message, Field(_dotted(where), position), hint)
 
     def place_of(self, position: Position) -> tuple[int, int, int]:
         """For sorting: files in their order, then lines."""
@@ -220,7 +221,7 @@ def read_tree(file: Path) -> Tree:
         if real in seen:
             shown = [str(each.path) for each in files[seen.index(real) :]]
             message = f"the files extend each other: {' -> '.join([*shown, str(base)])}"
-            raise PipelineError([Mistake(message, EXTENDS, position)])
+            raise PipelineError([Finding(message, Field(EXTENDS, position))])
         files.append(source)
         seen.append(real)
     values: dict[str, Any] = {}
@@ -253,11 +254,11 @@ def _base_of(source: SourceFile) -> tuple[Path, Position | None]:
     position = source.positions.get((EXTENDS,))
     if not isinstance(value, str) or not value:
         message = f"expected the path of another pipeline file, got {shown_value(value)}"
-        raise PipelineError([Mistake(message, EXTENDS, position, 'extends = "base.toml"')])
+        raise PipelineError([Finding(message, Field(EXTENDS, position), 'extends = "base.toml"')])
     base = Path(os.path.normpath(source.path.parent / value))
     if base.suffix != ".toml":
         message = f"only a TOML file can be extended, not {shortened(str(base), 300)}"
-        raise PipelineError([Mistake(message, EXTENDS, position)])
+        raise PipelineError([Finding(message, Field(EXTENDS, position))])
     return base, position
 
 
@@ -268,13 +269,15 @@ def _read(file: Path, named_at: Position | None) -> SourceFile:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         message = f"the pipeline file {file} cannot be read: {reason}"
-        raise PipelineError([Mistake(message, EXTENDS if named_at else "", named_at)]) from error
+        raise PipelineError([Finding(message, Field(EXTENDS if named_at else "", named_at))]) from error
     try:
         text = data.decode("utf-8-sig")  # editors put a mark before the first line
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         column = len(error.object[: error.start].split(b"\n")[-1].decode()) + 1
-        raise PipelineError([Mistake("the file is not UTF-8", position=Position(str(file), line, column))]) from error
+        raise PipelineError(
+            [Finding("the file is not UTF-8", Field(position=Position(str(file), line, column)))]
+        ) from error
     return SourceFile(file, text, parsed(text, str(file)))
 
 

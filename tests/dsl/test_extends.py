@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl import tree
-from dsl.errors import PipelineError, Position
+from dsl.errors import PipelineError
+from dsl.finding import Position
 from dsl.graph import Graph
 from dsl.pipeline import Launch
 from dsl.read_toml import read_graph
