@@ -177,8 +177,10 @@ def _check_names(tree: Tree) -> None:
 def _in_order(mistakes: Sequence[Finding], tree: Tree) -> list[Finding]:
     """In the order of the files, those of the command line last."""
 
-    def place(mistake: Finding) -> tuple[bool, tuple[int, int, int]]:
+    files = {str(source.path): place for place, source in enumerate(tree.files)}
+
+    def place(mistake: Finding) -> tuple[bool, int, int, int]:
         position = mistake.position or Position("")
-        return position.is_argument, tree.place_of(position)
+        return position.is_argument, files.get(position.file, len(files)), position.line, position.column
 
     return sorted(mistakes, key=place)

@@ -17,9 +17,9 @@ from dsl.convert import member_type, type_mistake, typed_value
 from dsl.edge_checks import external_value
 from dsl.errors import did_you_mean, shortened
 from dsl.node_check import unknown_key
-from dsl.op import ConfigField, chosen_tables
+from dsl.op import chosen_tables
 from dsl.order import cycles, in_order
-from dsl.secrets import secret_names
+from dsl.secrets import secret_names, texts
 from dsl.tables import TABLE_NAMES
 from dsl.toml import KeyPath
 from dsl.tree import Tree, cells, owner_path, table_values
@@ -47,18 +47,9 @@ def interpolate(tree: Tree) -> None:
     _Interpolation(tree).run()
 
 
-def has_reference(value: Any) -> bool:
-    """Whether a text, or one in a list or table, holds `${`."""
-    if isinstance(value, str):
-        return OPENING in value
-    if isinstance(value, dict):
-        return any(has_reference(member) for member in value.values())
-    return isinstance(value, (list, tuple)) and any(has_reference(member) for member in value)
-
-
 def referred_fields(value: Any) -> Iterator[str]:
     """The fields that the texts of a value refer to, known or not, as "node.field" or "node.table.field"."""
-    for text in _texts(value):
+    for text in texts(value):
         for token in TOKEN.finditer(text):
             if not token["escape"] and FIELD.fullmatch(token["body"]):
                 yield token["body"]
@@ -76,7 +67,7 @@ class _Interpolation:
             whole = owner_path(owner)
             for name, value in cells(tree.table(*whole), tree.fields(owner)):
                 path = (*whole, *name)
-                if has_reference(value) and (not tree.is_literal or tree.is_argument(path)):
+                if any(texts(value)) and (not tree.is_literal or tree.is_argument(path)):
                     self.waiting[".".join((owner, *name))] = path, value
 
     def run(self) -> None:
@@ -220,7 +211,7 @@ class _Interpolation:
         if not tree.wrong.get(owner, set()).isdisjoint((name, table)):
             raise _Refused
         values = self._values_of(owner, table)
-        value = attrs.NOTHING if values is None else values.get(key, _default(field))
+        value = attrs.NOTHING if values is None else values.get(key, field.made_default)
         if value is attrs.NOTHING:
             if owner == "pipeline":
                 raise _Refused
@@ -238,7 +229,7 @@ class _Interpolation:
         values, fields = self.tree.table(*owner_path(owner)), self.tree.fields(owner)
         if not table:
             return values
-        default = {} if table in chosen_tables(fields, values) else _default(fields[table])
+        default = {} if table in chosen_tables(fields, values) else fields[table].made_default
         return table_values(default if values.get(table) is None else values[table])
 
 
@@ -254,19 +245,3 @@ def _from_environment(name: str, expected: Any) -> Any:
         return typed_value(os.environ[name], expected)
     except ValueError:
         return os.environ[name]
-
-
-def _default(field: ConfigField) -> Any:
-    return field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    pending = [value]
-    while pending:
-        member = pending.pop()
-        if isinstance(member, str):
-            yield member
-        elif isinstance(member, (list, tuple)):
-            pending += reversed(member)
-        elif isinstance(member, dict):
-            pending += reversed(list(member.values()))

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
 from attrs import frozen
 
 from dsl.convert import member_type, type_mistake, typed_value
@@ -104,7 +103,7 @@ def _put(tree: Tree, override: Override) -> None:
     whole = (*owner_path(override.owner), *path)
     field = fields.get(str(path[0]))
     if len(path) == 2 and field is not None and field.table is None:
-        table = tree.table(*whole[:-1]) or _default_table(field)
+        table = tree.table(*whole[:-1]) or dict(field.made_default if isinstance(field.made_default, dict) else {})
         tree.put(whole[:-1], table, override.position)  # in which a wrong key is a mistake of the whole
     is_reset = override.text == NONE and has_default and type_mistake(expected, None) is not None
     tree.put(whole, None if is_reset else typed_value(override.text, expected), override.position)
@@ -128,9 +127,3 @@ def _declared(fields: Mapping[str, ConfigField], text: str) -> tuple[KeyPath, An
         return (name, rest), member_type(field.type, dict), True
     path, expected, has_default = _declared(field.fields, rest)
     return (name, *path), expected, has_default
-
-
-def _default_table(field: ConfigField) -> dict[str, Any]:
-    """The default of a field that is a table of any keys, which a key is added to."""
-    default = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
-    return dict(default) if isinstance(default, dict) else {}

@@ -173,12 +173,6 @@ class Tree:
             where = () if given in (_dotted(where), _dotted(path[1:])) else where
         return Finding(message, Field(_dotted(where), position), hint)
 
-    def place_of(self, position: Position) -> tuple[int, int, int]:
-        """For sorting: files in their order, then lines."""
-        names = [str(source.path) for source in self.files]
-        place = names.index(position.file) if position.file in names else len(names)
-        return place, position.line, position.column
-
     def _source(self, path: KeyPath) -> SourceFile | None:
         return next((source for source in self.files if source.holds(path)), None)
 
