@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from dsl.convert import structure, type_mistake
-from dsl.edge_checks import Absent, all_of, inputs_of, wiring_mistakes
+from dsl.edge_checks import Absent, absolute_path, all_of, inputs_of, wiring_mistakes
 from dsl.errors import PipelineError, did_you_mean, shortened
 from dsl.finding import Field, Finding, Position
 from dsl.for_each import expand, merged_mistakes, put_sweeps, sort_of
@@ -112,7 +112,8 @@ def tree_of(made: Pipeline | Graph) -> Tree:
         "node": {node.id: _table(node) for node in made.nodes.values()},
     }
     copies = {node.id: node.copy for node in made.nodes.values() if node.copy is not None}
-    return Tree(merged({}, values), made.root, op_files=made.op_files, is_literal=True, copies=copies)
+    op_files = tuple(absolute_path(file, made.root) for file in made.op_files)
+    return Tree(merged({}, values), made.root, op_files=op_files, is_literal=True, copies=copies)
 
 
 def _table(node: Node | GraphNode) -> dict[str, Any]:
