@@ -7,8 +7,9 @@ from pathlib import Path
 
 import attrs
 
+from dsl.compile import compile_pipeline
 from dsl.errors import DataError, PipelineError
-from dsl.overrides import apply_overrides, overridden_nodes
+from dsl.overrides import overridden_nodes
 from dsl.pipeline import Pipeline
 from ops.check_export.op import CheckExport, unlike_serving
 from ops.evaluate.op import Evaluate
@@ -84,13 +85,14 @@ def leave_out_gate(pipeline: Pipeline, overrides: Sequence[str]) -> list[str]:
     """
     if GATE in overridden_nodes(overrides).values():
         return []
+    gate = pipeline.nodes.pop(GATE)
     try:
-        evaluated = attrs.asdict(apply_overrides(pipeline, overrides).nodes["eval"].config, recurse=False)
+        evaluated = attrs.asdict(compile_pipeline(pipeline, overrides).nodes["eval"].config, recurse=False)
     except PipelineError:
-        return []  # reported with the mistakes between the nodes
+        return []  # the caller reports the same mistakes
     unlike = unlike_serving(evaluated, None)
     if evaluated["block_size"] is not None:  # that of the training is known once the draft is read
         unlike.append(f"block_size = {evaluated['block_size']}")
-    if unlike:
-        del pipeline.nodes[GATE]
+    if not unlike:
+        pipeline.nodes[GATE] = gate
     return [f"eval.{text}" for text in unlike]

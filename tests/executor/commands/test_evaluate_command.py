@@ -14,10 +14,9 @@ from fake_stage import FakeStage
 from family_checkpoints import HIDDEN, LAYERS, VOCABULARY, make_checkpoint
 from safetensors.torch import save_file
 
+from dsl.compile import compile_pipeline
 from dsl.draft_folders import INIT, own_algorithms, use_draft_folders
 from dsl.errors import ConfigError, DataError, PipelineError
-from dsl.graph import compiled
-from dsl.read_toml import checked_pipeline
 from executor import cli
 from executor.commands.evaluate import add_arguments, checked_graph
 from executor.records.run_record import Record
@@ -44,7 +43,7 @@ def test_a_draft_and_its_target_become_a_pipeline_up_to_the_gate(tmp_path, monke
         (tmp_path / name).mkdir()
     (tmp_path / "mine.jsonl").write_text("")
     pipeline = evaluation_pipeline("draft", "target", "mine.jsonl", 5)
-    nodes = compiled(checked_pipeline(pipeline, ["eval.dtype=bfloat16"])).nodes
+    nodes = compile_pipeline(pipeline, ["eval.dtype=bfloat16"]).nodes
     assert ["target", "draft", "ingest", "inject", "tokenize", "eval", "check"] == list(nodes)
     assert str(tmp_path / "draft") == nodes["draft"].config.source
     assert str(tmp_path / "mine.jsonl") == nodes["ingest"].config.source
@@ -100,7 +99,7 @@ def evaluated(tmp_path, *arguments):
     [
         ("eval.temperature=0.5", "eval.temperature = 0.5"),
         ("eval.block_size=4", "eval.block_size = 4"),
-        ("eval.benchmark=bench.jsonl", "eval.benchmark = bench.jsonl"),
+        ("eval.benchmark=bench.jsonl", "/bench.jsonl\n"),
     ],
 )
 def test_an_evaluation_that_no_server_repeats_is_made_without_the_gate(override, named, tmp_path, monkeypatch, capsys):
@@ -258,7 +257,7 @@ def test_an_evaluation_that_did_not_finish_ends_with_what_is_open(tmp_path, monk
     for name in ("draft", "target"):
         (tmp_path / name).mkdir()
     store = Store.open(tmp_path / "runs", write=True)
-    record = new_record(store.records, compiled(evaluation_pipeline("draft", "target", None, 1)))
+    record = new_record(store.records, compile_pipeline(evaluation_pipeline("draft", "target", None, 1)))
     record.save_all()
     lines = list(in_short(store, record))
     assert "Is it safe to serve?" in lines
