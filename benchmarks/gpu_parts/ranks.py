@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.gpu_parts.timing import answer, draft_sizes, part_parser, peak_mib, times_of
 from benchmarks.sides.ours import draft_model, make_engine, micro_batches
 from benchmarks.sides.problem import Problem, make_problem, slot_targets
-from executor.launchers.ranks import rank_environment
+from executor.launchers.rank_processes import rank_environment
 from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
 from ops.lib.training import ranks
 from ops.lib.training.dtensors import gathered

@@ -150,7 +150,7 @@ def only_lost_connections(results: Sequence[RankResult | None], exits: Sequence[
 def ended_by(code: int | None) -> Failure:
     """The failure of a stage that ended without a result, by its exit code; None where nobody saw it end."""
     if code is None:
-        return Failure("the forkserver, the parent of all stages, was killed, and this stage with it", (KILLED,))
+        return Failure("its processes have ended, and nobody saw how", (KILLED,))
     if code < 0:
         return Failure(killed(code), (_signal_name(code),))
     return Failure(f"the process ended with exit code {code} and without a result", (NO_RESULT,))

@@ -36,7 +36,7 @@ from dsl.convert import structure, unstructure
 from dsl.errors import ClusterError, StageError, StructureError, shortened
 from dsl.imports import PROJECT
 from executor.launchers.backend import StageOrder
-from executor.launchers.host_facts import HostFacts, host_facts
+from executor.launchers.hosts import HostFacts, host_facts
 from executor.store.lease import ACTORS
 from executor.system.jsonlines import read_json
 from executor.system.log_tail import last_lines

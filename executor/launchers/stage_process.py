@@ -16,7 +16,7 @@ from attrs import frozen
 
 from dsl.errors import DiskFull
 from dsl.launch import Launch
-from executor.launchers.backend import Backend, HostsExit, StageOrder, exits_path, host_log
+from executor.launchers.backend import Backend, HostExit, StageOrder, exits_path, host_log
 from executor.launchers.failure import (
     DISK_FULL,
     HOST_LOST,
@@ -28,12 +28,11 @@ from executor.launchers.failure import (
     only_lost_connections,
 )
 from executor.launchers.stage_contract import SHARED, STOP_REQUESTED, RankResult, StageSpec, read_exits
-from executor.launchers.worker import EXECUTOR_GONE, NO_LOG
+from executor.launchers.worker import EXECUTOR_GONE
 from executor.store.lease import Lease
 from executor.system.log_tail import last_lines
 from executor.system.os_errors import NO_SPACE, clear_error, clear_errors, full_at
 from executor.system.resource_pool import Demand, Share
-from executor.system.stage_mark import stage_mark
 from executor.system.symlinks import appended
 
 STOP_WITHIN_S = 5.0
@@ -89,7 +88,6 @@ class StageProcess:
                 job=job,
                 job_digest=job_digest,
                 folder=lease.folder,
-                mark=stage_mark(lease.folder, lease.id),
                 results=self._results,
                 private=private,
                 log=log,
@@ -118,7 +116,7 @@ class StageProcess:
             gpu_memory=_sum(result.gpu_memory for result in reported),
         )
 
-    def _exit(self, hosts: HostsExit, results: Sequence[RankResult | None]) -> StageExit:
+    def _exit(self, hosts: HostExit, results: Sequence[RankResult | None]) -> StageExit:
         done = [result for result in results if result is not None and result.status == "done"]
         needed = 1 if self._launch.shard_workers > 1 else len(results)  # the others do a lost worker's shards
         if hosts.code == 0 and len(done) >= needed:
@@ -137,7 +135,7 @@ class StageProcess:
 
     @property
     def pid(self) -> int | None:
-        """The root process of the stage on this machine; None before it is known."""
+        """The root process of the stage, where it is on this machine."""
         return self._stage.pid
 
     @property
@@ -179,7 +177,7 @@ class StageProcess:
         shown = shown or (last_lines(log, 0) if host else self.tail())
         return (*shown, f"log of that host: {log}") if host else shown
 
-    def _failure(self, hosts: HostsExit, results: Sequence[RankResult | None]) -> Failure:
+    def _failure(self, hosts: HostExit, results: Sequence[RankResult | None]) -> Failure:
         exits = [each for host in range(self._launch.parts) for each in read_exits(exits_path(self._results, host))]
         each_host = self._launch.processes_of_part
         names = [hosts.hosts[number // each_host] for number in range(len(results))] if hosts.hosts else []
@@ -193,8 +191,8 @@ class StageProcess:
             return cause
         if any(result and result.status == "stopped" for result in results):
             return Failure("StopRequested: the op raised it without a request to stop")
-        if hosts.code in (EXECUTOR_GONE, NO_LOG):
-            gone = self._log.parent if hosts.code == NO_LOG else self._results.parent
+        if hosts.code == EXECUTOR_GONE:
+            gone = self._results.parent
             return Failure(
                 f"StoreError: {gone}: {'cannot be used' if gone.is_dir() else 'is gone'}; was it removed or changed "
                 "while the run used it?",

@@ -14,7 +14,7 @@ from draft_cases import random_case
 from draft_chain import TEXT, make_features, make_plan, make_target, train_config
 from fake_stage import FakeStage
 
-from executor.launchers.ranks import rank_environment
+from executor.launchers.rank_processes import rank_environment
 from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
 from ops.lib.training import ranks

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from executor.launchers import ranks
-from executor.launchers.ranks import Rank, Watch
+from executor.launchers.rank_processes import Rank, Watch
 
 
 @pytest.fixture
