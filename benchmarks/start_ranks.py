@@ -56,7 +56,7 @@ ops = ["meeting.py"]
 tracking = false
 [node.meet]
 op = "meet"
-launch = { kind = "torchrun", nproc = RANKS, threads = 1, device = "cpu" }
+launch = { kind = "ranks", nproc = RANKS, threads = 1, device = "cpu" }
 """
 
 

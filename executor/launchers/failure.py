@@ -180,7 +180,7 @@ def _ends(results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts
         if result is None or (result.status != "failed" and code < 0):
             text = f"{names_of[rank]} {exit_text(code)}{' and without a result' * (code >= 0)}"
             names = (_signal_name(code),) if code < 0 else (NO_RESULT,)
-            # torchrun records an exit late and in whole seconds: date a kill before whatever it may have caused.
+            # The parent of the ranks notes an exit late: date a kill before whatever it may have caused.
             ends.append(_End(rank_exit.time - EXIT_DELAY_S, code in SECONDARY_EXITS, Failure(text, names, rank)))
     return ends
 

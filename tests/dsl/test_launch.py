@@ -73,7 +73,7 @@ def test_what_is_no_amount_of_bytes_is_refused(text: str) -> None:
         ("hosts = 0", "hosts: must be >= 1, got 0"),
         ("hosts = 2", 'hosts: hosts > 1 needs kind = "ray"'),
         (
-            'shard_workers = 2, kind = "torchrun", nproc = 2',
+            'shard_workers = 2, kind = "ranks", nproc = 2',
             "shard_workers: workers that share shards are processes of one rank each; leave nproc and hosts out, "
             "or shard_workers",
         ),
@@ -101,9 +101,9 @@ def test_a_wrong_launch_is_told_with_field_and_value(tmp_path: Path, launch: str
 @pytest.mark.parametrize(
     ("launch", "field"),
     [
-        ('kind = "torchrun", nnodes = 2', "nnodes"),
-        ('kind = "torchrun", nnodes = 2, rendezvous = "host:29500"', "nnodes"),
-        ('kind = "torchrun", rendezvous = "host:29500"', "rendezvous"),
+        ('kind = "ranks", nnodes = 2', "nnodes"),
+        ('kind = "ranks", nnodes = 2, rendezvous = "host:29500"', "nnodes"),
+        ('kind = "ranks", rendezvous = "host:29500"', "rendezvous"),
     ],
 )
 def test_ranks_of_torchrun_on_several_machines_are_one_mistake_that_names_ray(

@@ -61,7 +61,7 @@ ops = ["talking.py"]
 
 [node.r]
 op = "talk"
-launch = { kind = "torchrun", nproc = 2, threads = 1 }
+launch = { kind = "ranks", nproc = 2, threads = 1 }
 """
 STORES_READ_EVERY_S = 5.0  # torch's elastic agents, by their keep-alive
 

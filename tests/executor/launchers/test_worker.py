@@ -91,13 +91,13 @@ def test_a_figure_that_is_drawn_anew_stays_whole_until_the_new_one_is(make_stage
 def test_threads_are_the_cores_divided_by_the_ranks_unless_given():
     cores = len(os.sched_getaffinity(0))
     assert threads_of(Launch()) == cores
-    assert threads_of(Launch(kind="torchrun", nproc=4 * cores)) == 1
+    assert threads_of(Launch(kind="ranks", nproc=4 * cores)) == 1
     assert threads_of(Launch(threads=3)) == 3
 
 
 def test_an_op_that_makes_use_of_few_threads_gets_no_more_of_them_unless_they_are_given():
     assert [1, 2, 3] == [threads_of(Launch(cpus=3), useful=useful) for useful in (1, 2, 9)]
-    assert 2 == threads_of(Launch(kind="torchrun", nproc=4, cpus=8), useful=3)
+    assert 2 == threads_of(Launch(kind="ranks", nproc=4, cpus=8), useful=3)
     assert 8 == threads_of(Launch(threads=8, cpus=3), useful=1)
 
 

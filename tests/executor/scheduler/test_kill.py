@@ -69,7 +69,7 @@ def test_a_worker_that_starts_late_leaves_the_next_attempt_alone(tmp_path):
     late.mkdir()
     (late / "sitecustomize.py").write_text(LATE)
     late_path = f"{late}{os.pathsep}{PROJECT}"
-    first = toy.start("resume", "-s", "d.fail_at=-1", "-s", "d.launch.kind=torchrun", PYTHONPATH=late_path)
+    first = toy.start("resume", "-s", "d.fail_at=-1", "-s", "d.launch.kind=ranks", PYTHONPATH=late_path)
     wait_for((late / "waits").exists)
     pids = late_ranks(toy)
     assert len(pids) == 1
@@ -91,12 +91,12 @@ def test_a_worker_that_starts_late_leaves_the_next_attempt_alone(tmp_path):
 
 
 def late_ranks(toy):
-    """Ranks of this toy's stages that torchrun has started as processes of their own."""
+    """Ranks of this toy's stages that are processes of their own."""
     ranks = processes(lambda folder: b"executor.launchers.worker" in (folder / "cmdline").read_bytes())
     return [pid for pid in ranks if pid in stage_pids(toy)]
 
 
-def test_no_rank_of_torchrun_outlives_an_executor_that_was_killed_alone(tmp_path):
+def test_no_rank_outlives_an_executor_that_was_killed_alone(tmp_path):
     toy = Toy(tmp_path, TWO_RANKS)
     process, ranks = two_ranks(toy)
     assert set(ranks) < set(stage_pids(toy))
@@ -106,7 +106,7 @@ def test_no_rank_of_torchrun_outlives_an_executor_that_was_killed_alone(tmp_path
     process.communicate()
 
 
-def test_a_stop_reaches_every_rank_of_torchrun(tmp_path):
+def test_a_stop_reaches_every_rank(tmp_path):
     toy = Toy(tmp_path, TWO_RANKS)
     process, _ = two_ranks(toy)
     process.terminate()

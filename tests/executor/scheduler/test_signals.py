@@ -129,7 +129,7 @@ def test_a_stop_that_reaches_a_stage_in_its_first_moment_is_kept_for_the_op(tmp_
     assert (0, "True") == (result.returncode, toy.text("a")), result.stderr
 
 
-def test_torchrun_that_is_asked_to_stop_in_its_first_moment_ends(tmp_path):
+def test_ranks_that_are_asked_to_stop_in_their_first_moment_end(tmp_path):
     toy = Toy(tmp_path, TWO_RANKS)
     (tmp_path / "sitecustomize.py").write_text(STOPPED_AT_ONCE)
     result = toy.dflow("run", str(toy.file), PYTHONPATH=f"{tmp_path}{os.pathsep}{PROJECT}")
@@ -137,7 +137,7 @@ def test_torchrun_that_is_asked_to_stop_in_its_first_moment_ends(tmp_path):
     assert [] == list(tmp_path.glob("rank-*.pid"))
 
 
-def test_a_stop_that_is_sent_to_torchrun_and_all_its_ranks_too_lets_them_save(tmp_path):
+def test_a_stop_that_is_sent_to_all_ranks_too_lets_them_save(tmp_path):
     toy = Toy(tmp_path, TWO_RANKS)
     process, _ = two_ranks(toy)
     for pid in (*stage_pids(toy), process.pid):
