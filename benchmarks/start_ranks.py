@@ -35,7 +35,7 @@ import json, os, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from ops.lib.training.ranks import joined
+from ops.lib.training.rank_group import joined
 
 def meet(config, stage):
     with joined(stage):

@@ -10,7 +10,7 @@ from ops.evaluate.estimate import LONGEST
 from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.lib.target.sizes import ITEM_SIZES
-from ops.lib.threads import threads_of_decoding
+from ops.lib.thread_table import threads_of_decoding
 
 TOGETHER = 16  # requests of a batch, as in ops/check_export/live.py, which loads SGLang
 RESERVED_BLOCKS = 3  # of a request, as in ops/lib/sglang/dflash_worker.py

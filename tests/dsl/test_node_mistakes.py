@@ -154,9 +154,7 @@ def test_sequence_parallelism_is_refused_for_an_op_that_does_none(tmp_path: Path
 def test_the_degree_of_sequence_parallelism_travels_with_the_launch(tmp_path: Path) -> None:
     write(tmp_path, MEASURE, "measure_ops.py")
     head = 'pipeline = { name = "p", ops = ["measure_ops.py"] }\n\n'
-    file = write(
-        tmp_path, head + '[node.n]\nop = "measure"\nlaunch = { kind = "ranks", nproc = 4, sp_degree = 2 }\n'
-    )
+    file = write(tmp_path, head + '[node.n]\nop = "measure"\nlaunch = { kind = "ranks", nproc = 4, sp_degree = 2 }\n')
     assert read_graph(file).nodes["n"].launch == Launch(kind="ranks", nproc=4, sp_degree=2)
     graph = read_graph(file, ["n.launch.sp_degree=4"])
     assert graph.nodes["n"].launch == Launch(kind="ranks", nproc=4, sp_degree=4)

@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from ops.lib.training.peers import own_peers
-from ops.lib.training.ranks import any_rank, collected, joined
+from ops.lib.training.rank_group import any_rank, collected, joined
 
 HERE = Path(__file__).parent
 

@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from dsl.errors import DataError
-from ops.lib.training.ranks import meeting_store
+from ops.lib.training.rank_group import meeting_store
 
 def die(config, stage):
     store = meeting_store(stage.rank, stage.world_size)
