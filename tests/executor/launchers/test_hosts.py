@@ -12,8 +12,8 @@ from test_placement import graph
 from dsl.graph import GraphNode
 from dsl.launch import Launch
 from executor.launchers.backend import HostExit, StageOrder, exits_path
-from executor.launchers.cluster_capacity import ClusterCapacity
 from executor.launchers.hosts import HostExits
+from executor.launchers.ray_backend import ClusterCapacity
 from executor.launchers.stage_contract import RankExit, lost_workers, write_exits
 from executor.system.resource_pool import Capacity, Demand, Share
 from executor.system.supervisor import GONE
