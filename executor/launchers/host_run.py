@@ -86,6 +86,8 @@ class HostRun:
         self.gpus = gpus
         self._is_closed = False
         log = host_log(order.log, number)
+        with clear_errors(log):
+            appended(log).close()
         with clear_errors(order.private):
             self._redacted = RedactedLog(order.private / f"output-{number}", log, secrets) if secrets else None
         environment = {**stage_environment(order.share.threads, gpus), **(variables or {})}

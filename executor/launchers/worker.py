@@ -270,8 +270,11 @@ def _memory() -> int:
     """Peak bytes of this rank, plus those of its largest child where that is the larger one.
 
     A smaller child cannot be measured: until it runs its own program, Linux counts the memory of its parent as its own.
+    For the same reason this rank's own peak is not taken from getrusage.
     """
-    own, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    rows = Path("/proc/self/status").read_text().splitlines()
+    own = next(int(row.split()[1]) for row in rows if row.startswith("VmHWM:"))
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return (own + child if child > own else own) * 1024
 
 
