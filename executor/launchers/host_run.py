@@ -9,13 +9,13 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from dsl.files import appended
+from dsl.os_errors import clear_errors
 from executor.launchers.backend import HostExit, StageOrder, exits_path, host_log
 from executor.launchers.redaction import RedactedLog
 from executor.launchers.stage_environment import stage_environment
-from executor.system.os_errors import clear_errors
 from executor.system.stage_mark import STAGE, new_mark, note_mark
 from executor.system.supervisor import Child
-from executor.system.symlinks import appended
 
 WORKER = "executor.launchers.worker"
 

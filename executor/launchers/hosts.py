@@ -18,14 +18,14 @@ from attrs import frozen
 
 from dsl.errors import DflowError, DiskFull
 from dsl.imports import PROJECT
+from dsl.json_files import append_line
+from dsl.os_errors import NO_SPACE
 from dsl.secrets import values_of
 from executor.launchers.backend import HostExit, StageOrder, exits_path
 from executor.launchers.host_run import HostRun
 from executor.launchers.stage_contract import StageSpec, read_exits, report_lost
 from executor.records.events import Body, Event, System
 from executor.store.lease import Holder
-from executor.system.jsonlines import append_line
-from executor.system.os_errors import NO_SPACE
 from executor.system.resource_pool import VISIBLE
 from executor.system.supervisor import GONE, exit_text
 from executor.system.system_metrics import Usage

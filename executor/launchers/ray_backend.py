@@ -19,9 +19,13 @@ from pathlib import Path
 import attrs
 
 from dsl.convert import unstructure
-from dsl.errors import ClusterError, LeaseLost, Mistake, StageError, StopRequested
+from dsl.errors import ClusterError, LeaseLost, StageError, StopRequested
+from dsl.files import appended
+from dsl.finding import Field, Finding
 from dsl.graph import GraphNode
+from dsl.json_files import compact, write_json
 from dsl.launch import OWN_CLUSTER, Machine
+from dsl.os_errors import clear_errors
 from executor.launchers.backend import HostExit, StageOrder
 from executor.launchers.cluster_address import USED, USED_OPEN, accepts_open, cluster_address, remember_cluster
 from executor.launchers.ray_cluster import (
@@ -39,12 +43,9 @@ from executor.launchers.ray_cluster import (
 )
 from executor.launchers.stage_environment import stage_environment
 from executor.store.lease import ACTORS
-from executor.system.jsonlines import compact, write_json
-from executor.system.os_errors import clear_errors
 from executor.system.resource_pool import Capacity, Demand, Share, computes_on_gpu, too_much
 from executor.system.stage_mark import end_marked
 from executor.system.supervisor import Child
-from executor.system.symlinks import appended
 from executor.system.trust import is_trusted
 
 REMEDY = "request less for each host, or add larger hosts to the cluster"
@@ -88,14 +89,14 @@ class RayBackend:
         free = ClusterCapacity.of(tuple(host.unused for host in hosts))
         return f"cluster {address}: {len(hosts)} host{'s' * (len(hosts) != 1)}, {size}; free now: {free}"
 
-    def check(self, nodes: Mapping[str, GraphNode]) -> list[Mistake]:
+    def check(self, nodes: Mapping[str, GraphNode]) -> list[Finding]:
         first = f"node.{next(iter(nodes))}.launch.kind"
         if importlib.util.find_spec("ray") is None:
-            return [Mistake("Ray is not installed here", first, hint='pip install "dflow[ray]"')]
+            return [Finding("Ray is not installed here", Field(first), 'pip install "dflow[ray]"')]
         try:
             capacity = self.capacity()
         except StageError as error:
-            return [Mistake(str(error), first)]
+            return [Finding(str(error), Field(first))]
         return [mistake for node in nodes.values() for mistake in capacity.mistakes(node)]
 
     def start(self, order: StageOrder) -> RayStage:
@@ -242,7 +243,7 @@ class ClusterCapacity(Capacity):
     def threads(self, node: GraphNode, useful: int | None = None) -> int:
         return self._host_for(node).threads(node, useful)
 
-    def mistakes(self, node: GraphNode) -> list[Mistake]:
+    def mistakes(self, node: GraphNode) -> list[Finding]:
         """What keeps the node from ever starting."""
         found = too_much({node.id: node}, self._host_for(node), REMEDY)
         launch, room = node.launch, self._rooms(self.part(node))
@@ -251,7 +252,7 @@ class ClusterCapacity(Capacity):
         field = "hosts" if launch.hosts > 1 else "shard_workers"
         message = f"needs room for {launch.parts} parts, but the hosts of the cluster have room for {room}"
         hint = f"set {field} = {max(1, room)}, or fewer cpus, threads or gpus for each; or add hosts"
-        return [Mistake(message, f"node.{node.id}.launch.{field}", hint=hint)]
+        return [Finding(message, Field(f"node.{node.id}.launch.{field}"), hint)]
 
     def _host_for(self, node: GraphNode) -> Capacity:
         """What a part of the node may use: the largest host that makes parts of which all fit, else the largest.

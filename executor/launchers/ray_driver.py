@@ -21,6 +21,7 @@ from typing import Any
 
 from dsl.convert import structure
 from dsl.errors import DflowError, StageError, shortened
+from dsl.json_files import parse_json
 from dsl.secrets import redact, values_of
 from executor.launchers.backend import HostExit, StageOrder
 from executor.launchers.hosts import (
@@ -44,7 +45,6 @@ from executor.launchers.ray_cluster import (
 )
 from executor.launchers.stage_contract import StageSpec
 from executor.records.events import Info
-from executor.system.jsonlines import parse_json
 from executor.system.supervisor import ENDING, begin_as_child, end_with_parent
 
 WAITING_S = 5.0  # a stage that has found no room by then says so
