@@ -150,7 +150,7 @@ def test_a_stop_that_is_sent_to_all_ranks_too_lets_them_save(tmp_path):
 
 
 def test_a_rank_that_holds_the_interpreter_ends_with_the_executor(tmp_path):
-    toy = Toy(tmp_path, TWO_RANKS.replace('"ranks"', '"hold"').replace("seconds = 60.0\n", ""))
+    toy = Toy(tmp_path, TWO_RANKS.replace('op = "ranks"', 'op = "hold"').replace("seconds = 60.0\n", ""))
     (tmp_path / "toy.py").write_text((tmp_path / "toy.py").read_text() + HOLDS)
     process, ranks = two_ranks(toy)
     process.kill()
