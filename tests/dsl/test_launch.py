@@ -233,3 +233,7 @@ def pipeline() -> Pipeline:
 
 def test_few_bytes_are_shown_as_such():
     assert [shown_bytes(size) for size in (1, 99_999, 1e5, 2.7e6)] == ["1 bytes", "99,999 bytes", "0.1 MB", "2.7 MB"]
+
+
+def test_the_old_word_for_ranks_is_still_accepted() -> None:
+    assert structure(Launch, {"kind": "torchrun", "nproc": 2}) == Launch(kind="ranks", nproc=2)

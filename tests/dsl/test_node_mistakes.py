@@ -123,15 +123,15 @@ def test_an_op_for_one_process_is_refused_on_several_ranks(tmp_path: Path) -> No
     [
         (
             "2",
-            "8:31: node.n.launch.sp_degree: fewer ranks than the mesh needs: nproc = 2, sp_degree = 4;"
+            "8:28: node.n.launch.sp_degree: fewer ranks than the mesh needs: nproc = 2, sp_degree = 4;"
             " take nproc = 4 or a multiple of it, or a smaller sp_degree",
         ),
         (
             "6",
-            "8:31: node.n.launch.sp_degree: nproc = 6 is not a multiple of sp_degree = 4;"
+            "8:28: node.n.launch.sp_degree: nproc = 6 is not a multiple of sp_degree = 4;"
             " take nproc = 4 or 8, or another sp_degree",
         ),
-        ('"6"', '8:46: node.n.launch.nproc: expected int, got "6"'),  # and nothing about its fit
+        ('"6"', '8:43: node.n.launch.nproc: expected int, got "6"'),  # and nothing about its fit
     ],
 )
 def test_ranks_that_make_no_whole_groups_are_refused_with_all_other_mistakes(
@@ -146,7 +146,7 @@ def test_sequence_parallelism_is_refused_for_an_op_that_does_none(tmp_path: Path
     hint = "leave sp_degree out; every rank then takes whole sequences"
     message = f'the op "merge" does not support sequence parallelism ({hint})'
     assert node_mistakes(tmp_path, "merge", *lines) == [
-        f"9:42: node.n.launch.sp_degree: {message}",
+        f"9:39: node.n.launch.sp_degree: {message}",
         "10:1: node.n.more: unknown key (keys: parts, extra)",
     ]
 
