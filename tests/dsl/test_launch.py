@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.convert import structure
 from dsl.errors import ConfigError, PipelineError
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.overrides import override_graph
