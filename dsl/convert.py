@@ -95,6 +95,15 @@ def typed_value(text: str, expected: Any) -> Any:
     return document["value"]
 
 
+def accept_old_words(expected: Any, words: Mapping[str, str]) -> None:
+    """Let a Literal also be given by older words for its values. words: old -> new."""
+
+    def converted(value: Any, _: Any) -> Any:
+        return _choice(words.get(value, value) if isinstance(value, str) else value, expected)
+
+    converter.register_structure_hook_func(lambda each: each == expected, converted)
+
+
 def member_type(expected: Any, container: type) -> Any:
     """What the members of a list (tuple) or table (dict) of this type are; str where it is neither."""
     for choice in _choices(expected):

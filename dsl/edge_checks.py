@@ -167,8 +167,8 @@ def _pin_mistakes(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
 
 def _launch_mistakes(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
     several = [name for name in ("nproc", "hosts") if node.launch.get(name, 1) > 1]
-    if op.single_process and (several or node.launch.get("kind") == "torchrun"):
-        where = "kind" if node.launch.get("kind") == "torchrun" else several[0]
+    if op.single_process and (several or node.launch.get("kind") == "ranks"):
+        where = "kind" if node.launch.get("kind") == "ranks" else several[0]
         hint = 'leave launch out, or set kind = "process"' if where == "kind" else f"leave {where} out"
         yield node.mistake(f"launch.{where}", f'the op "{op.name}" runs in one process', hint)
     if not op.shares_shards and node.launch.get("shard_workers", 1) > 1:

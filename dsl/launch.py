@@ -9,6 +9,7 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen, validators
 
+from dsl.convert import accept_old_words
 from dsl.errors import shortened
 from dsl.shown import shown_value
 from dsl.sizes import parsed_bytes
@@ -16,6 +17,8 @@ from dsl.sizes import parsed_bytes
 ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 PORTS = range(1, 65536)
 OWN_CLUSTER = "local"
+Kind = Literal["process", "ranks", "ray"]
+accept_old_words(Kind, {"torchrun": "ranks"})
 
 
 def is_address(value: str) -> bool:
@@ -36,7 +39,7 @@ def cluster_mistake(value: str) -> str:
 
 def _needs_ranks(launch: Launch, field: attrs.Attribute[int], value: int) -> None:
     if value > 1 and launch.kind == "process":
-        raise ValueError(f'{field.name} > 1 needs kind = "torchrun" or "ray"')
+        raise ValueError(f'{field.name} > 1 needs kind = "ranks" or "ray"')
 
 
 def _needs_ray(launch: Launch, field: attrs.Attribute[int], value: int) -> None:
@@ -88,7 +91,7 @@ def _is_duration(instance: Any, field: attrs.Attribute[float], value: float) -> 
 class Launch:
     """How a stage runs, not what it computes: outside the key, recorded in the manifest.
 
-    kind "process" runs one process; "torchrun" runs nproc ranks on this machine; "ray" runs nproc ranks on each of
+    kind "process" runs one process; "ranks" runs nproc ranks on this machine; "ray" runs nproc ranks on each of
     hosts machines of a Ray cluster. Groups of sp_degree ranks share every sequence, for ops that do sequence
     parallelism; nproc is a multiple of it, so that a group is on one machine. shard_workers: processes that share the
     shards of an op that makes such, on this machine or anywhere in the cluster. threads are CPU threads per rank (0:
@@ -101,7 +104,7 @@ class Launch:
     after twice as long.
     """
 
-    kind: Literal["process", "torchrun", "ray"] = "process"
+    kind: Kind = "process"
     nproc: int = attrs.field(default=1, validator=[validators.ge(1), _needs_ranks])
     hosts: int = attrs.field(default=1, validator=[validators.ge(1), _needs_ray])
     sp_degree: int = attrs.field(default=1, validator=[validators.ge(1), _needs_ranks, _makes_whole_groups])

@@ -34,7 +34,7 @@ LENGTHS = {"string": "minLength", "array": "minItems"}
 BOUND: Any = type(validators.ge(0))  # attrs names the classes of its validators nowhere
 LENGTH: Any = type(validators.min_len(0))
 LAUNCH_HELP = {
-    "kind": '"process": one process of its own; "torchrun": nproc ranks here; "ray": on a Ray cluster',
+    "kind": '"process": one process of its own; "ranks": nproc ranks here; "ray": on a Ray cluster',
     "nproc": "ranks on each host",
     "hosts": "hosts of a Ray cluster, each with nproc ranks",
     "sp_degree": "ranks that share every sequence; nproc is a multiple of it",
@@ -60,7 +60,7 @@ TABLE_LIMITS: Mapping[str, Mapping[str, Schema]] = {
 LAUNCH_LIMITS: Mapping[str, Schema] = {"memory": SIZE, "retry_wait": {"minimum": 0}, "timeout": {"minimum": 0}}
 SEVERAL: Schema = {"type": "number", "minimum": 2}
 RAY: Schema = {"properties": {"kind": {"if": REFERENCE, "else": {"const": "ray"}}}, "required": ["kind"]}
-RANKS: Schema = {"properties": {"kind": {"if": REFERENCE, "else": {"enum": ["torchrun", "ray"]}}}, "required": ["kind"]}
+RANKS: Schema = {"properties": {"kind": {"if": REFERENCE, "else": {"enum": ["ranks", "ray"]}}}, "required": ["kind"]}
 ONE: Schema = {"if": REFERENCE, "else": {"maximum": 1}}
 # What dsl/launch.py asks of several values of a launch.
 TOGETHER = [
@@ -246,7 +246,7 @@ def _refused_launches(spec: OpSpec) -> Schema:
     """What of a launch the op does not do."""
     refused: Schema = {}
     if spec.single_process:
-        refused |= {"kind": {"not": {"const": "torchrun"}}, "nproc": ONE, "hosts": ONE}
+        refused |= {"kind": {"not": {"const": "ranks"}}, "nproc": ONE, "hosts": ONE}
     if not spec.shares_shards:
         refused["shard_workers"] = {"maximum": 1}
     if not spec.sequence_parallel:

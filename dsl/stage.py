@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+NOW = "dflow: now: "  # starts a line by which a process of `dflow diagnose` names its next step
 RENDEZVOUS = "DFLOW_RENDEZVOUS"  # the variable that names the file over which the ranks of one host meet
 # Variables that keep the communication of the ranks of one host on the loopback interface.
 LOOPBACK_ONLY = {

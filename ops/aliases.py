@@ -471,7 +471,7 @@ GENERATION = (
 PROCESSES = (
     Alias(
         ("nproc_per_node", "n_gpus_per_node", "gpus_per_node", "num_processes", "num_gpus", "world_size", "nproc"),
-        {"launch.nproc": 'ranks on each host, with kind = "torchrun" or "ray"', "machine.gpus": ""},
+        {"launch.nproc": 'ranks on each host, with kind = "ranks" or "ray"', "machine.gpus": ""},
     ),
     Alias(("nnodes", "num_nodes"), {"launch.hosts": 'with kind = "ray": docs/cluster.md'}),
     Alias(
@@ -519,7 +519,7 @@ PROCESSES = (
     Alias(("device_map",), {"launch.device": '"auto", "cpu" or "cuda"'}),
     Alias(
         ("fsdp", "fsdp_config", "fsdp_sharding", "fsdp_shard", "fsdp_size", "deepspeed", "ddp_backend"),
-        none='several ranks shard what they train by themselves: launch = { kind = "torchrun", nproc = 4 }',
+        none='several ranks shard what they train by themselves: launch = { kind = "ranks", nproc = 4 }',
     ),
     Alias(
         ("activation_checkpointing", "gradient_checkpointing", "enable_gradient_checkpointing"),

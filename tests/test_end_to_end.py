@@ -21,7 +21,7 @@ from executor.records.run_record import Record
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "pipelines" / "tiny.toml"
 NODES = ["ingest", "inject", "tokenize", "target", "capture", "shard", "train", "export", "eval", "check"]
-TWO_RANKS = ["-s", "train.launch.kind=torchrun", "-s", "train.launch.nproc=2", "-s", "train.launch.sp_degree=2"]
+TWO_RANKS = ["-s", "train.launch.kind=ranks", "-s", "train.launch.nproc=2", "-s", "train.launch.sp_degree=2"]
 
 
 def command(store: Path, *arguments: str) -> list[str]:
@@ -170,7 +170,7 @@ def test_a_training_on_two_ranks_that_share_every_sequence_gives_a_draft_that_lo
     dflow(store, "run", str(TINY), "-s", "train.lr=1e-3", *TWO_RANKS)  # done above, where that test ran
     made = digests(store)
     training = json.loads((store / "objects" / made["train"] / "manifest.json").read_text())
-    assert ("torchrun", 2, 2) == tuple(training["launch"][name] for name in ("kind", "nproc", "sp_degree"))
+    assert ("ranks", 2, 2) == tuple(training["launch"][name] for name in ("kind", "nproc", "sp_degree"))
     report = json.loads((store / "objects" / made["eval"] / "report.json").read_text())
     assert {"errors": 0, "ties": 0} == report["lossless"]
 

@@ -61,7 +61,7 @@ def test_only_the_tracking_module_imports_mlflow() -> None:
     assert importing <= {"executor/tracking/mlflow_client.py"}
 
 
-def test_modules_are_imported_by_name_only_by_named_function_for_hooks_and_as_a_spares_libraries() -> None:
+def test_modules_are_imported_by_name_only_by_named_function_for_hooks_and_by_a_worker_that_waits() -> None:
     calls = {
         (path.relative_to(ROOT).as_posix(), ast.unparse(node.func).rpartition(".")[2])
         for path in FILES
@@ -69,13 +69,12 @@ def test_modules_are_imported_by_name_only_by_named_function_for_hooks_and_as_a_
         if isinstance(node, ast.Call)
     }
     by_name = {file for file, function in calls if function in {"import_module", "__import__"}}
-    assert by_name == {"dsl/named_function.py", "dsl/hooks.py", "executor/launchers/forkserver.py"}
+    assert by_name == {"dsl/named_function.py", "dsl/hooks.py", "executor/launchers/worker.py"}
     assert {file for file, function in calls if function == "named_function"} == {
         "dsl/aliases.py",
         "dsl/draft_folders.py",
         "dsl/op_table.py",
         "executor/cli.py",
-        "executor/launchers/forkserver.py",
         "executor/launchers/worker.py",
         "ops/capture_targets/run.py",
         "ops/lib/data/limited_process.py",

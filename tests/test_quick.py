@@ -30,7 +30,7 @@ def test_tests_that_import_a_file_on_any_way_are_taken_the_nearest_first(file, t
 
 
 def test_the_test_named_after_a_file_comes_first_whatever_its_kind():
-    for file in ("executor/launchers/forkserver.py", "executor/store/lease.py"):
+    for file in ("executor/launchers/host_run.py", "executor/store/lease.py"):
         first = quick.affected([ROOT / file])[0]
         assert first == (ROOT / "tests" / file).with_name(f"test_{Path(file).name}")
         assert "process" == kind_of(first)

@@ -19,9 +19,9 @@ from torch import Tensor
 from benchmarks.gpu_parts.timing import answer, draft_sizes, part_parser, peak_mib, times_of
 from benchmarks.sides.ours import draft_model, make_engine, micro_batches
 from benchmarks.sides.problem import Problem, make_problem, slot_targets
-from executor.launchers.ranks import rank_environment
+from executor.launchers.rank_processes import rank_environment
 from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
-from ops.lib.training import ranks
+from ops.lib.training import rank_group
 from ops.lib.training.dtensors import gathered
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
 from ops.train_dflash.sharding import shard_model
@@ -82,11 +82,11 @@ def step_figures(problem: Problem, device: torch.device, sharded: bool, repeats:
     optimizer = make_optimizer(model, 0.01)
     set_rate(optimizer, 1e-6)
     losses: list[Tensor] = []
-    before = (partial(ranks.release_gradients, model), partial(ranks.release_parts, model))
+    before = (partial(rank_group.release_gradients, model), partial(rank_group.release_parts, model))
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        ranks.hold_gradients(model)
+        rank_group.hold_gradients(model)
         with engine.computing():
             losses.append(engine.train(next_batch(), 1 / weight, *before).loss)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dsl.errors import StageError
 from executor.doctor.finding import Finding
-from executor.launchers.host_facts import HostFacts, host_facts
+from executor.launchers.hosts import HostFacts, host_facts
 from executor.launchers.ray_cluster import check_hosts, is_open
 
 HERE = "this machine"

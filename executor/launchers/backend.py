@@ -1,9 +1,9 @@
-"""The seam between a stage and what it runs on: this machine (local.py), or a Ray cluster (ray_backend.py).
+"""The seam between a stage and what it runs on: this machine (backends.py), or a Ray cluster (ray_backend.py).
 
-A backend starts the parts of a stage, each on one host, and says how they ended. A part's processes are started by a
-HostRunner (host_runner.py), on other hosts by a PartRunner (host_part.py); what the end of one part means for the
-others is decided by Parts (parts.py). Everything else about a stage is the same for all backends: its files
-(stage_contract.py), its log, the cause of a failure (stage_process.py). docs/architecture.md says how to add one.
+A backend starts the parts of a stage, each on one host, and says how they ended. A part's processes are a HostRun
+(host_run.py), on other hosts within a RemoteHost; what the end of one part means for the others is decided by HostExits
+(both in hosts.py). Everything else about a stage is the same for all backends: its files (stage_contract.py), its log,
+the cause of a failure (stage_process.py). docs/architecture.md says how to add one.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ class StageOrder:
     """What a backend needs to start a stage. Paths are absolute, and the same on all hosts.
 
     job: the file with the StageSpec, whose name is unique to the attempt, and its digest; folder: that of the stage's
-    work; mark: the value of DFLOW_STAGE in the environment of every process (stage_mark.py); results: the folder for
-    results and exits; private: a folder of this attempt that only this user may enter; log: of host 0, and beside it
-    those of the others (`host_log`); share: the threads of each process, and the devices of this machine for the whole
-    stage; part: what each of `launch.parts` takes of its host; secrets: the variables whose values no log may show.
+    work; results: the folder for results and exits; private: a folder of this attempt that only this user may enter;
+    log: of host 0, and beside it those of the others (`host_log`); share: the threads of each process, and the devices
+    of this machine for the whole stage; part: what each of `launch.parts` takes of its host; secrets: the variables
+    whose values no log may show.
     """
 
     node: str
     job: Path
     job_digest: str
     folder: Path
-    mark: str
     results: Path
     private: Path
     log: Path
@@ -49,24 +48,24 @@ class StageOrder:
 
 
 @frozen(kw_only=True)
-class HostsExit:
-    """No process of the stage runs any more, on any host.
+class HostExit:
+    """No process of the stage runs any more, on one host or on all of them.
 
     code: 0 where all succeeded, else the first other exit code, or minus a signal's number; None where nobody saw it.
-    hosts: their names by number, empty for one host. lost: which hosts left, and why. failed: which hosts failed, for
-    where no rank reports why. error: what kept the stage from running there. log_errno: of the error for which a log
-    with redacted secrets could not be written, 0 where there was none.
+    error: what kept the stage from running there. log_errno: of the error for which a log with redacted secrets could
+    not be written, 0 where there was none. Of several hosts, hosts: their names by number; lost: which of them left,
+    and why; failed: which failed, for where no rank reports why.
     """
 
     code: int | None
+    error: str = ""
+    log_errno: int = 0
     hosts: tuple[str, ...] = ()
     lost: str = ""
     failed: str = ""
-    error: str = ""
-    log_errno: int = 0
 
     @classmethod
-    def read(cls, path: Path) -> HostsExit | None:
+    def read(cls, path: Path) -> HostExit | None:
         data = read_json(path)
         return None if data is None else structure(cls, data)
 
@@ -85,14 +84,14 @@ class RunningStage(Protocol):
     def pid(self) -> int | None:
         """The process on this machine whose use of resources, with its children's, is the stage's.
 
-        None before it is known, and for a backend whose hosts report it themselves.
+        None for a backend whose hosts report it themselves.
         """
 
     @property
     def is_placed(self) -> bool:
         """Whether it has room; `launch.timeout` counts from then on."""
 
-    def wait(self, seconds: float) -> HostsExit | None:
+    def wait(self, seconds: float) -> HostExit | None:
         """How it ended, None where it still runs after that time."""
 
     def request_stop(self) -> None:

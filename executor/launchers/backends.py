@@ -1,28 +1,28 @@
-"""Which backend starts a stage, by `launch.kind`."""
+"""The backend of this machine, and which backend starts a stage, by `launch.kind`."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dsl.finding import Finding
 from dsl.graph import GraphNode
 from dsl.launch import Launch, Machine
-from executor.launchers.backend import Backend
-from executor.launchers.forkserver_client import Children
-from executor.launchers.local import LocalBackend
+from dsl.secrets import values_of
+from executor.launchers.backend import Backend, StageOrder
+from executor.launchers.host_run import HostRun, WaitingWorker
 from executor.launchers.ray_backend import RayBackend
 from executor.launchers.stage_environment import stage_environment
-from executor.system.resource_pool import Share
+from executor.system.resource_pool import Capacity, Share, too_much, without_gpu
 
 
 class Backends:
     """The backends of a run; nothing is started before the first stage. here: that of this machine."""
 
     def __init__(self, machine: Machine) -> None:
-        self._children = Children(stage_environment(1))
-        self.here = LocalBackend(machine, self._children)
-        self._ray = RayBackend(machine, self._children)
+        self.here = LocalBackend(machine)
+        self._ray = RayBackend(machine)
 
     def of(self, launch: Launch) -> Backend:
         return self._ray if launch.kind == "ray" else self.here
@@ -38,10 +38,6 @@ class Backends:
             groups.setdefault(self.of(node.launch), {})[node_id] = node
         return [mistake for backend, group in groups.items() for mistake in backend.check(group)]
 
-    def prepare(self, share: Share, libraries: Sequence[str]) -> None:
-        """Have a process of this machine ready for the next stage, which is expected to get this share."""
-        self.here.prepare(share, libraries)
-
     def describe(self, launches: Iterable[Launch]) -> list[str]:
         """A line on each cluster that these use: what it has, and what of that is free."""
         return [self._ray.describe()] if any(self.of(launch) is self._ray for launch in launches) else []
@@ -56,6 +52,59 @@ class Backends:
 
     def close(self) -> None:
         """End what still runs."""
-        self._children.close()
         for backend in (self.here, self._ray):
             backend.close()
+
+
+class LocalBackend:
+    """Implements Backend. At most one worker waits, that of the node which is expected to start next."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._waiting: WaitingWorker | None = None
+        self._lock = threading.Lock()
+
+    def capacity(self) -> Capacity:
+        return Capacity.of_this_machine(self._machine)
+
+    def check(self, nodes: Mapping[str, GraphNode]) -> list[Finding]:
+        capacity = self.capacity()
+        return too_much(nodes, capacity) + without_gpu(nodes, capacity)
+
+    def start(self, order: StageOrder) -> HostRun:
+        waiting = self._take_waiting(order.node)
+        try:
+            return HostRun(order, order.share.gpus, values_of(order.secrets), waiting=waiting)
+        finally:
+            if waiting is not None:
+                waiting.close()
+
+    def prepare(self, node: str, share: Share, libraries: Sequence[str]) -> None:
+        """Have a worker import these libraries and wait for the node, which is expected to get this share.
+
+        The kernel ends it with the calling thread.
+        """
+        environment = stage_environment(share.threads, share.gpus)
+        with self._lock:
+            if self._waiting is not None:
+                if self._waiting.is_for(node, environment):
+                    return
+                self._waiting.close()
+            self._waiting = WaitingWorker(node, environment, libraries)
+
+    def recover(self, work: Path, go_on: Callable[[], None]) -> None:
+        """The lease ends what an earlier attempt left on this machine."""
+
+    def close(self) -> None:
+        """End the worker that waits; a stage ends with the thread that started it."""
+        with self._lock:
+            if self._waiting is not None:
+                self._waiting.close()
+                self._waiting = None
+
+    def _take_waiting(self, node: str) -> WaitingWorker | None:
+        with self._lock:
+            if self._waiting is None or self._waiting.node != node:
+                return None
+            waiting, self._waiting = self._waiting, None
+            return waiting

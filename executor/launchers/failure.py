@@ -181,7 +181,7 @@ def only_lost_connections(results: Sequence[RankResult | None], exits: Sequence[
 def ended_by(code: int | None) -> Finding:
     """The failure of a stage that ended without a result, by its exit code; None where nobody saw it end."""
     if code is None:
-        return failure("the forkserver, the parent of all stages, was killed, and this stage with it", (KILLED,))
+        return failure("its processes have ended, and nobody saw how", (KILLED,))
     if code < 0:
         return failure(killed(code), (_signal_name(code),))
     return failure(f"the process ended with exit code {code} and without a result", (NO_RESULT,))
@@ -204,7 +204,7 @@ def _failed(
         if result is None or (result.status != "failed" and code < 0):
             text = f"{names_of[rank]} {exit_text(code)}{' and without a result' * (code >= 0)}"
             names = (_signal_name(code),) if code < 0 else (NO_RESULT,)
-            # torchrun records an exit late and in whole seconds: date a kill before whatever it may have caused.
+            # The parent of the ranks notes an exit late: date a kill before whatever it may have caused.
             failed.append(RankFailure(rank, text, names, rank_exit.time - EXIT_DELAY_S, code in SECONDARY_EXITS))
     return failed
 

@@ -1,6 +1,6 @@
 """The backend of a Ray cluster, on the executor's side; this process does not import Ray.
 
-Each stage has a driver of its own, a child of the forkserver (ray_driver.py): it dies with the executor, and Ray then
+Each stage has a driver of its own, a child process (ray_driver.py): it dies with the executor, and Ray then
 ends the actors that it owns, and with them the ranks. A cluster that goes away ends drivers, never the executor. The
 cluster is one that exists, or one of dflow's own on this machine (ray_cluster.py), which ends with the executor.
 
@@ -20,14 +20,14 @@ import attrs
 
 from dsl.convert import unstructure
 from dsl.errors import ClusterError, LeaseLost, StageError, StopRequested
+from dsl.files import appended
 from dsl.finding import Field, Finding
 from dsl.graph import GraphNode
 from dsl.json_files import compact, write_json
 from dsl.launch import OWN_CLUSTER, Machine
-from executor.launchers.backend import HostsExit, StageOrder
+from dsl.os_errors import clear_errors
+from executor.launchers.backend import HostExit, StageOrder
 from executor.launchers.cluster_address import USED, USED_OPEN, accepts_open, cluster_address, remember_cluster
-from executor.launchers.cluster_capacity import ClusterCapacity
-from executor.launchers.forkserver_client import Child, Children
 from executor.launchers.ray_cluster import (
     HOSTS,
     PLACED,
@@ -43,17 +43,19 @@ from executor.launchers.ray_cluster import (
 )
 from executor.launchers.stage_environment import stage_environment
 from executor.store.lease import ACTORS
-from executor.system.resource_pool import Capacity, Share
+from executor.system.resource_pool import Capacity, Demand, Share, computes_on_gpu, too_much
 from executor.system.stage_mark import end_marked
+from executor.system.supervisor import Child
 from executor.system.trust import is_trusted
+
+REMEDY = "request less for each host, or add larger hosts to the cluster"
 
 
 class RayBackend:
     """Implements Backend."""
 
-    def __init__(self, machine: Machine, children: Children) -> None:
+    def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._children = children
         self._own: OwnCluster | None = None
         self._lock = threading.Lock()
 
@@ -103,7 +105,7 @@ class RayBackend:
             order = attrs.evolve(order, share=Share(order.share.threads))  # its devices are not of this machine
             actors = Actors(address=cluster.address, names=tuple(actor_names(order)))
             write_json(actors_path(order), unstructure(actors))
-        return RayStage(order, cluster, self._children)
+        return RayStage(order, cluster)
 
     def _cluster(self) -> GivenCluster | OwnCluster:
         if not self.is_own:
@@ -147,10 +149,9 @@ class RayBackend:
 class RayStage:
     """Implements RunningStage: the driver of a stage, which starts once the cluster has."""
 
-    def __init__(self, order: StageOrder, cluster: GivenCluster | OwnCluster, children: Children) -> None:
+    def __init__(self, order: StageOrder, cluster: GivenCluster | OwnCluster) -> None:
         self._order = order
         self._cluster = cluster
-        self._children = children
         self._driver: Child | None = None
         self._is_ending = False
         self._is_killed = False
@@ -164,47 +165,46 @@ class RayStage:
     def is_placed(self) -> bool:
         return (self._order.results / PLACED).exists()
 
-    def wait(self, seconds: float) -> HostsExit | None:
+    def wait(self, seconds: float) -> HostExit | None:
         if self._driver is None:
             return self._start_within(seconds)
         if not self._driver.ended_within(seconds):
             return None
-        return HostsExit.read(self._order.results / HOSTS) or self._without_report(self._driver)
+        return HostExit.read(self._order.results / HOSTS) or self._without_report(self._driver)
 
-    def _start_within(self, seconds: float) -> HostsExit | None:
+    def _start_within(self, seconds: float) -> HostExit | None:
         """Start the driver where the cluster has started by then; how the stage ended where it never does."""
         try:
             address = self._cluster.address_within(seconds)
         except StageError as error:
-            return self._unstarted(HostsExit(code=None, error=str(error)))
+            return self._unstarted(HostExit(code=None, error=str(error)))
         with self._lock:
             if self._is_ending:
-                return self._unstarted(HostsExit(code=-signal.SIGTERM))
+                return self._unstarted(HostExit(code=-signal.SIGTERM))
             if address is not None:
                 order = compact(unstructure(self._order)).decode()
                 environment = {**stage_environment(1), **self._cluster.variables}
-                self._driver = self._children.start(
-                    "executor.launchers.ray_driver", [order, address], environment, self._order.log
-                )
+                with clear_errors(self._order.log), appended(self._order.log) as log:
+                    self._driver = Child("executor.launchers.ray_driver", [order, address], environment, log.fileno())
         return None
 
-    def _unstarted(self, how: HostsExit) -> HostsExit:
+    def _unstarted(self, how: HostExit) -> HostExit:
         actors_path(self._order).unlink(missing_ok=True)
         return how
 
-    def _without_report(self, driver: Child) -> HostsExit:
+    def _without_report(self, driver: Child) -> HostExit:
         """The driver was killed: its actors end without it, and with them the ranks, which here are not waited for."""
         end_marked(self._order.folder)
         if isinstance(self._cluster, GivenCluster) and actors_path(self._order).exists():
             actors = Actors(address=self._cluster.address, names=tuple(actor_names(self._order)))
             if not listens(actors.address):  # its raylets end soon; the next attempt waits for them
-                return HostsExit(code=driver.code, lost=f"the head of the Ray cluster {actors.address} is gone")
+                return HostExit(code=driver.code, lost=f"the head of the Ray cluster {actors.address} is gone")
             with suppress(StageError, StopRequested):  # the next attempt asks again
                 if not unended(actors, self._go_on, accepts_open=True):  # where they were started
                     actors_path(self._order).unlink(missing_ok=True)
         address = self._cluster.address_within(0)
         lost = f"the stage's driver on the Ray cluster {address} ended without a report; see the log"
-        return HostsExit(code=driver.code, lost=lost)
+        return HostExit(code=driver.code, lost=lost)
 
     def _go_on(self) -> None:
         if self._is_killed:
@@ -221,3 +221,59 @@ class RayStage:
             self._is_ending = self._is_killed = True
             if self._driver is not None:
                 self._driver.signal(signal.SIGKILL, whole_group=True)
+
+
+@attrs.frozen
+class ClusterCapacity(Capacity):
+    """What all hosts of a cluster have. hosts: each of them; a part of a stage runs on one.
+
+    The numbers of GPUs count those of all hosts; which devices a part gets is decided where it starts.
+    """
+
+    hosts: tuple[Capacity, ...] = ()
+
+    @classmethod
+    def of(cls, hosts: tuple[Capacity, ...]) -> ClusterCapacity:
+        gpus = tuple(str(number) for number in range(sum(len(host.gpus) for host in hosts)))
+        return cls(sum(host.cpus for host in hosts), sum(host.memory for host in hosts), gpus, hosts=hosts)
+
+    def part(self, node: GraphNode, useful: int | None = None) -> Demand:
+        return self._host_for(node).part(node, useful)
+
+    def threads(self, node: GraphNode, useful: int | None = None) -> int:
+        return self._host_for(node).threads(node, useful)
+
+    def mistakes(self, node: GraphNode) -> list[Finding]:
+        """What keeps the node from ever starting."""
+        found = too_much({node.id: node}, self._host_for(node), REMEDY)
+        launch, room = node.launch, self._rooms(self.part(node))
+        if found or room >= launch.parts:
+            return found
+        field = "hosts" if launch.hosts > 1 else "shard_workers"
+        message = f"needs room for {launch.parts} parts, but the hosts of the cluster have room for {room}"
+        hint = f"set {field} = {max(1, room)}, or fewer cpus, threads or gpus for each; or add hosts"
+        return [Finding(message, Field(f"node.{node.id}.launch.{field}"), hint)]
+
+    def _host_for(self, node: GraphNode) -> Capacity:
+        """What a part of the node may use: the largest host that makes parts of which all fit, else the largest.
+
+        A part without limits takes a whole host. Workers that share shards divide the CPUs of the hosts.
+        """
+        launch = node.launch
+        uses_gpus = computes_on_gpu(node) if launch.gpus is None else launch.gpus > 0
+        hosts = [host for host in self.hosts if host.gpus or not uses_gpus] or list(self.hosts)
+        hosts.sort(key=lambda host: (host.cpus, host.memory), reverse=True)
+        divided = launch.shard_workers > 1 and not (launch.cpus or launch.threads)
+        each = -(-launch.parts // len(hosts)) if divided else 1
+        sizes = [attrs.evolve(host, cpus=max(1, host.cpus // each)) for host in hosts]
+        return next((size for size in sizes if self._rooms(size.part(node)) >= launch.parts), sizes[0])
+
+    def _rooms(self, part: Demand) -> int:
+        """How many parts of that size the hosts have room for."""
+        rooms = 0
+        for host in self.hosts:
+            fits = [host.cpus // max(1, part.cpus)]
+            fits += [host.memory // part.memory] if part.memory else []
+            fits += [len(host.gpus) // part.gpus] if part.gpus else []
+            rooms += min(fits)
+        return rooms

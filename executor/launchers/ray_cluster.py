@@ -37,7 +37,7 @@ from dsl.errors import ClusterError, StageError, StructureError, shortened
 from dsl.imports import PROJECT
 from dsl.json_files import read_json
 from executor.launchers.backend import StageOrder
-from executor.launchers.host_facts import HostFacts, host_facts
+from executor.launchers.hosts import HostFacts, host_facts
 from executor.store.lease import ACTORS
 from executor.system.log_tail import last_lines
 from executor.system.resource_pool import Capacity
@@ -51,7 +51,7 @@ ACTOR_ENDS_WITHIN_S = 30.0
 RAYLETS_END_WITHIN_S = 75.0  # without a head: RAY_gcs_rpc_server_reconnect_timeout_s is 60
 NAMESPACE = "dflow"
 NO_TOKEN = "its token is missing or wrong here: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH as on its hosts"
-# In the folder for results of a stage: its HostsExit; and the file that exists once it has room.
+# In the folder for results of a stage: its HostExit; and the file that exists once it has room.
 HOSTS, PLACED = "hosts.json", "placed"
 POLL_S = 0.2
 

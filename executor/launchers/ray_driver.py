@@ -1,11 +1,11 @@
 """The driver of one stage on a Ray cluster: places its parts, starts an actor for each, and watches them.
 
-    python -m executor.launchers.ray_driver ORDER ADDRESS           (forked, see forkserver.py)
+    python -m executor.launchers.ray_driver ORDER ADDRESS
 
 ORDER is a StageOrder as JSON, not a file, which whoever can write to the store could replace. An actor runs the
-PartRunner of its part; it is owned by this process, so Ray ends it when this process is gone. It ends with its raylet
+RemoteHost of its part; it is owned by this process, so Ray ends it when this process is gone. It ends with its raylet
 too, and with the lease of the attempt. Ray never restarts it: dflow's retries decide. How the stage ended is written to
-results-<attempt>/hosts.json, a HostsExit.
+results-<attempt>/hosts.json, a HostExit.
 """
 
 from __future__ import annotations
@@ -19,23 +19,20 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
-
 from dsl.convert import structure
 from dsl.errors import DflowError, StageError, shortened
 from dsl.json_files import parse_json
 from dsl.secrets import redact, values_of
-from executor.launchers.backend import HostsExit, StageOrder
-from executor.launchers.host_facts import digest_of_sources
-from executor.launchers.host_part import (
-    PartFacts,
-    PartRunner,
+from executor.launchers.backend import HostExit, StageOrder
+from executor.launchers.hosts import (
+    HostExits,
+    HostReport,
+    RemoteHost,
+    digest_of_sources,
     forwarded_variables,
-    part_facts,
+    host_report,
     write_event,
 )
-from executor.launchers.host_runner import HostPart
-from executor.launchers.parts import PartExit, Parts
 from executor.launchers.ray_cluster import (
     HOSTS,
     PLACED,
@@ -47,9 +44,8 @@ from executor.launchers.ray_cluster import (
     hosts_of,
 )
 from executor.launchers.stage_contract import StageSpec
-from executor.launchers.worker import ENDING
 from executor.records.events import Info
-from executor.system.supervisor import end_with_parent
+from executor.system.supervisor import ENDING, begin_as_child, end_with_parent
 
 WAITING_S = 5.0  # a stage that has found no room by then says so
 END_WITHIN_S = 15.0
@@ -66,23 +62,25 @@ class Host:
 
         end_with_parent(os.getppid())  # the raylet
         self._own = ray.util.get_node_ip_address()
-        self._runner = PartRunner()
+        self._host = RemoteHost(self._own)
 
-    def facts(self, order: StageOrder, sources: str) -> PartFacts:
-        return part_facts(order, sources, self._own)
+    def facts(self, order: StageOrder, sources: str) -> HostReport:
+        return host_report(order, sources, self._own)
 
-    def run(self, order: StageOrder, part: HostPart, forwarded: Mapping[str, str]) -> PartExit:
+    def run(
+        self, order: StageOrder, number: int, gpus: tuple[str, ...] | None, address: str, forwarded: Mapping[str, str]
+    ) -> HostExit:
         import ray
 
-        if part.gpus is None and order.part.gpus is not None:
-            part = attrs.evolve(part, gpus=tuple(map(str, ray.get_gpu_ids())))
-        return self._runner.run(order, part, forwarded, self._own)
+        if gpus is None and order.part.gpus is not None:
+            gpus = tuple(map(str, ray.get_gpu_ids()))
+        return self._host.run(order, number, gpus, address, forwarded)
 
     def request_stop(self) -> None:
-        self._runner.request_stop()
+        self._host.request_stop()
 
     def kill(self) -> None:
-        self._runner.kill()
+        self._host.kill()
 
 
 class Driver:
@@ -97,11 +95,11 @@ class Driver:
             signal.signal(number, lambda number, frame: self._stop.set())
         self._names = actor_names(order)
 
-    def run(self) -> HostsExit:
+    def run(self) -> HostExit:
         """Raises StageError where the stage cannot run there."""
         group = self._placed()
         try:
-            return HostsExit(code=-signal.SIGTERM) if group is None else self._ended(group)
+            return HostExit(code=-signal.SIGTERM) if group is None else self._ended(group)
         finally:
             if group is not None:
                 self._ray.util.remove_placement_group(group)  # ends its actors
@@ -109,16 +107,16 @@ class Driver:
                 raise StageError(f"actors cannot be ended: {', '.join(left)}")
             actors_path(self._order).unlink(missing_ok=True)
 
-    def _ended(self, group: Any) -> HostsExit:
+    def _ended(self, group: Any) -> HostExit:
         """How the stage ended, in a placement group with room for it."""
         (self._order.results / PLACED).touch()
         actors = self._started(group)
         found = self._facts(actors)
-        if isinstance(found, HostsExit):
+        if isinstance(found, HostExit):
             return found
-        parts = Parts(self._order, [each.name for each in found])
-        self._watch(parts, actors, found[0].address if self._order.launch.hosts > 1 else "")
-        return parts.exit()
+        exits = HostExits(self._order, [each.name for each in found])
+        self._watch(exits, actors, found[0].address if self._order.launch.hosts > 1 else "")
+        return exits.exit()
 
     def _placed(self) -> Any:
         """A placement group with room for all parts, None where the stage was stopped while it waited."""
@@ -166,7 +164,7 @@ class Driver:
             for place, name in enumerate(self._names)
         ]
 
-    def _facts(self, actors: list[Any]) -> list[PartFacts] | HostsExit:
+    def _facts(self, actors: list[Any]) -> list[HostReport] | HostExit:
         """What the hosts report, or how the stage ended before that. Raises StageError where it cannot run there."""
         from ray.exceptions import RayActorError, RayError
 
@@ -174,15 +172,15 @@ class Driver:
         asked = [actor.facts.remote(self._order, sources) for actor in actors]
         while len(self._ray.wait(asked, num_returns=len(asked), timeout=POLL_S)[0]) < len(asked):
             if self._stop.is_set():
-                return HostsExit(code=-signal.SIGTERM)
+                return HostExit(code=-signal.SIGTERM)
             if time.monotonic() > deadline:
                 raise StageError(f"not all hosts have started the stage within {START_WITHIN_S:g} s")
-        facts: list[PartFacts] = []
+        facts: list[HostReport] = []
         problems: list[str] = []
         lost: list[str] = []
         for number, each in enumerate(asked):
             try:
-                found: PartFacts = self._ray.get(each)
+                found: HostReport = self._ray.get(each)
             except RayError as error:
                 is_lost = isinstance(error, RayActorError) and not error.actor_init_failed
                 (lost if is_lost else problems).append(f"host {number}: {self._reason(error)}")
@@ -191,23 +189,23 @@ class Driver:
                 problems += [f"host {number} ({found.name}): {found.problem}"] if found.problem else []
         if problems:
             raise StageError("; ".join(problems))
-        return HostsExit(code=None, lost="; ".join(lost)) if lost else facts
+        return HostExit(code=None, lost="; ".join(lost)) if lost else facts
 
-    def _watch(self, parts: Parts, actors: list[Any], meeting: str) -> None:
+    def _watch(self, exits: HostExits, actors: list[Any], meeting: str) -> None:
         """Return when no part runs any more; when one fails, end the others."""
         order, share = self._order, self._order.share
         each = order.part.gpus or 0
         running = {}
         for number, actor in enumerate(actors):
             gpus = None if share.gpus is None else share.gpus[number * each : (number + 1) * each]
-            part = HostPart(number=number, address=meeting, gpus=gpus)
-            running[actor.run.remote(order, part, forwarded_variables(order.secrets))] = number
+            forwarded = forwarded_variables(order.secrets)
+            running[actor.run.remote(order, number, gpus, meeting, forwarded)] = number
         kill_at: float | None = None
         is_ending = False
         while running:
             for ended in self._ray.wait(list(running), timeout=POLL_S)[0]:
-                self._note_end(parts, running.pop(ended), ended)
-            if (parts.ends_others or self._stop.is_set()) and not is_ending:
+                self._note_end(exits, running.pop(ended), ended)
+            if (exits.ends_others or self._stop.is_set()) and not is_ending:
                 is_ending, kill_at = True, None if self._stop.is_set() else time.monotonic() + END_WITHIN_S
                 for number in running.values():
                     actors[number].request_stop.remote()
@@ -216,19 +214,19 @@ class Driver:
                 for number in running.values():
                     actors[number].kill.remote()
 
-    def _note_end(self, parts: Parts, number: int, ended: Any) -> None:
+    def _note_end(self, exits: HostExits, number: int, ended: Any) -> None:
         """Raises StageError where an actor that Ray does not reach cannot be ended: it may still write."""
         from ray.exceptions import RayError, RayTaskError
 
         try:
-            parts.ended(number, self._ray.get(ended))
+            exits.ended(number, self._ray.get(ended))
         except RayTaskError as error:  # its processes have ended
-            parts.ended(number, PartExit(code=None, error=self._reason(error)))
+            exits.ended(number, HostExit(code=None, error=self._reason(error)))
         except RayError as error:
             reason = self._reason(error)
             if end_actors(self._ray, [self._names[number]]):
-                raise StageError(f"{parts.host(number)}: {reason}; it cannot be ended") from error
-            parts.lost(number, reason)
+                raise StageError(f"{exits.host(number)}: {reason}; it cannot be ended") from error
+            exits.lost(number, reason)
 
     def _reason(self, error: Exception) -> str:
         """Ray's reason in a line: its sentences, without the names and ids between them, else its last line."""
@@ -246,7 +244,8 @@ class Driver:
 
 
 def main() -> int:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # blocked by the forkserver
+    begin_as_child()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     text, address = sys.argv[1:]
     order = structure(StageOrder, parse_json(text))
     from ray.exceptions import RayError
@@ -257,7 +256,7 @@ def main() -> int:
     except (DflowError, OSError, RuntimeError, ValueError, RayError) as error:
         print(f"{type(error).__name__}: {redact(str(error), values_of(order.secrets))}", file=sys.stderr, flush=True)
         text = " ".join(redact(str(error), values_of(order.secrets)).split())
-        ended = HostsExit(code=None, error=shortened(text, 2 * LONGEST_REASON))
+        ended = HostExit(code=None, error=shortened(text, 2 * LONGEST_REASON))
     ended.write(order.results / HOSTS)
     return 0
 

@@ -25,7 +25,7 @@ from executor.system.sealed_json import read_sealed, write_sealed
 STOP_REQUESTED = "stop"
 SHARED = "shared"
 LOST = "lost-"
-LIFE_LINE = "DFLOW_LIFE_LINE"  # the variable with the path of the FIFO that breaks when the executor is gone
+ONE_OF_SEVERAL = "DFLOW_ONE_OF_SEVERAL"  # the variable that ranks have, and workers that share shards
 # The variables that number the workers that share shards.
 WORKER, WORKERS = "DFLOW_WORKER", "DFLOW_WORKERS"
 

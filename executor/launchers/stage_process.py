@@ -19,7 +19,7 @@ from dsl.files import appended
 from dsl.finding import Finding
 from dsl.launch import Launch
 from dsl.os_errors import NO_SPACE, clear_error, clear_errors, full_at
-from executor.launchers.backend import Backend, HostsExit, StageOrder, exits_path, host_log
+from executor.launchers.backend import Backend, HostExit, StageOrder, exits_path, host_log
 from executor.launchers.failure import (
     DISK_FULL,
     HOST_LOST,
@@ -33,11 +33,10 @@ from executor.launchers.failure import (
     only_lost_connections,
 )
 from executor.launchers.stage_contract import SHARED, STOP_REQUESTED, RankResult, StageSpec, read_exits
-from executor.launchers.worker import EXECUTOR_GONE, NO_LOG
+from executor.launchers.worker import EXECUTOR_GONE
 from executor.store.lease import Lease
 from executor.system.log_tail import last_lines
 from executor.system.resource_pool import Demand, Share
-from executor.system.stage_mark import stage_mark
 
 STOP_WITHIN_S = 5.0
 WATCH_S = 0.5
@@ -94,7 +93,6 @@ class StageProcess:
                 job=job,
                 job_digest=job_digest,
                 folder=lease.folder,
-                mark=stage_mark(lease.folder, lease.id),
                 results=self._results,
                 private=private,
                 log=log,
@@ -123,7 +121,7 @@ class StageProcess:
             gpu_memory=_sum(result.gpu_memory for result in reported),
         )
 
-    def _exit(self, hosts: HostsExit, results: Sequence[RankResult | None]) -> StageExit:
+    def _exit(self, hosts: HostExit, results: Sequence[RankResult | None]) -> StageExit:
         done = [result for result in results if result is not None and result.status == "done"]
         needed = 1 if self._launch.shard_workers > 1 else len(results)  # the others do a lost worker's shards
         if hosts.code == 0 and len(done) >= needed:
@@ -150,7 +148,7 @@ class StageProcess:
 
     @property
     def pid(self) -> int | None:
-        """The root process of the stage on this machine; None before it is known."""
+        """The root process of the stage, where it is on this machine."""
         return self._stage.pid
 
     @property
@@ -192,7 +190,7 @@ class StageProcess:
         shown = shown or (last_lines(log, 0) if host else self.tail())
         return (*shown, f"log of that host: {log}") if host else shown
 
-    def _ended_alone(self, hosts: HostsExit, results: Sequence[RankResult | None]) -> Finding:
+    def _ended_alone(self, hosts: HostExit, results: Sequence[RankResult | None]) -> Finding:
         """Why a stage failed in which no rank failed by itself."""
         if hosts.error:
             return failure(f"StageError: {hosts.error}", (NOT_RUN,))
@@ -200,8 +198,8 @@ class StageProcess:
             return failure(f"HostLost: {hosts.lost}", (HOST_LOST,))
         if any(result and result.status == "stopped" for result in results):
             return failure("StopRequested: the op raised it without a request to stop")
-        if hosts.code in (EXECUTOR_GONE, NO_LOG):
-            gone = self._log.parent if hosts.code == NO_LOG else self._results.parent
+        if hosts.code == EXECUTOR_GONE:
+            gone = self._results.parent
             return failure(
                 f"StoreError: {gone}: {'cannot be used' if gone.is_dir() else 'is gone'}; was it removed or changed "
                 "while the run used it?",

@@ -1,10 +1,11 @@
 """The child's side of a stage: load the inputs, import the op's run module, call it, and report how it ended.
 
     python -m executor.launchers.worker <work>/job-<attempt>.json DIGEST   (one per rank, or per worker)
+    python -m executor.launchers.worker --ahead LIBRARY...                 (see WaitingWorker in host_run.py)
 
-This module does not import torch; the op's run module may. A process ends at once when the executor is
-gone: it watches a FIFO whose only writer is the executor. A late one, whose work folder has passed to another
-attempt, ends too. How it ended is written to results-<attempt>/<rank>.json, see stage_contract.py.
+This module does not import torch; the op's run module may. The kernel ends a process when the one that started it is
+gone (supervisor.py). A late one, whose work folder has passed to another attempt, ends too. How it ended is written to
+results-<attempt>/<rank>.json, see stage_contract.py.
 
 SIGTERM requests a stop where results-<attempt>/stop exists. Else it comes from the parent, to the
 remaining ranks when one has failed: they end within END_WITHIN_S, even those that hang in a collective.
@@ -12,16 +13,20 @@ remaining ranks when one has failed: they end within END_WITHIN_S, even those th
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
 import os
 import resource
 import select
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -41,7 +46,7 @@ from dsl.stage import Stage
 from executor.keys.node_key import node_inputs
 from executor.launchers.failure import error_names
 from executor.launchers.stage_contract import (
-    LIFE_LINE,
+    ONE_OF_SEVERAL,
     SHARED,
     WORKER,
     WORKERS,
@@ -59,16 +64,15 @@ from executor.system.garbage import no_collection
 from executor.system.hardware import NO_GPU
 from executor.system.output import indented
 from executor.system.sealed_json import read_sealed
-from executor.system.supervisor import GONE, end_with_parent
+from executor.system.supervisor import ENDING, GONE, begin_as_child
 
 STOPPED = 75
 EXECUTOR_GONE = GONE
-NO_LOG = 71  # the exit code of a stage whose log could not be opened
-AGENT = "DFLOW_AGENT"  # the process id of the ranks' parent, see ranks.py
+AHEAD = "--ahead"
+LONGEST_JOB = 65536  # bytes
 END_WITHIN_S = 10
 WATCH_EVERY_S = 0.5
 PROGRESS_EVERY_S = 0.2
-ENDING = (signal.SIGTERM, signal.SIGINT)
 BLOCKED = threading.local()  # mask: the signal mask of a forking thread before the fork
 
 
@@ -143,10 +147,10 @@ class WorkerStage:
 
 
 def main() -> int:
-    if AGENT in os.environ:  # ranks may hold the interpreter lock for long
-        end_with_parent(int(os.environ[AGENT]))
+    begin_as_child()
+    job, digest = _awaited_job(sys.argv[2:]) if sys.argv[1] == AHEAD else sys.argv[1:]
     try:
-        spec = StageSpec.read(Path(sys.argv[1]), sys.argv[2])
+        spec = StageSpec.read(Path(job), digest)
     except StoreError as error:
         print(f"StoreError: {error}", file=sys.stderr, flush=True)
         return 1
@@ -157,7 +161,7 @@ def main() -> int:
     stop = threading.Event()
     for number in ENDING:
         signal.signal(number, lambda number, frame: stop.set())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # blocked by the forkserver
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     os.register_at_fork(before=_block_signals, after_in_parent=_restore_signals, after_in_child=_reset_signals)
     try:
         share_ranks(spec.folder, spec.token, spec.lease_id)
@@ -177,6 +181,25 @@ def main() -> int:
     RankResult(status="done", device=device, loaded=loaded, memory=_memory(), gpu_memory=_gpu_memory()).write(result)
     fail_point("worker:reported")
     return 0
+
+
+def _awaited_job(libraries: Sequence[str]) -> Sequence[str]:
+    """Import the libraries, and wait for the job and its log. Exits where no stage needs this process."""
+    with no_collection():
+        for name in libraries:
+            with suppress(ImportError):  # which the stage itself raises, in its log
+                importlib.import_module(name)
+    with socket.socket(fileno=os.dup(sys.stdin.fileno())) as orders:
+        text, (*logs,), _, _ = socket.recv_fds(orders, LONGEST_JOB, 1)
+    if not text:
+        sys.exit()
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(logs[0], stream.fileno())
+    os.close(logs[0])
+    job: list[str] = json.loads(text)
+    return job
 
 
 def _block_signals() -> None:
@@ -247,8 +270,11 @@ def _memory() -> int:
     """Peak bytes of this rank, plus those of its largest child where that is the larger one.
 
     A smaller child cannot be measured: until it runs its own program, Linux counts the memory of its parent as its own.
+    For the same reason this rank's own peak is not taken from getrusage.
     """
-    own, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    rows = Path("/proc/self/status").read_text().splitlines()
+    own = next(int(row.split()[1]) for row in rows if row.startswith("VmHWM:"))
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return (own + child if child > own else own) * 1024
 
 
@@ -292,46 +318,34 @@ def _device(requested: str) -> str:
 
 
 def _watch(spec: StageSpec, number: int) -> None:
-    """End this process as soon as the executor, the FIFO's only writer, is gone, and soon after another rank failed.
+    """End this process soon after another rank failed.
 
     Python runs signal handlers between two steps of the main thread only, never while it waits in a collective. The
     wake-up descriptor gets the signal's number at once, for the watching thread.
     """
-    life_line = os.open(os.environ[LIFE_LINE], os.O_RDONLY | os.O_NONBLOCK)
-    _end_if_gone(life_line)
     wake_up, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     os.register_at_fork(
         after_in_child=partial(signal.set_wakeup_fd, -1)
     )  # a forked child must not write its signals there
-    threading.Thread(target=_keep_watch, args=(life_line, wake_up, spec.results, number), daemon=True).start()
+    threading.Thread(target=_keep_watch, args=(wake_up, spec.results, number), daemon=True).start()
 
 
-def _keep_watch(life_line: int, wake_up: int, results: Path, number: int) -> None:
+def _keep_watch(wake_up: int, results: Path, number: int) -> None:
     others_ended = False
     while True:
-        ready, _, _ = select.select([life_line, wake_up], [], [], WATCH_EVERY_S)
-        _end_if_gone(life_line)
+        ready, _, _ = select.select([wake_up], [], [], WATCH_EVERY_S)
         if WORKER in os.environ and number in lost_workers(results):  # others do its shards
             os._exit(EXECUTOR_GONE)
         signalled = wake_up in ready and signal.SIGTERM in os.read(wake_up, 4096)
         stop_requested = is_stop_requested(results)
-        if signalled and not stop_requested and not others_ended and AGENT in os.environ:
+        if signalled and not stop_requested and not others_ended and ONE_OF_SEVERAL in os.environ:
             others_ended = True
             print(f"rank {number}: another rank has failed; this one ends within {END_WITHIN_S} s", flush=True)
             signal.alarm(END_WITHIN_S)  # kills even if something holds the interpreter lock
         elif others_ended and stop_requested:
             others_ended = False
             signal.alarm(0)
-
-
-def _end_if_gone(descriptor: int) -> None:
-    try:
-        data = os.read(descriptor, 1)
-    except BlockingIOError:  # the writer is alive
-        return
-    if data == b"":
-        os._exit(EXECUTOR_GONE)
 
 
 def _report_error(
@@ -355,7 +369,7 @@ def _report_error(
         RankResult(status="failed", memory=_memory(), gpu_memory=_gpu_memory(), error=reported).write(result)
     except (OSError, DiskFull):  # the disk is full
         os._exit(NO_SPACE)
-    if AGENT in os.environ:
+    if ONE_OF_SEVERAL in os.environ:
         signal.alarm(END_WITHIN_S)  # the clean-up of a process group may wait for ranks that do not answer
 
 

@@ -16,12 +16,12 @@ from typing import Any
 from dsl.errors import DataError, DflowError
 from dsl.graph import Graph
 from dsl.graph_json import graph_to_json
+from dsl.stage import NOW
 from dsl.threads import useful_threads
 from executor.launchers.stage_environment import stage_environment
 from executor.system.resource_pool import threads_of
 from executor.system.supervisor import ChildGroup, exit_text, module_command
 
-NOW = "dflow: now: "  # starts a line that names the next step
 LOG_LINES = 20
 
 Result = Mapping[str, Any]

@@ -153,20 +153,19 @@ class StagePool:
         attempt.start()
 
     def prepare(self, node: GraphNode, digests: Mapping[str, str]) -> None:
-        """Let a process import the libraries of the node that is likely to start next, while others run.
+        """Start a worker for the node that is likely to start next, which imports its libraries while others run.
 
-        digests: those that are known so far. Not beside op files of the user's, which may shadow a library.
+        digests: those that are known so far. Beside op files of the user's, which may shadow libraries, none.
         """
-        if self._graph.op_files:
+        if node.launch.kind != "process" or node.launch.shard_workers > 1:
             return
-        libraries = [name for library in node.op.key_libraries for name in HEAVY.get(library, ())]
-        if node.launch.kind != "process" or node.launch.shard_workers > 1 or not libraries:
-            return
+        named = () if self._graph.op_files else node.op.key_libraries
+        libraries = [name for library in named for name in HEAVY.get(library, ())]
         made = {name: self._store.object_path(digest) for name, digest in digests.items()}
         with suppress(ConfigError):  # which the node reports when it starts
             useful, capacity = useful_threads(node, made), self._capacity(node)
             share = Free(capacity).take(capacity.demand(node, useful), capacity.threads(node, useful))
-            self._backends.prepare(share, libraries)
+            self._backends.here.prepare(node.id, share, libraries)
 
     def _watched(self) -> list[tuple[str, int, Sequence[str] | None]]:
         """Called by the thread that measures their processes."""

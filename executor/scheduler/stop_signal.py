@@ -22,6 +22,7 @@ class StopSignal:
     @contextmanager
     def caught(self) -> Iterator[None]:
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where a shell ignores it, nobody would see how a stage ended
         before = [signal.signal(number, self._note) for number in numbers]
         try:
             yield

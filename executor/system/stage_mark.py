@@ -1,30 +1,37 @@
 """The mark that identifies the processes of a stage, even a daemon or a child that ignores SIGTERM.
 
-Every process of a stage has DFLOW_STAGE="<work folder>:<id of the lease>" in its environment in /proc, and its
-children inherit it. So all of them are found, whatever group or session they moved to and whatever they
-closed.
+A stage's process is started with DFLOW_STAGE=<32 random hex digits>, and its children inherit that. So all of them
+are found by their environment in /proc, whatever group or session they moved to and whatever they closed.
+
+    work/<key>/mark-<32 hex digits>     an empty file for each mark whose processes may write in that folder
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from dsl.errors import LeaseLost
 
 STAGE = "DFLOW_STAGE"
-ROOM = 4352  # the longest path and an id
+MARK_FILE = re.compile(r"mark-([0-9a-f]{32})")
 END_WITHIN_S = 10.0
 POLL_S = 0.02
 CHUNK = 1 << 18
-ENV_START, ENV_END = 47, 48  # fields of /proc/<pid>/stat after the name, see proc(5)
 
 
-def stage_mark(folder: Path, lease_id: str) -> str:
+def new_mark() -> str:
     """The value of DFLOW_STAGE in a stage's environment."""
-    return f"{os.path.realpath(folder)}:{lease_id}"
+    return os.urandom(16).hex()
+
+
+def note_mark(folder: Path, mark: str) -> None:
+    """Let `end_marked` find the processes of a mark, before they may write in a work folder. Raises OSError."""
+    (folder / f"mark-{mark}").touch()
 
 
 def end_marked(folder: Path) -> None:
@@ -32,29 +39,17 @@ def end_marked(folder: Path) -> None:
 
     Raises LeaseLost where a process cannot be ended.
     """
-    mark = f"\0{STAGE}={os.path.realpath(folder)}:".encode()
+    try:
+        marks = [found[1] for path in folder.iterdir() if (found := MARK_FILE.fullmatch(path.name))]
+    except FileNotFoundError:
+        return
+    shown = [f"\0{STAGE}={mark}\0".encode() for mark in marks]
     deadline = time.monotonic() + END_WITHIN_S
-    while remaining := [pid for pid in _pids() if _is_killed(pid, mark)]:
+    while shown and (remaining := [pid for pid in _pids() if _is_killed(pid, shown)]):
         if time.monotonic() > deadline:
             pids = ", ".join(map(str, remaining))
             raise LeaseLost(f"{folder}: processes of an earlier attempt cannot be ended (process ids {pids}); end them")
         time.sleep(POLL_S)
-
-
-def show_mark() -> None:
-    """Write the mark of this forked process to where /proc shows it, which has its parent's initial environment.
-
-    The parent was started with DFLOW_STAGE=<ROOM blanks>; no variable of this process lies in that memory.
-    """
-    import ctypes
-
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = int(fields[ENV_START]), int(fields[ENV_END])
-    shown = ctypes.string_at(start, end - start)
-    place = shown.find(f"{STAGE}={' ' * ROOM}\0".encode())
-    if place >= 0:
-        room = len(STAGE) + 1 + ROOM
-        ctypes.memmove(start + place, f"{STAGE}={os.environ.get(STAGE, '')}".encode()[:room].ljust(room, b"\0"), room)
 
 
 def _pids() -> list[int]:
@@ -62,16 +57,16 @@ def _pids() -> list[int]:
         return [int(entry.name) for entry in entries if entry.name.isdecimal() and int(entry.name) != os.getpid()]
 
 
-def _is_killed(pid: int, mark: bytes) -> bool:
-    """Whether a process has the mark, and was sent SIGKILL; its id cannot be reused meanwhile."""
-    if not _has(pid, mark):
+def _is_killed(pid: int, marks: Sequence[bytes]) -> bool:
+    """Whether a process has one of the marks, and was sent SIGKILL; its id cannot be reused meanwhile."""
+    if not _has_any(pid, marks):
         return False
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
     try:
-        if not _has(pid, mark):
+        if not _has_any(pid, marks):
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     except ProcessLookupError:
@@ -83,8 +78,8 @@ def _is_killed(pid: int, mark: bytes) -> bool:
     return True
 
 
-def _has(pid: int, mark: bytes) -> bool:
-    """Whether a process has the mark in its environment; False for a zombie, which has none."""
+def _has_any(pid: int, marks: Sequence[bytes]) -> bool:
+    """Whether a process has one of the marks in its environment; False for a zombie, which has none."""
     try:
         descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY)  # every process of this machine is checked
     except OSError:
@@ -93,7 +88,7 @@ def _has(pid: int, mark: bytes) -> bool:
         shown = b"\0"
         while part := os.read(descriptor, CHUNK):
             shown += part
-        return mark in shown
+        return any(mark in shown for mark in marks)
     except OSError:
         return False
     finally:

@@ -7,8 +7,8 @@ writer is the process that started the group, so the pipe breaks when that one e
 Then the whole group gets SIGTERM, and SIGKILL GRACE seconds later. If the command ends on its own,
 the guard ends with the same exit code or signal.
 
-A process of dflow that starts no others needs no guard: it calls `end_with_parent`. Stages are started by the
-forkserver, see launchers/forkserver.py; processes that leave a stage's group are found by its mark, see stage_mark.py.
+A module of dflow needs no guard: a Child has the kernel kill it when its parent is gone (`end_with_parent`). So a stage
+is started; processes that it starts and that outlive it are found by its mark, see stage_mark.py.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, NamedTuple, Self
 
 from dsl.imports import PROJECT
@@ -29,6 +31,11 @@ from dsl.imports import PROJECT
 GONE = 70  # the exit code of a process whose parent is gone
 GRACE_S = 10.0
 POLL_S = 0.2
+GROUP_ENDS_WITHIN_S = 1.0
+GROUP_POLL_S = 0.02
+PARENT = "DFLOW_PARENT"  # the process id of the one that started a Child
+ENDING = (signal.SIGTERM, signal.SIGINT)
+PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 PR_SET_PDEATHSIG = 1  # prctl(2)
 LIBC = ctypes.CDLL(None)
 
@@ -116,6 +123,94 @@ class ChildGroup:
             if self.process.stdout is not None:
                 self.process.stdout.close()
         return self._code
+
+
+class Child:
+    """A module of dflow in a process group of its own, which the kernel kills when the thread that started it ends.
+
+    Its `main` calls `begin_as_child` first. It has no descriptor but its input, by default the null device, and its
+    output. When it has ended, the rest of its group is ended too. One thread waits; any thread may send signals.
+
+    environment: as in ChildGroup. output: a descriptor for stdout and stderr.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: int,
+        input: int = subprocess.DEVNULL,
+    ) -> None:
+        self.code: int | None = None  # the exit code, or minus the signal's number; None while it runs
+        self._lock = threading.Lock()
+        # A stop signal that arrives before the child has its handlers stays pending: the mask is inherited.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            self._process = subprocess.Popen(
+                module_command(module, *arguments),
+                env={**environment, PARENT: str(os.getpid())},
+                stdin=input,
+                stdout=output,
+                stderr=output,
+                process_group=0,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.pid = self._process.pid
+        self._descriptor = os.pidfd_open(self.pid)
+
+    def ended_within(self, seconds: float | None) -> bool:
+        """Whether it, and the rest of its group, have ended within that time; None: no limit."""
+        if self.code is None and select.select([self._descriptor], [], [], seconds)[0]:
+            self._end_group()
+        return self.code is not None
+
+    def signal(self, number: int, *, whole_group: bool = False) -> None:
+        """Send a signal; does nothing where the process was reaped. Until then its id is its own."""
+        with self._lock, suppress(ProcessLookupError, PermissionError):
+            if self.code is None:
+                (os.killpg if whole_group else os.kill)(self.pid, number)
+
+    def _end_group(self) -> None:
+        """Send SIGTERM to the rest of its group, and SIGKILL after a while; then reap it."""
+        self.signal(signal.SIGTERM, whole_group=True)
+        deadline = time.monotonic() + GROUP_ENDS_WITHIN_S
+        while _has_others(self.pid) and time.monotonic() < deadline:
+            time.sleep(GROUP_POLL_S)
+        self.signal(signal.SIGKILL, whole_group=True)
+        with self._lock:
+            self.code = self._process.wait()
+            os.close(self._descriptor)
+
+
+def begin_as_child() -> None:
+    """Tie this process to the one that started it, and reset its signals to a fresh interpreter's, except ENDING.
+
+    Those stay blocked until the caller has its handlers.
+    """
+    end_with_parent(int(os.environ[PARENT]))
+    for number in signal.valid_signals() - {*PYTHON_IGNORES, signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ENDING)
+
+
+def _has_others(group: int) -> bool:
+    """Whether a process group has members besides its leader."""
+    with os.scandir("/proc") as entries:
+        pids = [int(entry.name) for entry in entries if entry.name.isdecimal()]
+    return any(_is_in(pid, group) for pid in pids if pid != group)
+
+
+def _is_in(pid: int, group: int) -> bool:
+    """Whether a process that has not ended belongs to the group."""
+    try:
+        if os.getpgid(pid) != group:
+            return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def run_module(module: str, *arguments: str, within_s: float, go_on: Callable[[], None] | None = None) -> Finished:

@@ -19,7 +19,7 @@ from ops.lib.estimates import (
     identity_of,
 )
 from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
-from ops.lib.threads import threads_of_batches
+from ops.lib.thread_table import threads_of_batches
 from ops.tokenize_chat.estimate import TOKEN_BYTES
 
 LESS_DISK = (

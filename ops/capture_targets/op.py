@@ -127,7 +127,7 @@ class CaptureTargets:
         degree, ranks = values.get("tp_degree", 1), launch.get("nproc", 1)
         if ranks % degree == 0:
             return {}
-        remedy = f'give launch = {{ kind = "torchrun", nproc = {degree} }}, or a multiple of it'
+        remedy = f'give launch = {{ kind = "ranks", nproc = {degree} }}, or a multiple of it'
         return {"tp_degree": f"{degree} does not divide the {ranks} ranks of launch: {remedy}"}
 
     @property

@@ -25,7 +25,7 @@ from ops.lib.sglang.process import context_length
 from ops.lib.sglang.runtime import SglangRuntime
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import read_config, target_info
-from ops.lib.training.ranks import meeting_store
+from ops.lib.training.rank_group import meeting_store
 
 # What SGLang raises, between parsing arguments and its first allocation, for arguments that it cannot use.
 STARTING_ERRORS = (ValueError, TypeError, AssertionError, AttributeError, RuntimeError)

@@ -9,7 +9,7 @@ from ops.check_export.op import WORKERS, CheckExport, without_worker
 from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.lib.target.sizes import ITEM_SIZES
-from ops.lib.threads import threads_of_decoding
+from ops.lib.thread_table import threads_of_decoding
 
 PROMPTS = 2  # of a trial
 

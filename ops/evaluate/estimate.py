@@ -17,7 +17,7 @@ from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.estimates import DraftForeseen, Kind, ReportForeseen, TargetForeseen, first_counted, identity_of
 from ops.lib.target.sizes import ITEM_SIZES
-from ops.lib.threads import threads_of_decoding
+from ops.lib.thread_table import threads_of_decoding
 
 PROMPTS = 4  # of a trial
 UNTRAINED = "a fully trained draft needs fewer steps for an answer, and the target may end it sooner"

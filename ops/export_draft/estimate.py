@@ -9,7 +9,7 @@ from ops.export_draft.op import ExportDraft
 from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.estimates import DraftForeseen
 from ops.lib.target.sizes import ITEM_SIZES
-from ops.lib.threads import threads_of_decoding
+from ops.lib.thread_table import threads_of_decoding
 
 threads = threads_of_decoding
 

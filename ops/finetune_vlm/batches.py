@@ -14,7 +14,7 @@ from attrs import Factory, define
 from dsl.stage import Stage
 from ops.lib.data.batching import batches_by_length
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.training.ranks import deal
+from ops.lib.training.rank_group import deal
 from ops.lib.vision.batch import ModelInputs, collate
 
 BATCH_SIZE = 32

@@ -18,7 +18,7 @@ from ops.lib.target.checkpoint_check import loading_mistakes
 from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
 from ops.lib.target.tiny_config import tiny_config
 from ops.lib.target.token_ids import Vocabulary
-from ops.lib.threads import threads_of_finetuning
+from ops.lib.thread_table import threads_of_finetuning
 from ops.load_target.estimate import find_config
 
 MERGE_SIZE = 2  # of the built-in processor

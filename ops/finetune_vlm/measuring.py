@@ -23,7 +23,7 @@ from ops.lib.data.sample_account import of_sample
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.target.model import Target
-from ops.lib.training import ranks
+from ops.lib.training import rank_group
 from ops.regenerate_answers.decode import Sampling, generate
 
 HELD_OUT = ("val", "test")
@@ -124,7 +124,7 @@ class HeldOut:
             if batch is not None and parallel.sp_rank == 0:
                 sums[1] += answer_tokens(batch)
         parallel.target.model.train()
-        loss, answers = ranks.summed(sums).tolist()
+        loss, answers = rank_group.summed(sums).tolist()
         return loss / answers if answers else None
 
     def accuracy(
@@ -157,7 +157,7 @@ class HeldOut:
                     )
                     done += len(batch)
                     stage.progress(done, own)
-        return int(ranks.summed(torch.tensor(right, device=parallel.device))) / len(indices)
+        return int(rank_group.summed(torch.tensor(right, device=parallel.device))) / len(indices)
 
 
 def _check_lengths(

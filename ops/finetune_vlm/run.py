@@ -38,7 +38,7 @@ from ops.lib.estimates import TokensForeseen, refuse_unfit
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.target.checkpoint_files import PROCESSOR, copy_files
 from ops.lib.target.model import Target, describe_target, write_target_json
-from ops.lib.training import ranks
+from ops.lib.training import rank_group
 from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.nonfinite import SKIPPED, NonFinite
 from ops.lib.training.optimizer import clip_gradients, learning_rate
@@ -56,7 +56,7 @@ def finetune_vlm(config: FinetuneVlm, stage: Stage) -> None:
     mesh that do not fit it, and StopRequested after saving when the stage is asked to stop.
     """
     with (
-        ranks.joined(stage),
+        rank_group.joined(stage),
         Checkpoints(
             stage.work_dir, _identity(config, stage), rank=stage.rank, keep=config.keep_checkpoints, info=stage.info
         ) as checkpoints,
@@ -132,7 +132,7 @@ class _Training:
 
     def _stop_if_asked(self) -> None:
         """Save, and raise StopRequested on all ranks, if one of them received a stop request."""
-        if ranks.any_rank(self.stage.stop_requested(), self.parallel.device):
+        if rank_group.any_rank(self.stage.stop_requested(), self.parallel.device):
             self.checkpoints.save(self.state)
             self.checkpoints.wait()
             raise StopRequested(
@@ -171,7 +171,7 @@ class _Training:
         """Answer tokens and batches with images, on all ranks."""
         own = [batch for batch in passes if batch is not None and self.parallel.sp_rank == 0]
         counts = [sum(answer_tokens(batch) for batch in own), sum(batch.has_images for batch in own)]
-        answers, images = ranks.summed(torch.tensor(counts, device=self.parallel.device)).tolist()
+        answers, images = rank_group.summed(torch.tensor(counts, device=self.parallel.device)).tolist()
         return answers, images
 
     def _backward(self, passes: list[ModelInputs | None], answers: int) -> float:
@@ -185,7 +185,7 @@ class _Training:
             if loss.requires_grad:  # always true over ranks, by the image of weight zero
                 (loss * (self.stage.world_size / answers)).backward()
             total += loss.detach()
-        return float(ranks.summed(total))
+        return float(rank_group.summed(total))
 
     def _forget_unseen(self) -> None:
         """A step without an image does not change the vision tower.
@@ -330,7 +330,7 @@ def _parallel(config: FinetuneVlm, stage: Stage, target: Target) -> ParallelTarg
         world_size=stage.world_size,
         rank=stage.rank,
         sp_degree=stage.sp_degree,
-        device=ranks.device_of(stage),
+        device=rank_group.device_of(stage),
         dtype=getattr(torch, config.dtype),
         gradient_checkpointing=config.gradient_checkpointing,
     )

@@ -16,7 +16,7 @@ from ops.lib.target.checkpoint_files import CODE, copy_files
 from ops.lib.target.model import Target
 from ops.lib.target.served_config import complete_config
 from ops.lib.training.dtensors import gathered, reshard
-from ops.lib.training.ranks import is_first
+from ops.lib.training.rank_group import is_first
 
 
 def save_target(parallel: ParallelTarget, directory: Path, source: Path | None = None) -> None:

@@ -19,7 +19,7 @@ from ops.lib.estimates import (
     template_digest,
 )
 from ops.lib.target.sizes import ITEM_SIZES
-from ops.lib.threads import threads_of_decoding
+from ops.lib.thread_table import threads_of_decoding
 from ops.regenerate_answers.op import RegenerateAnswers
 
 HARDLY_TRAINED = (

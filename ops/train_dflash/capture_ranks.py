@@ -33,7 +33,7 @@ from torch import Tensor
 
 from dsl.errors import StopRequested
 from dsl.stage import Stage
-from ops.lib.training.ranks import deal, meeting_store
+from ops.lib.training.rank_group import deal, meeting_store
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.online import RowStates, Take
 

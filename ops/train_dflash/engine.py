@@ -26,7 +26,7 @@ from ops.lib.sequence_parallel.degree import check_degree
 from ops.lib.sequence_parallel.exchange import Alone, Exchange, choose_exchange, make_exchange
 from ops.lib.sequence_parallel.mesh import SP, flat_mesh, make_mesh
 from ops.lib.target.feature_shards import FeatureReader
-from ops.lib.training import ranks
+from ops.lib.training import rank_group
 from ops.lib.training.working_weights import WorkingWeights
 from ops.train_dflash.batches import Place, Rows, States
 from ops.train_dflash.inputs import Inputs, Reader
@@ -67,7 +67,7 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None 
         dp_size=stage.world_size // stage.sp_degree,
         sp_rank=stage.rank % stage.sp_degree,
         sp_degree=stage.sp_degree,
-        device=ranks.device_of(stage),
+        device=rank_group.device_of(stage),
         dtype=getattr(torch, config.dtype),
     )
     mesh = None if stage.world_size == 1 else make_mesh(stage.world_size, stage.sp_degree, place.device)

@@ -22,7 +22,7 @@ from ops.lib.estimates import (
 )
 from ops.lib.sequence_parallel.degree import check_degree
 from ops.lib.target.sizes import ITEM_SIZES
-from ops.lib.threads import threads_of_drafting
+from ops.lib.thread_table import threads_of_drafting
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.shape import expected_shape
 

@@ -19,7 +19,7 @@ from ops.lib.target.ends import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import check_samples_fit, target_info, text_config
 from ops.lib.target.token_ids import mask_warning
-from ops.lib.training import ranks
+from ops.lib.training import rank_group
 from ops.train_dflash.batches import PlannedStep, read_plan
 from ops.train_dflash.online import SPLITS, OnlineReader, describe_features
 from ops.train_dflash.op import TrainDflash
@@ -69,7 +69,7 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
     draft = draft_config(config, target, captured, _parent(stage))
     if config.mask_token_id is not None and (warning := mask_warning(target.path / "model", draft.mask_token_id)):
         stage.warn(warning)  # load_target warns of its own
-    embed_VM, head_VM = frozen_ends(target, ranks.device_of(stage), getattr(torch, config.dtype))
+    embed_VM, head_VM = frozen_ends(target, rank_group.device_of(stage), getattr(torch, config.dtype))
     return Inputs(
         draft=draft,
         captured=captured | {"mask_token_id": draft.mask_token_id},

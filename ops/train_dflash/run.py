@@ -23,7 +23,7 @@ from dsl.errors import StopRequested
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.hooks import no_hidden_matrices, undecayed
-from ops.lib.training import ranks
+from ops.lib.training import rank_group
 from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.ema import Ema
 from ops.lib.training.nonfinite import SKIPPED, NonFinite
@@ -66,7 +66,7 @@ def train_dflash(config: TrainDflash, stage: Stage) -> None:
         captured = describe_features(config, stage.inputs["tokens"], stage.inputs["target"])
         answer_requests(_capture(config, stage, captured).take, stage, training)
         return
-    with ranks.joined(training):
+    with rank_group.joined(training):
         inputs = open_inputs(config, training)
         with _capturing(config, training, inputs) as (take, lend):
             _train(config, training, inputs, set_up(config, training, inputs, take), lend)
@@ -103,7 +103,7 @@ def _capturing(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Ite
 
 def _capture(config: TrainDflash, stage: Stage, captured: Mapping[str, Any]) -> Capture:
     tokens, target = stage.inputs["tokens"], stage.inputs["target"]
-    return Capture(tokens, target, captured, ranks.device_of(stage), config.capture_batch_tokens)
+    return Capture(tokens, target, captured, rank_group.device_of(stage), config.capture_batch_tokens)
 
 
 @define
@@ -161,7 +161,7 @@ class _Training:
             stream = self.waiting.over(prepared)
             self.stage.progress(self.state.step, self.total)
             while self.state.step < self.total:
-                if ranks.any_rank(self.stage.stop_requested(), self.setup.place.device):
+                if rank_group.any_rank(self.stage.stop_requested(), self.setup.place.device):
                     self.checkpoints.save(self.state)
                     self.checkpoints.wait()
                     raise StopRequested(f"train_dflash stopped after step {self.state.step} of {self.total}")

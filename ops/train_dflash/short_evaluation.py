@@ -23,7 +23,7 @@ from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.target.model import Target, check_images_fit, text_config
-from ops.lib.training import ranks
+from ops.lib.training import rank_group
 from ops.lib.training.dtensors import gathered, reshard
 from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
@@ -90,7 +90,7 @@ class ShortEvaluation:
             answers = {
                 place: decode_speculative_batch(target, self.draft, self.batches[place], self.settings) for place in own
             }
-        everywhere = {place: decoded for part in ranks.collected(answers) for place, decoded in part.items()}
+        everywhere = {place: decoded for part in rank_group.collected(answers) for place, decoded in part.items()}
         groups: dict[str, list[Decoded]] = {"all": []}
         for place, batch in enumerate(self.batches):
             for sample, answer in zip(batch, everywhere[place], strict=True):

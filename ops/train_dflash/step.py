@@ -21,9 +21,9 @@ from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.flops import step_flops
 from ops.lib.drafts.backbone.step import Engine, MicroBatch, Slots
 from ops.lib.drafts.losses.loss import Loss, denominator
-from ops.lib.training import ranks
+from ops.lib.training import rank_group
 from ops.lib.training.dtensors import reshard
-from ops.lib.training.ranks import deal
+from ops.lib.training.rank_group import deal
 from ops.train_dflash.batches import (
     Drawn,
     Labels,
@@ -173,12 +173,12 @@ def train_step(engine: Engine, prepared: Iterator[Prepared], world_size: int) ->
     Returns the global tally on the device, without waiting for it; if its weight is zero, there are no gradients.
     """
     tally = _Tally.new(engine)
-    ranks.hold_gradients(engine.model)
+    rank_group.hold_gradients(engine.model)
     with engine.computing():
         for item in prepared:
             batch, slots = item.arrived(), None
             if batch is not None:
-                released = (ranks.release_gradients, ranks.release_parts) if item.last else ()
+                released = (rank_group.release_gradients, rank_group.release_parts) if item.last else ()
                 before = (partial(release, engine.model) for release in released)
                 slots = engine.train(batch, world_size / item.denominator, *before)
             tally.count(item, slots)
@@ -226,4 +226,4 @@ class _Tally:
 
     def summed(self) -> Tensor:
         """The sum over all ranks, on the device."""
-        return ranks.summed(self.found + self.known.to(self.found.device, non_blocking=True))
+        return rank_group.summed(self.found + self.known.to(self.found.device, non_blocking=True))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.compile import override_graph
+from dsl.convert import structure
 from dsl.errors import ConfigError, PipelineError
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.pipeline import Launch, Machine, Pipeline
@@ -73,7 +74,7 @@ def test_what_is_no_amount_of_bytes_is_refused(text: str) -> None:
         ("hosts = 0", "hosts: must be >= 1, got 0"),
         ("hosts = 2", 'hosts: hosts > 1 needs kind = "ray"'),
         (
-            'shard_workers = 2, kind = "torchrun", nproc = 2',
+            'shard_workers = 2, kind = "ranks", nproc = 2',
             "shard_workers: workers that share shards are processes of one rank each; leave nproc and hosts out, "
             "or shard_workers",
         ),
@@ -101,9 +102,9 @@ def test_a_wrong_launch_is_told_with_field_and_value(tmp_path: Path, launch: str
 @pytest.mark.parametrize(
     ("launch", "field"),
     [
-        ('kind = "torchrun", nnodes = 2', "nnodes"),
-        ('kind = "torchrun", nnodes = 2, rendezvous = "host:29500"', "nnodes"),
-        ('kind = "torchrun", rendezvous = "host:29500"', "rendezvous"),
+        ('kind = "ranks", nnodes = 2', "nnodes"),
+        ('kind = "ranks", nnodes = 2, rendezvous = "host:29500"', "nnodes"),
+        ('kind = "ranks", rendezvous = "host:29500"', "rendezvous"),
     ],
 )
 def test_ranks_of_torchrun_on_several_machines_are_one_mistake_that_names_ray(
@@ -233,3 +234,7 @@ def pipeline() -> Pipeline:
 
 def test_few_bytes_are_shown_as_such():
     assert [shown_bytes(size) for size in (1, 99_999, 1e5, 2.7e6)] == ["1 bytes", "99,999 bytes", "0.1 MB", "2.7 MB"]
+
+
+def test_the_old_word_for_ranks_is_still_accepted() -> None:
+    assert structure(Launch, {"kind": "torchrun", "nproc": 2}) == Launch(kind="ranks", nproc=2)

@@ -99,11 +99,11 @@ def node_mistakes(folder: Path, op: str, *lines: str) -> list[str]:
         ("launch = 2", "launch: expected a table (launch = { nproc = 2 })"),
         ("launch.nproc = 0", "launch.nproc: must be >= 1, got 0"),
         ("launch.nprocs = 2", 'launch.nprocs: unknown key (did you mean "nproc"?)'),
-        ('launch.kind = "mpi"', 'launch.kind: expected one of "process", "torchrun", "ray", got "mpi"'),
-        ("launch.nproc = 2", 'launch.nproc: nproc > 1 needs kind = "torchrun" or "ray"'),
+        ('launch.kind = "mpi"', 'launch.kind: expected one of "process", "ranks", "ray", got "mpi"'),
+        ("launch.nproc = 2", 'launch.nproc: nproc > 1 needs kind = "ranks" or "ray"'),
         ("launch.sp_degree = 0", "launch.sp_degree: must be >= 1, got 0"),
         ("launch.sp_degree = 2.0", "launch.sp_degree: expected int, got 2.0 (float)"),
-        ("launch.sp_degree = 2", 'launch.sp_degree: sp_degree > 1 needs kind = "torchrun" or "ray"'),
+        ("launch.sp_degree = 2", 'launch.sp_degree: sp_degree > 1 needs kind = "ranks" or "ray"'),
     ],
 )
 def test_a_wrong_value_is_reported_with_field_and_value(tmp_path: Path, line: str, expected: str) -> None:
@@ -113,7 +113,7 @@ def test_a_wrong_value_is_reported_with_field_and_value(tmp_path: Path, line: st
 
 
 def test_an_op_for_one_process_is_refused_on_several_ranks(tmp_path: Path) -> None:
-    lines = ['source = "builtin:digits"', 'launch = { kind = "torchrun", nproc = 2 }']
+    lines = ['source = "builtin:digits"', 'launch = { kind = "ranks", nproc = 2 }']
     message = 'the op "ingest" runs in one process (leave launch out, or set kind = "process")'
     assert node_mistakes(tmp_path, "ingest", *lines) == [f"9:12: node.n.launch.kind: {message}"]
 
@@ -123,30 +123,30 @@ def test_an_op_for_one_process_is_refused_on_several_ranks(tmp_path: Path) -> No
     [
         (
             "2",
-            "8:31: node.n.launch.sp_degree: fewer ranks than the mesh needs: nproc = 2, sp_degree = 4;"
+            "8:28: node.n.launch.sp_degree: fewer ranks than the mesh needs: nproc = 2, sp_degree = 4;"
             " take nproc = 4 or a multiple of it, or a smaller sp_degree",
         ),
         (
             "6",
-            "8:31: node.n.launch.sp_degree: nproc = 6 is not a multiple of sp_degree = 4;"
+            "8:28: node.n.launch.sp_degree: nproc = 6 is not a multiple of sp_degree = 4;"
             " take nproc = 4 or 8, or another sp_degree",
         ),
-        ('"6"', '8:46: node.n.launch.nproc: expected int, got "6"'),  # and nothing about its fit
+        ('"6"', '8:43: node.n.launch.nproc: expected int, got "6"'),  # and nothing about its fit
     ],
 )
 def test_ranks_that_make_no_whole_groups_are_refused_with_all_other_mistakes(
     tmp_path: Path, nproc: str, expected: str
 ) -> None:
-    lines = [f'launch = {{ kind = "torchrun", sp_degree = 4, nproc = {nproc} }}', "share = 1"]
+    lines = [f'launch = {{ kind = "ranks", sp_degree = 4, nproc = {nproc} }}', "share = 1"]
     assert node_mistakes(tmp_path, "measure", *lines) == [expected, "9:1: node.n.share: must be < 1, got 1.0"]
 
 
 def test_sequence_parallelism_is_refused_for_an_op_that_does_none(tmp_path: Path) -> None:
-    lines = ['parts = ["@ingest"]', 'launch = { kind = "torchrun", nproc = 4, sp_degree = 2 }', "more = 1"]
+    lines = ['parts = ["@ingest"]', 'launch = { kind = "ranks", nproc = 4, sp_degree = 2 }', "more = 1"]
     hint = "leave sp_degree out; every rank then takes whole sequences"
     message = f'the op "merge" does not support sequence parallelism ({hint})'
     assert node_mistakes(tmp_path, "merge", *lines) == [
-        f"9:42: node.n.launch.sp_degree: {message}",
+        f"9:39: node.n.launch.sp_degree: {message}",
         "10:1: node.n.more: unknown key (keys: parts, extra)",
     ]
 
@@ -154,12 +154,10 @@ def test_sequence_parallelism_is_refused_for_an_op_that_does_none(tmp_path: Path
 def test_the_degree_of_sequence_parallelism_travels_with_the_launch(tmp_path: Path) -> None:
     write(tmp_path, MEASURE, "measure_ops.py")
     head = 'pipeline = { name = "p", ops = ["measure_ops.py"] }\n\n'
-    file = write(
-        tmp_path, head + '[node.n]\nop = "measure"\nlaunch = { kind = "torchrun", nproc = 4, sp_degree = 2 }\n'
-    )
-    assert read_graph(file).nodes["n"].launch == Launch(kind="torchrun", nproc=4, sp_degree=2)
+    file = write(tmp_path, head + '[node.n]\nop = "measure"\nlaunch = { kind = "ranks", nproc = 4, sp_degree = 2 }\n')
+    assert read_graph(file).nodes["n"].launch == Launch(kind="ranks", nproc=4, sp_degree=2)
     graph = read_graph(file, ["n.launch.sp_degree=4"])
-    assert graph.nodes["n"].launch == Launch(kind="torchrun", nproc=4, sp_degree=4)
+    assert graph.nodes["n"].launch == Launch(kind="ranks", nproc=4, sp_degree=4)
     record = graph_to_json(graph)
     assert graph_from_json(record) == graph
     del record["nodes"][0]["launch"]["sp_degree"]  # as written before there was one

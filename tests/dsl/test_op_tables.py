@@ -140,7 +140,7 @@ kind = "low"
 low = 3
 high = [{ level = 1.0 }]
 """
-    launch = 'it is "launch.nproc"; ranks on each host, with kind = "torchrun" or "ray"'
+    launch = 'it is "launch.nproc"; ranks on each host, with kind = "ranks" or "ray"'
     assert [
         'p.toml:5:1: node.train.rank: unknown key (did you mean "low.rank"?)',
         'p.toml:7:1: node.train.low.rnk: unknown key (did you mean "rank"?)',

@@ -330,7 +330,7 @@ def test_a_field_tells_type_range_default_and_help(schema: dict[str, Any]) -> No
     assert (rate["if"], rate["else"]) == (reference, expected)
     assert (rate["default"], rate["description"]) == (0.0006, "peak learning rate")
     assert definitions["op.export_draft"]["properties"]["draft"]["pattern"] == r"^@|\$\{.+\}"
-    assert definitions["launch"]["properties"]["kind"]["else"] == {"enum": ["process", "torchrun", "ray"]}
+    assert definitions["launch"]["properties"]["kind"]["else"] == {"enum": ["process", "ranks", "ray"]}
     assert set(LAUNCH_HELP) == set(LAUNCH_FIELDS)
 
 

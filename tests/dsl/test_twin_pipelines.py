@@ -29,4 +29,4 @@ def test_the_pipeline_under_sequence_parallelism_differs_by_the_launch_of_its_tr
     sources = Sources.now(tmp_path / "external.jsonl")
     assert graph_parts(alone, sources) == graph_parts(shared, sources)
     launches = {node_id: node.launch for node_id, node in shared.nodes.items() if node.launch != Launch()}
-    assert {"train": Launch(kind="torchrun", nproc=2, sp_degree=2)} == launches
+    assert {"train": Launch(kind="ranks", nproc=2, sp_degree=2)} == launches

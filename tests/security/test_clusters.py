@@ -24,8 +24,8 @@ from dsl.launch import Machine
 from executor.cli import main
 from executor.doctor.cluster import cluster_findings
 from executor.launchers.backend import StageOrder
-from executor.launchers.forkserver_client import Children
-from executor.launchers.local import LocalBackend, LocalStage
+from executor.launchers.backends import LocalBackend
+from executor.launchers.host_run import HostRun
 from executor.launchers.ray_backend import RayBackend
 from executor.launchers.ray_cluster import OwnCluster, find_hosts, is_open
 from executor.planning.session import Session
@@ -171,7 +171,7 @@ def test_a_cluster_that_only_a_record_names_is_not_joined(stranger, tmp_path, ca
 
 def test_a_cluster_that_only_a_file_of_the_work_folder_names_is_not_joined(stranger, tmp_path):
     (tmp_path / "actors-1.json").write_text(json.dumps({"address": stranger.address, "names": ["one"]}))
-    backend = RayBackend(Machine(), Children({}))
+    backend = RayBackend(Machine())
     with pytest.raises(ClusterError, match="which was not used from here"):
         backend.recover(tmp_path, lambda: None)
     assert stranger.came == 0
@@ -183,7 +183,7 @@ def test_what_others_write_into_the_files_of_a_stage_is_not_run(name, tmp_path, 
     toy, canary = Toy(tmp_path, ONE_NODE), tmp_path / "canary"
     start = LocalBackend.start
 
-    def altered(backend: LocalBackend, order: StageOrder) -> LocalStage:
+    def altered(backend: LocalBackend, order: StageOrder) -> HostRun:
         spec = json.loads(order.job.read_text())
         code = Path(spec["sources"])
         source = f"from pathlib import Path; Path({str(canary)!r}).touch()\n"

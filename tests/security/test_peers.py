@@ -32,7 +32,7 @@ import os, sys
 from pathlib import Path
 from dsl.errors import TransientError
 from fake_stage import FakeStage
-from ops.lib.training.ranks import joined
+from ops.lib.training.rank_group import joined
 
 try:
     with joined(FakeStage(Path(sys.argv[1]), rank=int(sys.argv[2]), world_size=2)):
@@ -48,7 +48,7 @@ from pathlib import Path
 import torch.distributed as dist
 from fake_stage import FakeStage
 from ops.lib.training.peers import own_peers
-from ops.lib.training.ranks import joined
+from ops.lib.training.rank_group import joined
 
 os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
 try:

@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from ops.lib.training.peers import own_peers
-from ops.lib.training.ranks import any_rank, collected, joined
+from ops.lib.training.rank_group import any_rank, collected, joined
 
 HERE = Path(__file__).parent
 
@@ -61,7 +61,7 @@ ops = ["talking.py"]
 
 [node.r]
 op = "talk"
-launch = { kind = "torchrun", nproc = 2, threads = 1 }
+launch = { kind = "ranks", nproc = 2, threads = 1 }
 """
 STORES_READ_EVERY_S = 5.0  # torch's elastic agents, by their keep-alive
 

@@ -57,7 +57,7 @@ ops = ["sharing.py"]
 
 [node.r]
 op = "share"
-launch = { kind = "torchrun", nproc = 2, threads = 1 }
+launch = { kind = "ranks", nproc = 2, threads = 1 }
 """
 
 

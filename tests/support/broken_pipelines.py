@@ -58,7 +58,7 @@ weights = { a = 1.0, "b" = 2 }
 layers = [1, 2,
   3]
 file = "base.toml"
-launch = { kind = "torchrun", nproc = 2, timeout = 3.0, memory = "1 GiB" }
+launch = { kind = "ranks", nproc = 2, timeout = 3.0, memory = "1 GiB" }
 [node.both]
 op = "join"
 parts = ["@join", "@ingest"]
@@ -110,7 +110,7 @@ VALUES = [
     *('"${ingest.seed}"', '"${join.share}"', '"${join.most}"', '"${"', '"${}"', '"${a.b.c}"', '"${pipeline.seed}"'),
     *('"x ${join.launch.nproc} y"', '"${ingest.source}"', '"${join.parts}"', '["${join.layers}"]', '"${mlflow.notes}"'),
     *('"${join.weights}"', '"a ${join.layers}"', '"${both.exact}"', '{ k = "${ingest.max_samples}" }'),
-    *('"torchrun"', '"ray"', '"24 GiB"', '"24 XB"', '"host:99999"', '"host:29500"', '"cpu"', '"auto"', '"1.5 TB"'),
+    *('"ranks"', '"ray"', '"24 GiB"', '"24 XB"', '"host:99999"', '"host:29500"', '"cpu"', '"auto"', '"1.5 TB"'),
     *('"base.toml"', '"p.toml"', '"missing.toml"', '"fuzz_ops.py"', '["fuzz_ops.py", "p.toml"]', '"/"', '"../.."'),
     *('"join"', '"ingest"', '"inject_images"', '"train_dflash"', '"dflash"', '"capture_targets"', '"owner/name"'),
     *(

@@ -27,7 +27,7 @@ from dsl.errors import ConfigError
 from ops.artifacts import TokenShards
 from ops.finetune_vlm.run import finetune_vlm
 from ops.lib.data.files import read_json
-from ops.lib.training import ranks
+from ops.lib.training import rank_group
 from ops.lib.training.checkpoint import checkpoints
 
 
@@ -46,7 +46,7 @@ def kill(folder: Path) -> None:
 
 def on_ranks(folder: Path) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with ranks.joined(FakeStage(folder / "scratch", rank=rank, world_size=world_size)):
+    with rank_group.joined(FakeStage(folder / "scratch", rank=rank, world_size=world_size)):
         for name, case in RANK_CASES.items():
             stage = FakeStage(
                 folder / name, _tokens(folder), rank=rank, world_size=world_size, sp_degree=case.sp_degree

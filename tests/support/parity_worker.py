@@ -41,7 +41,7 @@ from torch.distributed.tensor import DTensor
 
 from dsl.errors import ConfigError, StopRequested
 from ops.lib.drafts.backbone.reference import Sample, reference_step
-from ops.lib.training import ranks
+from ops.lib.training import rank_group
 from ops.lib.training.dtensors import local, reshard
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
 from ops.train_dflash import hardware
@@ -78,7 +78,7 @@ def main(folder: Path) -> None:
     hardware.SIZES["cpu"] = 64  # the peak is of no interest here, and its measurement takes a second
     worker = _Worker(folder, rank)
     worker.alone()
-    with ranks.joined(FakeStage(folder / "scratch", rank=rank, world_size=RANKS)):
+    with rank_group.joined(FakeStage(folder / "scratch", rank=rank, world_size=RANKS)):
         worker.on_four()
     pair, place = divmod(rank, 2)
     store = dist.FileStore(str(folder / f"pair-{pair}"), 2)

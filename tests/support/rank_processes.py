@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dsl.stage import RENDEZVOUS
-from executor.launchers.ranks import OTHER_RENDEZVOUS, rank_environment
+from executor.launchers.rank_processes import OTHER_RENDEZVOUS, rank_environment
 
 
 def run_ranks(

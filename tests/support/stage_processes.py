@@ -22,16 +22,6 @@ def stage_pids(toy):
     return processes(lambda folder: str(toy.store / "records") in str((folder / "fd" / "1").readlink()))
 
 
-def forkserver_pids(executor):
-    """Children of a process that start its stages."""
-    return processes(
-        lambda folder: (
-            b"executor.launchers.forkserver" in (folder / "cmdline").read_bytes()
-            and int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == executor.pid
-        )
-    )
-
-
 def two_ranks(toy):
     process = toy.start("run", str(toy.file))
     pids = [toy.folder / "rank-0.pid", toy.folder / "rank-1.pid"]

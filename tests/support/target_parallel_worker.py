@@ -45,7 +45,7 @@ from transformers import PreTrainedModel
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.target.model import Target
 from ops.lib.training.dtensors import gathered
-from ops.lib.training.ranks import meeting_store
+from ops.lib.training.rank_group import meeting_store
 from ops.lib.vision.batch import ModelInputs
 
 RANKS, CPU = 4, torch.device("cpu")

@@ -209,7 +209,7 @@ ops = ["toy.py"]
 [node.r]
 op = "ranks"
 seconds = 60.0
-launch = { kind = "torchrun", nproc = 2, threads = 1 }
+launch = { kind = "ranks", nproc = 2, threads = 1 }
 """
 
 # How often a node is looked at depends on the machine: without what it uses, a record always holds the same.

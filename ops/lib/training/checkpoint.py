@@ -37,7 +37,7 @@ from ops.lib.data.files import read_json, write_json
 from ops.lib.training.dtensors import gathered, load_whole, reshard
 from ops.lib.training.ema import Ema
 from ops.lib.training.optimizer import Optimizer, named_state, restore_state
-from ops.lib.training.ranks import is_first
+from ops.lib.training.rank_group import is_first
 
 FORMAT = 3
 REMEDIES = "restore it, or remove the checkpoints to start again"

@@ -20,6 +20,7 @@ from attrs import asdict
 
 from dsl.errors import DataError, DflowError
 from dsl.graph_json import graph_from_json
+from dsl.stage import NOW
 from ops.artifacts import TokenShards
 from ops.evaluate.statistics import acceptance_length
 from ops.evaluate.verdicts import CEILING
@@ -49,7 +50,6 @@ from ops.tools.diagnose.outcomes import (
 from ops.tools.diagnose.reading import reading_finding
 from ops.tools.diagnose.trained import explained, of_import, target_finding, trained_of
 
-NOW = "dflow: now: "
 LEARNT = "train"  # the split that a draft is trained on
 RESAMPLINGS = 2000  # for the interval of tau
 TARGET, EXPORT, FED, RANDOM, FEATURES, TRAINING = STEPS = (

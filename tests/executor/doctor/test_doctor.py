@@ -36,7 +36,7 @@ from executor.doctor.probe import compile_fault_on
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
 from executor.keys.node_key import NOT_INSTALLED, LibraryVersions
-from executor.launchers.host_facts import HostFacts, host_facts
+from executor.launchers.hosts import HostFacts, host_facts
 from executor.store.artifact_store import Store
 from executor.store.lease import Lease
 from executor.system.progress import Activity

@@ -36,7 +36,7 @@ class Compute:
 class Read:
     output = Samples
 """
-EIGHT = 'kind = "torchrun", nproc = 8'
+EIGHT = 'kind = "ranks", nproc = 8'
 
 
 def graph(folder: Path, launch: str, op: str = "compute", machine: str = "") -> Graph:
@@ -59,13 +59,13 @@ def refused(whole: Graph) -> list[str]:
     ("visible", "launch", "gpus", "said"),
     [
         ("0,1,2,3,4,5,6,7", EIGHT, 8, ""),
-        ("GPU-a,GPU-b", 'kind = "torchrun", nproc = 2', 2, ""),
+        ("GPU-a,GPU-b", 'kind = "ranks", nproc = 2', 2, ""),
         ("0,1,2,3", "", 1, ""),
         ("", EIGHT, None, ""),
         ("", 'device = "cuda"', None, ""),
         ("0,1", EIGHT + ', device = "cpu"', 0, ""),
         ("0,1", EIGHT + ", gpus = 0", 0, ""),
-        ("0,1,2,3", 'gpus = 4, kind = "torchrun", nproc = 2', 4, ""),
+        ("0,1,2,3", 'gpus = 4, kind = "ranks", nproc = 2', 4, ""),
         (
             "0,1,2,3",
             EIGHT,
@@ -157,7 +157,7 @@ def test_a_node_that_does_not_fit_on_this_machine_is_reported(tmp_path: Path, mo
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     needs = {"n": Estimate(memory={"weights": 90 * 10**9, "gradients": 41 * 10**9})}
     said = "n: memory: DOES NOT FIT: each rank needs 131.0 GB, and a GPU here has 80.0 GB"
-    whole, on_cpu = graph(tmp_path, ""), graph(tmp_path, 'device = "cpu", kind = "torchrun", nproc = 2')
+    whole, on_cpu = graph(tmp_path, ""), graph(tmp_path, 'device = "cpu", kind = "ranks", nproc = 2')
     assert too_large(whole, needs, lambda: 80 * 10**9, 1) == [said]
     assert too_large(whole, needs, lambda: 141 * 10**9, 1) == []
     assert too_large(whole, needs, lambda: None, 1) == []

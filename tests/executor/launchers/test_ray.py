@@ -351,7 +351,7 @@ def test_a_pipeline_whose_nodes_all_run_on_a_cluster_makes_the_same_artifacts(wi
     assert digests[0] == digests[1]
 
     on_hosts = 'train.launch={kind="ray",nproc=2,hosts=2,sp_degree=2,threads=1}'
-    on_one = 'train.launch={kind="torchrun",nproc=4,sp_degree=2,threads=1}'
+    on_one = 'train.launch={kind="ranks",nproc=4,sp_degree=2,threads=1}'
     assert (
         ray.run("run", str(there.file), "--to", "train", *untracked, "-s", "train.seed=2", "-s", on_hosts).returncode
         == 0

@@ -43,9 +43,9 @@ def test_threads_that_wait_sleep_soon_unless_the_user_has_chosen(chosen, expecte
     assert expected == {name: environment[name] for name in WAITING if name in environment}
 
 
-@pytest.mark.parametrize("kind", ["process", "torchrun"])
+@pytest.mark.parametrize("kind", ["process", "ranks"])
 def test_torchs_openmp_runtime_takes_the_bound_in_every_process_of_a_stage(kind, tmp_path):
-    ranks = 2 if kind == "torchrun" else 1
+    ranks = 2 if kind == "ranks" else 1
     toy = side(tmp_path, small("a", 1, f'launch = {{ kind = "{kind}", nproc = {ranks}, threads = 2 }}\n'))
     result = toy.dflow("run", str(toy.file), OMP_DISPLAY_ENV="verbose")
     assert result.returncode == 0, result.stderr

@@ -292,7 +292,7 @@ ROWS = {
     ),
     "no GPU": (["train.launch.device=cuda"], ("train.launch.device", "torch finds no GPU here")),
     "ranks that cannot share a sequence": (
-        ["train.launch.kind=torchrun", "train.launch.nproc=2", "train.launch.sp_degree=2", "shard.pad_multiple=1"],
+        ["train.launch.kind=ranks", "train.launch.nproc=2", "train.launch.sp_degree=2", "shard.pad_multiple=1"],
         ("train", "sp_degree: 2 does not divide pad_multiple = 1"),
     ),
 }

@@ -21,7 +21,7 @@ HEAVY = {"torch", "mlflow", "transformers", "networkx", "rich", "pandas", "numpy
 RUNNING = {
     "executor.scheduler.run_loop",
     "executor.scheduler.stage_pool",
-    "executor.launchers.forkserver",
+    "executor.launchers.host_run",
     "executor.tracking.mlflow_client",
     "subprocess",
     "multiprocessing",

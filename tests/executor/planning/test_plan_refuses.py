@@ -311,7 +311,7 @@ def test_answers_that_are_in_the_store_are_still_those_of_their_processor(data: 
 def test_ranks_that_cannot_share_the_sequences_of_a_target_are_refused(
     capsys: pytest.CaptureFixture[str], data: Path
 ) -> None:
-    ranks = 'target.launch={ kind = "torchrun", nproc = 2, sp_degree = 2, device = "cpu" }'
+    ranks = 'target.launch={ kind = "ranks", nproc = 2, sp_degree = 2, device = "cpu" }'
     given = ("tokenize.processor=target", "target.init=target", ranks)
     assert [] == refused(capsys, DATA + INJECT + TOKENIZE + FINETUNE, *given)
     config = {**TEXT, "layer_types": ["linear_attention"] * 8}
@@ -568,9 +568,9 @@ OF_QWEN25 = {**VISION, "patch_size": 8, "intermediate_size": 64}
 UNCAPTURED: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
     ("a family", {**TEXT, "model_type": "qwen3_5_text"}, (),
      "the sglang backend captures qwen3, qwen3_moe, qwen2_5_vl"),
-    ("ranks", TEXT, ("capture.tp_degree=2", 'capture.launch={ kind = "torchrun", nproc = 2, device = "cpu" }',
+    ("ranks", TEXT, ("capture.tp_degree=2", 'capture.launch={ kind = "ranks", nproc = 2, device = "cpu" }',
                      "target.checkpoint=target"), ""),
-    ("three ranks", TEXT, ("capture.tp_degree=3", 'capture.launch={ kind = "torchrun", nproc = 3, device = "cpu" }'),
+    ("three ranks", TEXT, ("capture.tp_degree=3", 'capture.launch={ kind = "ranks", nproc = 3, device = "cpu" }'),
      "tp_degree = 3 does not divide num_attention_heads = 2, intermediate_size = 64 of the target's config.json"),
     ("a tied head beside experts", {**TEXT, **EXPERTS, "tie_word_embeddings": True}, (),
      "config.json: tie_word_embeddings is set, but SGLang's Qwen3-MoE does not support a tied head"),

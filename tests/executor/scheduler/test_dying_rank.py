@@ -1,4 +1,4 @@
-"""A rank that dies under torchrun: the others end soon, and the error names the rank that died first and its cause."""
+"""A rank that dies: the others end soon, and the error names the rank that died first and its cause."""
 
 import json
 import signal
@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from dsl.errors import DataError
-from ops.lib.training.ranks import meeting_store
+from ops.lib.training.rank_group import meeting_store
 
 def die(config, stage):
     store = meeting_store(stage.rank, stage.world_size)
@@ -63,7 +63,7 @@ ops = ["dying.py"]
 [node.r]
 op = "die"
 how = "HOW"
-launch = { kind = "torchrun", nproc = 2, sp_degree = 2, threads = 1 }
+launch = { kind = "ranks", nproc = 2, sp_degree = 2, threads = 1 }
 """
 KILLED = "rank 1 was killed (signal 9); perhaps this machine ran out of memory (rank 0 ended after it)"
 
@@ -99,7 +99,7 @@ def test_a_rank_that_dies_ends_the_others_and_is_named(runs, how, expected):
     assert "2" == (toy.folder / "died").read_text()
 
 
-def test_a_rank_that_hangs_ends_itself_and_not_by_torchrun_which_kills_what_is_left_30_seconds_later(runs):
+def test_a_rank_that_hangs_ends_itself_before_it_would_be_killed_30_seconds_later(runs):
     toy, _ = runs["hang"]
     exits = json.loads(next(toy.store.glob("work/*/results-*/exits-0.json")).read_text())
     assert {0: -signal.SIGALRM, 1: -signal.SIGKILL} == {exit["rank"]: exit["code"] for exit in exits}

@@ -4,11 +4,12 @@ import os
 import signal
 from contextlib import suppress
 
-from stage_processes import forkserver_pids, processes, stage_pids, two_ranks
+import psutil
+from stage_processes import processes, stage_pids, two_ranks
 from toy_ops import PROJECT, TWO_RANKS, Toy, is_alive, wait_for
 
 # A sitecustomize: a rank has read its job, and does not take its share of the folder before the file `go` is there. It
-# has no mark by which the next attempt would find it, and does not know who started it, so it lives until then.
+# has no mark by which the next attempt would find it, and is not tied to its parent, so it lives until then.
 LATE = """
 import os, sys, time
 from pathlib import Path
@@ -20,10 +21,11 @@ def late(*told):
     return share(*told)
 
 if "executor.launchers.worker" in sys.orig_argv:
-    marks = {"DFLOW_STAGE", "DFLOW_AGENT"}
-    if marks & os.environ.keys():
-        os.execve(sys.executable, sys.orig_argv, {name: os.environ[name] for name in os.environ.keys() - marks})
-    import executor.store.lease
+    if "DFLOW_STAGE" in os.environ:
+        del os.environ["DFLOW_STAGE"]
+        os.execv(sys.executable, sys.orig_argv)
+    import executor.store.lease, executor.system.supervisor
+    executor.system.supervisor.end_with_parent = lambda parent: None
     share, executor.store.lease.share_ranks = executor.store.lease.share_ranks, late
 """
 
@@ -67,13 +69,12 @@ def test_a_worker_that_starts_late_leaves_the_next_attempt_alone(tmp_path):
     late.mkdir()
     (late / "sitecustomize.py").write_text(LATE)
     late_path = f"{late}{os.pathsep}{PROJECT}"
-    first = toy.start("resume", "-s", "d.fail_at=-1", "-s", "d.launch.kind=torchrun", PYTHONPATH=late_path)
+    first = toy.start("resume", "-s", "d.fail_at=-1", "-s", "d.launch.kind=ranks", PYTHONPATH=late_path)
     wait_for((late / "waits").exists)
     pids = late_ranks(toy)
     assert len(pids) == 1
-    for pid in (*forkserver_pids(first), first.pid):
-        os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: stage_pids(toy) == pids)  # torchrun's agent went with them
+    first.kill()
+    wait_for(lambda: stage_pids(toy) == pids)  # the parent of the ranks went with it
     toy.calls()
     second = toy.start("resume", "-s", "d.launch.kind=process")
     wait_for(lambda: len(toy.steps()) >= 1)
@@ -90,12 +91,12 @@ def test_a_worker_that_starts_late_leaves_the_next_attempt_alone(tmp_path):
 
 
 def late_ranks(toy):
-    """Ranks of this toy's stages that torchrun has started as processes of their own."""
+    """Ranks of this toy's stages that are processes of their own."""
     ranks = processes(lambda folder: b"executor.launchers.worker" in (folder / "cmdline").read_bytes())
     return [pid for pid in ranks if pid in stage_pids(toy)]
 
 
-def test_no_rank_of_torchrun_outlives_an_executor_that_was_killed_alone(tmp_path):
+def test_no_rank_outlives_an_executor_that_was_killed_alone(tmp_path):
     toy = Toy(tmp_path, TWO_RANKS)
     process, ranks = two_ranks(toy)
     assert set(ranks) < set(stage_pids(toy))
@@ -105,7 +106,7 @@ def test_no_rank_of_torchrun_outlives_an_executor_that_was_killed_alone(tmp_path
     process.communicate()
 
 
-def test_a_stop_reaches_every_rank_of_torchrun(tmp_path):
+def test_a_stop_reaches_every_rank(tmp_path):
     toy = Toy(tmp_path, TWO_RANKS)
     process, _ = two_ranks(toy)
     process.terminate()
@@ -126,28 +127,12 @@ def test_a_stage_that_is_killed_alone_fails_its_node(tmp_path):
     assert "d failed: killed (signal 9)" in errors
 
 
-def test_a_forkserver_that_is_killed_alone_fails_its_node_and_the_run_can_be_resumed(tmp_path):
-    toy = Toy(tmp_path)
-    process = toy.start("run", str(toy.file), "-s", "d.steps=600", "-s", "d.seconds=0.1")
-    wait_for(lambda: len(toy.steps()) >= 2)
-    os.kill(forkserver_pids(process)[0], signal.SIGKILL)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert "d failed: the forkserver, the parent of all stages, was killed, and this stage with it" in errors
-    wait_for(lambda: stage_pids(toy) == [])
-    done = len(toy.steps())
-    result = toy.dflow("resume", "-s", "d.steps=600", "-s", "d.seconds=0.0")
-    assert (result.returncode, toy.caches()["d"]) == (0, ("done", "resumed"))
-    steps = [int(step) for step in (tmp_path / "done.txt").read_text().split()]
-    assert steps[:done] == list(range(done))
-
-
 def test_nothing_is_left_of_a_run_whose_executor_was_killed_alone(tmp_path):
+    """Neither its stage nor the worker that waits for the next node."""
     toy = Toy(tmp_path)
-    process = toy.start("run", str(toy.file), "-s", "d.steps=600", "-s", "d.seconds=0.1")
-    wait_for(lambda: len(toy.steps()) >= 1)
-    pids = [*forkserver_pids(process), *stage_pids(toy)]
-    assert len(pids) == 2
+    process = toy.start("run", str(toy.file), "-s", "a.seconds=600.0")
+    wait_for(lambda: len(psutil.Process(process.pid).children()) == 2 and len(stage_pids(toy)) == 1)
+    pids = [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
     process.kill()
     wait_for(lambda: not any(is_alive(pid) for pid in pids))
     process.communicate()

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 from side_ops import side
-from stage_processes import forkserver_pids, processes, stage_pids, two_ranks
+from stage_processes import processes, stage_pids, two_ranks
 from toy_ops import ONE_NODE, PROJECT, TWO_RANKS, UNTRACKED, Toy, is_alive, wait_for
 
 HOLDS = '''
@@ -46,8 +46,8 @@ def signals(config, stage):
 STOPPED_AT_ONCE = """
 import os, signal, sys
 
-if "executor.launchers.forkserver" in sys.orig_argv:
-    os.register_at_fork(after_in_child=lambda: signal.raise_signal(signal.SIGTERM))
+if {"executor.launchers.worker", "executor.launchers.rank_processes"} & {*sys.orig_argv} and "RANK" not in os.environ:
+    signal.raise_signal(signal.SIGTERM)
 """
 ASKED_OP = '''
 @op(version=1, run="toy:asked")
@@ -99,10 +99,9 @@ def slow_steps(folder, program=""):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_that_is_sent_to_all_processes_at_once_saves_and_the_run_can_be_resumed(tmp_path, number):
     toy, process = slow_steps(tmp_path)
-    servers = (*forkserver_pids(process), process.pid)
-    for pid in (*stage_pids(toy), *servers):
+    for pid in (*stage_pids(toy), process.pid):
         with suppress(ProcessLookupError):  # one that ended with those before it
-            os.kill(pid, number if pid in servers else signal.SIGTERM)
+            os.kill(pid, number if pid == process.pid else signal.SIGTERM)
     out, errors = process.communicate(timeout=300)
     assert (128 + number, "stopped") == (process.returncode, toy.state()["status"]), out + errors
     assert ("pending", None) == (toy.state()["nodes"]["d"]["state"], toy.state()["nodes"]["d"]["error"])
@@ -130,7 +129,7 @@ def test_a_stop_that_reaches_a_stage_in_its_first_moment_is_kept_for_the_op(tmp_
     assert (0, "True") == (result.returncode, toy.text("a")), result.stderr
 
 
-def test_torchrun_that_is_asked_to_stop_in_its_first_moment_ends(tmp_path):
+def test_ranks_that_are_asked_to_stop_in_their_first_moment_end(tmp_path):
     toy = Toy(tmp_path, TWO_RANKS)
     (tmp_path / "sitecustomize.py").write_text(STOPPED_AT_ONCE)
     result = toy.dflow("run", str(toy.file), PYTHONPATH=f"{tmp_path}{os.pathsep}{PROJECT}")
@@ -138,10 +137,10 @@ def test_torchrun_that_is_asked_to_stop_in_its_first_moment_ends(tmp_path):
     assert [] == list(tmp_path.glob("rank-*.pid"))
 
 
-def test_a_stop_that_is_sent_to_torchrun_and_all_its_ranks_too_lets_them_save(tmp_path):
+def test_a_stop_that_is_sent_to_all_ranks_too_lets_them_save(tmp_path):
     toy = Toy(tmp_path, TWO_RANKS)
     process, _ = two_ranks(toy)
-    for pid in (*forkserver_pids(process), *stage_pids(toy), process.pid):
+    for pid in (*stage_pids(toy), process.pid):
         with suppress(ProcessLookupError):  # one that ended with those before it
             os.kill(pid, signal.SIGTERM)
     out, errors = process.communicate(timeout=300)
@@ -151,7 +150,7 @@ def test_a_stop_that_is_sent_to_torchrun_and_all_its_ranks_too_lets_them_save(tm
 
 
 def test_a_rank_that_holds_the_interpreter_ends_with_the_executor(tmp_path):
-    toy = Toy(tmp_path, TWO_RANKS.replace('"ranks"', '"hold"').replace("seconds = 60.0\n", ""))
+    toy = Toy(tmp_path, TWO_RANKS.replace('op = "ranks"', 'op = "hold"').replace("seconds = 60.0\n", ""))
     (tmp_path / "toy.py").write_text((tmp_path / "toy.py").read_text() + HOLDS)
     process, ranks = two_ranks(toy)
     process.kill()
@@ -159,18 +158,17 @@ def test_a_rank_that_holds_the_interpreter_ends_with_the_executor(tmp_path):
     wait_for(lambda: not any(is_alive(pid) for pid in ranks))
 
 
-@pytest.mark.parametrize("hangs", ["forkserver", "stage"])
-def test_a_second_stop_ends_a_stage_at_once_even_where_a_process_was_stopped(tmp_path, hangs):
+def test_a_second_stop_ends_a_stage_at_once_even_where_it_was_stopped(tmp_path):
     patient = f"import executor.scheduler.attempt; executor.scheduler.attempt.GRACE_S = 3600.0\n{UNTRACKED}"
     toy, process = slow_steps(tmp_path, patient)  # who is asked once gets an hour
-    [stage], [server] = stage_pids(toy), forkserver_pids(process)
-    os.kill(server if hangs == "forkserver" else stage, signal.SIGSTOP)
+    [stage] = stage_pids(toy)
+    os.kill(stage, signal.SIGSTOP)
     process.terminate()
     wait_for(lambda: (next(toy.store.glob("work/*/results-*")) / "stop").exists())
     process.terminate()
     out, errors = process.communicate(timeout=300)
     assert 143 == process.returncode, out + errors
-    wait_for(lambda: not is_alive(stage) and not is_alive(server))
+    wait_for(lambda: not is_alive(stage))
     assert 0 == toy.dflow("resume", "-s", "d.steps=600", "-s", "d.seconds=0.0").returncode
 
 
@@ -213,13 +211,11 @@ def test_a_work_folder_that_somebody_removed_is_one_line(tmp_path):
 
 
 def test_a_record_that_was_removed_before_the_stage_starts_is_one_line(tmp_path):
-    """The log cannot be opened in the stage's own process."""
     toy = Toy(tmp_path)
     late = (
-        "import shutil, sys\nfrom executor.launchers.forkserver_client import _Server\nstart = _Server.start\n"
-        "def removed(self, module, arguments, environment, log):\n    from pathlib import Path\n"
-        "    shutil.rmtree(Path(log).parent)\n    return start(self, module, arguments, environment, log)\n"
-        "_Server.start = removed\n"
+        "import shutil, sys\nfrom executor.launchers.backends import LocalBackend\nstart = LocalBackend.start\n"
+        "def removed(self, order):\n    shutil.rmtree(order.log.parent)\n    return start(self, order)\n"
+        "LocalBackend.start = removed\n"
     )
     process = toy.start("run", str(toy.file), program=late + UNTRACKED)
     _, errors = process.communicate(timeout=300)

@@ -12,7 +12,7 @@ from toy_ops import Toy, is_alive, wait_for
 from executor.store.artifact_store import Store
 
 OPS = '''
-import os, signal, subprocess, time
+import os, signal, subprocess, sys, time
 from pathlib import Path
 from attrs import frozen
 from dsl.errors import TransientError
@@ -31,18 +31,32 @@ class Text(Artifact):
     """text.txt"""
 
 
+@op(version=1, run="toy:first")
+@frozen(kw_only=True)
+class First:
+    """Takes until the worker of the next node has been started."""
+    output = Text
+
+
+def first(config, stage):
+    time.sleep(1.0)
+    (stage.out_dir / "text.txt").write_text("first")
+
+
 @op(version=1, run="toy:leave", resumable=True)
 @frozen(kw_only=True)
 class Leave:
     """Leaves a process behind that writes for ever, the first time."""
     how: str
     end: str
+    text: Text | None = None
     output = Text
 
 
 def leave(config, stage):
     first = not any(stage.work_dir.iterdir())
     (stage.work_dir / "begun").touch()
+    (HERE / "started").write_text(" ".join(sys.orig_argv))
     if first:
         {"child": child, "session": session, "fork": fork}[config.how](stage.out_dir)
         while not ((HERE / "writer").exists() and (HERE / "writer").read_text().endswith("\\n")):
@@ -119,6 +133,19 @@ def test_what_a_killed_stage_left_running_does_not_reach_the_next_attempts_artif
     toy = leaving(tmp_path, how, "wait")
     first = toy.start("run", str(toy.file))
     wait_for(lambda: writer(toy) is not None)
+    first.kill()
+    first.communicate()
+    result = toy.dflow("resume")
+    assert 0 == result.returncode, result.stderr
+    assert_good(toy)
+
+
+def test_what_a_worker_that_was_started_ahead_left_running_does_not_reach_the_next_attempts_artifact(tmp_path):
+    toy = leaving(tmp_path, "fork", "wait")
+    toy.file.write_text(toy.file.read_text() + 'text = "@b"\n\n[node.b]\nop = "first"\n')
+    first = toy.start("run", str(toy.file))
+    wait_for(lambda: writer(toy) is not None)
+    assert "--ahead" in (tmp_path / "started").read_text().split()
     first.kill()
     first.communicate()
     result = toy.dflow("resume")

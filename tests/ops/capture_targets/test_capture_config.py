@@ -76,8 +76,8 @@ def test_fields_that_do_not_go_together_are_refused_when_the_config_is_made(chan
     ("fields", "message"),
     [
         ("tp_degree = 2", "tp_degree: 2 does not divide the 1 ranks of launch"),
-        ('tp_degree = 2\nlaunch = { kind = "torchrun", nproc = 3 }', "tp_degree: 2 does not divide the 3 ranks"),
-        ('tp_degree = 2\nlaunch = { kind = "torchrun", nproc = 4 }', None),
+        ('tp_degree = 2\nlaunch = { kind = "ranks", nproc = 3 }', "tp_degree: 2 does not divide the 3 ranks"),
+        ('tp_degree = 2\nlaunch = { kind = "ranks", nproc = 4 }', None),
     ],
 )
 def test_ranks_that_make_no_whole_groups_are_refused_with_the_file(tmp_path, fields, message):

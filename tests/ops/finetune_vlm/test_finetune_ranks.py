@@ -1,4 +1,4 @@
-"""Fine-tuning on two ranks gives what one process gives: torchrun and gloo, data and sequence parallel.
+"""Fine-tuning on two ranks gives what one process gives: gloo, data and sequence parallel.
 
 One launch trains all cases (finetune_worker.py), and these tests look at what it wrote.
 """

@@ -137,7 +137,7 @@ def test_training_a_target_of_8_billion_parameters_is_said_to_need_its_whole_sta
     config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = False
     (folder / "config.json").write_text(json.dumps(config))
     training = FinetuneVlm(tokens=Ref("t"), init=str(folder), dtype="bfloat16", micro_batch_tokens=1)
-    alone, shared = (foresee(training, launch=launch) for launch in (Launch(), Launch(kind="torchrun", nproc=8)))
+    alone, shared = (foresee(training, launch=launch) for launch in (Launch(), Launch(kind="ranks", nproc=8)))
     state = [sum(each.memory[part] for part in ("weights", "gradients", "optimizer")) for each in (alone, shared)]
     assert [131, 45] == [round(size / 1e9) for size in state]  # float32 weights, gradients and two moments
     held = "rank 0 keeps 98.3 GB of weights and moments in host memory while a checkpoint is written"
@@ -186,7 +186,7 @@ def test_a_copy_of_the_weights_is_counted_where_the_dtype_is_narrower(
     """In two bytes each, beside all that an update or a pass needs; in float32 only several ranks gather one."""
     inputs = {"target": TargetForeseen.of(read_config(checkpoint("qwen3", tmp_path / "target") / "config.json"))}
     inputs["features"] = FeaturesForeseen(num_layers=5, dtype="bfloat16", tokens=None)
-    launch = Launch(device="cpu", kind="torchrun", nproc=ranks) if ranks > 1 else Launch(device="cpu")
+    launch = Launch(device="cpu", kind="ranks", nproc=ranks) if ranks > 1 else Launch(device="cpu")
     config = TrainDflash(features=Ref("a"), batches=Ref("b"), target=Ref("c"), dtype=dtype)
     found = foresee(config, inputs=inputs, launch=launch)
     parameters = draft_parameters(found.foreseen.shape)

@@ -14,10 +14,10 @@ from draft_cases import random_case
 from draft_chain import TEXT, make_features, make_plan, make_target, train_config
 from fake_stage import FakeStage
 
-from executor.launchers.ranks import rank_environment
+from executor.launchers.rank_processes import rank_environment
 from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
-from ops.lib.training import ranks
+from ops.lib.training import rank_group
 from ops.lib.training.dtensors import gathered, reshard
 from ops.train_dflash.batches import Place, prepare
 from ops.train_dflash.engine import weights_to_compute_with
@@ -77,9 +77,9 @@ def test_what_ranks_exchange_arrives_over_the_backend_of_the_device(device, grou
     work.wait()
     dist.broadcast(got[2].copy_(sent), 0)
     assert all(torch.equal(sent, each) for each in got)
-    assert [{"rank": 0}] == ranks.collected({"rank": 0})
-    assert ranks.any_rank(True, device)
-    assert not ranks.any_rank(False, device)
+    assert [{"rank": 0}] == rank_group.collected({"rank": 0})
+    assert rank_group.any_rank(True, device)
+    assert not rank_group.any_rank(False, device)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -98,10 +98,10 @@ def test_fsdp2_on_one_rank_has_the_loss_and_the_gradients_of_a_plain_model(devic
             shard_model(model, flat_mesh(make_mesh(1, 1, device)), dtype)
         else:
             engine = evolve(engine, computing=weights_to_compute_with(model, dtype))
-        ranks.hold_gradients(model)
+        rank_group.hold_gradients(model)
         with engine.computing():
             losses = [engine.train(batch, 1 / total).loss for batch in batches[:-1]]
-            before = (partial(ranks.release_gradients, model), partial(ranks.release_parts, model))
+            before = (partial(rank_group.release_gradients, model), partial(rank_group.release_parts, model))
             losses.append(engine.train(batches[-1], 1 / total, *before).loss)
         reshard(model)
         return torch.stack(losses), {name: gathered(weight.grad) for name, weight in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""Training over ranks gives what one process gives: torchrun and gloo, data and sequence parallel, all four ranks.
+"""Training over ranks gives what one process gives: gloo, data and sequence parallel, all four ranks.
 
 One launch computes everything (parity_worker.py), and these tests look at what it wrote. The table of
 docs/sequence_parallel.md is checked against it; to write it anew, with the figures of this machine:

@@ -18,7 +18,7 @@ from ops.lib.drafts.backbone.step import Slots
 from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.target.feature_shards import FeatureReader, write_feature_shard
 from ops.lib.training.optimizer import learning_rate, make_optimizer
-from ops.lib.training.ranks import deal
+from ops.lib.training.rank_group import deal
 from ops.train_dflash.batches import micro_batches
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.tally import count_slots, expected_tau, new_tally, slot_accuracy

@@ -1,7 +1,6 @@
 """The processes of a stage on one host: started, watched and ended together.
 
-    python -m executor.launchers.ranks --exits F --first N --here N --total N --meet M [--shared] JOB DIGEST    (forked,
-    see forkserver.py)
+    python -m executor.launchers.rank_processes --exits F --first N --here N --total N --meet M [--shared] JOB DIGEST
 
 Each of them is a `python -m executor.launchers.worker JOB DIGEST`, and ends with this process. They are ranks FIRST to
 FIRST + HERE - 1 of TOTAL, numbered by torchrun's variables. If all ranks are on this host, M is a file in a folder
@@ -32,9 +31,8 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.stage import LOOPBACK_ONLY, RENDEZVOUS
-from executor.launchers.stage_contract import WORKER, WORKERS, RankExit, report_lost, write_exits
-from executor.launchers.worker import AGENT, ENDING
-from executor.system.supervisor import exit_text, module_command
+from executor.launchers.stage_contract import ONE_OF_SEVERAL, WORKER, WORKERS, RankExit, report_lost, write_exits
+from executor.system.supervisor import ENDING, PARENT, begin_as_child, exit_text, module_command
 
 FORWARDED = (*ENDING, signal.SIGHUP, signal.SIGQUIT)
 KILL_AFTER_S = 30.0
@@ -52,7 +50,8 @@ class Rank:
 
 
 def main() -> int:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # blocked by the forkserver; no rank runs yet
+    begin_as_child()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # no rank runs yet
     options = _options(sys.argv[1:])
     woken = _wake_up_on(FORWARDED)
     environment = {name: value for name, value in os.environ.items() if name not in OTHER_RENDEZVOUS}
@@ -117,7 +116,7 @@ def rank_environment(
 def _start(number: int, job: str, digest: str, environment: Mapping[str, str]) -> Rank:
     process = subprocess.Popen(
         module_command("executor.launchers.worker", job, digest),
-        env={**environment, AGENT: str(os.getpid())},
+        env={**environment, PARENT: str(os.getpid()), ONE_OF_SEVERAL: "1"},
         start_new_session=True,  # its own scheduling group, and a process group to signal
     )
     return Rank(number, process, os.pidfd_open(process.pid))

@@ -11,9 +11,9 @@ from test_placement import graph
 
 from dsl.graph import GraphNode
 from dsl.launch import Launch
-from executor.launchers.backend import HostsExit, StageOrder, exits_path
-from executor.launchers.cluster_capacity import ClusterCapacity
-from executor.launchers.parts import PartExit, Parts
+from executor.launchers.backend import HostExit, StageOrder, exits_path
+from executor.launchers.hosts import HostExits
+from executor.launchers.ray_backend import ClusterCapacity
 from executor.launchers.stage_contract import RankExit, lost_workers, write_exits
 from executor.system.resource_pool import Capacity, Demand, Share
 from executor.system.supervisor import GONE
@@ -23,7 +23,7 @@ SMALL, LARGE, HEAD = (Capacity(cpus, 64 * 2**30, gpus) for cpus, gpus in ((8, ("
 
 def order(folder: Path, launch: Launch) -> StageOrder:
     paths = dict.fromkeys(("job", "folder", "results", "private", "log", "directory"), folder)
-    return StageOrder(node="n", job_digest="", mark="", launch=launch, share=Share(1), part=Demand(1), **paths)
+    return StageOrder(node="n", job_digest="", launch=launch, share=Share(1), part=Demand(1), **paths)
 
 
 def node_with(folder: Path, op: str = "compute", **launch: int) -> GraphNode:
@@ -63,13 +63,13 @@ def test_what_never_fits_is_refused(tmp_path):
 
 
 def test_a_failed_part_ends_the_others_and_the_first_code_is_the_stages(tmp_path):
-    parts = Parts(order(tmp_path, Launch(kind="ray", hosts=3)), ["a", "b", "c"])
-    parts.ended(0, PartExit(code=0))
+    parts = HostExits(order(tmp_path, Launch(kind="ray", hosts=3)), ["a", "b", "c"])
+    parts.ended(0, HostExit(code=0))
     assert not parts.ends_others
-    parts.ended(2, PartExit(code=3, log_errno=28))
+    parts.ended(2, HostExit(code=3, log_errno=28))
     assert parts.ends_others
     parts.lost(1, "it left")
-    assert parts.exit() == HostsExit(
+    assert parts.exit() == HostExit(
         code=3,
         hosts=("a", "b", "c"),
         lost="host 1 (b): it left",
@@ -80,23 +80,23 @@ def test_a_failed_part_ends_the_others_and_the_first_code_is_the_stages(tmp_path
 
 @pytest.mark.parametrize("launch", [Launch(kind="ray", hosts=2), Launch(kind="ray", shard_workers=2)])
 def test_an_error_of_a_host_ends_the_other_parts_too(tmp_path, launch):
-    parts = Parts(order(tmp_path, launch), "ab")
-    parts.ended(1, PartExit(code=None, error="StageError: no forkserver"))
+    parts = HostExits(order(tmp_path, launch), "ab")
+    parts.ended(1, HostExit(code=None, error="StageError: no process"))
     assert parts.ends_others
-    parts.ended(0, PartExit(code=-signal.SIGTERM))
-    assert (parts.exit().error, parts.exit().lost) == ("host 1 (b): StageError: no forkserver", "")
+    parts.ended(0, HostExit(code=-signal.SIGTERM))
+    assert (parts.exit().error, parts.exit().lost) == ("host 1 (b): StageError: no process", "")
 
 
 def test_workers_go_on_without_one_that_was_killed_or_left_and_not_after_an_error(tmp_path):
-    parts = Parts(order(tmp_path, Launch(kind="ray", shard_workers=4)), "abcd")
+    parts = HostExits(order(tmp_path, Launch(kind="ray", shard_workers=4)), "abcd")
     write_exits(exits_path(tmp_path, 0), [RankExit(0, -signal.SIGKILL, 0.0)])
-    parts.ended(0, PartExit(code=1))
+    parts.ended(0, HostExit(code=1))
     write_exits(exits_path(tmp_path, 1), [RankExit(1, GONE, 0.0)])  # it saw that it is lost
     parts.lost(1, "it left")
     assert not parts.ends_others
     assert lost_workers(tmp_path) == {0, 1}
     write_exits(exits_path(tmp_path, 2), [RankExit(2, 1, 0.0)])
-    parts.ended(2, PartExit(code=1))
+    parts.ended(2, HostExit(code=1))
     assert parts.ends_others
-    parts.ended(3, PartExit(code=0))
+    parts.ended(3, HostExit(code=0))
     assert parts.exit().code == 0

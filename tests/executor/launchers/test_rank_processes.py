@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from executor.launchers import ranks
-from executor.launchers.ranks import Rank, Watch
+from executor.launchers import rank_processes
+from executor.launchers.rank_processes import Rank, Watch
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def rest(rank: Rank) -> bytes:
 
 
 def test_a_rank_that_ignores_being_asked_to_end_is_killed_a_while_later(wake, monkeypatch):
-    monkeypatch.setattr(ranks, "KILL_AFTER_S", 0.5)
+    monkeypatch.setattr(rank_processes, "KILL_AFTER_S", 0.5)
     deaf = shell(0, 'trap "" TERM; READY; while true; do sleep 0.05; done')
     broken = shell(1, "READY; exit 3")
     ended = Watch([deaf, broken], wake[0]).until_all_ended()
@@ -67,7 +67,7 @@ def test_a_signal_is_passed_on_to_every_rank_and_the_next_ones_are_not(wake, num
 
 def test_a_rank_that_the_kernel_lets_end_late_is_killed_once_and_waited_for_without_spinning(wake, monkeypatch):
     """One that waits for a broken disk, say: SIGKILL has no effect before that is over."""
-    monkeypatch.setattr(ranks, "KILL_AFTER_S", 0.2)
+    monkeypatch.setattr(rank_processes, "KILL_AFTER_S", 0.2)
     sent, kill_group = [], os.killpg
 
     def later(group: int, number: int) -> None:
@@ -87,7 +87,7 @@ def test_a_rank_that_the_kernel_lets_end_late_is_killed_once_and_waited_for_with
 def test_a_rank_knows_its_place_and_talks_over_the_loopback_interface_alone(monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
     monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
-    environment = ranks.rank_environment(2, 4)
+    environment = rank_processes.rank_environment(2, 4)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     assert ["2", "2", "4", "4", "lo", "=lo"] == [environment[name] for name in names]
     assert "0" == environment["TORCH_GLOO_LAZY_INIT"]
@@ -95,6 +95,6 @@ def test_a_rank_knows_its_place_and_talks_over_the_loopback_interface_alone(monk
 
 def test_nccls_thread_for_questions_listens_only_where_the_user_wants_it(monkeypatch):
     monkeypatch.delenv("NCCL_RAS_ENABLE", raising=False)
-    assert "0" == ranks.rank_environment(0, 2)["NCCL_RAS_ENABLE"]
+    assert "0" == rank_processes.rank_environment(0, 2)["NCCL_RAS_ENABLE"]
     monkeypatch.setenv("NCCL_RAS_ENABLE", "1")
-    assert "1" == ranks.rank_environment(0, 2)["NCCL_RAS_ENABLE"]
+    assert "1" == rank_processes.rank_environment(0, 2)["NCCL_RAS_ENABLE"]

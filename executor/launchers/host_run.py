@@ -1,0 +1,147 @@
+"""One host's processes of a stage: their environment, log, start and end. Every backend runs them by this."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from dsl.files import appended
+from dsl.os_errors import clear_errors
+from executor.launchers.backend import HostExit, StageOrder, exits_path, host_log
+from executor.launchers.redacted_log import RedactedLog
+from executor.launchers.stage_environment import stage_environment
+from executor.system.stage_mark import STAGE, new_mark, note_mark
+from executor.system.supervisor import Child
+
+WORKER = "executor.launchers.worker"
+
+
+class WaitingWorker:
+    """A worker that is started ahead of its node: it imports libraries, and waits for its job on a socket.
+
+    It imports nothing of dflow's ops or of the user, whose code may be edited meanwhile. What has to be set before
+    imports, such as threads and GPUs, is in its environment; a stage with another one is started without it.
+    """
+
+    def __init__(self, node: str, environment: Mapping[str, str], libraries: Sequence[str]) -> None:
+        self.node = node
+        self.mark = new_mark()
+        self.environment = dict(environment)
+        self._is_stage = False
+        self._orders, theirs = socket.socketpair()
+        with theirs:
+            marked = {**environment, STAGE: self.mark}
+            self.child = Child(WORKER, ["--ahead", *libraries], marked, subprocess.DEVNULL, theirs.fileno())
+
+    def is_for(self, node: str, environment: Mapping[str, str]) -> bool:
+        return self.node == node and self.environment == environment and not self.child.ended_within(0)
+
+    def run(self, job: Sequence[str], output: int) -> bool:
+        """Let it become the stage of this job; False where it has been killed just now."""
+        with self._orders:
+            try:
+                socket.send_fds(self._orders, [json.dumps(job).encode()], [output])
+            except ConnectionError:
+                return False
+        self._is_stage = True
+        return True
+
+    def close(self) -> None:
+        """End it, unless it became a stage."""
+        if self._is_stage:
+            return
+        self._orders.close()
+        self.child.signal(signal.SIGKILL, whole_group=True)
+        self.child.ended_within(None)
+
+
+class HostRun:
+    """The processes of a stage on one host; on this machine it implements RunningStage.
+
+    number: of the host, from 0; gpus: the devices that its ranks see, None for all.
+    """
+
+    is_placed = True
+
+    def __init__(
+        self,
+        order: StageOrder,
+        gpus: tuple[str, ...] | None,
+        secrets: Sequence[str] = (),
+        *,
+        number: int = 0,
+        address: str = "",
+        variables: Mapping[str, str] | None = None,
+        waiting: WaitingWorker | None = None,
+    ) -> None:
+        """secrets: the values that the log must not show; address: where rank 0 listens, "host:port", empty where all
+        ranks are on this host; variables: added to the environment; waiting: the worker that may have been started
+        ahead for this stage, which takes it or leaves it.
+        """
+        self.number = number
+        self.gpus = gpus
+        self._is_closed = False
+        log = host_log(order.log, number)
+        with clear_errors(log):
+            appended(log).close()
+        with clear_errors(order.private):
+            self._redacted = RedactedLog(order.private / f"output-{number}", log, secrets) if secrets else None
+        environment = {**stage_environment(order.share.threads, gpus), **(variables or {})}
+        with clear_errors(log), appended(log if self._redacted is None else self._redacted.pipe) as output:
+            self._child = _started(order, number, address, environment, output.fileno(), waiting)
+
+    @property
+    def pid(self) -> int:
+        """Of the worker, or the parent of the ranks."""
+        return self._child.pid
+
+    def wait(self, seconds: float | None) -> HostExit | None:
+        """How its processes ended, None where they still run after that time. The log is complete then."""
+        if not self._child.ended_within(seconds):
+            return None
+        if self._redacted is not None and not self._is_closed:
+            self._is_closed = True
+            self._redacted.close()
+        error = None if self._redacted is None else self._redacted.error
+        return HostExit(code=self._child.code, log_errno=0 if error is None else error.errno or errno.EIO)
+
+    def request_stop(self) -> None:
+        self._child.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._child.signal(signal.SIGKILL, whole_group=True)
+
+
+def _started(
+    order: StageOrder,
+    number: int,
+    address: str,
+    environment: Mapping[str, str],
+    output: int,
+    waiting: WaitingWorker | None,
+) -> Child:
+    job, launch = [str(order.job), order.job_digest], order.launch
+    if waiting is not None and waiting.is_for(order.node, environment):
+        with clear_errors(order.folder):
+            note_mark(order.folder, waiting.mark)
+        if waiting.run(job, output):
+            return waiting.child
+    mark = new_mark()
+    with clear_errors(order.folder):
+        note_mark(order.folder, mark)
+    environment = {**environment, STAGE: mark}
+    if launch.kind == "process" and launch.shard_workers == 1:
+        return Child(WORKER, job, environment, output)
+    arguments = [
+        *("--exits", str(exits_path(order.results, number))),
+        *("--first", str(number * launch.processes_of_part)),
+        *("--here", str(launch.processes_of_part)),
+        *("--total", str(launch.processes)),
+        *("--meet", address or str(order.private / "store")),
+    ]
+    shared = ["--shared"] if launch.shard_workers > 1 else []
+    return Child("executor.launchers.rank_processes", [*arguments, *shared, *job], environment, output)
