@@ -113,8 +113,8 @@ class Ours(Tool):
 
     def large_file(self, folder: Path) -> Path:
         newest = max((folder / "runs" / "records").iterdir())
-        lines = [json.loads(line) for line in (newest / "state.jsonl").read_text().splitlines()]
-        digest = [line["digest"] for line in lines if line.get("node") == "large"][-1]
+        lines = [json.loads(line) for line in (newest / "events.jsonl").read_text().splitlines()]
+        digest = [line["digest"] for line in lines if line["node"] == "large" and "digest" in line][-1]
         return folder / "runs" / "objects" / str(digest) / "text.txt"
 
 

@@ -20,7 +20,6 @@ from executor.store.artifact_store import Store
 from executor.store.index_line import IndexLine
 from executor.store.integrity import check
 from executor.store.manifest import Manifest
-from executor.system.jsonlines import append_line
 from executor.system.output import shown_digest
 from executor.system.user_name import user_name
 
@@ -102,7 +101,7 @@ def _note_in_record(store: Store, offer: Offer, line: IndexLine) -> Record | Non
         return None
     node = maker_of(record, offer.line, offer.old_key) or offer.node
     accepted = Accepted(key=offer.key, digest=line.digest, reason=line.reason, user=line.user)
-    append_line(record.events_path, Event(line.time, node, 1, accepted).to_json())
+    record.write_events([Event(line.time, node, 1, accepted)])
     return record
 
 

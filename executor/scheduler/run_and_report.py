@@ -64,12 +64,14 @@ def _close(session: Session) -> bool:
     """Record that the run is done, unless a part of it has to be sent to MLflow first."""
     record = session.record
     state = record.state
-    before = state.status
-    state.status, state.ended, state.results_run = "done", time.time(), record.find_results_run(session.graph)
+    is_new = state.status != "done"
+    if is_new:
+        state.status, state.ended, state.results_run = "done", time.time(), record.find_results_run(session.graph)
     if lacks(record):
-        state.status, state.ended = before, None
+        state.status, state.ended = "running", None
         return False
-    record.save()
+    if is_new:
+        record.save()
     record.unlock()
     return True
 

@@ -22,7 +22,7 @@ from executor.keys.node_key import KeyParts
 from executor.launchers.failure import HOST_LOST, Failure
 from executor.planning.history import SourceRuns
 from executor.planning.session import Session, plan_row
-from executor.records.events import Differs, EventReader, Info, NodeChange, RunChange, Warned
+from executor.records.events import Differs, EventReader, Info, Warned
 from executor.records.run_record import NOT_RUN, NodeState, State, Status
 from executor.scheduler.plain_display import Display
 from executor.scheduler.ready_queue import ReadyQueue
@@ -30,7 +30,6 @@ from executor.scheduler.stop_signal import StopSignal
 from executor.store.gc_lock import shared_gc_lock
 from executor.store.lease import Lease
 from executor.system.crash_points import fail_point
-from executor.system.jsonlines import append_lines
 from executor.system.output import one_line
 from executor.tracking.publisher import Publisher
 from executor.tracking.sync_state import is_tracked, lacks
@@ -114,7 +113,7 @@ class RunLoop:
         status: Status = "failed"
         try:
             self._events.read()
-            self._record.event("", RunChange("started"))
+            self._record.save("started")
             status = self._run_nodes()
         finally:
             if self._pool is not None:
@@ -152,7 +151,6 @@ class RunLoop:
         self._record.state.status = status
         self._record.state.ended = time.time()
         self._record.state.results_run = self._record.find_results_run(self._graph)
-        self._record.event("", RunChange(status))
         self._record.save()
         if self._publisher is None and lacks(self._record):  # the executor died before everything was sent
             self._publisher = Publisher(self._store.path, self._record.folder, self._display)
@@ -168,7 +166,7 @@ class RunLoop:
 
     def _take_ready(self) -> None:
         """Take the artifacts of cached nodes; the others wait. The record has the plan's hits as done."""
-        hits, fresh = [], []
+        fresh = []
         with shared_gc_lock(self._store.path):
             while not self._is_ending and (node_id := self._ready.next()) is not None:
                 if self._decisions[node_id].cache != "hit":
@@ -176,13 +174,9 @@ class RunLoop:
                     fresh.append(node_id)
                 if self._decisions[node_id].cache == "hit":
                     self._take(node_id)
-                    hits.append(node_id)
                 else:
                     self._wait(node_id)
             self._record.save_nodes(node_id for node_id in fresh if self._state(node_id).state == "done")
-        self._record.events(
-            (node_id, NodeChange(state="done", cache="hit", digest=self._digests[node_id])) for node_id in hits
-        )
 
     def _take(self, node_id: str) -> None:
         """The artifact is in the store: the node is done, with the metrics of the run that made it."""
@@ -275,10 +269,8 @@ class RunLoop:
         state.state, state.cache = "running", start.cache
         state.attempt = (start.earlier[-1].attempt if start.earlier else state.attempt) + 1
         state.started, state.ended, state.error, state.warnings = start.time, None, None, []
-        if start.earlier:
-            append_lines(self._record.events_path, [event.to_json() for event in start.earlier])
+        self._record.write_events(start.earlier)
         self._record.save_node(node_id)
-        self._record.event(node_id, NodeChange(state="running", cache=state.cache, key=state.key))
         self._display.changed(node_id)
         return state.attempt
 
@@ -318,7 +310,6 @@ class RunLoop:
             fail_point("run:recorded")
             self._digests[node_id] = result.digest
             self._ready.done(node_id)
-        self._record.event(node_id, NodeChange(state=state.state, digest=state.digest, seconds=state.seconds))
         self._display.changed(node_id)
 
     def _replan(self, node_id: str, result: AttemptResult) -> None:
@@ -341,8 +332,7 @@ class RunLoop:
                 made = f"what it made is kept in {result.kept}, and " if result.kept else ""
                 self._display.note(f"{node_id}: {changed}; {made}it runs again with the current version")
             state.state = "pending"
-            self._record.save_node(node_id)
-            self._record.event(node_id, NodeChange(state="outdated", changes=result.changes))
+            self._record.save_node(node_id, "outdated", changes=result.changes)
         if result.parts is not None:
             self._use_parts(node_id, result.parts)
         self._ready.again(node_id)
@@ -362,8 +352,7 @@ class RunLoop:
         self._retries[node_id] += 1
         state = self._state(node_id)
         state.state, state.error = "pending", failure.text
-        self._record.save_node(node_id)
-        self._record.event(node_id, NodeChange(state="retry", error=failure.text, wait=wait))
+        self._record.save_node(node_id, "retry", wait=wait)
         again = f"retry {self._retries[node_id]} of {launch.retries} in {wait:g} s"
         self._display.note(f"{node_id}: {failure.text}; {again}")
         self._wait(node_id, wait)
@@ -377,8 +366,7 @@ class RunLoop:
         state.state, state.error = "failed", text
         self._failed.append(node_id)
         hint = failure.hint(self._resume, resumable=self._graph.nodes[node_id].op.resumable)
-        self._record.save_node(node_id)
-        self._record.event(node_id, NodeChange(state="failed", error=text, hint=hint, seconds=state.seconds))
+        self._record.save_node(node_id, hint=hint)
         self._display.changed(node_id)
         self._display.failure(node_id, text, log_tail, self._record.log_path(node_id), hint)
 

@@ -67,12 +67,12 @@ LINKS = [
 NAMES = [
     DIGEST, f"{DIGEST}.damaged", f".gone-{DIGEST}-1", f".gone-{DIGEST}-1\n", f".{DIGEST}.{'8' * 32}",
     "20260101-000000-abcd", "99991231-235959-ffff", "99991231-235959-ffff\n", "x" * 255, "-rf", ".", "a\nb",
-    "\x1b[31m", "ü", "state.jsonl", "serving-1", ".tmp", "manifest.json", "tags.json", "commit.json", "actors-1",
+    "\x1b[31m", "ü", "events.jsonl", "serving-1", ".tmp", "manifest.json", "tags.json", "commit.json", "actors-1",
     "\udcff",
 ]  # fmt: skip
 # Files of the store and of the remote; rglob follows no links.
 PATTERNS = [
-    "*", "*", "records/*/*", "records/*", "state.jsonl", "state.jsonl", "state.jsonl", "graph.json", "graph.json",
+    "*", "*", "records/*/*", "records/*", "state.jsonl", "events.jsonl", "events.jsonl", "graph.json", "graph.json",
     "plan.json", "events.jsonl", "events.jsonl", "tags.json", "mlflow.json", "manifest.json", "manifest.json",
     "index/*", "index/*/*", "objects/*", "objects/*/*", "work/*", "work/*/*", "lease", "format", "*.log", "figures/*",
     "outside_digest/*",
@@ -371,7 +371,7 @@ def _special_change(kind: str) -> Step:
         elif kind != "gone":
             path.mkdir()
         if kind == "full folder":
-            (path / "state.jsonl").write_text("{}\n")
+            (path / "events.jsonl").write_text("{}\n")
             (path / "manifest.json").mkdir()
 
     return do, f"a {kind} in its place"

@@ -303,11 +303,11 @@ class Toy:
 
     def has_begun(self) -> bool:
         """Whether the state of a run can be read: the first line of its record is written to its end."""
-        return any(b"\n" in path.read_bytes() for path in self.store.glob("records/*/state.jsonl"))
+        return any(b"\n" in path.read_bytes() for path in self.store.glob("records/*/events.jsonl"))
 
     def state(self) -> dict[str, Any]:
         """The state of the latest run, as it stands in its record."""
-        newest = max(self.store.glob("records/*/state.jsonl"))
+        newest = max(self.store.glob("records/*/events.jsonl"))
         return attrs.asdict(Record.load(newest.parent).state)
 
     def caches(self) -> dict[str, tuple[str, str]]:
