@@ -10,10 +10,9 @@ from collections.abc import Mapping
 
 from executor.planning.session import Session
 from executor.records.run_record import StartedBy
-from executor.records.sent_run import sent_of
 from executor.results.run_table import print_figures, print_results
 from executor.system.output import FAILED, OK, print_lines
-from executor.tracking.sync_state import lacks
+from executor.tracking.sync_state import lacks, sent_of
 
 # After a failure where a resume does not help, by the command that started the run.
 OTHERWISE: Mapping[StartedBy, str] = {

@@ -23,10 +23,10 @@ from toy_ops import OPS, PIPELINE, Toy
 from executor.records.events import Event, Figure, Info, Metric, Progress, Warned
 from executor.records.record_trust import trust_op_files
 from executor.records.run_record import Record
-from executor.records.sent_run import SentNode, SentRun
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.commit_journal import PendingCommit
 from executor.system.jsonlines import append_line, write_json
+from executor.tracking.sync_state import SentPart, SentRun
 
 SECRET = "words-that-nobody-may-read"
 CANARY = "<canary>"  # in strategies; its folder's path where a change is applied
@@ -172,7 +172,7 @@ def done(toy: Toy, *overrides: str) -> Record:
         record.log_path(node).write_text(f"the log of {node}\n")
     (record.folder / "figures" / "c").mkdir(parents=True)
     (record.folder / "figures" / "c" / "plot.png").write_bytes(PNG)
-    SentRun("1", "2", nodes={"a": SentNode("3")}).write(record.folder)
+    SentRun("1", "2", nodes={"a": SentPart("3")}).write(record.folder)
     return record
 
 

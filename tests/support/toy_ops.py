@@ -245,7 +245,7 @@ def by_the_loop(call):
     return checked
 
 NodeState.__setattr__ = by_the_loop(NodeState.__setattr__)
-run_record.append_lines, run_record.append_line = map(by_the_loop, (run_record.append_lines, run_record.append_line))
+run_record.append_lines = by_the_loop(run_record.append_lines)
 Record.state = property(
     by_the_loop(lambda record: record.__dict__["state"]), lambda record, state: record.__dict__.update(state=state)
 )

@@ -12,11 +12,11 @@ from tracked_toy import artifacts, child, client_of, ids, newest_record, send, t
 from dsl.errors import PipelineError
 from dsl.read_toml import read_graph
 from executor.records.run_record import Record
-from executor.records.sent_run import SentRun
 from executor.system.trust import trust_store
 from executor.tracking.mlflow_client import Tracker
 from executor.tracking.node_files import FILE_LIMIT, Reference
 from executor.tracking.run_publisher import RunPublisher
+from executor.tracking.sync_state import SentRun
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 CALLED = '(stage.out_dir / "text.txt").write_text(joined)'
