@@ -54,7 +54,7 @@ class NodeEvents:
                 self._add_sample(event.time, metrics)
             case Cut(step):
                 self._cut(step)
-            case NodeChange(key=str(key), cache=cache):
+            case NodeChange(state="running", key=str(key), cache=cache):
                 self._begin(key, cache)
             case Figure(name) if name not in self.figures:
                 self.figures.append(name)

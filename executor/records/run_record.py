@@ -3,7 +3,7 @@
 <store>/records/<run id>/graph.json     the compiled graph
                          plan.json      per node: decision, reason and key parts
                          events.jsonl   the log: all that happened, append-only, see events.py; the state is its fold
-                         mlflow.json    what was sent to MLflow, see sent_run.py
+                         mlflow.json    what was sent to MLflow, see tracking/sync_state.py
                          mlflow.lock    flock by the process that sends it
                          <node>.log     stdout and stderr of the node's stages
                          figures/<node>/<name>.png

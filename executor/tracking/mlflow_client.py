@@ -8,13 +8,11 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import math
 import os
 import posixpath
 import re
 import shutil
 import sqlite3
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -86,7 +84,6 @@ class HeldRun:
     status: str = "RUNNING"
     tags: dict[str, str] = field(factory=dict)
     params: dict[str, str] = field(factory=dict)
-    metrics: dict[str, float] = field(factory=dict)
 
 
 class Tracker:
@@ -240,27 +237,13 @@ class Tracker:
             self._said.add(text)
             self._say(text)
 
-    def log_results(self, held: HeldRun, results: Iterable[tuple[float, Mapping[str, float]]]) -> None:
-        """Send (time, values) without a history, at step 0, except for values that MLflow already has as the latest."""
+    def log_results(
+        self, run_id: str, results: Iterable[tuple[float, Mapping[str, float]]], model_id: str | None = None
+    ) -> None:
+        """Send (time, values) without a history, at step 0; model_id: linked to that model."""
         given = list(results)
         names = self._names(name for _, values in given for name in values)
-        metrics = [metric for when, values in given for metric in _metrics(Point(when, 0, values), names)]
-        self._log_metrics(held.run_id, [metric for metric in metrics if not _is_latest(metric, held.metrics)])
-        held.metrics |= {metric.key: metric.value for metric in metrics}
-
-    def log_model_results(
-        self, run_id: str, model_id: str, results: Sequence[tuple[float, Mapping[str, float]]]
-    ) -> None:
-        """As log_results, linked to a model, except for values that the model already has from this run."""
-        known = self.client.get_logged_model(model_id).metrics or []
-        latest = {metric.key: metric.value for metric in known if metric.run_id == run_id}
-        names = self._names(name for _, values in results for name in values)
-        metrics = [
-            Metric(metric.key, metric.value, metric.timestamp, 0, model_id=model_id)
-            for when, values in results
-            for metric in _metrics(Point(when, 0, values), names)
-            if not _is_latest(metric, latest)
-        ]
+        metrics = [metric for when, values in given for metric in _metrics(Point(when, 0, values), names, model_id)]
         self._log_metrics(run_id, metrics)
 
     def ready_model(self, experiment: str, digest: str) -> str | None:
@@ -379,7 +362,6 @@ def _held(run: mlflow.entities.Run) -> HeldRun:
         status=str(run.info.status),
         tags=dict(data.tags),
         params=dict(data.params),
-        metrics=dict(data.metrics),
     )
 
 
@@ -482,21 +464,9 @@ def is_transient(error: BaseException) -> bool:
     return getattr(error, "error_code", TRANSIENT[0]) in TRANSIENT
 
 
-def _metrics(point: Point, names: Mapping[str, str]) -> list[Metric]:
+def _metrics(point: Point, names: Mapping[str, str], model_id: str | None = None) -> list[Metric]:
     stamp = _milliseconds(point.time)
-    return [Metric(names[name], value, stamp, point.step) for name, value in point.metrics.items()]
-
-
-def _is_latest(metric: Metric, latest: Mapping[str, float]) -> bool:
-    """Values compare as a database has them: NaN equals itself, infinity is the largest number."""
-    largest = sys.float_info.max
-    if metric.key not in latest:
-        return False
-    before, now = (
-        value if math.isnan(value) else min(max(value, -largest), largest)
-        for value in (float(latest[metric.key]), float(metric.value))
-    )
-    return repr(before) == repr(now)
+    return [Metric(names[name], value, stamp, point.step, model_id=model_id) for name, value in point.metrics.items()]
 
 
 def mlflow_names(names: Iterable[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import starmap
 from pathlib import Path
 
@@ -301,7 +301,7 @@ class RunPublisher:
         self._is_described: set[Place] = set()  # parameters and inputs were sent
         self._models: dict[str, str | None] = {}  # by node; None where it failed
         self._uploaded: dict[str, set[str]] = {}  # the files of a node's artifact that MLflow has
-        self._is_elsewhere: set[str] = set()  # nodes whose artifact another run uploaded
+        self._is_elsewhere: dict[str, bool] = {}  # whether another run uploaded a node's artifact
         self._makers: dict[str, dict[str | None, str]] = {}
         self._sent = SentRun.read(folder) or SentRun()
 
@@ -379,7 +379,6 @@ class RunPublisher:
         for event in self._reader.read():
             self._events.setdefault(event.node, NodeEvents()).add(event)
         was_sent = self._sent.events == size
-        self._makers.clear()
         self._find_runs()
         whole = whole_run(record, graph, is_sweep=bool(self._combinations), is_running=is_running)
         self._begin(whole, lambda: whole_params(graph))
@@ -387,7 +386,7 @@ class RunPublisher:
             tracker.run_again(self._held_of(whole))
         swept = [combination_run(record, each, is_running=is_running) for each in self._combinations]
         for number, run in enumerate(swept):
-            self._begin(run, lambda number=number: self._combination_params[number])
+            self._begin(run, partial(self._combination_params.__getitem__, number))
         for node in graph.nodes.values():
             state = record.state.nodes[node.id]
             if state.state != "pending" or state.attempt:
@@ -514,7 +513,7 @@ class RunPublisher:
         if held.tags.get("dflow.digest") != state.digest:
             tracker.delete_tag(held, UPLOADED)
         if state.cache == "hit":
-            tracker.log_results(held, [(state.ended or self._record.state.started, state.metrics)])
+            tracker.log_results(held.run_id, [(state.ended or self._record.state.started, state.metrics)])
         tracker.log_files(held, *node_files(self._record, node.id, events.figures))
         if state.digest is not None:
             read = list(files_read(self._store, node, state.digest))
@@ -578,7 +577,7 @@ class RunPublisher:
         record, graph, sent, held = self._record, self._graph, self._sent, self._held_of(run)
         self._send_results(held, results(record, graph, unswept(graph)))
         if self._combinations:
-            self._tracker.log_results(held, best_results(record, graph, self._combinations))
+            self._tracker.log_results(held.run_id, best_results(record, graph, self._combinations))
         written = self._report.written()
         if written.code == 0:
             self._tracker.log_files(held, {self._report.file.name: self._report.file}, {})
@@ -595,10 +594,10 @@ class RunPublisher:
             judged = [each for node_id, each in found.items() if node_id in graph.below(node.id)]
             model_id = self._model(node) if judged else None
             if model_id is not None:
-                tracker.log_model_results(held.run_id, model_id, judged)
+                tracker.log_results(held.run_id, judged, model_id)
                 tracker.tag_model(model_id, judgement(graph, judged))
                 tracker.log_output(held.run_id, model_id)
-        tracker.log_results(held, found.values())
+        tracker.log_results(held.run_id, found.values())
 
     def _send_note(self, held: HeldRun, sent: SentRun | SentPart, note: str) -> None:
         """Set the description of a run."""
@@ -617,9 +616,9 @@ class RunPublisher:
             state, held = self._record.state.nodes[node.id], self._held.get(("node", node.id))
             if not self._graph.is_uploaded(node) or held is None or state.state != "done" or UPLOADED in held.tags:
                 continue
-            if not {node.id} & {*self._uploaded, *self._is_elsewhere} and self._is_uploaded_by_maker(state):
-                self._is_elsewhere.add(node.id)
             if node.id not in self._is_elsewhere:
+                self._is_elsewhere[node.id] = self._is_uploaded_by_maker(state)
+            if not self._is_elsewhere[node.id]:
                 self._upload_artifact(node, held, at_most)
                 if at_most is not None:
                     return

@@ -4,8 +4,10 @@ import fcntl
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import threading
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ from toy_ops import ONE_NODE, TRACKED, Toy, is_alive, wait_for
 from tracked_toy import client_of, history, ids, newest_record, tracked_toy
 
 from executor.records.run_record import Record
-from executor.system.jsonlines import read_json, read_lines
+from executor.system.jsonlines import read_lines
 from executor.system.supervisor import Finished
 from executor.tracking import publisher, report_writer, sync_state
 from executor.tracking.publisher import Publisher, Report
@@ -248,10 +250,9 @@ def begun(toy, program=""):
 
 
 def points_sent(toy):
-    if not toy.has_begun():
-        return 0
-    sent = read_json(newest_record(toy) / "mlflow.json") or {"nodes": {}}
-    return sent["nodes"].get("d", {}).get("points", 0)
+    with closing(sqlite3.connect(f"file:{toy.store / 'mlflow.db'}?mode=ro", uri=True)) as database:
+        [(count,)] = database.execute("SELECT COUNT(*) FROM metrics WHERE key = 'steps/loss'")
+    return count
 
 
 def is_whole(toy):
