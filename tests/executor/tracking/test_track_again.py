@@ -55,7 +55,7 @@ def kill_the_call(unsent, record):
 def attempt_again(record):
     """Write that the node was resumed and is done."""
     resumed = Record.load(record)
-    resumed.state.nodes["d"].attempt = 2
+    resumed.state.nodes["d"].state, resumed.state.nodes["d"].attempt = "done", 2
     resumed.save_node("d")
 
 
@@ -89,6 +89,7 @@ def test_a_child_that_holds_points_of_other_code_is_made_anew(unsent):
     )
     append_line(record / "events.jsonl", {**LINE, "kind": "cut", "step": 2})
     append_line(record / "events.jsonl", loss(2, 9.0))
+    attempt_again(record)
     send(unsent.toy, record)
     again = ids(record)[1]["d"]
     assert unsent.losses(record) == [(0, 1.0), (1, 0.5), (2, 9.0)]
