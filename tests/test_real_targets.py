@@ -114,9 +114,7 @@ def test_a_pipeline_without_its_data_says_which_file_is_missing(name: str, tmp_p
     file = Path(shutil.copy(PIPELINES / f"{name}.toml", tmp_path))
     with pytest.raises(PipelineError) as error:
         read_graph(file)
-    assert [f"there is no file or folder {tmp_path}/data.jsonl"] == [
-        mistake.message for mistake in error.value.mistakes
-    ]
+    assert [f"there is no file or folder {tmp_path}/data.jsonl"] == [mistake.what for mistake in error.value.mistakes]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dsl.edge_checks import Absent
 from dsl.graph import Graph
+from dsl.os_errors import free_bytes
 from dsl.read_toml import read_graph
 from executor.commands.arguments import (
     add_file,
@@ -25,7 +26,6 @@ from executor.planning.plan_text import plan_rows, print_estimates, print_plan
 from executor.planning.preflight import preflight
 from executor.planning.selection import missing_data, require_others, selected
 from executor.planning.session import make_planner
-from executor.system.disk_space import free_bytes
 from executor.system.output import OK, USAGE, print_json, print_lines
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ class SourceRuns:
         If this run itself committed the artifact, just before it was killed, the node is its own.
         """
         state = record.state.nodes[node_id]
-        state.state, state.key, state.digest, state.error = "done", decision.key, decision.digest, None
+        state.state, state.key, state.digest, state.failure = "done", decision.key, decision.digest, None
         if state.started and decision.source_run == record.run:
             self._own(record, node_id, state)
             return

@@ -17,8 +17,8 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from dsl.json_files import LineReader
 from executor.system.json_values import Check, is_moment, is_number, is_table_of, is_text, is_whole, or_none
-from executor.system.jsonlines import LineReader
 
 Validator = Callable[[object, object, Any], None]
 

@@ -30,7 +30,10 @@ from attrs import define, frozen
 
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
+from dsl.files import open_own
+from dsl.finding import Finding
 from dsl.graph import Graph
+from dsl.json_files import LineReader, append_lines, known_fields, read_lines, write_json
 from executor.keys.node_key import KeyParts
 from executor.records.graph_file import (
     damaged,
@@ -60,8 +63,7 @@ from executor.system.json_values import (
     is_whole,
     or_none,
 )
-from executor.system.jsonlines import LineReader, append_lines, known_fields, read_lines, write_json
-from executor.system.symlinks import links_in, open_own, refuse_links
+from executor.system.symlinks import links_in, refuse_links
 
 if TYPE_CHECKING:
     from executor.records.events import Body, Event
@@ -87,7 +89,7 @@ class NodeState:
     """The state of one node. cache: "hit", "miss" or "resumed"; source_run: the run that computed a hit's artifact.
 
     seconds: by a monotonic clock. memory and gpu_memory: peak bytes of all ranks of the stage.
-    acceptance: as in the index. warnings: the texts of `stage.warn`, each once.
+    acceptance: as in the index. warnings: the texts of `stage.warn`, each once. failure: also of one that is retried.
     """
 
     state: State = "pending"
@@ -105,7 +107,11 @@ class NodeState:
     memory: int | None = None
     gpu_memory: int | None = None
     acceptance: str = ""
-    error: str | None = None
+    failure: Finding | None = None
+
+    @property
+    def error(self) -> str | None:
+        return None if self.failure is None else self.failure.what
 
     @property
     def is_blocked(self) -> bool:
@@ -284,7 +290,8 @@ class Record:
 
     def _node_line(self, node: str, change: str = "") -> dict[str, Any]:
         state = self.state.nodes[node]
-        return _line(NODE, node, state.attempt, change or state.state, _changed(state))
+        failure = {} if state.failure is None else {"failure": state.failure.to_json()}
+        return _line(NODE, node, state.attempt, change or state.state, {**_changed(state), **failure})
 
     def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """By one write. The state of an older version becomes part of the log first."""
@@ -381,7 +388,7 @@ _DEFAULTS = {
 _CHECKS: Mapping[type, Mapping[str, Check]] = {
     NodeState: {
         "state": is_one_of(get_args(State)),
-        **dict.fromkeys(("cache", "error"), or_none(is_text)),
+        "cache": or_none(is_text),
         **dict.fromkeys(("key", "digest", "source_run"), or_none(is_id)),
         **dict.fromkeys(("reason", "acceptance"), is_text),
         "seconds": or_none(is_number),
@@ -432,7 +439,17 @@ def fold(lines: Iterable[Mapping[str, Any]], run: str) -> RunState | None:
         raise ValueError("not the id of a node")
     state = _checked(RunState, {**own, "run": run})
     for node, line in nodes.items():
-        state.nodes[node] = _checked(NodeState, {**line, "state": WAITS.get(line["state"], line["state"])})
+        state.nodes[node] = _node_state(node, {**line, "state": WAITS.get(line["state"], line["state"])})
+    return state
+
+
+def _node_state(node: str, line: Mapping[str, Any]) -> NodeState:
+    """Versions before wrote the text of a failure only. Raises ValueError as `_checked`."""
+    failure = line.get("failure")
+    if failure is None and line.get("error") is not None:
+        failure = {"node": node, "what": line["error"], "level": "error"}
+    state = _checked(NodeState, {name: value for name, value in line.items() if name != "failure"})
+    state.failure = None if failure is None else Finding.from_json(failure)
     return state
 
 

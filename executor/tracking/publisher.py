@@ -25,7 +25,7 @@ from typing import Protocol
 from attrs import frozen
 
 from dsl.convert import structure, unstructure
-from executor.system.jsonlines import compact
+from dsl.json_files import compact
 from executor.system.supervisor import GONE, child_environment, end_with_parent, exit_text, module_command
 from executor.tracking.report_writer import ReportWriter
 from executor.tracking.sync_state import new_run_publisher, sync_lock

@@ -22,6 +22,7 @@ from attrs import frozen
 
 from dsl.document import TABLE_NAMES
 from dsl.errors import StageError, StoreError
+from dsl.finding import for_run
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.secrets import redact, secret_names, values_of
@@ -66,7 +67,8 @@ POINTS_AT_ONCE = 2000
 ERROR_LENGTH = 1000
 LOCKED_TRIES = 15
 ARTIFACT = "artifact/"
-ERROR, ACCEPTED, UPLOADED, RESTARTS = "dflow.error", "dflow.accepted", "dflow.uploaded", "dflow.restarts"
+ACCEPTED, UPLOADED, RESTARTS = "dflow.accepted", "dflow.uploaded", "dflow.restarts"
+FAILURE = ("dflow.error", "dflow.what_to_do")  # tags of a node while it is failed
 
 
 @frozen(kw_only=True)
@@ -167,8 +169,9 @@ def node_run(
     if maker is not None:
         tags["dflow.source_mlflow_run"] = maker
     is_running = is_live and state.state == "running"
-    if state.error and not is_running:
-        tags[ERROR] = state.error[:ERROR_LENGTH]
+    if state.failure is not None and not is_running:
+        told = (state.failure.what[:ERROR_LENGTH], state.failure.advice)
+        tags |= {name: for_run(text, record.run) for name, text in zip(FAILURE, told, strict=True) if text}
     if events.accepted:
         tags[ACCEPTED] = "\n".join(starmap(_accepted_text, events.accepted))
     return MlflowRun(
@@ -474,17 +477,18 @@ class RunPublisher:
             self._forget(run.place)
         held = self._held_of(run)
         changed = {name for name, value in run.tags.items() if held.tags.get(name) != value} - {ACCEPTED}
+        outdated = [name for name in FAILURE if name in held.tags and name not in run.tags]
         if run.status == "RUNNING":
             tracker.run_again(held)
             self._describe(node, run, held)
             self._send_points(node, state, held, events)
-        elif run.status != held.status or changed or (ERROR in held.tags and ERROR not in run.tags):
+        elif run.status != held.status or changed or outdated:
             self._describe(node, run, held)
             self._send_points(node, state, held, events)
             self._end_node(node, state, held, events)
             tracker.log_tags(held, run.tags)
-            if ERROR not in run.tags:
-                tracker.delete_tag(held, ERROR)
+            for name in outdated:
+                tracker.delete_tag(held, name)
             tracker.close(held, run.status, state.ended or self._record.state.started)
         tracker.log_tags(held, run.tags)
 

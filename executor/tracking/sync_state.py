@@ -18,10 +18,10 @@ from attrs import define, field
 
 from dsl.convert import structure, unstructure
 from dsl.errors import StoreError, StructureError
+from dsl.files import open_own
+from dsl.json_files import known_fields, read_object, write_json
 from executor.records.run_record import LOG, Record
 from executor.system.garbage import no_collection
-from executor.system.jsonlines import known_fields, read_object, write_json
-from executor.system.symlinks import open_own
 
 if TYPE_CHECKING:
     from executor.tracking.report_writer import ReportWriter

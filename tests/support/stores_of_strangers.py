@@ -20,12 +20,12 @@ from imitated_runs import dflow, edit, run, toy_pipeline
 from manifests import made
 from toy_ops import OPS, PIPELINE, Toy
 
+from dsl.json_files import append_line, write_json
 from executor.records.events import Event, Figure, Info, Metric, Progress, Warned
 from executor.records.record_trust import trust_op_files
 from executor.records.run_record import Record
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.commit_journal import PendingCommit
-from executor.system.jsonlines import append_line, write_json
 from executor.tracking.sync_state import SentPart, SentRun
 
 SECRET = "words-that-nobody-may-read"
