@@ -141,7 +141,8 @@ def test_a_damaged_record_is_told_and_does_not_stop_the_report(tmp_path: Path) -
     toy = counting(tmp_path)
     name = run(toy)
     (toy.store / "records" / name / "graph.json").write_text("{")
-    (toy.store / "records" / name / "events.jsonl").write_bytes(b"\xff\x00 nothing\n")
+    with (toy.store / "records" / name / "events.jsonl").open("ab") as log:
+        log.write(b"\xff\x00 nothing\n")
     page = report(toy)
     assert f"the record of run {name} is damaged" in page.text("runs")
     assert ["source", "filter"] == [row[0] for row in page.table("pipeline", "node", "op", "state")]
