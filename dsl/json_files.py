@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -74,12 +75,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 class LineReader:
     """Reads the lines appended since the last call, at first those from an offset on.
 
-    A last line without its end is read later. A line of more than LONGEST_LINE bytes is damage, and skipped.
+    A last line without its end is read later. A line of more than LONGEST_LINE bytes is damage, and skipped. only:
+    lines without this text are passed over without being parsed.
     """
 
-    def __init__(self, path: Path, offset: int = 0) -> None:
+    def __init__(self, path: Path, offset: int = 0, *, only: re.Pattern[bytes] | None = None) -> None:
         self._path = path
         self._offset = offset
+        self._only = only
         self._is_skipping = False
 
     def read(self) -> list[dict[str, Any]]:
@@ -92,7 +95,8 @@ class LineReader:
                     if not has_end and len(line) < LONGEST_LINE:
                         break
                     self._offset += len(line)
-                    if has_end and not self._is_skipping and (value := parsed_object(line)) is not None:
+                    is_wanted = has_end and not self._is_skipping and (self._only is None or self._only.search(line))
+                    if is_wanted and (value := parsed_object(line)) is not None:
                         values.append(value)
                     self._is_skipping = not has_end
         except OSError as error:

@@ -21,11 +21,11 @@ from executor.records.events import read_events
 from executor.records.graph_file import GRAPH, recorded_nodes, recorded_table
 from executor.records.run_list import newer_smoke_run, running_runs
 from executor.records.run_record import NodeState, Record, find_record
-from executor.records.sent_run import sent_of
 from executor.results.live import Live
 from executor.results.run_table import failures_text, first_line, print_results
 from executor.store.artifact_store import Store
 from executor.system.output import OK, columns, print_json, print_lines, shown_duration
+from executor.tracking.sync_state import sent_of
 
 UNFINISHED = ("killed", "stopped")
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dsl.errors import NotTrusted, PipelineError, StoreError
 from executor.commands.arguments import add_store, add_trust, check_store, check_trust, open_store, store_of
 from executor.records.run_record import Record, find_record, newest_records
-from executor.records.sent_run import sent_of
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED, OK, USAGE, print_lines
-from executor.tracking.sync_state import lacks, send_rest
+from executor.tracking.sync_state import lacks, send_rest, sent_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,9 +16,9 @@ from urllib.parse import quote
 from dsl.errors import StoreError
 from executor.commands.arguments import add_address, add_store, add_trust, check_store, open_store
 from executor.records.run_record import newest_records
-from executor.records.sent_run import TRAINING, VIEW, SentRun
 from executor.system.output import OK, print_lines
 from executor.system.server import Server, is_reachable_by_others, require_free_port, wait_until_ready
+from executor.tracking.sync_state import TRAINING, VIEW, SentRun
 
 # MLflow's job runner is for its own evaluations: a dozen processes that dflow never uses. Its assistant runs commands
 # for whoever reaches the port: in Docker, or not at all.

@@ -9,7 +9,6 @@ from itertools import islice
 from attrs import frozen
 
 from dsl.errors import ConfigError, StoreError
-from dsl.json_files import append_line
 from executor.explain.explanation import accepted_text, changed_code, maker_of
 from executor.keys.code_diff import CodeChange
 from executor.keys.differences import difference_text, differences
@@ -102,7 +101,7 @@ def _note_in_record(store: Store, offer: Offer, line: IndexLine) -> Record | Non
         return None
     node = maker_of(record, offer.line, offer.old_key) or offer.node
     accepted = Accepted(key=offer.key, digest=line.digest, reason=line.reason, user=line.user)
-    append_line(record.events_path, Event(line.time, node, 1, accepted).to_json())
+    record.write_events([Event(line.time, node, 1, accepted)])
     return record
 
 

@@ -18,10 +18,10 @@ from executor.keys.differences import Difference, difference_text, differences, 
 from executor.keys.external_inputs import changed_since
 from executor.planning.planner import WORDS, Cache, Decision, Planner, Previous
 from executor.records.run_record import Record, load_begun
-from executor.records.sent_run import sent_of
 from executor.store.artifact_store import Store
 from executor.store.index_line import IndexLine
 from executor.system.output import moment, shown_digest
+from executor.tracking.sync_state import sent_of
 
 FILES_SHOWN = 200  # characters of their names
 InputState = Literal["runs", "may change", "changed", "added", "removed"]

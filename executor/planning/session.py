@@ -251,7 +251,10 @@ def _new(
 def _session(
     store: Store, record: Record, planner: Planner, decisions: Mapping[str, Decision], earlier: Mapping[str, PlanRow]
 ) -> Session:
-    """Lock the record, write the plan and its hits. Pinned nodes keep their rows of the earlier plan."""
+    """Lock the record, write the plan and its hits. Pinned nodes keep their rows of the earlier plan.
+
+    The log of a run that is done, and of which everything is still there, stays as it is.
+    """
     record.lock()
     sources = SourceRuns(store)
     for node_id, decision in decisions.items():
@@ -263,9 +266,10 @@ def _session(
     rows = {node_id: plan_row(planner, node_id, decisions[node_id]) for node_id in planner.parts}
     kept = {node_id: row for node_id, row in earlier.items() if node_id in planner.pinned}
     record.save_plan({**rows, **kept})
-    record.state.status = "running"
-    record.state.ended = None
-    record.save_all()
+    if record.state.status != "done" or any(node.state != "done" for node in record.state.nodes.values()):
+        record.state.status = "running"
+        record.state.ended = None
+        record.save_all()
     return Session(store, record, planner, decisions)
 
 

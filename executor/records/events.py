@@ -1,6 +1,9 @@
-"""What ops and the executor report of a run: lines of its record's events.jsonl, append-only.
+"""The log of a run: lines of its record's events.jsonl, append-only; ops and the executor write them.
 
     {"time": seconds since 1970, "node", "attempt", "kind", ...}    kind: one of KINDS, whose class has the other fields
+
+Lines of the kinds "run" and "state" also hold the whole state that the run or the node has from then on: `fold` of
+run_record.py makes the state of the run of them.
 
 Stages can write to the file without dflow's help, and a newer dflow may know more: other lines are passed over.
 """
@@ -29,7 +32,7 @@ def _must(check: Check) -> Validator:
 
 
 WHOLE, NUMBERS, MOMENT, TEXT = map(_must, (is_whole, is_table_of(is_number), is_moment, is_text))
-OPTIONAL_TEXT, OPTIONAL_NUMBER = (_must(or_none(check)) for check in (is_text, is_number))
+OPTIONAL_TEXT = _must(or_none(is_text))
 
 
 @frozen
@@ -68,21 +71,16 @@ class System:
 
 @frozen(kw_only=True)
 class NodeChange:
-    """A node's state and what belongs to it, see docs/running.md. wait: seconds."""
+    """A node's state, see docs/running.md; what else the line has is in its `NodeState`."""
 
     state: str = field(validator=TEXT)
     cache: str | None = field(default=None, validator=OPTIONAL_TEXT)
     key: str | None = field(default=None, validator=OPTIONAL_TEXT)
-    digest: str | None = field(default=None, validator=OPTIONAL_TEXT)
-    seconds: float | None = field(default=None, validator=OPTIONAL_NUMBER)
-    failure: Mapping[str, str] | None = None
-    wait: float | None = field(default=None, validator=OPTIONAL_NUMBER)
-    changes: tuple[str, ...] | None = None
 
 
 @frozen
 class RunChange:
-    """Of the run itself: "started", and in the end "done", "failed" or "stopped"."""
+    """Of the run itself: "planned", "started" if something has to run, and in the end "done", "failed" or "stopped"."""
 
     state: str = field(validator=TEXT)
 
@@ -189,6 +187,8 @@ def worked_seconds(events: Iterable[Event], until: float | None = None) -> float
     for event in events:
         if event.body == RunChange("started"):
             last = event.time
+        elif event.body == RunChange("planned"):  # long after it was killed, when it is resumed
+            last = None
         elif last is not None and not isinstance(event.body, Accepted):  # which may come long after
             worked += max(0.0, event.time - last)
             last = None if isinstance(event.body, RunChange) else event.time

@@ -2,18 +2,17 @@
 
 MLflow cannot delete a point. So of steps that a retried or resumed attempt of the same key repeats, the points
 of the first attempt are kept, and the repeated ones are skipped: a deterministic op gives the same values, and of
-measurements (seconds, tokens per second) the first one counts. Points stay in the same order as
-more events arrive, so it is enough to store how many points were sent.
+measurements (seconds, tokens per second) the first one counts. Points stay in the same order as more events arrive.
 
 A node that continues with another key (its code was fixed between two attempts) computes something else. Then the
-cut points are dropped, and a child run that has some of them is created again.
+cut points are dropped, and a child run that may have some of them is created again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from executor.records.events import Accepted, Cut, Event, Figure, Metric, NodeChange, System
 
@@ -29,16 +28,16 @@ class Point:
     metrics: Mapping[str, float]
 
 
-@frozen
+@define
 class NodeEvents:
     """The state of one node from its events so far.
 
-    retained: for each time that the key had changed, how many of the earlier points still counted. accepted: with the
-    time of each. figures: their names, each once. names: of all metrics, in the order of their first points.
+    restarts: how often points were dropped, as the key had changed. accepted: with the time of each. figures: their
+    names, each once. names: of all metrics, in the order of their first points.
     """
 
     points: list[Point] = field(factory=list)
-    retained: list[int] = field(factory=list)
+    restarts: int = 0
     accepted: list[tuple[float, Accepted]] = field(factory=list)
     figures: list[str] = field(factory=list)
     names: dict[str, None] = field(factory=dict)
@@ -55,7 +54,7 @@ class NodeEvents:
                 self._add_sample(event.time, metrics)
             case Cut(step):
                 self._cut(step)
-            case NodeChange(key=str(key), cache=cache):
+            case NodeChange(state="running", key=str(key), cache=cache):
                 self._begin(key, cache)
             case Figure(name) if name not in self.figures:
                 self.figures.append(name)
@@ -94,8 +93,9 @@ class NodeEvents:
 
     def _retain(self, before: int | None) -> None:
         """Keep only points of steps below `before`; None: none."""
-        self.points[:] = [point for point in self.points if before is not None and point.step < before]
-        self.retained.append(len(self.points))
+        kept = [point for point in self.points if before is not None and point.step < before]
+        self.restarts += len(kept) < len(self.points)
+        self.points[:] = kept
         self._floors.clear()
         self._highest.clear()
         for point in self.points:

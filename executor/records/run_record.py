@@ -2,23 +2,25 @@
 
 <store>/records/<run id>/graph.json     the compiled graph
                          plan.json      per node: decision, reason and key parts
-                         state.jsonl    {"run": ...} and {"node": id, ...}, append-only: the newest of each counts
-                         events.jsonl   what ops and the executor reported, see events.py
-                         mlflow.json    what was sent to MLflow, see sent_run.py
+                         events.jsonl   the log: all that happened, append-only, see events.py; the state is its fold
+                         mlflow.json    what was sent to MLflow, see tracking/sync_state.py
                          mlflow.lock    flock by the process that sends it
                          <node>.log     stdout and stderr of the node's stages
                          figures/<node>/<name>.png
                          outside_digest/<key>/<file>    as this run wrote them, see store/run_measurements.py
                          tags.json      names that the user gave to the run, see run_tags.py
                          lock           flock by the executor that works on this run; shared: by `dflow sync`
+
+Versions before had the state in a file of its own, state.jsonl: `_older_lines` reads it as lines of the log.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -31,7 +33,7 @@ from dsl.errors import StoreError, StructureError
 from dsl.files import open_own
 from dsl.finding import Finding
 from dsl.graph import Graph
-from dsl.json_files import append_line, append_lines, known_fields, read_lines, write_json
+from dsl.json_files import LineReader, append_lines, known_fields, read_lines, write_json
 from executor.keys.node_key import KeyParts
 from executor.records.graph_file import (
     damaged,
@@ -64,9 +66,10 @@ from executor.system.json_values import (
 from executor.system.symlinks import links_in, refuse_links
 
 if TYPE_CHECKING:
-    from executor.records.events import Body
+    from executor.records.events import Body, Event
 
-STATE = "state.jsonl"
+LOG = "events.jsonl"
+OLDER_STATE = "state.jsonl"
 PLAN = "plan.json"
 FIGURES = "figures"
 
@@ -74,6 +77,11 @@ State = Literal["pending", "running", "done", "failed"]
 Status = Literal["running", "done", "failed", "stopped", "killed"]
 StartedBy = Literal["run", "evaluate"]
 NOT_RUN = "not run: "
+# The kinds of the lines that hold a state. They are found by their text: a log may have millions of others.
+RUN, NODE = "run", "state"
+STATE_LINE = re.compile(rb'"kind":"(?:run|state)"')
+# A node's change in the log, and its state after it.
+WAITS: Mapping[str, State] = {"retry": "pending", "outdated": "pending"}
 
 
 @define(kw_only=True)
@@ -205,25 +213,11 @@ class Record:
     def load(cls, folder: Path) -> Record:
         """Raises StoreError where the record is missing, incomplete or damaged."""
         try:
-            return cls._load(folder)
+            state = fold([*LineReader(folder / LOG, only=STATE_LINE).read(), *_older_lines(folder)], folder.name)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise damaged(folder, STATE) from error
-
-    @classmethod
-    def _load(cls, folder: Path) -> Record:
-        run: dict[str, Any] | None = None
-        lines: dict[str, dict[str, Any]] = {}
-        for line in read_lines(folder / STATE):
-            run = line.get("run", run)
-            if "node" in line:
-                lines[line["node"]] = line
-        if run is None:
-            raise StoreError(f"{folder}: the record of this run is incomplete (it has no {STATE})")
-        if not all(map(is_node_id, lines)):  # they name files
-            raise ValueError("not the id of a node")
-        nodes = {node: _node_state(node, line) for node, line in lines.items()}
-        state = _checked(RunState, {**run, "run": folder.name})
-        state.nodes = nodes
+            raise damaged(folder, LOG) from error
+        if state is None:
+            raise StoreError(f"{folder}: the record of this run is incomplete (it has no {LOG})")
         return cls(folder, state)
 
     def find_results_run(self, graph: Graph) -> str | None:
@@ -255,7 +249,7 @@ class Record:
 
     @property
     def events_path(self) -> Path:
-        return self.folder / "events.jsonl"
+        return self.folder / LOG
 
     def graph(self, *, to_run: bool = False) -> Graph:
         """See `load_graph`."""
@@ -274,30 +268,38 @@ class Record:
         """By node; empty where there is no plan. Raises StoreError where it is damaged."""
         return _read_plan(self.folder)
 
-    def save(self) -> None:
-        """Save the state of the run, without its nodes."""
-        append_line(self.folder / STATE, self._run_line())
+    def save(self, change: str = "") -> None:
+        """Write the state of the run, without its nodes. change: "started" where work begins."""
+        self._append([self._run_line(change)])
 
-    def save_node(self, node: str) -> None:
-        append_line(self.folder / STATE, self._node_line(node))
+    def save_node(self, node: str, change: str = "", **more: Any) -> None:
+        """change: "retry" or "outdated" where the node waits for another attempt. more: fields of that line only."""
+        self._append([{**self._node_line(node, change), **more}])
 
     def save_nodes(self, nodes: Iterable[str]) -> None:
         """Several nodes, by one write."""
-        lines = list(map(self._node_line, nodes))
-        if lines:
-            append_lines(self.folder / STATE, lines)
+        self._append(list(map(self._node_line, nodes)))
 
     def save_all(self) -> None:
         """The run and every node, by one write."""
-        append_lines(self.folder / STATE, [self._run_line(), *map(self._node_line, self.state.nodes)])
+        self._append([self._run_line(), *map(self._node_line, self.state.nodes)])
 
-    def _run_line(self) -> dict[str, Any]:
-        return {"run": _changed(self.state)}
+    def _run_line(self, change: str = "") -> dict[str, Any]:
+        state = self.state
+        return _line(RUN, "", 0, change or ("planned" if state.status == "running" else state.status), _changed(state))
 
-    def _node_line(self, node: str) -> dict[str, Any]:
+    def _node_line(self, node: str, change: str = "") -> dict[str, Any]:
         state = self.state.nodes[node]
         failure = {} if state.failure is None else {"failure": state.failure.to_json()}
-        return {"node": node, **_changed(state), **failure}
+        return _line(NODE, node, state.attempt, change or state.state, {**_changed(state), **failure})
+
+    def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """By one write. The state of an older version becomes part of the log first."""
+        older = _older_lines(self.folder)
+        if older or lines:
+            append_lines(self.folder / LOG, [*older, *lines])
+        if older:
+            (self.folder / OLDER_STATE).unlink(missing_ok=True)
 
     def save_plan(self, rows: Mapping[str, PlanRow]) -> None:
         write_json(self.folder / PLAN, {node: row.to_json() for node, row in rows.items()}, in_one_line=True)
@@ -310,18 +312,14 @@ class Record:
         return self.folder / FIGURES / node
 
     def event(self, node: str, body: Body) -> None:
-        """node: empty for an event of the run itself."""
-        self.events([(node, body)])
-
-    def events(self, bodies: Iterable[tuple[str, Body]]) -> None:
-        """Several events of nodes, by one write."""
+        """Write that something happened at a node."""
         from executor.records.events import Event  # on no way of a run in which nothing runs
 
-        now = time.time()
-        nodes = self.state.nodes
-        lines = [Event(now, node, nodes[node].attempt if node else 0, body).to_json() for node, body in bodies]
-        if lines:
-            append_lines(self.events_path, lines)
+        self.write_events([Event(time.time(), node, self.state.nodes[node].attempt, body)])
+
+    def write_events(self, events: Iterable[Event]) -> None:
+        """Several, by one write."""
+        self._append([event.to_json() for event in events])
 
     def lock(self, *, to_send: bool = False) -> None:
         """Lock the run, for the life of the process that executes it; to_send: shared, to send it to MLflow.
@@ -363,7 +361,7 @@ class Record:
         """When work on it ended, seconds since 1970: of a killed run, when its record was last written."""
         if self.state.ended is not None:
             return self.state.ended
-        files = [file for file in (self.folder / STATE, self.events_path) if file.exists()]
+        files = [file for file in (self.folder / OLDER_STATE, self.events_path) if file.exists()]
         return max((file.stat().st_mtime for file in files), default=self.state.started)
 
     def is_alive(self) -> bool:
@@ -425,6 +423,26 @@ def _checked(cls: type[T], line: Mapping[str, Any]) -> T:
     return cls(**known_fields(cls, line))
 
 
+def fold(lines: Iterable[Mapping[str, Any]], run: str) -> RunState | None:
+    """The state of a run, from the lines of its log that hold states: of the run and of each node the newest counts.
+
+    None where no line is the run's. Raises ValueError for values that dflow does not write.
+    """
+    newest: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for line in lines:
+        newest[line.get("kind", ""), line.get("node", "")] = line
+    own = newest.pop((RUN, ""), None)
+    if own is None:
+        return None
+    nodes = {node: line for (kind, node), line in newest.items() if kind == NODE}
+    if not all(map(is_node_id, nodes)):  # they name files
+        raise ValueError("not the id of a node")
+    state = _checked(RunState, {**own, "run": run})
+    for node, line in nodes.items():
+        state.nodes[node] = _node_state(node, {**line, "state": WAITS.get(line["state"], line["state"])})
+    return state
+
+
 def _node_state(node: str, line: Mapping[str, Any]) -> NodeState:
     """Versions before wrote the text of a failure only. Raises ValueError as `_checked`."""
     failure = line.get("failure")
@@ -433,6 +451,28 @@ def _node_state(node: str, line: Mapping[str, Any]) -> NodeState:
     state = _checked(NodeState, {name: value for name, value in line.items() if name != "failure"})
     state.failure = None if failure is None else Finding.from_json(failure)
     return state
+
+
+def _line(kind: str, node: str, attempt: int, change: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of the log that holds a state; fields with their default are left out."""
+    return {"time": time.time(), "kind": kind, **state, "node": node, "attempt": attempt, "state": change}
+
+
+def _older_lines(folder: Path) -> list[dict[str, Any]]:
+    """The newest state of the run and of each node in the state.jsonl of a version before, as lines of the log; none
+    where there is no such file. They count more than what the log of that version has on states.
+    """
+    run: dict[str, Any] | None = None
+    nodes: dict[str, dict[str, Any]] = {}
+    for line in read_lines(folder / OLDER_STATE):
+        run = line.get("run", run)
+        if "node" in line:
+            nodes[line["node"]] = line
+    status = "running" if run is None else run.get("status", "running")
+    own = [] if run is None else [_line(RUN, "", 0, "planned" if status == "running" else status, run)]
+    return own + [
+        _line(NODE, node, line.get("attempt", 0), line.get("state", "pending"), line) for node, line in nodes.items()
+    ]
 
 
 def _new_folder(records: Path) -> Path:
@@ -475,7 +515,7 @@ def _read_plan(folder: Path) -> dict[str, PlanRow]:
 
 def is_begun(folder: Path) -> bool:
     """Whether a folder has a record with a state; without one the run never started."""
-    return os.path.lexists(folder / STATE)
+    return os.path.lexists(folder / LOG) or os.path.lexists(folder / OLDER_STATE)
 
 
 def load_begun(folder: Path) -> Record | None:

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 
 from executor.planning.session import Session
 from executor.records.run_record import StartedBy
-from executor.records.sent_run import sent_of
 from executor.results.run_table import print_figures, print_results
 from executor.system.output import FAILED, OK, print_lines
-from executor.tracking.sync_state import lacks
+from executor.tracking.sync_state import lacks, sent_of
 
 # After a failure where a resume does not help, by the command that started the run.
 OTHERWISE: Mapping[StartedBy, str] = {
@@ -64,12 +63,14 @@ def _close(session: Session) -> bool:
     """Record that the run is done, unless a part of it has to be sent to MLflow first."""
     record = session.record
     state = record.state
-    before = state.status
-    state.status, state.ended, state.results_run = "done", time.time(), record.find_results_run(session.graph)
+    is_new = state.status != "done"
+    if is_new:
+        state.status, state.ended, state.results_run = "done", time.time(), record.find_results_run(session.graph)
     if lacks(record):
-        state.status, state.ended = before, None
+        state.status, state.ended = "running", None
         return False
-    record.save()
+    if is_new:
+        record.save()
     record.unlock()
     return True
 

@@ -19,12 +19,11 @@ from attrs import define
 
 from dsl.errors import DflowError, StageError, StoreError
 from dsl.finding import Finding
-from dsl.json_files import append_lines
 from executor.keys.node_key import KeyParts
 from executor.launchers.failure import failure_of, is_transient, of_node
 from executor.planning.history import SourceRuns
 from executor.planning.session import Session, plan_row
-from executor.records.events import Differs, EventReader, Info, NodeChange, RunChange, Warned
+from executor.records.events import Differs, EventReader, Info, Warned
 from executor.records.run_record import NOT_RUN, NodeState, State, Status
 from executor.scheduler.plain_display import Display
 from executor.scheduler.ready_queue import ReadyQueue
@@ -114,7 +113,7 @@ class RunLoop:
         status: Status = "failed"
         try:
             self._events.read()
-            self._record.event("", RunChange("started"))
+            self._record.save("started")
             status = self._run_nodes()
         finally:
             if self._pool is not None:
@@ -152,7 +151,6 @@ class RunLoop:
         self._record.state.status = status
         self._record.state.ended = time.time()
         self._record.state.results_run = self._record.find_results_run(self._graph)
-        self._record.event("", RunChange(status))
         self._record.save()
         if self._publisher is None and lacks(self._record):  # the executor died before everything was sent
             self._publisher = Publisher(self._store.path, self._record.folder, self._display)
@@ -168,7 +166,7 @@ class RunLoop:
 
     def _take_ready(self) -> None:
         """Take the artifacts of cached nodes; the others wait. The record has the plan's hits as done."""
-        hits, fresh = [], []
+        fresh = []
         with shared_gc_lock(self._store.path):
             while not self._is_ending and (node_id := self._ready.next()) is not None:
                 if self._decisions[node_id].cache != "hit":
@@ -176,13 +174,9 @@ class RunLoop:
                     fresh.append(node_id)
                 if self._decisions[node_id].cache == "hit":
                     self._take(node_id)
-                    hits.append(node_id)
                 else:
                     self._wait(node_id)
             self._record.save_nodes(node_id for node_id in fresh if self._state(node_id).state == "done")
-        self._record.events(
-            (node_id, NodeChange(state="done", cache="hit", digest=self._digests[node_id])) for node_id in hits
-        )
 
     def _take(self, node_id: str) -> None:
         """The artifact is in the store: the node is done, with the metrics of the run that made it."""
@@ -275,10 +269,8 @@ class RunLoop:
         state.state, state.cache = "running", start.cache
         state.attempt = (start.earlier[-1].attempt if start.earlier else state.attempt) + 1
         state.started, state.ended, state.failure, state.warnings = start.time, None, None, []
-        if start.earlier:
-            append_lines(self._record.events_path, [event.to_json() for event in start.earlier])
+        self._record.write_events(start.earlier)
         self._record.save_node(node_id)
-        self._record.event(node_id, NodeChange(state="running", cache=state.cache, key=state.key))
         self._display.changed(node_id)
         return state.attempt
 
@@ -318,7 +310,6 @@ class RunLoop:
             fail_point("run:recorded")
             self._digests[node_id] = result.digest
             self._ready.done(node_id)
-        self._record.event(node_id, NodeChange(state=state.state, digest=state.digest, seconds=state.seconds))
         self._display.changed(node_id)
 
     def _replan(self, node_id: str, result: AttemptResult) -> None:
@@ -341,8 +332,7 @@ class RunLoop:
                 made = f"what it made is kept in {result.kept}, and " if result.kept else ""
                 self._display.note(f"{node_id}: {changed}; {made}it runs again with the current version")
             state.state = "pending"
-            self._record.save_node(node_id)
-            self._record.event(node_id, NodeChange(state="outdated", changes=result.changes))
+            self._record.save_node(node_id, "outdated", changes=result.changes)
         if result.parts is not None:
             self._use_parts(node_id, result.parts)
         self._ready.again(node_id)
@@ -362,8 +352,7 @@ class RunLoop:
         self._retries[node_id] += 1
         state = self._state(node_id)
         state.state, state.failure = "pending", failure
-        self._record.save_node(node_id)
-        self._record.event(node_id, NodeChange(state="retry", wait=wait))
+        self._record.save_node(node_id, "retry", wait=wait)
         again = f"retry {self._retries[node_id]} of {launch.retries} in {wait:g} s"
         self._display.note(f"{node_id}: {failure.what}; {again}")
         self._wait(node_id, wait)
@@ -376,7 +365,6 @@ class RunLoop:
         state.state, state.failure = "failed", found
         self._failed.append(node_id)
         self._record.save_node(node_id)
-        self._record.event(node_id, NodeChange(state="failed", failure=found.to_json(), seconds=state.seconds))
         self._display.changed(node_id)
         self._display.failure(found, log_tail, self._record.log_path(node_id))
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import math
 import os
 import posixpath
 import re
 import shutil
 import sqlite3
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -29,6 +27,7 @@ import mlflow.exceptions
 import sqlalchemy.engine
 import sqlalchemy.event
 import sqlalchemy.exc
+from attrs import define, field
 from google.protobuf.json_format import ParseError
 from mlflow.entities import DatasetInput, InputTag, LoggedModelOutput, Metric, Param, RunTag
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
@@ -40,11 +39,11 @@ from dsl.files import open_own, replace_file, sync
 from dsl.json_files import write_json
 from dsl.secrets import resolved_text, secret_names, without_credentials
 from executor.records.metric_points import Point
-from executor.records.sent_run import VIEW
 from executor.system.symlinks import is_plain
 from executor.system.trust import TRACKING_URI, is_trusted
 from executor.system.user_cache import user_cache
 from executor.tracking.node_files import Dataset, ModelFiles, Reference, mlmodel, model_name
+from executor.tracking.sync_state import VIEW
 from ops.lib.logged_model import LoggedModel
 
 METRICS_IN_A_BATCH = 1000
@@ -77,6 +76,17 @@ REFUSED_VALUE = "INVALID_PARAMETER_VALUE"  # the code of an error
 TRANSIENT = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "ENDPOINT_NOT_FOUND")
 
 
+@define
+class HeldRun:
+    """What MLflow has of a run. files_at: where its files are."""
+
+    run_id: str
+    files_at: str
+    status: str = "RUNNING"
+    tags: dict[str, str] = field(factory=dict)
+    params: dict[str, str] = field(factory=dict)
+
+
 class Tracker:
     """The tracking server or database of a store's runs. sent: counts the runs, points and files sent to it.
 
@@ -92,7 +102,6 @@ class Tracker:
         self._said: set[str] = set()
         self.client = open_client(store, uri)
         self.sent = sent
-        self._places: dict[str, str] = {}  # places of files, of the runs created by this tracker
 
     def experiment(self, name: str, metrics: Iterable[str], params: Iterable[str] = ()) -> str:
         """The id of the experiment, created where it does not exist. Raises StoreError where it was deleted.
@@ -128,14 +137,14 @@ class Tracker:
         has_place = urlsplit(self._uri).scheme in ("http", "https", "file")
         return None if has_place else (self._store / "mlartifacts").as_uri()
 
-    def runs_of(self, experiment: str, run: str) -> dict[Place, list[str]]:
-        """Ids of the MLflow runs of a dflow run, by what they represent."""
-        found: dict[Place, list[str]] = {}
+    def runs_of(self, experiment: str, run: str) -> dict[Place, list[HeldRun]]:
+        """The MLflow runs of a dflow run, by what they represent."""
+        found: dict[Place, list[HeldRun]] = {}
         token = None
         while True:
             page = self.client.search_runs([experiment], f"tags.`dflow.run` = '{run}'", 1, FOUND_AT_ONCE, None, token)
             for entry in page:
-                found.setdefault(_place(entry.data.tags), []).append(str(entry.info.run_id))
+                found.setdefault(_place(entry.data.tags), []).append(_held(entry))
             token = page.token
             if not token:
                 return found
@@ -149,45 +158,49 @@ class Tracker:
                 return None
             raise
 
-    def create_run(self, experiment: str, started: float, tags: Mapping[str, str]) -> str:
+    def create_run(self, experiment: str, started: float, tags: Mapping[str, str]) -> HeldRun:
         run = self.client.create_run(experiment, start_time=_milliseconds(started), tags=_cut(tags))
         self.sent["runs"] += 1
-        self._places[run.info.run_id] = run.info.artifact_uri
-        return str(run.info.run_id)
+        return _held(run)
 
     def delete_run(self, run_id: str) -> None:
         if self.stage_of(run_id) == "active":
             self.client.delete_run(run_id)
 
-    def run_again(self, run_id: str) -> None:
-        self.client.update_run(run_id, status="RUNNING")
+    def run_again(self, held: HeldRun) -> None:
+        if held.status != "RUNNING":
+            self.client.update_run(held.run_id, status="RUNNING")
+            held.status = "RUNNING"
 
-    def close(self, run_id: str, status: str, ended: float) -> None:
-        self.client.set_terminated(run_id, status=status, end_time=_milliseconds(ended))
+    def close(self, held: HeldRun, status: str, ended: float) -> None:
+        self.client.set_terminated(held.run_id, status=status, end_time=_milliseconds(ended))
+        held.status = status
 
-    def log_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
-        self.client.log_batch(run_id, tags=[RunTag(name, value) for name, value in _cut(tags).items()])
+    def log_tags(self, held: HeldRun, tags: Mapping[str, str]) -> None:
+        """Set the tags that the run does not have like this."""
+        new = {name: value for name, value in _cut(tags).items() if held.tags.get(name) != value}
+        if new:
+            self.client.log_batch(held.run_id, tags=[RunTag(name, value) for name, value in new.items()])
+            held.tags |= new
 
-    def delete_tag(self, run_id: str, name: str) -> None:
-        if name in self.client.get_run(run_id).data.tags:
-            self.client.delete_tag(run_id, name)
+    def delete_tag(self, held: HeldRun, name: str) -> None:
+        if name in held.tags:
+            self.client.delete_tag(held.run_id, name)
+            del held.tags[name]
 
-    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+    def log_params(self, held: HeldRun, params: Mapping[str, str]) -> None:
+        """Send the parameters that the run lacks: MLflow takes no other value of one."""
         names = mlflow_names(params)
-        listed = [Param(names[name], value[:PARAM_LENGTH]) for name, value in params.items()]
+        given = {names[name]: value[:PARAM_LENGTH] for name, value in params.items()}
+        listed = [Param(name, value) for name, value in given.items() if name not in held.params]
         for start in range(0, len(listed), PARAMS_IN_A_BATCH):
-            self.client.log_batch(run_id, params=listed[start : start + PARAMS_IN_A_BATCH])
+            self.client.log_batch(held.run_id, params=listed[start : start + PARAMS_IN_A_BATCH])
+        held.params |= given
 
-    def log_points(self, run_id: str, points: Sequence[Point], names: Iterable[str], *, some_exist: bool) -> None:
-        """names: those of all points of the run, in an order that only grows. some_exist: an earlier call may have sent
-        some of the points, so MLflow's are read first.
-        """
+    def log_points(self, run_id: str, points: Sequence[Point], names: Iterable[str]) -> None:
+        """names: those of all points of the run, in an order that only grows. A database ignores those that it has."""
         chosen = self._names(names)
-        metrics = [metric for point in points for metric in _metrics(point, chosen)]
-        if some_exist:
-            known = {name: self._history(run_id, name) for name in {metric.key for metric in metrics}}
-            metrics = [metric for metric in metrics if _identity(metric) not in known[metric.key]]
-        self._log_metrics(run_id, metrics)
+        self._log_metrics(run_id, [metric for point in points for metric in _metrics(point, chosen)])
 
     def _log_metrics(self, run_id: str, metrics: Sequence[Metric]) -> None:
         for start in range(0, len(metrics), METRICS_IN_A_BATCH):
@@ -225,31 +238,19 @@ class Tracker:
             self._said.add(text)
             self._say(text)
 
-    def _history(self, run_id: str, name: str) -> set[tuple[int, int, str]]:
-        return {_identity(metric) for metric in self.client.get_metric_history(run_id, name)}
-
-    def log_results(self, run_id: str, results: Iterable[tuple[float, Mapping[str, float]]]) -> None:
-        """Send (time, values) without a history, at step 0, except for values that MLflow already has as the latest."""
+    def log_results(
+        self, run_id: str, results: Iterable[tuple[float, Mapping[str, float]]], model_id: str | None = None
+    ) -> None:
+        """Send (time, values) without a history, at step 0; model_id: linked to that model."""
         given = list(results)
         names = self._names(name for _, values in given for name in values)
-        metrics = [metric for when, values in given for metric in _metrics(Point(when, 0, values), names)]
-        latest = self.client.get_run(run_id).data.metrics if metrics else {}
-        self._log_metrics(run_id, [metric for metric in metrics if not _is_latest(metric, latest)])
-
-    def log_model_results(
-        self, run_id: str, model_id: str, results: Sequence[tuple[float, Mapping[str, float]]]
-    ) -> None:
-        """As log_results, linked to a model, except for values that the model already has from this run."""
-        known = self.client.get_logged_model(model_id).metrics or []
-        latest = {metric.key: metric.value for metric in known if metric.run_id == run_id}
-        names = self._names(name for _, values in results for name in values)
-        metrics = [
-            Metric(metric.key, metric.value, metric.timestamp, 0, model_id=model_id)
-            for when, values in results
-            for metric in _metrics(Point(when, 0, values), names)
-            if not _is_latest(metric, latest)
-        ]
+        metrics = [metric for when, values in given for metric in _metrics(Point(when, 0, values), names, model_id)]
         self._log_metrics(run_id, metrics)
+
+    def ready_model(self, experiment: str, digest: str) -> str | None:
+        """The id of the model with that digest; None where the experiment has none, or not all of it."""
+        found = self.client.search_logged_models([experiment], f"tags.`dflow.digest` = '{digest}'", max_results=1)
+        return str(found[0].model_id) if found and str(found[0].status) == "READY" else None
 
     def logged_model(self, experiment: str, name: str, digest: str, model: LoggedModel, files: ModelFiles) -> str:
         """The id of the model with that digest, created where the experiment has none.
@@ -284,10 +285,11 @@ class Tracker:
         if model_id not in linked:
             self.client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
 
-    def log_note(self, run_id: str, note: str, known: Sequence[str]) -> None:
+    def log_note(self, held: HeldRun, note: str, known: Sequence[str]) -> None:
         """Set the run's description, unless a user wrote one that is not in `known`."""
-        if self.client.get_run(run_id).data.tags.get(NOTE, "") in known:
-            self.log_tags(run_id, {NOTE: note})
+        held.tags[NOTE] = self.client.get_run(held.run_id).data.tags.get(NOTE, "")
+        if held.tags[NOTE] in known:
+            self.log_tags(held, {NOTE: note})
 
     def log_inputs(self, run_id: str, read: Iterable[Dataset]) -> None:
         inputs = []
@@ -298,7 +300,20 @@ class Tracker:
         if inputs:
             self.client.log_inputs(run_id, datasets=inputs)
 
-    def log_files(self, run_id: str, files: Mapping[str, Path], references: Mapping[str, Reference]) -> None:
+    def tag_of(self, run_id: str, name: str) -> str:
+        """A tag of a run of another record; empty where there is none."""
+        if self.stage_of(run_id) != "active":
+            return ""
+        return str(self.client.get_run(run_id).data.tags.get(name, ""))
+
+    def files_of(self, held: HeldRun, folder: str) -> dict[str, int]:
+        """The sizes of the files that MLflow has of a run in a folder and below it, by their names."""
+        found: dict[str, int] = {}
+        for entry in self.client.list_artifacts(held.run_id, folder):
+            found |= self.files_of(held, entry.path) if entry.is_dir else {str(entry.path): int(entry.file_size or 0)}
+        return found
+
+    def log_files(self, held: HeldRun, files: Mapping[str, Path], references: Mapping[str, Reference]) -> None:
         """Send all files in one call, by their names in MLflow.
 
         What is missing is skipped, and what is no plain file of the store: a record of strangers may name any file.
@@ -311,11 +326,8 @@ class Tracker:
         with _linked(existing) as folder:
             if references:
                 write_json(folder / "references.json", unstructure(references))
-            place = self._places.get(run_id)
-            if place is None:
-                self.client.log_artifacts(run_id, str(folder))
-            else:  # the client would first fetch the run to find its place
-                get_artifact_repository(place, tracking_uri=self._uri).log_artifacts(str(folder))
+            # The client would first fetch the run to find its place.
+            get_artifact_repository(held.files_at, tracking_uri=self._uri).log_artifacts(str(folder))
         self.sent["files"] += len(existing)
 
 
@@ -341,6 +353,17 @@ def _columns_of(view: str) -> list[str]:
             case {"selectedColumns": [*columns]}:
                 return [column for column in columns if isinstance(column, str)]
     return []
+
+
+def _held(run: mlflow.entities.Run) -> HeldRun:
+    data = run.data
+    return HeldRun(
+        run_id=str(run.info.run_id),
+        files_at=str(run.info.artifact_uri),
+        status=str(run.info.status),
+        tags=dict(data.tags),
+        params=dict(data.params),
+    )
 
 
 def _place(tags: Mapping[str, str]) -> Place:
@@ -441,23 +464,9 @@ def is_transient(error: BaseException) -> bool:
     return getattr(error, "error_code", TRANSIENT[0]) in TRANSIENT
 
 
-def _metrics(point: Point, names: Mapping[str, str]) -> list[Metric]:
+def _metrics(point: Point, names: Mapping[str, str], model_id: str | None = None) -> list[Metric]:
     stamp = _milliseconds(point.time)
-    return [Metric(names[name], value, stamp, point.step) for name, value in point.metrics.items()]
-
-
-def _identity(metric: Metric) -> tuple[int, int, str]:
-    """Step, time and value as any MLflow store returns them: NaN equals itself, infinity is the largest number."""
-    largest = sys.float_info.max
-    value = metric.value if math.isnan(metric.value) else min(max(float(metric.value), -largest), largest)
-    return metric.step, metric.timestamp, repr(value)
-
-
-def _is_latest(metric: Metric, latest: Mapping[str, float]) -> bool:
-    if metric.key not in latest:
-        return False
-    sent = Metric(metric.key, latest[metric.key], metric.timestamp, metric.step)
-    return _identity(sent) == _identity(metric)
+    return [Metric(names[name], value, stamp, point.step, model_id=model_id) for name, value in point.metrics.items()]
 
 
 def mlflow_names(names: Iterable[str]) -> dict[str, str]:

@@ -1,4 +1,12 @@
-"""The executor's side of the process that sends a run to MLflow: starts it, ends it, and reports to the user."""
+"""The process beside a run that sends it to MLflow, whose import takes seconds and much memory; and the executor's side
+of it, which starts and ends it, and reports to the user.
+
+    python -m executor.tracking.publisher STORE RECORD PID
+
+PID is the executor's. A line on standard input reports that the run has ended: the rest is sent, and this process ends.
+When the executor is gone, it ends at once. Standard output gets a Report a line, in JSON, whenever the warning changes,
+and at the end.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +14,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,9 +22,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from dsl.convert import structure
-from executor.system.supervisor import child_environment, exit_text, module_command
-from executor.tracking.publisher_process import Report
+from attrs import frozen
+
+from dsl.convert import structure, unstructure
+from dsl.json_files import compact
+from executor.system.supervisor import GONE, child_environment, end_with_parent, exit_text, module_command
+from executor.tracking.report_writer import ReportWriter
+from executor.tracking.sync_state import new_run_publisher, sync_lock
 
 # How long the end of a run waits for MLflow, and how long that of a stopped run, whose user wants to leave.
 END_WITHIN_S = 60.0
@@ -23,8 +36,24 @@ STOPPED_WITHIN_S = 15.0
 SILENT_S = 3.0
 POLL_S = 0.2
 STARTS = 2
-COMMAND = module_command("executor.tracking.publisher_process")
-FOR_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+COMMAND = module_command("executor.tracking.publisher")
+# The process sends as often, and waits after a failure.
+EVERY_S = 2.0
+RETRY_S = 5.0
+NICE = 5  # stages come first
+FOR_EXECUTOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # also where they are sent to all processes
+
+
+@frozen
+class Report:
+    """warning: what MLflow lacks and why, None where it has everything so far. is_last: nothing more will be sent.
+
+    note: what takes long; it says nothing else.
+    """
+
+    warning: str | None
+    is_last: bool
+    note: str = ""
 
 
 class Display(Protocol):
@@ -36,7 +65,7 @@ class Display(Protocol):
 
 
 class Publisher:
-    """Starts a process that sends what the record holds every few seconds, until `finish`; see publisher_process.py.
+    """Starts a process that sends what the record holds every few seconds, until `finish`.
 
     The user is warned once, when something fails for the first time, and notified when it works again. A process that
     is killed or breaks is replaced, once. None of them is alive when `finish` returns.
@@ -76,7 +105,7 @@ class Publisher:
 
     def _follow(self) -> None:
         """In a thread, which lives as long as the processes that it starts: they end with it."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, FOR_ALL)  # inherited by them, until they ignore these
+        signal.pthread_sigmask(signal.SIG_BLOCK, FOR_EXECUTOR)  # inherited by them, until they ignore these
         for _ in range(STARTS):
             try:
                 process = self._started()
@@ -145,3 +174,59 @@ class Publisher:
     def _kept(self, what: str) -> str:
         kept = f"nothing is lost: send it later with `dflow sync {self._folder.name}`"
         return f"the process that sends to MLflow {what}; {kept}"
+
+
+def main() -> int:
+    store, folder, executor = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    for number in FOR_EXECUTOR:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    end_with_parent(executor)
+    os.nice(NICE)
+    reports = os.dup(1)
+    os.dup2(2, 1)  # libraries may print to standard output
+    finished = threading.Event()
+    written = ReportWriter(store, folder)
+    threading.Thread(target=_listen, args=(finished, written), daemon=True).start()
+
+    with sync_lock(folder):
+
+        def report(what: Report) -> None:
+            os.write(reports, compact(unstructure(what)))
+
+        publisher = new_run_publisher(
+            store, folder, written, is_live=True, say=lambda text: report(Report(None, is_last=False, note=text))
+        )
+        follow(publisher.send, finished, report)
+    return 0
+
+
+def follow(send: Callable[[], str | None], finished: threading.Event, report: Callable[[Report], object]) -> None:
+    """Send what the record holds every few seconds, less often while that fails, and once more when it is complete."""
+    reported: str | None = None
+    is_last = False
+    while not is_last:
+        is_last = finished.is_set()
+        started = time.monotonic()
+        warning = send()
+        if is_last or warning != reported:
+            report(Report(warning, is_last))
+            reported = warning
+        if not is_last:
+            late = time.monotonic() - started  # sending took long, so there soon is more to send
+            finished.wait(max(EVERY_S / 10, EVERY_S - late) if warning is None else RETRY_S)
+
+
+def _listen(finished: threading.Event, written: ReportWriter) -> None:
+    """Not by sys.stdin: a read in progress while Python ends would hold its lock.
+
+    The report of a run that has ended is begun at once: a short run ends while mlflow is still being imported.
+    """
+    while os.read(0, 1024):
+        finished.set()
+        written.begin()
+    os._exit(GONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

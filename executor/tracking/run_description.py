@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dsl.graph import Graph
 from executor.records.duration import run_seconds
 from executor.records.run_record import NodeState, Record, RunState
-from executor.records.sent_run import TRAINING
 from executor.results.run_table import result_rows
 from executor.results.sweep import Combination, combinations, final_metrics, main_metrics, sorted_rows, sweep_cells
 from executor.system.output import shown_duration
 from executor.system.user_name import user_name
 from executor.tracking.report_writer import REPORT
+from executor.tracking.sync_state import TRAINING
 
 MOST_ROWS = 30
 IMAGE = re.compile(r"!+(?=\[)")

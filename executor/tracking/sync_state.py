@@ -1,4 +1,7 @@
-"""What MLflow is missing of a run, and sending it. Importing mlflow takes seconds: only sending imports it."""
+"""What MLflow has of a run, and sending the rest. Importing mlflow takes seconds: only sending imports it.
+
+mlflow.json of a record names the run's MLflow runs, for commands that do without MLflow. What these hold, MLflow says.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsl.errors import StoreError
+from attrs import define, field
+
+from dsl.convert import structure, unstructure
+from dsl.errors import StoreError, StructureError
 from dsl.files import open_own
-from executor.records.run_record import Record
-from executor.records.sent_run import FILE, SentRun
+from dsl.json_files import known_fields, read_object, write_json
+from executor.records.run_record import LOG, Record
 from executor.system.garbage import no_collection
 
 if TYPE_CHECKING:
     from executor.tracking.report_writer import ReportWriter
     from executor.tracking.run_publisher import RunPublisher
 
+FILE = "mlflow.json"
+VIEW = "dflow"  # the key of the view of an experiment's runs in MLflow's page
+# Without this in an address, MLflow's page takes an experiment for a GenAI one: it shows no runs, or not as such.
+TRAINING = "workflowType=machine_learning"
 # MLflow's names for the states of runs and nodes; one recorded as running that no longer runs was killed.
 STATUS = {"done": "FINISHED", "failed": "FAILED"}
 # No telemetry, no messages about migrations, folders allowed as stores, and short time-outs. No automatic
@@ -34,6 +44,58 @@ QUIET = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
+
+
+@define
+class SentPart:
+    """The MLflow run of a node, or of a combination of a sweep. notes: the descriptions that it may have from dflow."""
+
+    run_id: str
+    notes: tuple[str, ...] = ("",)
+
+
+@define
+class SentRun:
+    """experiment, parent: ids in MLflow, empty until they are known; notes: as above, newest last.
+
+    events: the size of the log when all of it was sent, None until then.
+    """
+
+    experiment: str = ""
+    parent: str = ""
+    events: int | None = None
+    notes: tuple[str, ...] = ("",)
+    nodes: dict[str, SentPart] = field(factory=dict)
+    combinations: dict[str, SentPart] = field(factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> SentRun | None:
+        """None where nothing was sent, or the file is damaged: then the runs are found by their tags."""
+        data = read_object(folder / FILE)
+        if data is None:
+            return None
+        try:
+            for parts in ("nodes", "combinations"):
+                found = data.get(parts, {}).items()
+                data[parts] = {name: known_fields(SentPart, part) for name, part in found}
+            return structure(cls, known_fields(cls, data))
+        except (StructureError, AttributeError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / FILE, unstructure(self))
+
+    def run_id(self, node: str) -> str | None:
+        """The id of a node's MLflow run."""
+        return self.nodes[node].run_id if node in self.nodes else None
+
+
+def sent_of(record: Record) -> SentRun:
+    """What was sent of a run; of a fully cached one, of the run with its results. An empty one for nothing."""
+    sent = SentRun.read(record.folder)
+    if sent is None and record.state.results_run not in (None, record.run):
+        sent = SentRun.read(record.folder.with_name(str(record.state.results_run)))
+    return sent or SentRun()
 
 
 def send_rest(
@@ -89,12 +151,12 @@ def is_tracked(record: Record) -> bool:
 def lacks(record: Record) -> bool:
     """Whether MLflow is missing something of a run that should be there and is not in progress."""
     sent = SentRun.read(record.folder)
-    size = record.events_path.stat().st_size if record.events_path.exists() else 0
     if sent is None:
         return record.state.is_for_mlflow and record.state.tracking
-    return not is_sent(sent, record, size)
+    return sent.events != log_size(record.folder)
 
 
-def is_sent(sent: SentRun, record: Record, size: int) -> bool:
-    """Whether MLflow has everything: all events, the run's end, its report and its models."""
-    return sent.parent_status == status_of(record.state.status) and sent.events == size and not sent.has_failed
+def log_size(folder: Path) -> int:
+    """Bytes of the log of a run."""
+    path = folder / LOG
+    return path.stat().st_size if path.exists() else 0

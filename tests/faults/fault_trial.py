@@ -115,7 +115,7 @@ class Place:
 
     def start_again(self, *options: str, **environment: str) -> subprocess.Popen[bytes]:
         """Resume, or run where the run was killed before it had a record."""
-        if any(path.read_bytes().endswith(b"\n") for path in self.store.glob("records/*/state.jsonl")):
+        if any(path.read_bytes().endswith(b"\n") for path in self.store.glob("records/*/events.jsonl")):
             return self.start("resume", *options, **environment)
         return self.start("run", "diamond.toml", **environment)
 

@@ -90,8 +90,10 @@ def test_a_tracking_server_that_only_the_state_of_a_record_names_gets_nothing(tm
     """With or without secrets in its address: MLflow sends what credentials it finds."""
     toy = Toy(tmp_path, ONE_NODE, tracked=True)
     assert toy.dflow("run", str(toy.file), "-s", "mlflow.tracking=false").returncode == 0
-    [state] = toy.store.glob("records/*/state.jsonl")
-    state.write_text(state.read_text().replace('"run":{', '"run":{"tracking_uri":"http://127.0.0.1:9/theirs",'))
+    [state] = toy.store.glob("records/*/events.jsonl")
+    state.write_text(
+        state.read_text().replace('"kind":"run",', '"kind":"run","tracking_uri":"http://127.0.0.1:9/theirs",')
+    )
     for command in (["sync", state.parent.name], ["resume", "--from", "a"]):
         result = toy.dflow(*command)
         assert result.returncode == 2 and "the tracking server http://127.0.0.1:9" in result.stderr

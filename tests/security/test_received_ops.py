@@ -71,7 +71,7 @@ def test_a_graph_that_was_altered_is_not_run(received, tmp_path):
     """The op file is as its user knows it, the record's config is somebody else's."""
     assert received.dflow("run", str(received.file), "--trust").returncode == 0
     [graph] = {
-        path for path in received.store.glob("records/*/graph.json") if (path.parent / "state.jsonl").exists()
+        path for path in received.store.glob("records/*/graph.json") if (path.parent / "events.jsonl").exists()
     } - {min(received.store.glob("records/*/graph.json"))}
     graph.write_text(graph.read_text().replace('"hello"', '"bye"'))
     result = received.dflow("resume", "--from", "a")

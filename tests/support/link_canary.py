@@ -24,7 +24,7 @@ def fill(folder: Path) -> None:
     for name in (*OWN_NAMES, *STRANGE_NAMES):
         (folder / name / "sub").mkdir(parents=True)
         (folder / name / "sub" / "data").write_text(name)
-        for file in ("lease", "ranks", "lock", "text.txt", MANIFEST, f".{MANIFEST}.1", "state.jsonl", "work.json"):
+        for file in ("lease", "ranks", "lock", "text.txt", MANIFEST, f".{MANIFEST}.1", "events.jsonl", "work.json"):
             (folder / name / file).write_text("{}\n")
         (folder / name / "text.txt").chmod(0o444)
     (folder / OTHER).write_text(json.dumps({"digest": HASH, "run": RUN, "time": 1.0}) + "\n")

@@ -24,9 +24,9 @@ from dsl.json_files import append_line, write_json
 from executor.records.events import Event, Figure, Info, Metric, Progress, Warned
 from executor.records.record_trust import trust_op_files
 from executor.records.run_record import Record
-from executor.records.sent_run import SentNode, SentRun
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.commit_journal import PendingCommit
+from executor.tracking.sync_state import SentPart, SentRun
 
 SECRET = "words-that-nobody-may-read"
 CANARY = "<canary>"  # in strategies; its folder's path where a change is applied
@@ -67,12 +67,12 @@ LINKS = [
 NAMES = [
     DIGEST, f"{DIGEST}.damaged", f".gone-{DIGEST}-1", f".gone-{DIGEST}-1\n", f".{DIGEST}.{'8' * 32}",
     "20260101-000000-abcd", "99991231-235959-ffff", "99991231-235959-ffff\n", "x" * 255, "-rf", ".", "a\nb",
-    "\x1b[31m", "ü", "state.jsonl", "serving-1", ".tmp", "manifest.json", "tags.json", "commit.json", "actors-1",
+    "\x1b[31m", "ü", "events.jsonl", "serving-1", ".tmp", "manifest.json", "tags.json", "commit.json", "actors-1",
     "\udcff",
 ]  # fmt: skip
 # Files of the store and of the remote; rglob follows no links.
 PATTERNS = [
-    "*", "*", "records/*/*", "records/*", "state.jsonl", "state.jsonl", "state.jsonl", "graph.json", "graph.json",
+    "*", "*", "records/*/*", "records/*", "state.jsonl", "events.jsonl", "events.jsonl", "graph.json", "graph.json",
     "plan.json", "events.jsonl", "events.jsonl", "tags.json", "mlflow.json", "manifest.json", "manifest.json",
     "index/*", "index/*/*", "objects/*", "objects/*/*", "work/*", "work/*/*", "lease", "format", "*.log", "figures/*",
     "outside_digest/*",
@@ -172,7 +172,7 @@ def done(toy: Toy, *overrides: str) -> Record:
         record.log_path(node).write_text(f"the log of {node}\n")
     (record.folder / "figures" / "c").mkdir(parents=True)
     (record.folder / "figures" / "c" / "plot.png").write_bytes(PNG)
-    SentRun("1", "2", nodes={"a": SentNode("3")}).write(record.folder)
+    SentRun("1", "2", nodes={"a": SentPart("3")}).write(record.folder)
     return record
 
 
@@ -371,7 +371,7 @@ def _special_change(kind: str) -> Step:
         elif kind != "gone":
             path.mkdir()
         if kind == "full folder":
-            (path / "state.jsonl").write_text("{}\n")
+            (path / "events.jsonl").write_text("{}\n")
             (path / "manifest.json").mkdir()
 
     return do, f"a {kind} in its place"

@@ -245,7 +245,7 @@ def by_the_loop(call):
     return checked
 
 NodeState.__setattr__ = by_the_loop(NodeState.__setattr__)
-run_record.append_lines, run_record.append_line = map(by_the_loop, (run_record.append_lines, run_record.append_line))
+run_record.append_lines = by_the_loop(run_record.append_lines)
 Record.state = property(
     by_the_loop(lambda record: record.__dict__["state"]), lambda record, state: record.__dict__.update(state=state)
 )
@@ -303,11 +303,11 @@ class Toy:
 
     def has_begun(self) -> bool:
         """Whether the state of a run can be read: the first line of its record is written to its end."""
-        return any(b"\n" in path.read_bytes() for path in self.store.glob("records/*/state.jsonl"))
+        return any(b"\n" in path.read_bytes() for path in self.store.glob("records/*/events.jsonl"))
 
     def state(self) -> dict[str, Any]:
         """The state of the latest run, as it stands in its record."""
-        newest = max(self.store.glob("records/*/state.jsonl"))
+        newest = max(self.store.glob("records/*/events.jsonl"))
         state = Record.load(newest.parent).state
         nodes = {name: {**attrs.asdict(node), "error": node.error} for name, node in state.nodes.items()}
         return {**attrs.asdict(state), "nodes": nodes}

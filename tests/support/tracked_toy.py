@@ -73,7 +73,7 @@ def copied(record: Path, name: str) -> Path:
     """A record of the same run under another id."""
     copy = record.with_name(f"{record.name}-{name}")
     shutil.copytree(record, copy)
-    (copy / "state.jsonl").write_text((copy / "state.jsonl").read_text().replace(record.name, copy.name))
+    (copy / "events.jsonl").write_text((copy / "events.jsonl").read_text().replace(record.name, copy.name))
     return copy
 
 

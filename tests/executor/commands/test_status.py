@@ -161,7 +161,8 @@ def test_the_seconds_of_a_run_leave_out_the_time_between_its_stop_and_its_resump
     lines = [
         json.dumps({"time": time, "node": "", "attempt": 0, "kind": "run", "state": state}) for time, state in times
     ]
-    record.events_path.write_text("\n".join(lines) + "\n")
+    with record.events_path.open("a") as log:
+        log.write("\n".join(lines) + "\n")
     assert 90.0 == json.loads(dflow(store, capsys, "runs", "--json"))["runs"][0]["seconds"]
 
 

@@ -114,7 +114,7 @@ def test_rm_refuses_a_running_and_a_tagged_run(toy, capsys):
 
 def test_rm_removes_a_record_that_cannot_be_read(toy):
     record = run(toy)
-    (record.folder / "state.jsonl").write_text("")
+    (record.folder / "events.jsonl").write_text("")
     assert dflow(toy, "rm", record.run, "--yes") == 0
     assert list((toy.store / "records").iterdir()) == []
 

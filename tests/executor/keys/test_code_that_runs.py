@@ -85,7 +85,7 @@ class Said:
         return (self.folder / "runs" / "objects" / node.digest / "text.txt").read_text() if node.digest else ""
 
     def state(self):
-        newest = max(self.folder.glob("runs/records/*/state.jsonl"))
+        newest = max(self.folder.glob("runs/records/*/events.jsonl"))
         return Record.load(newest.parent).state.nodes["a"]
 
 

@@ -79,7 +79,7 @@ def test_the_error_of_a_node_with_a_secret_tells_not_its_value(tmp_path):
     result = toy.dflow("run", str(toy.file), TOY_TOKEN="wrong")
     assert result.returncode == 1
     assert "a failed: DataError: *** is refused" in result.stderr
-    assert "wrong" not in result.stderr + result.stdout + next(toy.store.glob("records/*/state.jsonl")).read_text()
+    assert "wrong" not in result.stderr + result.stdout + next(toy.store.glob("records/*/events.jsonl")).read_text()
 
 
 def waits(node, *libraries, **variables):

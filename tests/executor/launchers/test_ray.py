@@ -267,7 +267,7 @@ def test_two_drivers_on_one_store_run_a_stage_once(cluster, tmp_path):
     first = ray.start("run", str(ray.toy.file), "-s", "r.how=wait")
     pids = ray.pids()
     second = ray.start("run", str(ray.toy.file))  # `how` is no part of the key
-    wait_for(lambda: len(list(ray.toy.store.glob("records/*/state.jsonl"))) == 2)
+    wait_for(lambda: len(list(ray.toy.store.glob("records/*/events.jsonl"))) == 2)
     time.sleep(2)
     assert all(map(is_alive, pids))
     first.send_signal(signal.SIGTERM)

@@ -262,7 +262,7 @@ def test_pulled_artifacts_stay_until_a_run_used_them(toy):
 
 def test_a_record_that_cannot_be_read_stops_it(toy):
     record = run(toy)
-    (record.folder / "state.jsonl").write_text("{}\n")
+    (record.folder / "events.jsonl").write_text("{}\n")
     before = artifacts(toy)
     with pytest.raises(StoreError, match=rf"it is not known what it uses; remove it with `dflow rm {record.run}`"):
         gc(toy, 0)

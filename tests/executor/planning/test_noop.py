@@ -133,12 +133,11 @@ def _same_name(file):
     return re.sub(r"(\.\d+)+$", "", re.sub(r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN", Path(file).name))
 
 
-def test_its_record_is_one_write_for_all_nodes_and_tells_neither_key_parts_nor_events(long):
+def test_its_record_is_one_write_for_all_nodes_and_tells_no_key_parts(long):
     record = Record.load(long.toy.store / "records" / long.toy.state()["run"])
-    lines = (record.folder / "state.jsonl").read_text().splitlines()
-    assert [next(iter(json.loads(line))) for line in lines] == ["run", *12 * ["node"], "run"]
+    lines = (record.folder / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["run", *12 * ["state"], "run"]
     assert {"cache", "key", "parents"} == {name for row in record.plan().values() for name in row.to_json()}
-    assert not record.events_path.exists()
     assert {node.state for node in record.state.nodes.values()} == {"done"}
 
 

@@ -30,7 +30,7 @@ def toy(tmp_path):
         ("graph.json", '{"nodes": [1]}', ["diff", "RUN"]),
         ("plan.json", "{", ["resume", "RUN"]),
         ("plan.json", "[1]", ["diff", "RUN"]),
-        ("state.jsonl", '{"run": 1}\n', ["status", "RUN"]),
+        ("events.jsonl", '{"kind":"run","node":"","pipeline":1}\n', ["status", "RUN"]),
     ],
 )
 def test_a_damaged_record_is_one_line_that_says_what_to_do(toy, capsys, file, text, command):
@@ -44,7 +44,7 @@ def test_a_damaged_record_is_one_line_that_says_what_to_do(toy, capsys, file, te
     assert f"dflow rm {record.run}" in line
 
 
-@pytest.mark.parametrize("file", ["graph.json", "plan.json", "mlflow.json", "events.jsonl"])
+@pytest.mark.parametrize("file", ["graph.json", "plan.json", "mlflow.json"])
 def test_a_damaged_record_is_not_in_the_way_of_others(toy, file):
     record = run(toy)
     edit(record.folder / file, "{") if (record.folder / file).exists() else (record.folder / file).write_text("{")
@@ -53,10 +53,10 @@ def test_a_damaged_record_is_not_in_the_way_of_others(toy, file):
     assert dflow(toy, "status", record.run) == 0
 
 
-@pytest.mark.parametrize("text", ["garbage", '{"run": 1}\n', "[]"])
+@pytest.mark.parametrize("text", ["garbage", '{"kind":"run","node":"","pipeline":1}\n', "[]"])
 def test_a_run_takes_what_one_made_whose_record_is_damaged(toy, text):
     maker = run(toy)
-    edit(maker.folder / "state.jsonl", text)
+    edit(maker.folder / "events.jsonl", text)
     taking = execute(begin(toy, "d.steps=3"))
     assert ["a", "b", "c"] == [node_id for node_id, node in taking.state.nodes.items() if node.cache == "hit"]
     assert maker.run == taking.state.nodes["a"].source_run

@@ -48,7 +48,7 @@ def test_each_step_is_there_once_and_steps_only_rise(drawn):
     last, events = drawn
     found = added(*events)
     assert steps(found) == list(range(last))
-    assert found.retained == []
+    assert found.restarts == 0
 
 
 @given(attempts())
@@ -79,11 +79,11 @@ def test_an_op_may_log_one_step_twice_within_an_attempt():
 def test_other_code_that_starts_from_nothing_has_points_of_its_own():
     found = added(begin("k", "miss"), metric(0), metric(1), metric(2), begin("other", "miss"), metric(0, loss=9.0))
     assert [(point.step, point.metrics["loss"]) for point in found.points] == [(0, 9.0)]
-    assert found.retained == [0]
+    assert found.restarts == 1
 
 
 def test_other_code_that_goes_on_with_adopted_work_keeps_the_points_before_the_cut():
     earlier = [begin("k", "miss"), metric(0), metric(1), metric(2)]
     found = added(*earlier, begin("other", "resumed"), cut(1), metric(1, loss=9.0), cut(1), metric(1), metric(2))
     assert [(point.step, point.metrics["loss"]) for point in found.points] == [(0, 1.0), (1, 9.0), (2, 1 / 3)]
-    assert found.retained == [1]
+    assert found.restarts == 1

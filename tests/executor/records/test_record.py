@@ -15,8 +15,9 @@ from dsl.graph import Graph
 from dsl.json_files import LineReader, append_line, read_lines
 from dsl.read_toml import read_graph
 from executor.planning.session import new_run, resumed_run
-from executor.records.events import Cut, Event, Metric, RunChange, final_metrics, read_events, valid_points
-from executor.records.run_record import STATE, NodeState, Record, RunState, find_record, newest_records
+from executor.records.duration import run_seconds
+from executor.records.events import Cut, Event, Metric, final_metrics, read_events, valid_points
+from executor.records.run_record import LOG, OLDER_STATE, NodeState, Record, RunState, find_record, newest_records
 from executor.store.artifact_store import Store
 from executor.system import file_locks
 
@@ -130,8 +131,8 @@ def test_the_newest_line_of_a_node_counts_and_a_torn_one_does_not(tmp_path):
     for attempt in (1, 2):
         record.state.nodes["a"] = NodeState(state="running", attempt=attempt)
         record.save_node("a")
-    with (record.folder / STATE).open("a") as file:
-        file.write('{"node":"a","attempt":3')
+    with (record.folder / LOG).open("a") as file:
+        file.write('{"kind":"state","node":"a","attempt":3')
     assert Record.load(record.folder).state.nodes == {"a": NodeState(state="running", attempt=2)}
     record.state.nodes["a"].attempt = 4
     record.save_node("a")
@@ -140,11 +141,34 @@ def test_the_newest_line_of_a_node_counts_and_a_torn_one_does_not(tmp_path):
 
 def test_what_a_newer_dflow_writes_beside_is_not_read(tmp_path):
     record = new_record(tmp_path, a_graph())
-    append_line(record.folder / STATE, {"node": "a", "state": "done", "colour": "red"})
-    append_line(record.folder / STATE, {"run": {"pipeline": "p", "experiment": "e", "mood": 1}, "x": 2})
-    append_line(record.folder / STATE, {"weather": "rain"})
+    append_line(record.folder / LOG, {"kind": "state", "node": "a", "state": "done", "colour": "red"})
+    append_line(
+        record.folder / LOG, {"kind": "run", "node": "", "state": "done", "pipeline": "p", "experiment": "e", "mood": 1}
+    )
+    append_line(record.folder / LOG, {"weather": "rain"})
     state = Record.load(record.folder).state
     assert state == RunState(run=record.run, pipeline="p", experiment="e", nodes={"a": NodeState(state="done")})
+
+
+def test_the_state_of_an_older_version_counts_and_becomes_part_of_the_log_when_it_is_written_to(tmp_path):
+    record = new_record(tmp_path, a_graph())
+    (record.folder / LOG).write_text(
+        '{"time":5.0,"node":"","attempt":0,"kind":"run","state":"started"}\n'
+        '{"time":6.0,"node":"a","attempt":1,"kind":"state","state":"running","cache":"miss","key":"k"}\n'
+        '{"time":8.0,"node":"a","attempt":1,"kind":"state","state":"done","digest":"d","seconds":2.0}\n'
+    )
+    (record.folder / OLDER_STATE).write_text(
+        '{"run":{"run":"x","pipeline":"p","experiment":"e","started":4.0}}\n{"node":"a"}\n{"node":"b"}\n'
+        '{"node":"a","state":"done","cache":"miss","key":"k","digest":"d","reason":"new","attempt":1}\n'
+    )
+    older = Record.load(record.folder)
+    done = NodeState(state="done", cache="miss", key="k", digest="d", reason="new", attempt=1)
+    assert {"a": done, "b": NodeState()} == older.state.nodes
+    assert ("p", 4.0, "killed") == (older.state.pipeline, older.state.started, older.status())
+    older.save_node("b")
+    assert not (record.folder / OLDER_STATE).exists()
+    assert older.state == Record.load(record.folder).state
+    assert 3.0 == run_seconds(older), "what was written now is no work"
 
 
 def test_ids_sort_after_all_that_are_there_though_the_clock_went_back(tmp_path):
@@ -168,7 +192,7 @@ def test_a_record_whose_folder_is_gone_says_so(tmp_path):
     record = new_record(tmp_path, a_graph())
     record.lock()
     shutil.rmtree(record.folder)
-    for write in (record.save, record.save_all, lambda: record.event("", RunChange("done"))):
+    for write in (record.save, record.save_all, lambda: record.write_events([metric(1, x=1)])):
         with pytest.raises(StoreError, match="its folder is gone; was it removed while a run used it"):
             write()
 
@@ -178,14 +202,14 @@ def test_of_a_state_that_was_half_written_the_rest_is_pending(tmp_path):
     store = Store.open(toy.store, write=True)
     record = new_run(store, read_graph(toy.file)).record
     record.unlock()
-    lines = (record.folder / STATE).read_text().splitlines(keepends=True)
-    for kept, known in (("".join(lines[:2]) + '{"node":"b","sta', ["a"]), ("".join(lines[:3]), ["a", "b"])):
-        (record.folder / STATE).write_text(kept)
+    lines = (record.folder / LOG).read_text().splitlines(keepends=True)
+    for kept, known in (("".join(lines[:2]) + '{"kind":"state","no', ["a"]), ("".join(lines[:3]), ["a", "b"])):
+        (record.folder / LOG).write_text(kept)
         assert list(find_record(store.records, None).state.nodes) == known
     resumed = resumed_run(store, None, []).record
     assert {node_id: node.state for node_id, node in resumed.state.nodes.items()} == dict.fromkeys("abcd", "pending")
     resumed.unlock()
-    (record.folder / STATE).write_text(lines[0][:20])
+    (record.folder / LOG).write_text(lines[0][:20])
     with pytest.raises(StoreError, match="the store holds no run yet"):
         find_record(store.records, None)
 

@@ -144,7 +144,8 @@ def test_a_damaged_record_is_told_and_does_not_stop_the_report(tmp_path: Path) -
     toy = counting(tmp_path)
     name = run(toy)
     (toy.store / "records" / name / "graph.json").write_text("{")
-    (toy.store / "records" / name / "events.jsonl").write_bytes(b"\xff\x00 nothing\n")
+    with (toy.store / "records" / name / "events.jsonl").open("ab") as log:
+        log.write(b"\xff\x00 nothing\n")
     page = report(toy)
     assert f"the record of run {name} is damaged" in page.text("runs")
     assert ["source", "filter"] == [row[0] for row in page.table("pipeline", "node", "op", "state")]
@@ -168,7 +169,7 @@ def test_a_damaged_record_among_others_is_named_and_they_are_compared(tmp_path: 
 def test_a_run_that_is_there_but_cannot_be_read_is_not_told_as_a_slip_of_its_name(tmp_path: Path) -> None:
     toy = counting(tmp_path)
     broken, whole = run(toy), run(toy, "-s", "filter.kept=6")
-    (toy.store / "records" / broken / "state.jsonl").write_text("[]\n{")
+    (toy.store / "records" / broken / "events.jsonl").write_text("[]\n{")
     said = toy.dflow("report", broken, whole)
     assert 1 == said.returncode
     assert "did you mean" not in said.stderr
@@ -329,7 +330,7 @@ def test_a_graph_of_many_nodes_is_told_by_its_table(tmp_path: Path) -> None:
     nodes = "".join(f'\n[node.n{place}]\nop = "make"\ntext = "{place}"\n' for place in range(200))
     toy = Toy(tmp_path, '[pipeline]\nname = "many"\nops = ["toy.py"]\n' + nodes)
     process = toy.start("run", str(toy.file))
-    wait_for(lambda: bool(list(toy.store.glob("records/*/state.jsonl"))), 60)
+    wait_for(lambda: bool(list(toy.store.glob("records/*/events.jsonl"))), 60)
     process.terminate()
     process.communicate()
     page = report(toy)

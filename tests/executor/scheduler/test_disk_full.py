@@ -149,7 +149,7 @@ def refused_once(folder, count):
     assert 1 == code, (count, said)
     assert clear_lines(said), (count, said)
     assert "Traceback" not in said, (count, said)
-    has_record = any(toy.store.glob("records/*/state.jsonl"))
+    has_record = any(toy.store.glob("records/*/events.jsonl"))
     assert 0 == toy.dflow(*(["resume"] if has_record else ["run", str(toy.file)])).returncode, count
     assert [1, 1] == lines_of_index(toy), count
     assert 0 == toy.dflow("gc", "--delete").returncode

@@ -24,7 +24,7 @@ def test_eight_runs_at_once_compute_every_key_once_and_all_succeed(tmp_path):
     assert {"make": 1, "upper": 1, "join": 1, "steps": 1} == Counter(toy.calls())
     indexed = {path.name: len(read_lines(path)) for path in (toy.store / "index").iterdir()}
     assert [1] * 4 == list(indexed.values())
-    assert RUNS == len(list(toy.store.glob("records/*/state.jsonl")))
+    assert RUNS == len(list(toy.store.glob("records/*/events.jsonl")))
     assert [] == list((toy.store / "work").iterdir())
     # Every node was computed for one run and tracked with it; the others name that one. A run that finds the database
     # locked for too long on a busy machine says how it is sent.

@@ -13,6 +13,7 @@ from toy_ops import wait_for
 from tracked_toy import child, newest_record, tracked_toy
 
 from dsl.finding import Finding, Node
+from dsl.json_files import compact, read_lines
 from executor.records.run_record import Record
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -45,12 +46,13 @@ def test_a_failure_that_a_version_before_recorded_is_still_shown(tmp_path):
     toy = tracked_toy(tmp_path)
     toy.tracked = False
     assert toy.dflow("run", str(toy.file), "-s", "d.fail_at=1").returncode == 1
-    state = next(toy.store.glob("records/*/state.jsonl"))
-    lines = [json.loads(line) for line in state.read_text().splitlines()]
+    log = next(toy.store.glob("records/*/events.jsonl"))
+    lines = [line for line in read_lines(log) if line["kind"] in ("run", "state")]
     for line in lines:
         if "failure" in line:
             line["error"] = line.pop("failure")["what"]
-    state.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    failure = Record.load(state.parent).state.nodes["d"].failure
+    older = [line if line["node"] else {"run": line} for line in lines]
+    (log.parent / "state.jsonl").write_bytes(b"".join(map(compact, older)))
+    failure = Record.load(log.parent).state.nodes["d"].failure
     assert Finding("DataError: line 3 of the data is broken", Node("d")) == failure
     assert "d failed: DataError: line 3 of the data is broken" in toy.dflow("status").stdout

@@ -105,8 +105,8 @@ def ran(toy: Toy, *arguments: str) -> str:
 
 
 def node_m(toy: Toy, run: str) -> dict[str, Any]:
-    lines = map(json.loads, (toy.store / "records" / run / "state.jsonl").read_text().splitlines())
-    found: dict[str, Any] = [line for line in lines if line.get("node") == "m"][-1]
+    lines = map(json.loads, (toy.store / "records" / run / "events.jsonl").read_text().splitlines())
+    found: dict[str, Any] = [line for line in lines if (line["node"], line["kind"]) == ("m", "state")][-1]
     return found
 
 

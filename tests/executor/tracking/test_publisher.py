@@ -4,8 +4,10 @@ import fcntl
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import threading
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +16,11 @@ import pytest
 from toy_ops import ONE_NODE, TRACKED, Toy, is_alive, wait_for
 from tracked_toy import client_of, history, ids, newest_record, tracked_toy
 
-from dsl.json_files import read_json, read_lines
+from dsl.json_files import read_lines
 from executor.records.run_record import Record
 from executor.system.supervisor import Finished
-from executor.tracking import publisher, publisher_process, report_writer, sync_state
-from executor.tracking.publisher import Publisher
-from executor.tracking.publisher_process import Report
+from executor.tracking import publisher, report_writer, sync_state
+from executor.tracking.publisher import Publisher, Report
 from executor.tracking.sync_state import lacks
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -54,7 +55,7 @@ def followed(sender, sends):
     """What the process tells of a run that ends after so many sends."""
     finished = threading.Event()
     told = []
-    thread = threading.Thread(target=publisher_process.follow, args=(sender.send, finished, told.append))
+    thread = threading.Thread(target=publisher.follow, args=(sender.send, finished, told.append))
     thread.start()
     wait_for(lambda: sender.sends > sends)
     finished.set()
@@ -63,8 +64,8 @@ def followed(sender, sends):
 
 
 def test_a_warning_is_told_when_it_is_another_one_and_at_the_end(monkeypatch):
-    monkeypatch.setattr(publisher_process, "EVERY_S", 0.01)
-    monkeypatch.setattr(publisher_process, "RETRY_S", 0.01)
+    monkeypatch.setattr(publisher, "EVERY_S", 0.01)
+    monkeypatch.setattr(publisher, "RETRY_S", 0.01)
     assert followed(FakeSender("away", "away", "full", None), 5) == [
         Report("away", False), Report("full", False), Report(None, False), Report(None, True)
     ]  # fmt: skip
@@ -72,7 +73,7 @@ def test_a_warning_is_told_when_it_is_another_one_and_at_the_end(monkeypatch):
 
 
 def test_the_end_of_a_run_does_not_wait_for_the_next_try(monkeypatch):
-    monkeypatch.setattr(publisher_process, "RETRY_S", 3600)
+    monkeypatch.setattr(publisher, "RETRY_S", 3600)
     assert followed(FakeSender("away"), 0) == [Report("away", False), Report("away", True)]
 
 
@@ -234,7 +235,7 @@ def following(executor):
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent == executor.pid and b"executor.tracking.publisher_process" in (folder / "cmdline").read_bytes():
+            if parent == executor.pid and b"executor.tracking.publisher" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
         except (FileNotFoundError, ProcessLookupError):
             continue
@@ -249,10 +250,9 @@ def begun(toy, program=""):
 
 
 def points_sent(toy):
-    if not toy.has_begun():
-        return 0
-    sent = read_json(newest_record(toy) / "mlflow.json") or {"nodes": {}}
-    return sent["nodes"].get("d", {}).get("points", 0)
+    with closing(sqlite3.connect(f"file:{toy.store / 'mlflow.db'}?mode=ro", uri=True)) as database:
+        [(count,)] = database.execute("SELECT COUNT(*) FROM metrics WHERE key = 'steps/loss'")
+    return count
 
 
 def is_whole(toy):
@@ -363,5 +363,5 @@ def test_no_secret_of_a_tracking_uri_is_in_the_process_list(tmp_path):
         shown = Path(f"/proc/{first}/cmdline").read_bytes()
         process.kill()
         process.communicate()
-    assert b"executor.tracking.publisher_process" in shown
+    assert b"executor.tracking.publisher" in shown
     assert b"sesame" not in shown

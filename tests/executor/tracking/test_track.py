@@ -9,6 +9,7 @@ import pytest
 from report_page import Page
 from tracked_toy import artifacts, child, client_of, history, ids, newest_record, send, tracked_toy
 
+from dsl.json_files import compact, read_lines
 from executor.records.run_record import Record, RunState
 from executor.system.user_name import user_name
 from executor.tracking.mlflow_client import VIEW_TAG
@@ -77,8 +78,10 @@ def test_a_run_took_as_long_in_mlflow_as_in_every_table(tmp_path):
     assert 0 == toy.dflow("run", str(toy.file)).returncode
     record = newest_record(toy)
     moments = [(100.0, "started"), (400.0, "stopped"), (5000.0, "started"), (5088.0, "done")]
-    events = [{"time": at, "node": "", "attempt": 0, "kind": "run", "state": state} for at, state in moments]
-    (record / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    lines = read_lines(record / "events.jsonl")
+    events = [{**lines[-1], "time": at, "state": state} for at, state in moments]
+    of_nodes = [line for line in lines if line["node"]]
+    (record / "events.jsonl").write_bytes(b"".join(map(compact, [*of_nodes, *events])))
     send(toy, record)
     client, parent = client_of(toy), ids(record)[0]
     run = client.get_run(parent)

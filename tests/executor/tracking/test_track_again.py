@@ -46,19 +46,24 @@ def loss(step, value, time=1.0):
     return {**LINE, "time": time, "kind": "metric", "step": step, "metrics": {"steps/loss": value}}
 
 
-def forget_the_points(record):
-    """As where a call was killed before it put down that the points had arrived."""
-    sent = read_json(record / "mlflow.json")
-    sent["nodes"]["d"]["points"] = 0
-    sent["events"] = None
-    write_json(record / "mlflow.json", sent)
+def kill_the_call(unsent, record):
+    """As where a call was killed when the points had arrived, and before the child was closed."""
+    unsent.client.update_run(ids(record)[1]["d"], status="RUNNING")
+    write_json(record / "mlflow.json", {**read_json(record / "mlflow.json"), "events": None})
+
+
+def attempt_again(record):
+    """Write that the node was resumed and is done."""
+    resumed = Record.load(record)
+    resumed.state.nodes["d"].state, resumed.state.nodes["d"].attempt = "done", 2
+    resumed.save_node("d")
 
 
 def test_sending_twice_does_not_double(unsent):
     record = unsent.sent("twice")
     children, before = ids(record), unsent.losses(record)
     assert [step for step, _ in before] == list(range(20))
-    forget_the_points(record)
+    kill_the_call(unsent, record)
     send(unsent.toy, record)
     assert (ids(record), unsent.losses(record)) == (children, before)
 
@@ -69,6 +74,7 @@ def test_points_that_a_resumed_attempt_did_again_are_there_once_in_the_same_chil
     append_line(record / "events.jsonl", {**LINE, "kind": "cut", "step": 15})
     for step in range(15, 23):
         append_line(record / "events.jsonl", loss(step, 1 / (step + 1), float(step)))
+    attempt_again(record)
     send(unsent.toy, record)
     assert ids(record) == children
     assert unsent.losses(record) == [(step, 1 / (step + 1)) for step in range(23)]
@@ -83,6 +89,7 @@ def test_a_child_that_holds_points_of_other_code_is_made_anew(unsent):
     )
     append_line(record / "events.jsonl", {**LINE, "kind": "cut", "step": 2})
     append_line(record / "events.jsonl", loss(2, 9.0))
+    attempt_again(record)
     send(unsent.toy, record)
     again = ids(record)[1]["d"]
     assert unsent.losses(record) == [(0, 1.0), (1, 0.5), (2, 9.0)]
@@ -93,7 +100,7 @@ def test_a_child_that_holds_points_of_other_code_is_made_anew(unsent):
 def test_points_of_a_call_that_was_killed_are_not_doubled_by_the_next_attempt(unsent):
     """The points had arrived, that they had was not put down, and then a resumed attempt made them again."""
     record = unsent.sent("killed-call")
-    forget_the_points(record)
+    kill_the_call(unsent, record)
     append_line(record / "events.jsonl", {**LINE, "kind": "cut", "step": 19})
     for step in (19, 20):
         append_line(record / "events.jsonl", loss(step, 9.0))
@@ -106,11 +113,9 @@ AFTER = "af" * 32
 
 def test_the_key_of_a_node_that_failed_and_was_fixed_is_the_new_one(unsent):
     record = unsent.sent("fixed")
-    edited, sent = Record.load(record), read_json(record / "mlflow.json")
+    edited = Record.load(record)
     edited.state.nodes["d"].key = AFTER
     edited.save_node("d")
-    sent["nodes"]["d"]["status"] = "FAILED"
-    write_json(record / "mlflow.json", sent)
     send(unsent.toy, record)
     assert unsent.client.get_run(ids(record)[1]["d"]).data.tags["dflow.key"] == AFTER
 

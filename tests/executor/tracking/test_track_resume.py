@@ -8,8 +8,9 @@ import pytest
 from toy_ops import ONE_NODE, PIPELINE, wait_for
 from tracked_toy import artifacts, child, client_of, history, ids, newest_record, send, tracked_toy
 
-from dsl.json_files import read_json, read_lines
+from dsl.json_files import read_lines
 from executor.records.run_record import Record
+from executor.tracking.sync_state import lacks
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -88,8 +89,8 @@ def test_what_was_not_sent_before_the_executor_died_is_sent_on_resume(tmp_path):
     result = toy.dflow("resume")
     assert (result.returncode, toy.calls(), toy.caches()["a"]) == (0, [], ("done", "miss"))
     assert toy.state()["nodes"]["a"]["seconds"] > 0
-    sent = read_json(record / "mlflow.json")
-    assert (sent["parent_status"], sent["nodes"]["a"]["status"]) == ("FINISHED", "FINISHED")
+    assert statuses(toy, record) == ("FINISHED", {"a": "FINISHED"})
+    assert not lacks(Record.load(record))
 
 
 def test_after_a_kill_in_the_middle_mlflow_holds_every_run_and_point_once(tmp_path):

@@ -364,9 +364,9 @@ def test_of_two_nodes_that_judge_a_model_both_figures_are_its_tags_and_those_sta
     order = []
     log_results = Tracker.log_results
 
-    def logged(self, run_id, results):
-        order.extend(name for _, values in results for name in values)
-        log_results(self, run_id, results)
+    def logged(self, run_id, results, model_id=None):
+        order.extend(name for _, values in results for name in values if model_id is None)
+        log_results(self, run_id, results, model_id)
 
     monkeypatch.setattr(Tracker, "log_results", logged)
     record = newest_record(toy)
