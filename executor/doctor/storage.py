@@ -40,7 +40,7 @@ def storage_findings(path: Path) -> Iterator[Finding]:
     yield from _leases(path)
     damages = check(store, artifact_digests(store), sizes_only=True)
     if damages:
-        message = f"{len({damage.digest for damage in damages})} are damaged, such as {damages[0]}"
+        message = f"{len(damages)} are damaged, such as {next(iter(damages.values()))[0]}"
         remedy = "`dflow verify` takes them out of use and shows what rebuilds them"
         yield Finding(message, advice=remedy, level="warning", code="artifacts")
 
