@@ -18,10 +18,10 @@ def in_short(store: Store, record: Record) -> Iterator[str]:
     for column in columns_of(runs):
         lines = lines_of(column, shown)
         for question, text in QUESTIONS.items():
-            asked = [line for line in lines if line.verdict.question == question]
+            asked = [line for line in lines if line.verdict.code == question]
             if asked:
                 yield text
             for line in asked:
-                yield f"  {line.verdict.judgement}: {line.title}: {line.verdict.text}"
+                yield f"  {line.verdict.level}: {line.title}: {line.verdict.what}"
         steps = next_steps(column, lines) if lines else []
         yield from (f"next: {step}" for step in steps)

@@ -81,5 +81,5 @@ def test_the_example_in_the_documentation_gives_sections_that_a_report_takes(tmp
     sections = names["report"](tmp_path)
     assert ["samples", "lengths", "reach", "first rows"] == [section.title for section in sections]
     carried = [section_to_json(section, tmp_path) for section in sections]
-    assert ["Account", "Chart", "Verdict", "Table"] == [section["kind"] for section in carried]
+    assert ["Account", "Chart", "Finding", "Table"] == [section["kind"] for section in carried]
     assert unstructure(sections) == unstructure([section_from_json(section, tmp_path) for section in carried])
