@@ -14,8 +14,8 @@ from attrs import evolve, frozen
 
 from dsl.errors import MOST_OF_MESSAGE, MOST_SHOWN, on_one_line, shortened
 
-# good, info: nothing is wrong. unknown: not measured.
-Level = Literal["good", "info", "unknown", "warning", "error"]
+# good, info: nothing is wrong. unknown: not measured. fatal: nothing works before it is corrected.
+Level = Literal["good", "info", "unknown", "warning", "error", "fatal"]
 
 
 @frozen

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import attrs
+from attrs import evolve
 
 from dsl.errors import ConfigError, PipelineError
+from dsl.finding import Finding, Level
 from dsl.launch import OWN_CLUSTER, Machine
 from dsl.read_toml import read_graph, tracking_uri_of
 from dsl.secrets import resolved_text
 from executor.commands.arguments import add_json, add_ray, add_store
-from executor.doctor.finding import Finding
 from executor.doctor.host import host_findings
 from executor.doctor.libraries import loaded_findings, start_probes, version_findings
 from executor.doctor.storage import storage_findings
@@ -23,6 +23,7 @@ from executor.store.artifact_store import store_path
 from executor.system.output import FAILED, OK, USAGE, print_json, print_lines
 from executor.system.progress import Activity
 
+SHOWN: Mapping[Level, str] = {"good": "ok", "error": "missing", "fatal": "missing"}
 PIPELINE = "pipeline"  # the name of a finding of the file
 
 
@@ -49,15 +50,15 @@ def main(options: argparse.Namespace) -> int:
         for finding in _findings(options, lambda what: activity.status(f"checking {what}")):
             findings.append(finding)
             if not options.json:
-                activity.show(str(finding))
-    fatal = any(finding.is_fatal for finding in findings)
+                activity.show(f"{SHOWN.get(finding.level, finding.level):7}  {finding.code}: {finding}")
+    fatal = any(finding.level == "fatal" for finding in findings)
     if options.json:
-        print_json({"runs": not fatal, "findings": [attrs.asdict(each) for each in findings]})
+        print_json({"runs": not fatal, "findings": [each.to_json() for each in findings]})
     elif fatal:
         print_lines("dflow cannot run here until that is fixed", error=True)
     if fatal:
         return FAILED
-    return USAGE if any(finding.name == PIPELINE for finding in findings) else OK
+    return USAGE if any(finding.code == PIPELINE for finding in findings) else OK
 
 
 def _findings(options: argparse.Namespace, check: Callable[[str], None]) -> Iterator[Finding]:
@@ -72,7 +73,7 @@ def _findings(options: argparse.Namespace, check: Callable[[str], None]) -> Iter
         except PipelineError as error:
             if not options.file.is_file():
                 raise
-            yield from (Finding(PIPELINE, "missing", str(mistake)) for mistake in error.mistakes)
+            yield from (evolve(mistake, code=PIPELINE) for mistake in error.mistakes)
     probes = start_probes()
     check("this machine and its libraries")
     yield from version_findings()
@@ -97,9 +98,9 @@ def _mlflow_findings(store: Path, file: Path | None) -> Iterator[Finding]:
         uri = _tracking_uri(file) if file is not None else None
         resolved = None if uri is None else resolved_text(uri)
     except PipelineError:
-        yield Finding("MLflow", "warning", f"not checked: its settings in {file} have mistakes")
+        yield Finding(f"not checked: its settings in {file} have mistakes", level="warning", code="MLflow")
     except ConfigError as error:
-        yield Finding("MLflow", "missing", f"not checked: {error}")
+        yield Finding(f"not checked: {error}", code="MLflow")
     else:
         yield from tracking_findings(store, resolved)
 

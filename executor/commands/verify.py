@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dsl.errors import StoreError
+from dsl.finding import Finding
 from executor.commands.arguments import add_store, open_store
 from executor.records.run_record import Record, find_record, newest_records
 from executor.store.artifact_store import Store
-from executor.store.integrity import Damage, artifact_digests, check, set_aside
+from executor.store.integrity import artifact_digests, check, set_aside
 from executor.system.disk_space import folder_size
 from executor.system.output import FAILED, OK, counted, print_lines, shown_digest
 from executor.system.progress import BytesDone
@@ -45,27 +46,25 @@ def main(options: argparse.Namespace) -> int:
     depth = "by name and size" if options.quick else "by content"
     if unread:
         depth += f"; {counted(len(unread), 'file')} not read again, unchanged since you verified them: --full reads all"
-    damaged = list(dict.fromkeys(damage.digest for damage in damages))
-    if not damaged:
+    if not damages:
         unchanged = "is unchanged" if len(digests) == 1 else "are unchanged"
         print_lines(f"{counted(len(digests), 'artifact')} {unchanged} ({depth})")
         return OK
-    _report(store, damages, damaged)
-    are = "is" if len(damaged) == 1 else "are"
-    print_lines(f"{len(damaged)} of {counted(len(digests), 'artifact')} {are} damaged ({depth})", error=True)
+    _report(store, damages)
+    are = "is" if len(damages) == 1 else "are"
+    print_lines(f"{len(damages)} of {counted(len(digests), 'artifact')} {are} damaged ({depth})", error=True)
     return FAILED
 
 
-def _report(store: Store, damages: Sequence[Damage], damaged: Sequence[str]) -> None:
+def _report(store: Store, damages: Mapping[str, Sequence[Finding]]) -> None:
     """Print every damaged file and what rebuilds its artifact, and take the artifacts out of use."""
     records = list(newest_records(store.records))
-    for digest in damaged:
-        for damage in damages:
-            if damage.digest == digest:
-                print_lines(str(damage), error=True)
+    for digest, found in damages.items():
+        for damage in found:
+            print_lines(str(damage), error=True)
         print_lines(f"{shown_digest(digest)}: {_rebuilt_by(records, digest)}", error=True)
     try:
-        set_aside(store, damaged)
+        set_aside(store, damages)
     except StoreError as error:
         print_lines(f"dflow: {error}", error=True)
 

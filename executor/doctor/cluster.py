@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsl.errors import StageError
-from executor.doctor.finding import Finding
+from dsl.finding import Finding
 from executor.launchers.hosts import HostFacts, host_facts
 from executor.launchers.ray_cluster import check_hosts, is_open
 
@@ -23,14 +23,14 @@ def cluster_findings(address: str, store: Path, project: Path, *, accepts_open: 
     """
     name = f"cluster {address}"
     if importlib.util.find_spec("ray") is None:
-        yield Finding(name, "missing", "not checked, since Ray is not installed here", 'pip install "dflow[ray]"')
+        yield Finding("not checked, since Ray is not installed here", advice='pip install "dflow[ray]"', code=name)
         return
     try:
         authentication = _authentication(address, accepts_open)
     except StageError as error:
-        yield Finding(name, "missing", str(error), IS_IT_RUNNING)
+        yield Finding(str(error), advice=IS_IT_RUNNING, code=name)
         return
-    if authentication.level == "missing":  # a process that joins it runs what others send it
+    if authentication.level == "error":  # a process that joins it runs what others send it
         yield authentication
         return
     place = next(here for here in (store, *store.parents) if here.exists()).resolve()
@@ -38,11 +38,11 @@ def cluster_findings(address: str, store: Path, project: Path, *, accepts_open: 
         with tempfile.NamedTemporaryFile(prefix=".dflow-doctor-", dir=place) as fresh:
             hosts = check_hosts(address, Path(fresh.name), project.resolve())
     except OSError as error:
-        yield Finding(name, "missing", f"not checked, since {place} cannot be written ({error.strerror})")
+        yield Finding(f"not checked, since {place} cannot be written ({error.strerror})", code=name)
     except StageError as error:
-        yield Finding(name, "missing", str(error), IS_IT_RUNNING)
+        yield Finding(str(error), advice=IS_IT_RUNNING, code=name)
     else:
-        yield Finding(name, "ok", f"{len(hosts)} host{'s' * (len(hosts) != 1)}, reached from here")
+        yield Finding(f"{len(hosts)} host{'s' * (len(hosts) != 1)}, reached from here", level="good", code=name)
         yield authentication
         yield from host_findings(hosts, place, project.resolve())
 
@@ -51,8 +51,8 @@ def _authentication(address: str, accepts_open: bool) -> Finding:
     name = "authentication"
     if is_open(address):
         message = f"{address} accepts connections without a token: whoever reaches it can run code there"
-        return Finding(name, "warning" if accepts_open else "missing", message, AUTHENTICATION)
-    return Finding(name, "ok", f"{address} refuses connections without its token")
+        return Finding(message, advice=AUTHENTICATION, level="warning" if accepts_open else "error", code=name)
+    return Finding(f"{address} refuses connections without its token", level="good", code=name)
 
 
 def host_findings(hosts: tuple[HostFacts, ...], store: Path, project: Path) -> Iterator[Finding]:
@@ -62,10 +62,10 @@ def host_findings(hosts: tuple[HostFacts, ...], store: Path, project: Path) -> I
     for host in hosts:
         for message, remedy in _faults(host, here, store):
             faulty = True
-            yield Finding(f"host {host.name}", "missing", message, remedy)
+            yield Finding(message, advice=remedy, code=f"host {host.name}")
     if not faulty:
         same = f"this dflow, Python {here.python} and Ray {here.ray}"
-        yield Finding("hosts", "ok", f"all of them see {store} and {project}, and run {same}")
+        yield Finding(f"all of them see {store} and {project}, and run {same}", level="good", code="hosts")
 
 
 def _faults(host: HostFacts, here: HostFacts, store: Path) -> Iterator[tuple[str, str]]:

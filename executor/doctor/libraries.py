@@ -15,9 +15,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from dsl.convert import structure
+from dsl.finding import Finding
 from dsl.imports import PROJECT
 from dsl.sizes import shown_bytes
-from executor.doctor.finding import Finding
 from executor.doctor.probe import LibraryFacts, TorchFacts
 from executor.keys.node_key import NOT_INSTALLED, LibraryVersions
 from executor.system.resource_pool import devices
@@ -55,20 +55,27 @@ def version_findings() -> Iterator[Finding]:
     python, requirements = declared()
     version = ".".join(map(str, sys.version_info[:3]))
     if python.contains(version):
-        yield Finding("Python", "ok", f"{version} ({sys.executable})")
+        yield Finding(f"{version} ({sys.executable})", level="good", code="Python")
     else:
-        yield Finding("Python", "missing", f"{version}, but dflow needs {python}", is_fatal=True)
+        yield Finding(f"{version}, but dflow needs {python}", level="fatal", code="Python")
     versions = LibraryVersions()
     needed = requirements[""]
     unsatisfied = [each for each in needed if not _allows(each, versions[each.name])]
     for each in unsatisfied:
         remedy = f"{INSTALL} . in {PROJECT}"
         if versions[each.name] == NOT_INSTALLED:
-            yield Finding(each.name, "missing", f"not installed; dflow needs {each.specifier}", remedy, is_fatal=True)
+            yield Finding(f"not installed; dflow needs {each.specifier}", advice=remedy, level="fatal", code=each.name)
         else:
-            yield Finding(each.name, "warning", f"{versions[each.name]}, but dflow requires {each.specifier}", remedy)
+            yield Finding(
+                f"{versions[each.name]}, but dflow requires {each.specifier}",
+                advice=remedy,
+                level="warning",
+                code=each.name,
+            )
     if not unsatisfied:
-        yield Finding("libraries", "ok", f"all {len(needed)} required libraries are installed, in supported versions")
+        yield Finding(
+            f"all {len(needed)} required libraries are installed, in supported versions", level="good", code="libraries"
+        )
     for extra in EXTRAS:
         for each in requirements[extra]:
             yield _extra(extra, each, versions[each.name])
@@ -99,7 +106,7 @@ def loaded_findings(probes: Mapping[str, subprocess.Popen[str]]) -> Iterator[Fin
         if name in probes:
             yield from _LOADED[name](_probe_result(probes[name], TorchFacts if name == "torch" else LibraryFacts))
         elif name == "torchvision":
-            yield Finding(name, "ok", "not installed, and not needed: images are resized with pillow")
+            yield Finding("not installed, and not needed: images are resized with pillow", level="good", code=name)
 
 
 def _probe_result(process: subprocess.Popen[str], kind: type[LibraryFacts]) -> LibraryFacts | str:
@@ -118,49 +125,49 @@ def _probe_result(process: subprocess.Popen[str], kind: type[LibraryFacts]) -> L
 
 def _torch(found: LibraryFacts | str) -> Iterator[Finding]:
     if not isinstance(found, TorchFacts):
-        yield Finding("torch", "missing", f"cannot be imported: {found}", f"{INSTALL} . in {PROJECT}", is_fatal=True)
+        yield Finding(f"cannot be imported: {found}", advice=f"{INSTALL} . in {PROJECT}", level="fatal", code="torch")
         return
     build = f"CUDA {found.cuda}" if found.cuda else "CPU"
-    yield Finding("torch", "ok", f"{found.version}, built for {build}")
+    yield Finding(f"{found.version}, built for {build}", level="good", code="torch")
     listed = devices()
     if found.fault:
-        yield Finding("GPU", "missing", f"{found.gpus[0]}: {found.fault}", f"a build of torch for it: {TORCH_INDEX}")
+        yield Finding(f"{found.gpus[0]}: {found.fault}", advice=f"a build of torch for it: {TORCH_INDEX}", code="GPU")
     elif found.gpus:
         sizes = {f"{name}, {shown_bytes(size)}" for name, size in zip(found.gpus, found.memory, strict=True)}
-        yield Finding("GPU", "ok", f"{len(found.gpus)} x {' and '.join(sorted(sizes))}")
+        yield Finding(f"{len(found.gpus)} x {' and '.join(sorted(sizes))}", level="good", code="GPU")
         yield _compile(found.compile_fault)
     elif listed and not found.cuda:
-        yield Finding("GPU", "missing", f"{len(listed)} found, but this torch is built for CPUs", TORCH_INDEX)
+        yield Finding(f"{len(listed)} found, but this torch is built for CPUs", advice=TORCH_INDEX, code="GPU")
     elif listed:
         why = found.warnings[0].splitlines()[0] if found.warnings else "torch finds none"
         remedy = "install a newer driver, or a torch built for an older CUDA"
-        yield Finding("GPU", "missing", f"{len(listed)} found, but torch cannot use them: {why}", remedy)
+        yield Finding(f"{len(listed)} found, but torch cannot use them: {why}", advice=remedy, code="GPU")
     else:
-        yield Finding("GPU", "warning", "none: everything runs on the CPU, which suits only tiny targets")
+        yield Finding("none: everything runs on the CPU, which suits only tiny targets", level="warning", code="GPU")
 
 
 def _compile(fault: str) -> Finding:
     """Whether kernels can be compiled for the GPU, as training needs."""
     if not fault:
-        return Finding("torch.compile", "ok", "a C compiler and Triton compile kernels for the GPU")
+        return Finding("a C compiler and Triton compile kernels for the GPU", level="good", code="torch.compile")
     remedy = "install gcc, Python's headers (python3-dev), and the Triton that torch was released with"
-    return Finding("torch.compile", "missing", f"cannot compile for the GPU, which training needs: {fault}", remedy)
+    return Finding(f"cannot compile for the GPU, which training needs: {fault}", advice=remedy, code="torch.compile")
 
 
 def _transformers(found: LibraryFacts | str) -> Iterator[Finding]:
     if isinstance(found, str):
         remedy = f"if torchvision is the cause, uninstall it, else {INSTALL} . in {PROJECT}"
-        yield Finding("transformers", "missing", f"cannot be imported: {found}", remedy, is_fatal=True)
+        yield Finding(f"cannot be imported: {found}", advice=remedy, level="fatal", code="transformers")
     else:
-        yield Finding("transformers", "ok", f"{found.version}, with dflow's processors")
+        yield Finding(f"{found.version}, with dflow's processors", level="good", code="transformers")
 
 
 def _torchvision(found: LibraryFacts | str) -> Iterator[Finding]:
     if isinstance(found, str):
         message = f"does not match this torch, and breaks transformers: {found}"
-        yield Finding("torchvision", "missing", message, "uninstall it, or install the matching build")
+        yield Finding(message, advice="uninstall it, or install the matching build", code="torchvision")
     else:
-        yield Finding("torchvision", "ok", f'{found.version}: image_backend = "torchvision" works')
+        yield Finding(f'{found.version}: image_backend = "torchvision" works', level="good", code="torchvision")
 
 
 _LOADED = {"torch": _torch, "transformers": _transformers, "torchvision": _torchvision}
@@ -169,10 +176,12 @@ _LOADED = {"torch": _torch, "transformers": _transformers, "torchvision": _torch
 def _extra(extra: str, each: Requirement, version: str) -> Finding:
     what, remedy = EXTRAS[extra], f"{INSTALL} '.[{extra}]' in {PROJECT}"
     if version == NOT_INSTALLED:
-        return Finding(each.name, "missing", f"not installed, so no {what}", remedy)
+        return Finding(f"not installed, so no {what}", advice=remedy, code=each.name)
     if not _allows(each, version):
-        return Finding(each.name, "warning", f"{version}, but dflow requires {each.specifier}", remedy)
-    return Finding(each.name, "ok", f"{version}: {what}")
+        return Finding(
+            f"{version}, but dflow requires {each.specifier}", advice=remedy, level="warning", code=each.name
+        )
+    return Finding(f"{version}: {what}", level="good", code=each.name)
 
 
 def _allows(each: Requirement, version: str) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsl.errors import StoreError
+from dsl.finding import Finding
 from dsl.os_errors import free_bytes
 from dsl.sizes import shown_bytes
-from executor.doctor.finding import Finding
 from executor.store.artifact_store import Store
 from executor.store.integrity import artifact_digests, check
 from executor.store.lease import Holder, lock_holders
@@ -25,24 +25,24 @@ def storage_findings(path: Path) -> Iterator[Finding]:
     try:
         store = Store.open(path, write=False)
     except StoreError as error:
-        yield Finding("store", "missing", str(error), is_fatal=True)
+        yield Finding(str(error), level="fatal", code="store")
         return
     if (path / "format").exists():
-        yield Finding("store", "ok", f"{path}, {len(artifact_digests(store))} artifacts")
+        yield Finding(f"{path}, {len(artifact_digests(store))} artifacts", level="good", code="store")
     else:
-        yield Finding("store", "ok", f"{path}: does not exist yet; the first run creates it")
+        yield Finding(f"{path}: does not exist yet; the first run creates it", level="good", code="store")
     free = free_bytes(path)
     scarce = free < LITTLE_DISK
     message = f"{shown_bytes(free)} free at {path}"
     remedy = "checkpoints and features are large: see `dflow plan FILE` for sizes; --store DIR uses another disk"
-    yield Finding("disk", "warning" if scarce else "ok", message, remedy if scarce else "")
+    yield Finding(message, advice=remedy if scarce else "", level="warning" if scarce else "good", code="disk")
     yield _file_system(path)
     yield from _leases(path)
     damages = check(store, artifact_digests(store), sizes_only=True)
     if damages:
-        message = f"{len({damage.digest for damage in damages})} are damaged, such as {damages[0]}"
+        message = f"{len(damages)} are damaged, such as {next(iter(damages.values()))[0]}"
         remedy = "`dflow verify` takes them out of use and shows what rebuilds them"
-        yield Finding("artifacts", "warning", message, remedy)
+        yield Finding(message, advice=remedy, level="warning", code="artifacts")
 
 
 def _file_system(path: Path) -> Finding:
@@ -53,11 +53,11 @@ def _file_system(path: Path) -> Finding:
             faults = [*_faults(Path(folder))]
     except OSError as error:
         message = f"{place} cannot be written ({error.strerror})"
-        return Finding("file system", "missing", message, "--store DIR uses another folder", is_fatal=True)
+        return Finding(message, advice="--store DIR uses another folder", level="fatal", code="file system")
     if faults:
         message = f"at {place}: {'; '.join(faults)}"
-        return Finding("file system", "missing", message, "put the store on a local disk (--store DIR)", is_fatal=True)
-    return Finding("file system", "ok", f"locks (flock), renames and fsync work at {place}")
+        return Finding(message, advice="put the store on a local disk (--store DIR)", level="fatal", code="file system")
+    return Finding(f"locks (flock), renames and fsync work at {place}", level="good", code="file system")
 
 
 def _faults(folder: Path) -> Iterator[str]:
@@ -90,7 +90,7 @@ def _leases(path: Path) -> Iterator[Finding]:
         holder = Holder.read(lease.parent)
         key = shown_digest(lease.parent.name)
         if pids := lock_holders(lease):
-            yield Finding("lease", "ok", f"run {holder.run} works on {key} (process {pids[0]})")
+            yield Finding(f"run {holder.run} works on {key} (process {pids[0]})", level="good", code="lease")
         elif holder.is_elsewhere:
             remedy = f"if nothing runs there any more, remove {lease}"
-            yield Finding("lease", "warning", f"{holder.host} (run {holder.run}) holds {key}", remedy)
+            yield Finding(f"{holder.host} (run {holder.run}) holds {key}", advice=remedy, level="warning", code="lease")

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from executor.doctor.finding import Finding
+from dsl.finding import Finding
 
 REVISION = re.compile(r"^(down_)?revision\s*=\s*[\"'](\w+)[\"']", re.MULTILINE)
 ANSWER_S = 5.0
@@ -29,7 +29,7 @@ def tracking_findings(store: Path, uri: str | None) -> Iterator[Finding]:
     elif scheme == "sqlite":
         yield _database(Path(unquote(urlsplit(uri).path)[1:]))
     else:
-        yield Finding("MLflow", "ok", f"runs go to {scheme}; not checked")
+        yield Finding(f"runs go to {scheme}; not checked", level="good", code="MLflow")
 
 
 def _server(uri: str) -> Finding:
@@ -42,33 +42,46 @@ def _server(uri: str) -> Finding:
         request.add_header("Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}")
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S):
-            return Finding("MLflow", "ok", f"{shown} answers")
+            return Finding(f"{shown} answers", level="good", code="MLflow")
     except urllib.error.HTTPError as error:
-        return Finding("MLflow", "warning", f"{shown}/health answers with {error.code} {error.reason}", SYNC_LATER)
+        return Finding(
+            f"{shown}/health answers with {error.code} {error.reason}",
+            advice=SYNC_LATER,
+            level="warning",
+            code="MLflow",
+        )
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        return Finding("MLflow", "warning", f"{shown} cannot be reached: {reason}", SYNC_LATER)
+        return Finding(f"{shown} cannot be reached: {reason}", advice=SYNC_LATER, level="warning", code="MLflow")
 
 
 def _database(path: Path) -> Finding:
     """Migrations are read from the files of the installed MLflow, which is not imported."""
     if not path.exists():
-        return Finding("MLflow", "ok", f"{path}: does not exist yet; the first run creates it")
+        return Finding(f"{path}: does not exist yet; the first run creates it", level="good", code="MLflow")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as opened:
             (row,) = opened.execute("SELECT version_num FROM alembic_version").fetchall()
     except (sqlite3.Error, ValueError) as error:
         message = f"{path} is not an MLflow database ({error})"
-        return Finding("MLflow", "warning", message, "move it away; the next `dflow sync --all` sends everything again")
+        return Finding(
+            message,
+            advice="move it away; the next `dflow sync --all` sends everything again",
+            level="warning",
+            code="MLflow",
+        )
     known, newest = _revisions()
     if row[0] in newest:
-        return Finding("MLflow", "ok", f"{path} has the installed version")
+        return Finding(f"{path} has the installed version", level="good", code="MLflow")
     if row[0] in known:
         return Finding(
-            "MLflow", "warning", f"{path} has an older version", "the next run migrates it; back it up first"
+            f"{path} has an older version",
+            advice="the next run migrates it; back it up first",
+            level="warning",
+            code="MLflow",
         )
     message = f"{path} was written by a newer MLflow than the installed one"
-    return Finding("MLflow", "warning", message, "install that version, or move the database away")
+    return Finding(message, advice="install that version, or move the database away", level="warning", code="MLflow")
 
 
 def _revisions() -> tuple[set[str], set[str]]:

@@ -63,9 +63,8 @@ def make_offer(store: Store, planner: Planner, node_id: str) -> Offer:
     old_key, line, code = found
     damages = check(store, [line.digest])
     if damages:
-        raise StoreError(
-            f'the artifact of node "{node_id}" is damaged ({"; ".join(map(str, damages))}); it has to run again'
-        )
+        listed = "; ".join(map(str, damages[line.digest]))
+        raise StoreError(f'the artifact of node "{node_id}" is damaged ({listed}); it has to run again')
     changes = changed_code(store, planner.graph, node_id, code)
     return Offer(node_id, decision.key, old_key, line, without_code, changes)
 

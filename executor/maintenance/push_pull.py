@@ -114,7 +114,8 @@ def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bo
     damages = check(store, [wanted.digest])
     if damages:
         raise StoreError(
-            f'the artifact of node "{wanted.node}" is damaged, so it is not sent: {damages[0]}; see `dflow verify`'
+            f'the artifact of node "{wanted.node}" is damaged, so it is not sent: {damages[wanted.digest][0]}; '
+            "see `dflow verify`"
         )
     folder = store.object_path(wanted.digest)
     sent_sizes = remote.sizes(wanted.digest)

@@ -28,12 +28,11 @@ def check_inputs(
             return
         checked |= unchecked
         damages = check(store, sorted(unchecked))
-        set_aside(store, [damage.digest for damage in damages])
-        damaged = {damage.digest: str(damage) for damage in damages}
+        set_aside(store, damages)
         for node_id, digest in digests.items():
-            if digest in damaged:
+            if digest in damages:
                 rerun.add(node_id)  # so that its inputs are checked as well
-                report(f'the artifact of node "{node_id}" was damaged after its commit: {damaged[digest]}')
+                report(f'the artifact of node "{node_id}" was damaged after its commit: {damages[digest][-1]}')
 
 
 def _rerun_nodes(graph: Graph, record: Record, start: str | None, overrides: Sequence[str]) -> set[str]:

@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from markupsafe import Markup
 
 from dsl.errors import DflowError, shortened
-from dsl.finding import for_run
+from dsl.finding import Finding, for_run
 from dsl.op_class import Question
 from dsl.op_table import load_op, op_names
 from executor.model_tools.diagnose import kept
@@ -26,9 +26,9 @@ from executor.report.run_data import MOST_NAMED, NodeFacts, RunFacts, columns_of
 from executor.report.templates import joined, render
 from executor.results.run_table import first_line
 from executor.store.artifact_store import Store
-from ops.lib.report_sections import Verdict
+from ops.lib.report_sections import Section, verdict
 
-QUESTIONS: Mapping[Question, str] = {
+QUESTIONS: Mapping[str, str] = {
     "target": "Is the trained target better?",
     "good": "Is the draft good?",
     "safe": "Is it safe to serve?",
@@ -37,7 +37,8 @@ QUESTIONS: Mapping[Question, str] = {
 IMPORTED = {"train_dflash": "load_draft"}  # op -> another whose presence explains that it is not there
 MOST_OPEN = 2  # of runs or combinations; the answers of the others are folded
 MOST_TEXT = 160  # characters of a warning, which Warnings and errors has whole
-WORST_FIRST = ("bad", "warn", "info", "good")
+NO_NODE = "not measured: the pipeline has no node of"
+WORST_FIRST = ("fatal", "error", "warning", "unknown", "info", "good")
 
 
 @frozen
@@ -46,7 +47,7 @@ class Line:
 
     node: str
     title: str
-    verdict: Verdict
+    verdict: Finding
 
 
 def answers(columns: Sequence[RunFacts], shown: ShownByOps) -> Markup:
@@ -72,11 +73,11 @@ def in_short(store: Store, record: Record) -> Iterator[str]:
     for column in columns_of(runs):
         lines = lines_of(column, shown)
         for question, text in QUESTIONS.items():
-            asked = [line for line in lines if line.verdict.question == question]
+            asked = [line for line in lines if line.verdict.code == question]
             if asked:
                 yield text
             for line in asked:
-                yield f"  {line.verdict.judgement}: {line.title}: {line.verdict.text}"
+                yield f"  {line.verdict.level}: {line.title}: {line.verdict.what}"
         steps = next_steps(column, lines) if lines else []
         yield from (f"next: {step}" for step in steps)
 
@@ -87,35 +88,35 @@ def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
     for name, node in column.nodes.items():
         of_node = shown.get((column.run, node.id), Shown())
         given = [
-            Line(name, section.title, _with_company(section.body, node))
+            Line(name, section.title, _with_company(section, section.body, node))
             for section in of_node.sections
-            if isinstance(section.body, Verdict)
+            if isinstance(section.body, Finding)
         ]
         lines += given
-        known = {line.verdict.question for line in given}
+        known = {line.verdict.code for line in given}
         asked = _answered_by(node.op, tuple(column.op_files or ()))
         for question in asked:
             if question not in known:
                 lines.append(Line(name, "not measured", _unknown(question, column, node, of_node.failed)))
-        for question in [line.verdict.question for line in given[:1]] or asked[:1]:
-            said = tuple(line.verdict.text for line in given)  # a node warns of what its verdict says again
+        for code in [line.verdict.code for line in given[:1]] or asked[:1]:
+            said = tuple(line.verdict.what for line in given)  # a node warns of what its verdict says again
             others = [text for text in node.recorded.warnings if not text.startswith(said)]
             texts = [_without_middle(for_run(text, column.run)) for text in others]
-            lines += [Line(name, "warning", Verdict(question, text, "warn")) for text in texts]
+            lines += [Line(name, "warning", Finding(text, level="warning", code=code)) for text in texts]
     return [*lines, *_unasked(column), *_diagnosed(column)] if _of_draft(lines) else lines
 
 
 def _of_draft(lines: Sequence[Line]) -> bool:
     """Whether a draft is judged: a pipeline may only train a target."""
-    return any(line.verdict.question != "target" for line in lines)
+    return any(line.verdict.code != "target" for line in lines)
 
 
-def _with_company(verdict: Verdict, node: NodeFacts) -> Verdict:
+def _with_company(section: Section, found: Finding, node: NodeFacts) -> Finding:
     """A verdict on a measured time with the nodes that may have slowed it down."""
-    if not verdict.is_timed or not node.beside:
-        return verdict
+    if not section.is_timed or not node.beside:
+        return found
     more = f" and {len(node.beside) - MOST_NAMED} more" if len(node.beside) > MOST_NAMED else ""
-    return evolve(verdict, text=f"{verdict.text}; measured beside {', '.join(node.beside[:MOST_NAMED])}{more}")
+    return evolve(found, what=f"{found.what}; measured beside {', '.join(node.beside[:MOST_NAMED])}{more}")
 
 
 def _without_middle(text: str) -> str:
@@ -127,14 +128,14 @@ def _without_middle(text: str) -> str:
     return f"{head} ... {tail}" if head and tail else shortened(text, MOST_TEXT)
 
 
-def _in_order(lines: Sequence[Line], question: Question) -> list[Line]:
+def _in_order(lines: Sequence[Line], question: str) -> list[Line]:
     """In the order of the data; of what limits a draft the worst first."""
-    chosen = [line for line in lines if line.verdict.question == question]
+    chosen = [line for line in lines if line.verdict.code == question]
     return sorted(chosen, key=_badness) if question == "limit" else chosen
 
 
 def _badness(line: Line) -> int:
-    return WORST_FIRST.index(line.verdict.judgement)
+    return WORST_FIRST.index(line.verdict.level)
 
 
 @cache
@@ -145,22 +146,22 @@ def _answered_by(op: str, op_files: tuple[Path, ...]) -> tuple[Question, ...]:
     return ()
 
 
-def _unknown(question: Question, column: RunFacts, node: NodeFacts, failed: str) -> Verdict:
+def _unknown(question: Question, column: RunFacts, node: NodeFacts, failed: str) -> Finding:
     """Why a node has not answered a question."""
     resume = f"dflow resume {column.run}"
     if node.state == "failed":
         text = f"it failed: {first_line(node.failure.what)}"
-        advice = f"correct what made {node.id} fail{f' ({node.failure.advice})' if node.failure.advice else ''}"
-        return Verdict(question, text, "bad", f"{advice}; then {resume}")
+        how = f": {node.failure.advice}" if node.failure.advice else ""
+        return verdict(question, text, "error", f"correct what made {node.id} fail; then {resume}{how}")
     if node.is_gone:
-        return Verdict(question, "the store no longer holds its artifact", "warn", f"make it again: {resume}")
+        return verdict(question, "the store no longer holds its artifact", "warning", f"make it again: {resume}")
     if failed:
-        return Verdict(question, f"its sections are missing: {failed}", "warn")
+        return verdict(question, f"its sections are missing: {failed}", "warning")
     if node.state == "done":
-        return Verdict(question, "its report has no verdict on this", "warn")
+        return verdict(question, "its report has no verdict on this", "warning")
     if column.status == "running":
-        return Verdict(question, "it has not finished yet")
-    return Verdict(question, node.recorded.reason or "it has not finished", "warn", f"finish the run: {resume}")
+        return verdict(question, "it has not finished yet")
+    return verdict(question, node.recorded.reason or "it has not finished", "warning", f"finish the run: {resume}")
 
 
 def _unasked(column: RunFacts) -> Iterator[Line]:
@@ -172,7 +173,7 @@ def _unasked(column: RunFacts) -> Iterator[Line]:
             for question in questions:
                 does = first_line(load_op(op).help).rstrip(".")
                 advice = f'add a node with op = "{op}": {does[:1].lower()}{does[1:]}'
-                yield Line("", op, Verdict(question, f"not measured: the pipeline has no node of {op}", "warn", advice))
+                yield Line("", op, verdict(question, f"{NO_NODE} {op}", "warning", advice))
 
 
 def _diagnosed(column: RunFacts) -> Iterator[Line]:
@@ -180,29 +181,27 @@ def _diagnosed(column: RunFacts) -> Iterator[Line]:
     found = {names[node]: findings for node, findings in kept(column.record).items() if node in names}
     if not found and column.status == "done":
         advice = f"measure the usual causes of a low tau: dflow diagnose {column.run}"
-        yield Line("", "diagnosis", Verdict("limit", "not measured: the usual causes of a low tau", "info", advice))
+        yield Line("", "diagnosis", verdict("limit", "not measured: the usual causes of a low tau", "info", advice))
     for name, findings in found.items():
         causes = [finding for finding in findings if finding.is_cause]
         for cause in causes:
             first = f"first {cause.explained_by}, which explains it; " if cause.explained_by else ""
             advice = f"{cause.name}: {first}{cause.advice}"
-            yield Line(name, cause.name, Verdict("limit", f"{cause.measured}; normal: {cause.normal}", "bad", advice))
+            yield Line(name, cause.name, verdict("limit", f"{cause.measured}; normal: {cause.normal}", "error", advice))
         if not causes:
-            yield Line(name, "diagnosis", Verdict("limit", "none of the usual causes of a low tau was found", "good"))
+            yield Line(name, "diagnosis", verdict("limit", "none of the usual causes of a low tau was found", "good"))
 
 
 def next_steps(column: RunFacts, lines: Sequence[Line]) -> list[str]:
     """The advice, each once, that of the worst verdicts first, of those by their question; to serve a draft about
     which nothing is open.
     """
-    by_question = sorted(lines, key=lambda line: list(QUESTIONS).index(line.verdict.question))
+    by_question = sorted(lines, key=lambda line: list(QUESTIONS).index(line.verdict.code))
     advice = [line.verdict.advice for line in sorted(by_question, key=_badness) if line.verdict.advice]
     steps = list(dict.fromkeys(for_run(text, column.run) for text in advice))
     if not _of_draft(lines):
         return steps
     open_ = [
-        line
-        for line in lines
-        if line.verdict.question in ("good", "safe") and line.verdict.judgement in ("bad", "warn")
+        line for line in lines if line.verdict.code in ("good", "safe") and line.verdict.level in ("error", "warning")
     ]
     return steps if open_ else [f"serve it: dflow serve {column.run}", *steps]

@@ -13,13 +13,14 @@ from typing import TypeGuard
 from attrs import define, evolve, frozen
 from markupsafe import Markup
 
+from dsl.finding import Finding
 from dsl.op_table import op_names
 from dsl.sizes import shown_bytes
 from executor.report.comparison import compared
 from executor.report.op_sections import Part, Request, Shown, shown_by_ops
 from executor.report.run_data import NodeFacts, RunFacts, named, node_ids, shared
 from executor.report.templates import embedded_file, faint, joined, limited, mark, render, table
-from ops.lib.report_sections import Account, Body, Html, Picture, Section, Table, Verdict
+from ops.lib.report_sections import Account, Body, Html, Picture, Section, Table
 
 PICTURE_MOST = 1_000_000  # bytes of a file
 PAGE_MOST = 2_000_000
@@ -184,7 +185,7 @@ def _of_op(
         if one.failed:
             failed[f"The sections of op {node.op} are missing here: {one.failed}"] = None
         for section in one.sections:
-            if not isinstance(section.body, (Account, Verdict)):
+            if not isinstance(section.body, (Account, Finding)):
                 same = node.recorded.digest, repr(section)
                 pieces.setdefault(section.title, {}).setdefault(same, []).append(Piece(run, node, section))
     sections = []

@@ -25,15 +25,16 @@ from attrs import field, frozen
 from dsl.convert import structure, unstructure
 from dsl.draft_folders import use_draft_folders
 from dsl.errors import DflowError
+from dsl.finding import Finding
 from dsl.hooks import hook
 from dsl.json_files import append_line, read_json, read_lines, write_json
 from dsl.op_table import load_op
 from executor.store.run_measurements import with_own_files
 from executor.system.supervisor import Finished, run_module
 from executor.system.symlinks import links_in
-from ops.lib.report_sections import Account, Body, Compared, Html, Picture, Section, Table, Verdict
+from ops.lib.report_sections import Account, Body, Compared, Html, Picture, Section, Table
 
-BODIES: dict[str, type[Body]] = {kind.__name__: kind for kind in (Table, Html, Picture, Account, Verdict)}
+BODIES: dict[str, type[Body]] = {kind.__name__: kind for kind in (Table, Html, Picture, Account, Finding)}
 TIME_S = 20.0  # of one op's function
 TOTAL_S = 30.0  # of all; MLflow's report of a run waits a little longer
 
@@ -119,7 +120,9 @@ def section_to_json(section: Section, folder: Path) -> dict[str, Any]:
     if isinstance(body, Picture):
         path = folder / body.path
         body = attrs.evolve(body, path=path.relative_to(folder) if path.is_relative_to(folder) else path)
-    return {"title": section.title, "note": section.note, "kind": kind, "body": unstructure(body)}
+    values = body.to_json() if isinstance(body, Finding) else unstructure(body)
+    of_section = {"title": section.title, "note": section.note, "is_timed": section.is_timed}
+    return {**of_section, "kind": kind, "body": values}
 
 
 def section_from_json(data: Mapping[str, Any], folder: Path) -> Section:
@@ -127,7 +130,8 @@ def section_from_json(data: Mapping[str, Any], folder: Path) -> Section:
     values = dict(data["body"])
     if data["kind"] == "Picture":
         values["path"] = folder / values["path"]
-    return Section(data["title"], BODIES[data["kind"]](**values), data["note"])
+    body = Finding.from_json(values) if data["kind"] == Finding.__name__ else BODIES[data["kind"]](**values)
+    return Section(data["title"], body, data["note"], data["is_timed"])
 
 
 def main() -> int:

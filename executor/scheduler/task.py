@@ -131,7 +131,8 @@ class Task:
         damages = check_before_use(self.store, parents, read_all=self.verify_inputs, progress=lambda _size: go_on())
         if not damages:
             return ""
-        listed = "; ".join(f'of node "{parents[damage.digest]}" {damage}' for damage in damages[:MOST_DAMAGES])
+        each = [f'of node "{parents[digest]}" {damage}' for digest, found in damages.items() for damage in found]
+        listed = "; ".join(each[:MOST_DAMAGES])
         return (
             f"an input was altered after its commit: {listed}; it was set aside: repeat the command, and its node "
             "runs again"

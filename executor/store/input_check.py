@@ -11,8 +11,9 @@ import os
 import stat
 from collections.abc import Iterable
 
+from dsl.finding import Finding
 from executor.store.artifact_store import Store
-from executor.store.integrity import Damage, Progress, check, set_aside
+from executor.store.integrity import Progress, check, set_aside
 from executor.store.manifest import Manifest
 from executor.store.names import KEY
 from executor.store.seen_stamps import SeenStamps, stamps_of
@@ -20,14 +21,16 @@ from executor.store.seen_stamps import SeenStamps, stamps_of
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def check_before_use(store: Store, digests: Iterable[str], *, read_all: bool, progress: Progress) -> list[Damage]:
+def check_before_use(
+    store: Store, digests: Iterable[str], *, read_all: bool, progress: Progress
+) -> dict[str, list[Finding]]:
     """The damages of these artifacts; damaged ones are set aside. read_all: read every file, whatever is known of it.
 
     Raises StoreError where a file may not be read, or a damaged artifact cannot be set aside.
     """
     seen = SeenStamps(store.memos)
     known = seen.newest()
-    damages: list[Damage] = []
+    damages: dict[str, list[Finding]] = {}
     for digest in dict.fromkeys(digests):
         manifest = Manifest.of(store.object_path(digest))
         before = _stamps(store, digest, manifest)
@@ -37,10 +40,10 @@ def check_before_use(store: Store, digests: Iterable[str], *, read_all: bool, pr
             found = check(store, [digest], sizes_only=True)
         else:
             found = check(store, [digest], read_all=read_all, progress=progress)
-        damages += found
+        damages |= found
         if before is not None and not (found or is_known) and before == _stamps(store, digest, manifest):
             seen.add(digest, before)
-    set_aside(store, [damage.digest for damage in damages])
+    set_aside(store, damages)
     return damages
 
 

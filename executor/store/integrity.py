@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 import attrs
-from attrs import frozen
 
 from dsl.errors import StoreError
+from dsl.finding import File, Finding
 from dsl.json_files import append_lines, read_json, read_lines
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST, FileEntry, artifact_digest
@@ -34,27 +34,15 @@ MEMO = "verified.jsonl"
 CHUNK = 1 << 24  # bytes read between two calls of progress
 
 What = Literal["missing", "size", "content", "extra", "unreadable", "link"]
+WORDS: Mapping[What, str] = {
+    "missing": "is missing",
+    "size": "has another size",
+    "content": "has other content",
+    "extra": "does not belong there",
+    "unreadable": "cannot be read from the disk",
+    "link": "is a link, or behind one",
+}
 Progress = Callable[[int], None]  # called with the bytes checked since the last call
-
-
-@frozen
-class Damage:
-    """A file of an artifact that is not as it was committed."""
-
-    digest: str
-    name: str
-    what: What
-
-    def __str__(self) -> str:
-        problems = {
-            "missing": "is missing",
-            "size": "has another size",
-            "content": "has other content",
-            "extra": "does not belong there",
-            "unreadable": "cannot be read from the disk",
-            "link": "is a link, or behind one",
-        }
-        return f"{shown_digest(self.digest)}: {self.name} {problems[self.what]}"
 
 
 def check(
@@ -65,17 +53,20 @@ def check(
     sizes_only: bool = False,
     progress: Progress = lambda size: None,
     on_unread: Callable[[str], None] = lambda name: None,
-) -> list[Damage]:
-    """The damages of these artifacts. Files whose stamp is known from an earlier check are not read again.
+) -> dict[str, list[Finding]]:
+    """The files that are not as they were committed, by the digest of each damaged artifact.
+
+    Files whose stamp is known from an earlier check are not read again.
 
     read_all: read every file. sizes_only: read only the manifests. on_unread: called with the name of each file that
     is not read again. Raises StoreError if a file may not be read.
     """
     known = {} if read_all else _known_stamps(store)
-    found: list[Damage] = []
+    found = {}
     for digest in dict.fromkeys(digests):
         artifact = _Artifact(store, digest, known, progress, on_unread)
-        found += artifact.damages(sizes_only)
+        if damages := artifact.damages(sizes_only):
+            found[digest] = damages
         _append(store, digest, artifact.verified)
     return found
 
@@ -120,23 +111,23 @@ class _Artifact:
         self._progress = progress
         self._on_unread = on_unread
 
-    def damages(self, sizes_only: bool) -> list[Damage]:
+    def damages(self, sizes_only: bool) -> list[Finding]:
         files = self._files()
-        if isinstance(files, Damage):
+        if isinstance(files, Finding):
             return [files]
-        found = [self._damage(name, what) for name, entry in files.items() if (what := self._file(name, entry, True))]
+        wrong = {name: what for name, entry in files.items() if (what := self._file(name, entry, True))}
+        found = [self._damage(name, what) for name, what in wrong.items()]
         found += [self._damage(name, "extra") for name in _names(self._folder) if name not in files]
         if sizes_only:
             return found
-        wrong = {damage.name for damage in found}
         rest = {name: entry for name, entry in files.items() if name not in wrong}
         read = [self._damage(name, what) for name, entry in rest.items() if (what := self._file(name, entry, False))]
         return found + read
 
-    def _damage(self, name: str, what: What) -> Damage:
-        return Damage(self._digest, name, what)
+    def _damage(self, name: str, what: What) -> Finding:
+        return Finding(WORDS[what], File(shown_digest(self._digest), name), code=what)
 
-    def _files(self) -> dict[str, FileEntry] | Damage:
+    def _files(self) -> dict[str, FileEntry] | Finding:
         """The files by the manifest, which must be those of the digest."""
         if self._folder.is_symlink():
             return self._damage("its folder", "link")

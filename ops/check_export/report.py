@@ -8,7 +8,7 @@ from typing import Any
 
 from ops.lib.data.files import read_json
 from ops.lib.drafts.algorithms import NO_SERVER, plain
-from ops.lib.report_sections import Section, Table, Verdict, facts
+from ops.lib.report_sections import Section, Table, facts, verdict
 
 
 def report(folder: Path) -> Sequence[Section]:
@@ -32,12 +32,12 @@ def _verdicts(check: Mapping[str, Any]) -> Iterator[Section]:
     live, tau = check["live"], check["tau"]
     engine = check.get("engine", plain().engine)
     contract = f"the contract of SGLang's {engine} worker" if engine else f"the contract, and {NO_SERVER}"
-    yield Section("gate", Verdict("safe", f"the serving directory meets {contract}", "good"))
+    yield Section("gate", verdict("safe", f"the serving directory meets {contract}", "good"))
     if live["status"] == "passed":
         figures = [of["all"] for of in (tau["served"], tau["evaluate"])]
         served, evaluated = ("-" if figure is None else f"{figure:.2f}" for figure in figures)
         text = f"SGLang {live['sglang']} served {check['prompts']} prompts: tau {served}, by evaluate {evaluated}"
-        yield Section("served", Verdict("safe", f"{text}; {live['ties']} answers or steps differ at a tie", "good"))
+        yield Section("served", verdict("safe", f"{text}; {live['ties']} answers or steps differ at a tie", "good"))
     else:
         why = "SGLang has not served it" if engine else NO_SERVER
-        yield Section("served", Verdict("safe", f"not measured: {why}", "warn", live["remedy"]))
+        yield Section("served", verdict("safe", f"not measured: {why}", "warning", live["remedy"]))

@@ -10,8 +10,9 @@ from typing import Any
 
 from attrs import evolve
 
+from dsl.finding import Finding, Level
 from ops.evaluate.metric_names import ALL
-from ops.lib.report_sections import NOT_KNOWN, Judgement, Section, Verdict, interval_text, is_known
+from ops.lib.report_sections import NOT_KNOWN, Section, interval_text, is_known, verdict
 
 CEILING = 0.95  # of block_size: a tau that can hardly rise
 LEAST_GAIN = 0.05  # of a tau, below which a gain of it does not count; `dflow diagnose` judges by it too
@@ -41,8 +42,8 @@ def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> I
         yield Section("tau", _with_target(_with_speed(_against_random(report), measured), report))
     else:
         text = f"no tau: the target's answer to each of the {tau['prompts']} prompts is one token"
-        yield Section("tau", Verdict("good", text, "bad", "evaluate prompts with longer answers"))
-    yield Section("speed-up", evolve(_against_plain(measured), is_timed=measured is not None))
+        yield Section("tau", verdict("good", text, "error", "evaluate prompts with longer answers"))
+    yield Section("speed-up", _against_plain(measured), is_timed=measured is not None)
     yield Section("losslessness", _lossless(report))
     if tau["steps"]:
         yield from _limits(report)
@@ -50,40 +51,40 @@ def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> I
         yield Section("time", _slowest(measured))
 
 
-def _against_random(report: Mapping[str, Any]) -> Verdict:
+def _against_random(report: Mapping[str, Any]) -> Finding:
     tau = report["tau"][ALL]
     text = f"{_figure(tau)} tokens per pass of the target, of at most {report['block_size']}; plain decoding has 1"
     if "tau_random" not in report:
         advice = "compare with a random draft: random_draft = true of evaluate"
-        return Verdict("good", f"{text}. Against a random draft: not measured", "warn", advice)
+        return verdict("good", f"{text}. Against a random draft: not measured", "warning", advice)
     chance = report["tau_random"][ALL]
     text += f", a random draft {_figure(chance)}"
     if tau["low"] is None or chance["high"] is None:
-        return Verdict("good", f"{text}. An interval needs two prompts", "warn", MORE_PROMPTS)
+        return verdict("good", f"{text}. An interval needs two prompts", "warning", MORE_PROMPTS)
     if tau["tau"] <= chance["tau"]:
-        return Verdict("good", f"{text}. It is no better than chance", "bad", NOTHING_LEARNT)
+        return verdict("good", f"{text}. It is no better than chance", "error", NOTHING_LEARNT)
     if tau["low"] <= chance["high"]:
-        return Verdict("good", f"{text}. Chance is not ruled out: the intervals overlap", "warn", MORE_PROMPTS)
+        return verdict("good", f"{text}. Chance is not ruled out: the intervals overlap", "warning", MORE_PROMPTS)
     if tau["tau"] < (1 + LEAST_GAIN) * chance["tau"]:
-        return Verdict("good", f"{text}. It is above chance by less than {LEAST_GAIN:.0%}", "warn", NOTHING_LEARNT)
-    return Verdict("good", f"{text}. It is better than chance", "good")
+        return verdict("good", f"{text}. It is above chance by less than {LEAST_GAIN:.0%}", "warning", NOTHING_LEARNT)
+    return verdict("good", f"{text}. It is better than chance", "good")
 
 
-def _with_speed(tau: Verdict, measured: Mapping[str, Any] | None) -> Verdict:
+def _with_speed(tau: Finding, measured: Mapping[str, Any] | None) -> Finding:
     """The verdict on tau beside the speed-up: a draft that makes decoding slower is not good, whatever its tau."""
     if measured is None:
         return tau
     low, high = measured["speedup_low"], measured["speedup_high"]
     if (measured["speedup"] if low is None else low) > 1:
         return tau
-    judgement: Judgement = "bad" if tau.judgement == "bad" else "warn"
+    level: Level = "error" if tau.level == "error" else "warning"
     if low is not None and high >= 1:
-        text = f"{tau.text}. Whether it is faster than plain decoding cannot be told"
-        return evolve(tau, text=text, judgement=judgement, advice=tau.advice or UNCERTAIN)
-    return evolve(tau, text=f"{tau.text}. Plain decoding is faster", judgement=judgement, advice=SLOWER)
+        text = f"{tau.what}. Whether it is faster than plain decoding cannot be told"
+        return evolve(tau, what=text, level=level, advice=tau.advice or UNCERTAIN)
+    return evolve(tau, what=f"{tau.what}. Plain decoding is faster", level=level, advice=SLOWER)
 
 
-def _with_target(tau: Verdict, report: Mapping[str, Any]) -> Verdict:
+def _with_target(tau: Finding, report: Mapping[str, Any]) -> Finding:
     """Of a draft that was trained elsewhere: whether it may be another target's."""
     imported = report.get("imported")
     if imported is None:
@@ -94,17 +95,17 @@ def _with_target(tau: Verdict, report: Mapping[str, Any]) -> Verdict:
     named = f"its record names another target, {other[:12]}" if other else ""
     chance = report["tau_random"][ALL]["tau"] if "tau_random" in report else 1.0
     if report["tau"][ALL]["tau"] < max(NEARLY_NONE, (1 + LEAST_GAIN) * chance):
-        text = f"{tau.text}. Likely cause: it was trained for another target" + (f" ({named})" if named else "")
-        return evolve(tau, text=text, judgement="bad", advice=ITS_TARGET)
+        text = f"{tau.what}. Likely cause: it was trained for another target" + (f" ({named})" if named else "")
+        return evolve(tau, what=text, level="error", advice=ITS_TARGET)
     if named:
-        text = f"{tau.text}. But {named}: if that had other weights, tau is higher with it"
-        return evolve(tau, text=text, advice=tau.advice or ITS_TARGET)
+        text = f"{tau.what}. But {named}: if that had other weights, tau is higher with it"
+        return evolve(tau, what=text, advice=tau.advice or ITS_TARGET)
     return tau
 
 
-def _against_plain(measured: Mapping[str, Any] | None) -> Verdict:
+def _against_plain(measured: Mapping[str, Any] | None) -> Finding:
     if measured is None:
-        return Verdict("good", "not measured: measurements.json of this run is gone", "warn", "evaluate again")
+        return verdict("good", "not measured: measurements.json of this run is gone", "warning", "evaluate again")
     low, high = measured["speedup_low"], measured["speedup_high"]
     interval = "no interval of one batch" if low is None else f"{low:.2f} to {high:.2f}"
     number = (
@@ -113,31 +114,31 @@ def _against_plain(measured: Mapping[str, Any] | None) -> Verdict:
     text = f"{number} times as fast as plain decoding, in batches of {measured['batch_size']} at most"
     if low is None:
         advice = "evaluate more batches: raise max_prompts, or lower batch_size"
-        return Verdict("good", f"{text}. An interval needs two batches", "warn", advice)
+        return verdict("good", f"{text}. An interval needs two batches", "warning", advice)
     if low > 1:
-        return Verdict("good", f"{text}. It is faster", "good")
+        return verdict("good", f"{text}. It is faster", "good")
     if high < 1:
-        return Verdict("good", f"{text}. It is slower", "bad", SLOWER)
-    return Verdict("good", f"{text}. No difference is certain", "warn", UNCERTAIN)
+        return verdict("good", f"{text}. It is slower", "error", SLOWER)
+    return verdict("good", f"{text}. No difference is certain", "warning", UNCERTAIN)
 
 
-def _lossless(report: Mapping[str, Any]) -> Verdict:
+def _lossless(report: Mapping[str, Any]) -> Finding:
     if report["lossless"] is None:
         advice = "check the answers too: add a node of evaluate with temperature = 0"
-        return Verdict("safe", "not measured: answers were sampled", "warn", advice)
+        return verdict("safe", "not measured: answers were sampled", "warning", advice)
     errors, ties = report["lossless"]["errors"], report["lossless"]["ties"]
     text = f"{report['prompts'] - errors} of {report['prompts']} answers are those of the target alone"
     text += f", {ties} of them up to a tie of two logits" if ties else ""
     if errors:
-        return Verdict("safe", text, "bad", "do not serve it: decoding changes answers (docs/evaluation.md)")
-    return Verdict("safe", text, "good")
+        return verdict("safe", text, "error", "do not serve it: decoding changes answers (docs/evaluation.md)")
+    return verdict("safe", text, "good")
 
 
 def _limits(report: Mapping[str, Any]) -> Iterator[Section]:
     tau, size = report["tau"][ALL], report["block_size"]
     if tau["tau"] >= CEILING * size:
         text = f"tau {tau['tau']:.2f} is at its ceiling, the {size} slots of a block"
-        yield Section("block size", Verdict("limit", text, "warn", "train with a larger block_size"))
+        yield Section("block size", verdict("limit", text, "warning", "train with a larger block_size"))
     kinds = {name: of for name, of in report["tau"].items() if name != ALL and of["steps"]}
     if len(kinds) < 2:
         return
@@ -145,27 +146,27 @@ def _limits(report: Mapping[str, Any]) -> Iterator[Section]:
     text = ", ".join(f"{name} {_figure(kinds[name])}" for name in by_tau)
     lowest, highest = kinds[by_tau[0]], kinds[by_tau[-1]]
     if None in (lowest["high"], highest["low"]):
-        yield Section("categories", Verdict("limit", f"tau: {text}; an interval needs two prompts of each"))
+        yield Section("categories", verdict("limit", f"tau: {text}; an interval needs two prompts of each"))
     elif lowest["high"] >= highest["low"]:
-        yield Section("categories", Verdict("limit", f"tau: {text}; no difference is certain"))
+        yield Section("categories", verdict("limit", f"tau: {text}; no difference is certain"))
     elif highest["tau"] <= CATEGORY_RATIO * lowest["tau"]:
-        yield Section("categories", Verdict("limit", f"tau: {text}"))
+        yield Section("categories", verdict("limit", f"tau: {text}"))
     else:
         advice = f'train on more samples of "{by_tau[0]}", with answers of the target\'s own, if it is to be served'
         text += f"; the lowest limits a mixed load: the highest is more than {CATEGORY_RATIO:g} times as high"
-        yield Section("categories", Verdict("limit", f"tau: {text}", "warn", advice))
+        yield Section("categories", verdict("limit", f"tau: {text}", "warning", advice))
 
 
-def _slowest(measured: Mapping[str, Any]) -> Verdict:
+def _slowest(measured: Mapping[str, Any]) -> Finding:
     parts, seconds = measured["parts"]["speculative"], measured["speculative_seconds"]
     shares = [(name, parts[name] / seconds) for name in ("verify", "draft", "prefill", "overhead")]
     text = ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares, key=lambda each: -each[1]))
     if parts["draft"] > parts["verify"]:
         advice = "make the draft cheaper: fewer layers (num_layers of train_dflash)"
-        return Verdict(
-            "limit", f"of speculative decoding: {text}; the draft takes longer than the target", "warn", advice
+        return verdict(
+            "limit", f"of speculative decoding: {text}; the draft takes longer than the target", "warning", advice
         )
-    return Verdict("limit", f"of speculative decoding: {text}")
+    return verdict("limit", f"of speculative decoding: {text}")
 
 
 def _figure(tau: Mapping[str, Any]) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from math import sqrt
 from typing import Any
 
-from ops.lib.report_sections import Section, Verdict
+from dsl.finding import Finding
+from ops.lib.report_sections import Section, verdict
 
 NORMAL_95 = 1.959964  # quantile of the normal distribution for a two-sided interval of 95 %
 LEARN_MORE = "train longer or with a higher lr (steps, lr of finetune_vlm), on more samples"
@@ -17,7 +18,7 @@ NO_TEST = "measure it: metric of finetune_vlm, and samples with a label in the s
 def verdicts(metrics: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[Section]:
     """metrics: metrics.json. measured: measurements.json, empty where it is gone."""
     if "accuracy" not in metrics:
-        yield Section("accuracy", Verdict("target", "not measured: accuracy on the split test", "info", NO_TEST))
+        yield Section("accuracy", verdict("target", "not measured: accuracy on the split test", "info", NO_TEST))
         return
     yield Section("accuracy", _against_before(metrics, measured.get("test_samples")))
     if measured.get("majority_share") is not None:
@@ -33,32 +34,32 @@ def wilson(share: float, samples: int) -> tuple[float, float]:
     return max((middle - half) / scale, 0.0), min((middle + half) / scale, 1.0)
 
 
-def _against_before(metrics: Mapping[str, Any], samples: int | None) -> Verdict:
+def _against_before(metrics: Mapping[str, Any], samples: int | None) -> Finding:
     after, before = metrics["accuracy"], metrics.get("accuracy_before")
     text = f"accuracy on test {_shown(after, samples)}"
     if before is None:
-        return Verdict("target", f"{text}; the training began with random weights, so there is none before it")
+        return verdict("target", f"{text}; the training began with random weights, so there is none before it")
     text += f"; before the training {_shown(before, samples)}"
     if after <= before:
-        return Verdict("target", f"{text}. It did not rise", "bad", LEARN_MORE)
+        return verdict("target", f"{text}. It did not rise", "error", LEARN_MORE)
     if samples is None:
-        return Verdict("target", f"{text}. It rose; of how many samples is not recorded", "warn")
+        return verdict("target", f"{text}. It rose; of how many samples is not recorded", "warning")
     if wilson(after, samples)[0] > wilson(before, samples)[1]:
-        return Verdict("target", f"{text}. It rose", "good")
-    return Verdict("target", f"{text}. It rose, but the intervals overlap: that may be chance", "warn", TEST_MORE)
+        return verdict("target", f"{text}. It rose", "good")
+    return verdict("target", f"{text}. It rose, but the intervals overlap: that may be chance", "warning", TEST_MORE)
 
 
-def _against_majority(accuracy: float, measured: Mapping[str, Any]) -> Verdict:
+def _against_majority(accuracy: float, measured: Mapping[str, Any]) -> Finding:
     samples, share = measured["test_samples"], measured["majority_share"]
     text = f"the most frequent label is that of {share:.1%} of the {samples:,} samples"
     low = wilson(accuracy, samples)[0]
     if low > share:
-        return Verdict("target", f"{text}: the accuracy, {_shown(accuracy, samples)}, is above it", "good")
+        return verdict("target", f"{text}: the accuracy, {_shown(accuracy, samples)}, is above it", "good")
     if accuracy > share:
         text = f"{text}: the accuracy, {_shown(accuracy, samples)}, is not certainly above it"
-        return Verdict("target", text, "warn", TEST_MORE)
+        return verdict("target", text, "warning", TEST_MORE)
     text = f"{text}: always answering it would be right as often as the target, {_shown(accuracy, samples)}"
-    return Verdict("target", text, "bad", LEARN_MORE)
+    return verdict("target", text, "error", LEARN_MORE)
 
 
 def _shown(share: float, samples: int | None) -> str:

@@ -18,16 +18,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, shortened
+from dsl.finding import Finding, Level
 from dsl.op_class import Question
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.sample_account import NOT_TAKEN, losses_of
 
-Judgement = Literal["good", "info", "warn", "bad"]
 Cell = str | int | float | None
 DROPPED_SHOWN = 20
 ROWS_READ = 50_000  # of samples.jsonl: a report must not take minutes
@@ -81,30 +81,12 @@ class Account:
     splits: Sequence[str] = ()
 
 
-@frozen
-class Verdict:
-    """A sentence on the first screen of the report, under its question: "target", is the trained target
-    better; "good", is the draft good; "safe", is it safe
-    to serve; "limit", what limits it. The section's title is what was judged.
-
-    judgement: how it is marked. advice: what to do about it, listed under "what to do next"; RUN in its commands
-    becomes the run's id, as in warnings of the op's node, which stand beside its verdicts. is_timed: its figure is a
-    measured time, so the report adds which nodes of the run ran meanwhile.
-    """
-
-    question: Question
-    text: str
-    judgement: Judgement = "info"
-    advice: str = ""
-    is_timed: bool = False
-
-
-Body = Table | Html | Picture | Account | Verdict
+Body = Table | Html | Picture | Account | Finding
 
 
 @frozen
 class Section:
-    """A part of a report: a title, what is shown, and a note below in plain text.
+    """A part of a report: a title, what is shown, and a note below in plain text; is_timed: as of `verdict`.
 
     In a report of several runs, sections of the same title and node are side by side. Curves and bars are pictures that
     the op draws while it runs (`stage.figure`), for MLflow and the report alike.
@@ -113,6 +95,21 @@ class Section:
     title: str
     body: Body
     note: str = ""
+    is_timed: bool = False
+
+
+def verdict(question: Question, text: str, level: Level = "info", advice: str = "") -> Finding:
+    """A sentence on the first screen of the report, under its question: "target", is the trained target better;
+    "good", is the draft good; "safe", is it safe to serve; "limit", what limits it. The section's title is what was
+    judged.
+
+    level: how it is marked. advice: listed under "what to do next". Where the figure is a measured time, the section is
+    timed: the report adds which nodes of the run ran meanwhile. Raises ConfigError for another question or level.
+    """
+    if question not in get_args(Question) or level not in get_args(Level):
+        questions, levels = ", ".join(get_args(Question)), ", ".join(get_args(Level))
+        raise ConfigError(f"verdict({question!r}, ..., {level!r}): questions are {questions}, and levels {levels}")
+    return Finding(text, advice=advice, level=level, code=question)
 
 
 @frozen
@@ -174,7 +171,7 @@ def account_sections(folder: Path) -> list[Section]:
         note = f"the first {len(rows)} of {total}; all are in dropped.csv" if total > len(rows) else ""
         sections.append(Section("dropped samples", Table(header, rows), note))
     sections += [
-        Section(f"lost {loss.of}", Verdict("limit", loss.text, "warn", loss.remedy)) for loss in losses_of(summary)
+        Section(f"lost {loss.of}", verdict("limit", loss.text, "warning", loss.remedy)) for loss in losses_of(summary)
     ]
     return sections
 

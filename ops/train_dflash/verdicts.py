@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ops.lib.report_sections import Section, Verdict
+from dsl.finding import Finding
+from ops.lib.report_sections import Section, verdict
 from ops.lib.training.nonfinite import SkippedSteps
 
 PARTS = 5  # of a training: a step before the last part is an early one
@@ -25,9 +26,9 @@ def verdicts(training: Mapping[str, Any]) -> Iterator[Section]:
     yield Section("data", _data(training))
     skipped = skipped_steps(training)
     if skipped.are_many:
-        yield Section("stability", Verdict("limit", skipped.text, "warn", skipped.advice))
+        yield Section("stability", verdict("limit", skipped.text, "warning", skipped.advice))
     elif skipped.skipped:
-        yield Section("stability", Verdict("limit", skipped.text))
+        yield Section("stability", verdict("limit", skipped.text))
 
 
 def skipped_steps(training: Mapping[str, Any]) -> SkippedSteps:
@@ -55,42 +56,44 @@ def is_before_last_part(step: float, last: float) -> bool:
     return step <= last * (PARTS - 1) / PARTS
 
 
-def _length(training: Mapping[str, Any]) -> Verdict:
+def _length(training: Mapping[str, Any]) -> Finding:
     """Whether the loss on val still fell in the last part, or has risen since it was lowest."""
     steps = training["steps"]
     curve = [(row["step"], row["loss"]) for row in training.get("measured", ()) if row.get("loss") is not None]
     early = [(step, loss) for step, loss in curve if is_before_last_part(step, steps)]
     if (not early or len(early) == len(curve)) and is_short(steps):
-        return Verdict("limit", f"not measured: {steps} steps are too few to see the loss on val fall", "warn", LONGER)
+        return verdict(
+            "limit", f"not measured: {steps} steps are too few to see the loss on val fall", "warning", LONGER
+        )
     if not early or len(early) == len(curve):
-        return Verdict("limit", f"not measured: the loss on val towards the end of {steps} steps", "warn", NO_VAL)
+        return verdict("limit", f"not measured: the loss on val towards the end of {steps} steps", "warning", NO_VAL)
     final, (lowest, at) = curve[-1][1], min((loss, step) for step, loss in curve)
     if final - lowest > MOST_FALL:
         text = f"the loss on val was lowest at step {at} of {steps}, {lowest:.2f}, and rose to {final:.2f}"
-        return Verdict("limit", f"{text}: more steps on these samples do not help", "warn", MORE_SAMPLES)
+        return verdict("limit", f"{text}: more steps on these samples do not help", "warning", MORE_SAMPLES)
     step, before = early[-1]
     text = f"the loss on val was {before:.2f} at step {step}, and {final:.2f} at the end of {steps} steps"
     if before - final > MOST_FALL:
-        return Verdict("limit", f"{text}: it was still improving", "warn", LONGER)
-    return Verdict("limit", f"{text}: it has converged", "good")
+        return verdict("limit", f"{text}: it was still improving", "warning", LONGER)
+    return verdict("limit", f"{text}: it has converged", "good")
 
 
-def _gap(training: Mapping[str, Any]) -> Verdict:
+def _gap(training: Mapping[str, Any]) -> Finding:
     seen, held_out = exported_metrics(training), training.get("val_metrics") or {}
     if not seen or "val/accuracy" not in held_out:
-        return Verdict("limit", "not measured: accuracy on the split val", "warn", NO_SPLIT)
+        return verdict("limit", "not measured: accuracy on the split val", "warning", NO_SPLIT)
     trained, val = seen["train/accuracy"], held_out["val/accuracy"]
     text = f"slots right: {trained:.0%} {exported_window(training)}, {val:.0%} on val"
     if trained > GAP_RATIO * val:
-        return Verdict("limit", f"{text}: the samples are memorized", "warn", MORE_SAMPLES)
-    return Verdict("limit", f"{text}: the samples are not memorized", "good")
+        return verdict("limit", f"{text}: the samples are memorized", "warning", MORE_SAMPLES)
+    return verdict("limit", f"{text}: the samples are not memorized", "good")
 
 
-def _data(training: Mapping[str, Any]) -> Verdict:
+def _data(training: Mapping[str, Any]) -> Finding:
     samples, tokens = training["samples"], training["tokens"]
     seen = training.get("samples_seen", samples)
     text = f"{tokens:,} tokens in {training['steps']} steps, of {seen:,} samples"
     if seen < samples:
         text += f"; {samples - seen:,} more were in no step before max_steps"
-        return Verdict("limit", text, "warn", "train on all samples: raise max_steps of train_dflash")
-    return Verdict("limit", text)
+        return verdict("limit", text, "warning", "train on all samples: raise max_steps of train_dflash")
+    return verdict("limit", text)

@@ -102,14 +102,14 @@ def test_what_is_private_is_not_read_and_what_was_read_is_not_read_again(toy, tm
     store = Store.open(toy.store, write=False)
     digest = file_of(toy).parent.name
     read: list[int] = []
-    assert check_before_use(store, [digest], read_all=False, progress=read.append) == []
+    assert check_before_use(store, [digest], read_all=False, progress=read.append) == {}
     assert sum(read) == 0
     monkeypatch.setenv("XDG_CACHE_HOME", on_another_machine(tmp_path)["XDG_CACHE_HOME"])
     store = Store.open(toy.store, write=False)
     (toy.store / "objects").chmod(0o777)
     for expected in (len("hello"), 0):
         read.clear()
-        assert check_before_use(store, [digest], read_all=False, progress=read.append) == []
+        assert check_before_use(store, [digest], read_all=False, progress=read.append) == {}
         assert (sum(read) >= expected) and (sum(read) > 0) == (expected > 0)
 
 

@@ -112,7 +112,7 @@ def test_a_cluster_that_lets_anyone_in_is_refused_until_it_is_accepted_by_name(
     monkeypatch.setenv("DFLOW_RAY_WITHOUT_AUTHENTICATION", address)
     assert main(plan) == 0
     [found, *_] = cluster_findings(address, toy.store, tmp_path, accepts_open=False)
-    assert (found.name, found.level) == ("authentication", "missing")
+    assert (found.code, found.level) == ("authentication", "error")
 
 
 class Listening:

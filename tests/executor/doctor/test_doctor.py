@@ -26,10 +26,10 @@ from rich.console import Console
 from torch._inductor import config as inductor
 from toy_ops import is_alive, wait_for
 
+from dsl.finding import Finding
 from executor.cli import main
 from executor.commands import doctor
 from executor.doctor import cluster, host, libraries, tracking
-from executor.doctor.finding import Finding
 from executor.doctor.host import host_findings
 from executor.doctor.libraries import declared, loaded_findings, version_findings
 from executor.doctor.probe import compile_fault_on
@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def by_name(findings: Iterator[Finding]) -> dict[str, Finding]:
-    return {finding.name: finding for finding in findings}
+    return {finding.code: finding for finding in findings}
 
 
 def test_the_probes_of_a_doctor_that_is_killed_end_with_it():
@@ -73,15 +73,15 @@ def test_the_probes_of_a_doctor_that_is_killed_end_with_it():
 @pytest.mark.parametrize(
     ("bounds", "version", "level"),
     [
-        (">=2.11,<2.15", "2.13.0+cpu", "ok"),
+        (">=2.11,<2.15", "2.13.0+cpu", "good"),
         (">=2.11,<2.15", "2.15.0", "warning"),
         (">=2.11,<2.15", "2.9", "warning"),
-        (">=2.11,<2.15", "2.12.0rc1", "ok"),
-        (">=0.5.21,<=0.5.23,!=0.5.22.*", "0.5.23", "ok"),
+        (">=2.11,<2.15", "2.12.0rc1", "good"),
+        (">=0.5.21,<=0.5.23,!=0.5.22.*", "0.5.23", "good"),
         (">=0.5.21,<=0.5.23,!=0.5.22.*", "0.5.22.post1", "warning"),
         (">=0.5.21,<=0.5.23,!=0.5.22.*", "0.5.24", "warning"),
-        (">=11", "11", "ok"),
-        ("", "0.1", "ok"),
+        (">=11", "11", "good"),
+        ("", "0.1", "good"),
     ],
 )
 def test_versions_are_compared_as_pip_compares_them(
@@ -115,10 +115,10 @@ def test_a_library_that_is_missing_stops_dflow_and_an_extra_does_not(monkeypatch
     versions = LibraryVersions({"transformers": NOT_INSTALLED, "mlflow": "2.0", "sglang": NOT_INSTALLED})
     monkeypatch.setattr(libraries, "LibraryVersions", lambda: versions)
     found = by_name(version_findings())
-    assert ("missing", True) == (found["transformers"].level, found["transformers"].is_fatal)
-    assert ("warning", False) == (found["mlflow"].level, found["mlflow"].is_fatal)
-    assert ("missing", False) == (found["sglang"].level, found["sglang"].is_fatal)
-    assert "pip install" in found["transformers"].remedy and "'.[sglang]'" in found["sglang"].remedy
+    assert "fatal" == found["transformers"].level
+    assert "warning" == found["mlflow"].level
+    assert "error" == found["sglang"].level
+    assert "pip install" in found["transformers"].advice and "'.[sglang]'" in found["sglang"].advice
 
 
 def probe(says: str) -> dict[str, subprocess.Popen[str]]:
@@ -128,23 +128,23 @@ def probe(says: str) -> dict[str, subprocess.Popen[str]]:
 
 def test_a_torch_that_breaks_is_a_finding_and_no_crash() -> None:
     found = by_name(loaded_findings(probe("raise ImportError('libcudart.so.13: cannot open shared object file')")))
-    assert ("missing", True) == (found["torch"].level, found["torch"].is_fatal)
-    assert "ImportError: libcudart.so.13: cannot open shared object file" in found["torch"].message
+    assert "fatal" == found["torch"].level
+    assert "ImportError: libcudart.so.13: cannot open shared object file" in found["torch"].what
     found = by_name(loaded_findings(probe("import os; os.abort()")))
-    assert "ended with -6" in found["torch"].message
+    assert "ended with -6" in found["torch"].what
 
 
 @pytest.mark.parametrize(
     ("facts", "gpus", "level", "told"),
     [
         ({"cuda": None}, (), "warning", "everything runs on the CPU"),
-        ({"cuda": None}, ("0", "1"), "missing", "2 found, but this torch is built for CPUs"),
-        ({"cuda": "13.0", "warnings": ["The NVIDIA driver is too old"]}, ("0",), "missing", "driver is too old"),
-        ({"cuda": "13.0", "gpus": ["H200"], "memory": [141_000_000_000]}, ("0",), "ok", "1 x H200, 141.0 GB"),
+        ({"cuda": None}, ("0", "1"), "error", "2 found, but this torch is built for CPUs"),
+        ({"cuda": "13.0", "warnings": ["The NVIDIA driver is too old"]}, ("0",), "error", "driver is too old"),
+        ({"cuda": "13.0", "gpus": ["H200"], "memory": [141_000_000_000]}, ("0",), "good", "1 x H200, 141.0 GB"),
         (
             {"cuda": "13.0", "gpus": ["K80"], "memory": [12_000_000_000], "fault": "no kernel image"},
             ("0",),
-            "missing",
+            "error",
             "no kernel",
         ),
     ],
@@ -155,17 +155,17 @@ def test_a_gpu_that_torch_cannot_use_is_told_with_the_cause(
     monkeypatch.setattr(libraries, "devices", lambda: gpus)
     whole = {"version": "2.13.0", "gpus": [], "memory": [], "warnings": [], "fault": "", "compile_fault": "", **facts}
     found = by_name(loaded_findings(probe(f"print({json.dumps(whole)!r})")))
-    assert "ok" == found["torch"].level
-    assert level == found["GPU"].level and told in found["GPU"].message
+    assert "good" == found["torch"].level
+    assert level == found["GPU"].level and told in found["GPU"].what
 
 
 def test_a_gpu_that_nothing_can_be_compiled_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "devices", lambda: ("0",))
     whole = {"version": "2.11.0", "cuda": "13.0", "gpus": ["H200"], "memory": [141_000_000_000]}
-    for fault, level in (("", "ok"), ("ModuleNotFoundError: No module named 'triton'", "missing")):
+    for fault, level in (("", "good"), ("ModuleNotFoundError: No module named 'triton'", "error")):
         found = by_name(loaded_findings(probe(f"print({json.dumps(whole | {'compile_fault': fault})!r})")))
-        assert (level, "ok") == (found["torch.compile"].level, found["GPU"].level)
-        assert fault in found["torch.compile"].message
+        assert (level, "good") == (found["torch.compile"].level, found["GPU"].level)
+        assert fault in found["torch.compile"].what
 
 
 @pytest.mark.filterwarnings("default")  # the compiler's own
@@ -181,13 +181,13 @@ def test_the_probe_compiles_and_says_why_it_cannot(tmp_path: Path, monkeypatch: 
 def test_a_torchvision_that_does_not_fit_is_named_as_the_cause() -> None:
     broken = "raise RuntimeError('operator torchvision::nms does not exist')"
     found = by_name(loaded_findings({"torchvision": probe(broken)["torch"]}))
-    assert "missing" == found["torchvision"].level and "uninstall it" in found["torchvision"].remedy
-    assert "torchvision::nms" in found["torchvision"].message
+    assert "error" == found["torchvision"].level and "uninstall it" in found["torchvision"].advice
+    assert "torchvision::nms" in found["torchvision"].what
 
 
 def test_a_store_tells_who_works_in_it_and_what_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "runs"
-    assert "does not exist yet" in by_name(storage_findings(path))["store"].message
+    assert "does not exist yet" in by_name(storage_findings(path))["store"].what
     store = Store.open(path, write=True)
     folder = path / "objects" / ("a" * 64)
     folder.mkdir()
@@ -196,9 +196,9 @@ def test_a_store_tells_who_works_in_it_and_what_is_damaged(tmp_path: Path) -> No
     with Lease(store.path / "work" / ("b" * 64), "run-1") as lease:
         assert lease.try_acquire()
         found = by_name(storage_findings(path))
-    assert "1 artifacts" in found["store"].message and "ok" == found["file system"].level
-    assert "run run-1 works on bbbbbbbbbbbb" in found["lease"].message
-    assert "1 are damaged" in found["artifacts"].message
+    assert "1 artifacts" in found["store"].what and "good" == found["file system"].level
+    assert "run run-1 works on bbbbbbbbbbbb" in found["lease"].what
+    assert "1 are damaged" in found["artifacts"].what
     assert {"format"} == {file.name for file in path.iterdir() if file.is_file()} - {"gc.lock"}  # nothing is left
 
 
@@ -208,26 +208,24 @@ def test_another_hosts_lease_is_told(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "lease").write_text(json.dumps({"host": "far-away", "run": "run-2", "pid": 1}))
     found = by_name(storage_findings(tmp_path / "runs"))["lease"]
-    assert (
-        "warning" == found.level and "far-away (run run-2)" in found.message and str(folder / "lease") in found.remedy
-    )
+    assert "warning" == found.level and "far-away (run run-2)" in found.what and str(folder / "lease") in found.advice
 
 
 def test_a_store_that_cannot_be_used_is_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "format").write_text("99")
-    assert by_name(storage_findings(tmp_path))["store"].is_fatal
+    assert "fatal" == by_name(storage_findings(tmp_path))["store"].level
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     found = by_name(storage_findings(tmp_path / "other"))["file system"]
-    assert found.is_fatal and "locks (flock) are not exclusive" in found.message
+    assert "fatal" == found.level and "locks (flock) are not exclusive" in found.what
 
 
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
 def test_the_state_of_mlflows_database_is_told_without_loading_mlflow(tmp_path: Path) -> None:
     (absent,) = tracking_findings(tmp_path, None)
-    assert "does not exist yet" in absent.message
+    assert "does not exist yet" in absent.what
     open_client(tmp_path, f"sqlite:///{tmp_path / 'mlflow.db'}")
     (fresh,) = tracking_findings(tmp_path, None)
-    assert ("ok", "installed version") == (fresh.level, fresh.message[-len("installed version") :])
+    assert ("good", "installed version") == (fresh.level, fresh.what[-len("installed version") :])
     known, newest = tracking._revisions()
     older = min(known - newest)
     for revision, told in ((older, "older version"), ("ffffffffffff", "newer MLflow")):
@@ -235,10 +233,10 @@ def test_the_state_of_mlflows_database_is_told_without_loading_mlflow(tmp_path: 
             opened.execute("UPDATE alembic_version SET version_num = ?", (revision,))
         opened.close()
         (found,) = tracking_findings(tmp_path, None)
-        assert "warning" == found.level and told in found.message
+        assert "warning" == found.level and told in found.what
     (tmp_path / "mlflow.db").write_text("no database at all, of any kind")
     (broken,) = tracking_findings(tmp_path, None)
-    assert "not an MLflow database" in broken.message
+    assert "not an MLflow database" in broken.what
 
 
 def test_a_tracking_server_is_asked(tmp_path: Path) -> None:
@@ -258,9 +256,9 @@ def test_a_tracking_server_is_asked(tmp_path: Path) -> None:
     finally:
         server.shutdown()
         server.server_close()
-    assert "ok" == up.level and "secret" not in up.message
+    assert "good" == up.level and "secret" not in up.what
     (away,) = tracking_findings(tmp_path, f"http://127.0.0.1:{port}")
-    assert "warning" == away.level and "dflow sync" in away.remedy
+    assert "warning" == away.level and "dflow sync" in away.advice
 
 
 def test_limits_of_the_operating_system_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -268,9 +266,9 @@ def test_limits_of_the_operating_system_are_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(host, "SHARED", tmp_path / "no")
     monkeypatch.setattr(host, "compiled_sweep", lambda: ("no C compiler", None))
     found = by_name(host_findings())
-    assert ("warning", "ulimit -n 1024") == (found["open files"].level, found["open files"].remedy)
+    assert ("warning", "ulimit -n 1024") == (found["open files"].level, found["open files"].advice)
     assert "warning" == found["shared memory"].level
-    assert "missing" == found["C compiler"].level
+    assert "error" == found["C compiler"].level
 
 
 @pytest.mark.parametrize(
@@ -292,11 +290,11 @@ def test_a_file_with_mistakes_is_told_beside_all_that_can_be_looked_at(
     file.write_text(f"pipeline = {{ name = 'p' }}\n{node}[mlflow]\n{written}\n")
     assert 2 == main(["doctor", str(file), "--json", "--store", str(tmp_path / "runs")])
     found = json.loads(capsys.readouterr().out)["findings"]
-    mistakes = [each["message"] for each in found if each["name"] == "pipeline"]
+    mistakes = [f"{each.get('field')}: {each['what']}" for each in found if each["code"] == "pipeline"]
     assert ("= [" in written) == any("not TOML" in mistake for mistake in mistakes)
     assert ("= [" not in written) == any("node.t.checkpoint: there is no file" in mistake for mistake in mistakes)
-    assert [True] == [told in each["message"] for each in found if each["name"] == "MLflow"]
-    assert {"Python", "store", "disk", "machine"} <= {each["name"] for each in found}
+    assert [True] == [told in each["what"] for each in found if each["code"] == "MLflow"]
+    assert {"Python", "store", "disk", "machine"} <= {each["code"] for each in found}
 
 
 def test_a_file_without_mistakes_has_no_finding_and_one_that_is_not_there_ends_it(
@@ -328,7 +326,7 @@ def test_the_whole_is_told_as_json_and_ends_with_0_here(tmp_path: Path) -> None:
         for line in done.stderr.splitlines()
     ]
     told = json.loads(done.stdout)
-    names = {finding["name"] for finding in told["findings"]}
+    names = {finding["code"] for finding in told["findings"]}
     assert told["runs"] and {"Python", "torch", "transformers", "GPU", "store", "MLflow", "disk", "sglang"} <= names
     assert not (tmp_path / "runs").exists()
 
@@ -338,12 +336,12 @@ def test_what_differs_between_the_hosts_of_a_cluster_and_this_one_is_found(tmp_p
     here = host_facts("here")
     same = attrs.evolve(here, name="a")
     [fine] = cluster.host_findings((same, same), tmp_path, tmp_path)
-    assert (fine.name, fine.level) == ("hosts", "ok")
+    assert (fine.code, fine.level) == ("hosts", "good")
     blind = attrs.evolve(here, name="b", unseen=(f"{tmp_path}/.dflow-doctor-x", "/data"))
     old = attrs.evolve(here, name="c", sources="other", python="3.1.0", ray="2.0.0")
     gone = HostFacts(name="d", problem="no report within 30 s")
     found = list(cluster.host_findings((same, blind, old, gone), tmp_path, Path("/data")))
-    assert [(each.name, each.message) for each in found] == [
+    assert [(each.code, each.what) for each in found] == [
         ("host b", f"does not see {tmp_path}"),
         ("host b", "does not see /data"),
         ("host c", "runs another dflow than this machine"),
@@ -351,12 +349,12 @@ def test_what_differs_between_the_hosts_of_a_cluster_and_this_one_is_found(tmp_p
         ("host c", f"runs Ray 2.0.0, and this machine {here.ray}"),
         ("host d", "cannot run dflow: no report within 30 s"),
     ]
-    assert all(each.level == "missing" and each.remedy for each in found)
+    assert all(each.level == "error" and each.advice for each in found)
 
 
 def test_a_cluster_that_cannot_be_reached_is_a_finding(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed")
     [found] = cluster.cluster_findings("127.0.0.1:1", tmp_path / "runs", tmp_path, accepts_open=False)
     message = "the Ray cluster 127.0.0.1:1 cannot be reached: nothing answers there"
-    assert (found.name, found.level, found.message) == ("cluster 127.0.0.1:1", "missing", message)
+    assert (found.code, found.level, found.what) == ("cluster 127.0.0.1:1", "error", message)
     assert list(tmp_path.iterdir()) == []

@@ -53,7 +53,7 @@ def cluster() -> Iterator[SimulatedCluster]:
 
 def actor_of(rank: int) -> psutil.Process:
     """The actor that runs a rank."""
-    return next(each for each in psutil.Process(rank).parents() if each.name().startswith("ray::"))
+    return next(each for each in psutil.Process(rank).parents() if each.code().startswith("ray::"))
 
 
 def all_gone(pids: list[int]) -> float:
@@ -250,16 +250,16 @@ def test_doctor_checks_the_hosts_of_a_cluster_and_who_can_use_it(cluster, tmp_pa
         for name, value in cluster.environment.items():
             patch.setenv(name, value)
         found = list(cluster_findings(cluster.address, tmp_path / "runs", pipeline.parent, accepts_open=False))
-        assert [(each.name, each.level) for each in found] == [
-            (f"cluster {cluster.address}", "ok"),
-            ("authentication", "ok"),
-            ("hosts", "ok"),
+        assert [(each.code, each.level) for each in found] == [
+            (f"cluster {cluster.address}", "good"),
+            ("authentication", "good"),
+            ("hosts", "good"),
         ]
-        assert found[0].message == "3 hosts, reached from here"
+        assert found[0].what == "3 hosts, reached from here"
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_NUM_REDIS_GET_RETRIES", "2")
         [refused] = cluster_findings(cluster.address, tmp_path / "runs", pipeline.parent, accepts_open=False)
-        assert "its token is missing or wrong here: set RAY_AUTH_MODE=token" in refused.message
+        assert "its token is missing or wrong here: set RAY_AUTH_MODE=token" in refused.what
 
 
 def test_two_drivers_on_one_store_run_a_stage_once(cluster, tmp_path):

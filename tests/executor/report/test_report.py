@@ -217,7 +217,7 @@ def test_ops_whose_functions_fail_are_named_with_the_reason_and_all_others_are_s
         "raises": "KeyError: 'no such thing as '",
         "exits": "it ended with exit code 3",
         "kills": "it was killed (signal 9); perhaps this machine ran out of memory",
-        "number": 'TypeError: section "odd": a body is one of Table, Html, Picture, Account, Verdict, not int',
+        "number": 'TypeError: section "odd": a body is one of Table, Html, Picture, Account, Finding, not int',
         "list": "TypeError: expected a list of ops.lib.report_sections.Section, got str in it",
     }
     failing = "".join(f'\n[node.{fails}]\nop = "keep"\nfails = "{fails}"\n' for fails in reasons)

@@ -16,13 +16,13 @@ from executor.records.run_record import find_record
 from executor.report.answers import Line, lines_of, next_steps
 from executor.report.op_sections import Shown
 from executor.report.run_data import read_runs
-from ops.lib.report_sections import Section, Verdict
+from ops.lib.report_sections import Section, verdict
 from ops.tools.diagnose.finding import Finding
 
 OPS = """
 from attrs import frozen
 from dsl.op import Artifact, field, op
-from ops.lib.report_sections import Section, Verdict
+from ops.lib.report_sections import Section, verdict
 
 
 @frozen
@@ -43,10 +43,10 @@ class Judge:
     @staticmethod
     def report(folder):
         tau = float((folder / "tau.txt").read_text())
-        level = "good" if tau > 2 else "bad"
-        yield Section("tau", Verdict("good", f"tau is {tau}", level, "" if tau > 2 else "look at dflow status RUN"))
-        yield Section("data", Verdict("limit", "few samples <b>", "warn", "more samples"))
-        yield Section("time", Verdict("limit", "too slow", "bad", "a faster one"))
+        level = "good" if tau > 2 else "error"
+        yield Section("tau", verdict("good", f"tau is {tau}", level, "" if tau > 2 else "see dflow logs RUN"))
+        yield Section("data", verdict("limit", "few samples <b>", "warning", "more samples"))
+        yield Section("time", verdict("limit", "too slow", "error", "a faster one"))
 
 
 @op(version=1, run="judges:judge")
@@ -125,7 +125,7 @@ def test_the_first_part_answers_what_ops_judge_and_names_what_nobody_did(toy: To
 def test_advice_names_the_run_and_that_of_what_is_bad_comes_first(toy: Toy) -> None:
     second = runs_of(toy)[1]
     text = page(toy, second).text("answers")
-    assert f"What to do next look at dflow status {second} a faster one" in text
+    assert f"What to do next see dflow logs {second} a faster one" in text
 
 
 def test_several_runs_answer_side_by_side(toy: Toy) -> None:
@@ -143,9 +143,9 @@ def test_a_pipeline_with_a_draft_is_told_which_op_measures_what_nobody_did(tmp_p
     (facts,) = read_runs(store, [find_record(store.records, run)])
     lines = {(line.node, line.title): line.verdict for line in lines_of(facts, {})}
     missing = lines["", "check_export"]
-    assert ("safe", "not measured: the pipeline has no node of check_export") == (missing.question, missing.text)
+    assert ("safe", "not measured: the pipeline has no node of check_export") == (missing.code, missing.what)
     assert 'add a node with op = "check_export": check a serving directory against the contract' in missing.advice
-    assert "not run: x failed" == lines["eval", "not measured"].text
+    assert "not run: x failed" == lines["eval", "not measured"].what
     assert ("", "evaluate") not in lines
     (step, *_) = next_steps(facts, lines_of(facts, {}))
     assert not step.startswith("serve it")
@@ -155,8 +155,8 @@ def test_a_draft_about_which_nothing_is_open_is_to_be_served(tmp_path: Path) -> 
     store, run = record_run(tmp_path, {}, more="")
     (facts,) = read_runs(store, [find_record(store.records, run)])
     good = [
-        Line("eval", "tau", Verdict("good", "tau is 3", "good")),
-        Line("", "x", Verdict("limit", "", "bad", "more")),
+        Line("eval", "tau", verdict("good", "tau is 3", "good")),
+        Line("", "x", verdict("limit", "", "error", "more")),
     ]
     assert [f"serve it: dflow serve {run}", "more"] == next_steps(facts, good)
 
@@ -175,9 +175,9 @@ def test_a_measured_time_names_the_nodes_that_ran_beside_it(tmp_path: Path, othe
     states = {"eval": {"cache": "miss", "started": 10.0, "ended": 20.0}, "check": other}
     store, run = record_run(tmp_path, {}, states=states)
     (facts,) = read_runs(store, [find_record(store.records, run)])
-    timed = Section("speed-up", Verdict("good", "2 times as fast", "good", is_timed=True))
-    shown = {(run, "eval"): Shown([timed, Section("tau", Verdict("good", "3", "good"))])}
-    lines = {line.title: line.verdict.text for line in lines_of(facts, shown) if line.node == "eval"}
+    timed = Section("speed-up", verdict("good", "2 times as fast", "good"), is_timed=True)
+    shown = {(run, "eval"): Shown([timed, Section("tau", verdict("good", "3", "good"))])}
+    lines = {line.title: line.verdict.what for line in lines_of(facts, shown) if line.node == "eval"}
     assert (f"2 times as fast{says}", "3") == (lines["speed-up"], lines["tau"])
 
 
@@ -186,8 +186,8 @@ def test_a_warning_that_a_verdict_of_the_node_says_again_is_there_once(tmp_path:
     warnings = [f"{lost}; set image_root", "another"]
     store, run = record_run(tmp_path, {}, states={"eval": {"warnings": warnings}})
     (facts,) = read_runs(store, [find_record(store.records, run)])
-    shown = {(run, "eval"): Shown([Section("lost samples", Verdict("limit", lost, "warn", "set image_root"))])}
-    lines = [(line.title, line.verdict.text) for line in lines_of(facts, shown) if line.node == "eval"]
+    shown = {(run, "eval"): Shown([Section("lost samples", verdict("limit", lost, "warning", "set image_root"))])}
+    lines = [(line.title, line.verdict.what) for line in lines_of(facts, shown) if line.node == "eval"]
     assert [("lost samples", lost), ("warning", "another")] == [
         line for line in lines if line[0] in ("warning", "lost samples")
     ]
@@ -197,10 +197,10 @@ def test_that_a_draft_should_not_be_served_comes_before_what_limits_it(tmp_path:
     store, run = record_run(tmp_path, {}, more="")
     (facts,) = read_runs(store, [find_record(store.records, run)])
     lines = [
-        Line("train", "stability", Verdict("limit", "", "bad", "lower lr")),
-        Line("gate", "served", Verdict("safe", "", "bad", "correct it")),
-        Line("eval", "tau", Verdict("good", "", "warn", "do not serve it")),
-        Line("eval", "speed-up", Verdict("good", "", "bad", "do not serve it")),
+        Line("train", "stability", verdict("limit", "", "error", "lower lr")),
+        Line("gate", "served", verdict("safe", "", "error", "correct it")),
+        Line("eval", "tau", verdict("good", "", "warning", "do not serve it")),
+        Line("eval", "speed-up", verdict("good", "", "error", "do not serve it")),
     ]
     assert ["do not serve it", "correct it", "lower lr"] == next_steps(facts, lines)
 

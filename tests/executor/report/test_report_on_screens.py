@@ -22,8 +22,8 @@ FIGURES = """
     stage.log({"eval/tokens_per_second": 1234.56 * config.kept, "eval/acceptance_rate": 0.34112 * config.kept}, 3)
 """
 JUDGES = """
-    yield Section("judged" + text, Verdict("good", "tau" + text, "warn", "do" + text))
-    yield Section("gate", Verdict("safe", "5 of 5", "good"))
+    yield Section("judged" + text, verdict("good", "tau" + text, "warning", "do" + text))
+    yield Section("gate", verdict("safe", "5 of 5", "good"))
 """
 LONG = "a-name-without-any-place-to-break-" * 8
 
@@ -38,7 +38,7 @@ def test_nothing_is_wider_than_the_screen_and_texts_stand_out(tmp_path: Path, wi
     text = (EVIL + LONG).replace("'", "")
     toy = counting(tmp_path, PIPELINE.replace("kept = 7", f"kept = 7\ntext = '''{text}'''"))
     shows = tmp_path / "shows.py"
-    shows.write_text(f"{shows.read_text().replace('Section, Table', 'Section, Table, Verdict')}{JUDGES}")
+    shows.write_text(f"{shows.read_text().replace('Section, Table', 'Section, Table, Finding')}{JUDGES}")
     run(toy)
     run(toy, "-s", "filter.kept=5")
     for runs in (runs_of(toy)[:1], runs_of(toy)):

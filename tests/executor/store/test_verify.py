@@ -15,7 +15,7 @@ from executor.cli import main
 from executor.store import integrity
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
-from executor.store.integrity import MEMO, Damage, artifact_digests, check, set_aside
+from executor.store.integrity import MEMO, artifact_digests, check, set_aside
 
 
 @pytest.fixture
@@ -35,50 +35,54 @@ def damaged(toy):
 def test_what_was_committed_is_found_whole(toy):
     run(toy)
     store = Store.open(toy.store, write=False)
-    assert check(store, artifact_digests(store)) == []
+    assert check(store, artifact_digests(store)) == {}
     assert len(artifact_digests(store)) == 4
+
+
+def kinds(found):
+    return {digest: [(damage.where.part, damage.code) for damage in damages] for digest, damages in found.items()}
 
 
 def test_a_missing_a_shortened_and_an_altered_file_are_told_apart(damaged):
     store, digest, path = damaged
     text = path.read_text()
     edit(path, "x" * len(text))
-    assert check(store, [digest], sizes_only=True) == []
-    assert check(store, [digest]) == [Damage(digest, "sub/text.txt", "content")]
+    assert check(store, [digest], sizes_only=True) == {}
+    assert kinds(check(store, [digest])) == {digest: [("sub/text.txt", "content")]}
     edit(path, text[:-1])
-    assert check(store, [digest], sizes_only=True) == [Damage(digest, "sub/text.txt", "size")]
+    assert kinds(check(store, [digest], sizes_only=True)) == {digest: [("sub/text.txt", "size")]}
     path.unlink()
-    assert check(store, [digest], sizes_only=True) == [Damage(digest, "sub/text.txt", "missing")]
+    assert kinds(check(store, [digest], sizes_only=True)) == {digest: [("sub/text.txt", "missing")]}
 
 
 def test_a_file_that_somebody_added_is_told_unless_it_is_hidden(damaged):
     store, digest, path = damaged
     (path.parent / ".nfs0001").write_text("")
-    assert check(store, [digest]) == []
+    assert check(store, [digest]) == {}
     (path.parent / "more.txt").write_text("")
-    assert check(store, [digest]) == [Damage(digest, "sub/more.txt", "extra")]
+    assert kinds(check(store, [digest])) == {digest: [("sub/more.txt", "extra")]}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"files": 1}', '{"files": {"a": 1}}', '{"files": {}}'])
 def test_a_manifest_that_is_not_that_of_the_digest_is_damage(damaged, text):
     store, digest, path = damaged
     edit(path.parent.parent / MANIFEST, text)
-    assert check(store, [digest], sizes_only=True) == [Damage(digest, MANIFEST, "content")]
+    assert kinds(check(store, [digest], sizes_only=True)) == {digest: [(MANIFEST, "content")]}
 
 
 def test_an_artifact_without_manifest_is_damaged(damaged):
     store, digest, path = damaged
     (path.parent.parent / MANIFEST).unlink()
-    assert check(store, [digest]) == [Damage(digest, MANIFEST, "missing")]
+    assert kinds(check(store, [digest])) == {digest: [(MANIFEST, "missing")]}
 
 
 def test_a_file_that_was_read_and_is_untouched_is_not_read_again(damaged, monkeypatch):
     store, digest, _ = damaged
     monkeypatch.setattr(integrity, "is_settled", lambda stamp, now: True)
-    assert check(store, [digest]) == []
+    assert check(store, [digest]) == {}
     read = []
     monkeypatch.setattr(integrity._Artifact, "_sha256", lambda self, path: read.append(path.name))
-    assert (check(store, [digest]), read) == ([], [])
+    assert (check(store, [digest]), read) == ({}, [])
     check(store, [digest], read_all=True)
     assert read == ["text.txt"]
 
@@ -91,13 +95,13 @@ def test_an_edit_of_the_same_size_is_found_though_its_times_were_put_back(damage
     time.sleep(0.05)  # more than the grain of the kernel's clock
     edit(path, "x" * status.st_size)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert check(store, [digest]) == [Damage(digest, "sub/text.txt", "content")]
+    assert kinds(check(store, [digest])) == {digest: [("sub/text.txt", "content")]}
 
 
 def test_what_may_change_unseen_is_not_remembered(damaged, monkeypatch):
     store, digest, _ = damaged
     monkeypatch.setattr(integrity, "is_settled", lambda stamp, now: False)
-    assert check(store, [digest]) == []
+    assert check(store, [digest]) == {}
     assert not (store.memos / MEMO).exists()
 
 
@@ -105,7 +109,7 @@ def test_a_broken_memo_costs_time_only(damaged, monkeypatch):
     store, digest, _path = damaged
     monkeypatch.setattr(integrity, "is_settled", lambda stamp, now: True)
     (store.memos / MEMO).write_text('{"digest": 1}\nxx\n[]\n{"digest":"d","name":"n","size":"1"}\n')
-    assert check(store, [digest]) == []
+    assert check(store, [digest]) == {}
     assert len((store.memos / MEMO).read_text().splitlines()) == 5
 
 
@@ -128,7 +132,7 @@ def test_a_store_that_may_only_be_read_is_checked_all_the_same(damaged, monkeypa
 
     monkeypatch.setattr(integrity, "append_lines", refused)
     monkeypatch.setattr(Path, "rename", refused)
-    assert check(store, [digest]) == [Damage(digest, "sub/text.txt", "content")]
+    assert kinds(check(store, [digest])) == {digest: [("sub/text.txt", "content")]}
     with pytest.raises(StoreError, match=r"cannot be set aside \(Read-only file system\); runs would still use it"):
         set_aside(store, [digest])
     assert main(["verify", "--store", str(store.path)]) == 1

@@ -15,6 +15,7 @@ from overfit import overfit, with_answers
 from safetensors.torch import load_file, save_file
 
 from dsl.errors import ConfigError, DataError, StopRequested
+from dsl.finding import Finding
 from ops.artifacts import Draft, TargetModel
 from ops.check_export.run import check_report
 from ops.evaluate import turns
@@ -27,7 +28,6 @@ from ops.lib.drafts.backbone.config import from_serving, to_serving
 from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.decoding.decode import decode_plain
 from ops.lib.drafts.dspark.config import Dspark
-from ops.lib.report_sections import Verdict
 from ops.lib.target.model import Target
 
 CONTENT = ("report.json", "prompts.jsonl", "prompts.html")
@@ -216,7 +216,7 @@ def test_the_gate_refuses_an_evaluation_that_serving_cannot_repeat(stage, change
 
 def parts(folder):
     """The sections without the verdicts of the first screen."""
-    return [section for section in evaluate_sections(folder) if not isinstance(section.body, Verdict)]
+    return [section for section in evaluate_sections(folder) if not isinstance(section.body, Finding)]
 
 
 def test_the_report_shows_every_part(stage):

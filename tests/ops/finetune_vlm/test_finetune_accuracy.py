@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from dsl.errors import DataError, StopRequested
+from dsl.finding import Finding
 from ops.finetune_vlm.measuring import HeldOut, Metric, measurable
 from ops.finetune_vlm.report import report
 from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.report_sections import Verdict
 
 STILL = {"lr": 1e-12, "weight_decay": 0.0, "batch_size": 1, "max_new_tokens": 3}
 
@@ -72,8 +72,8 @@ def test_the_accuracy_of_the_checkpoint_before_the_training_stands_beside_that_o
     assert f"info: accuracy on test before fine-tuning: 1.000 of {len(answers)} samples\n" in said
     assert f"info: accuracy on test: {metrics['accuracy']:.3f} of {len(answers)} samples\n" in said
     assert len(answers) == read_json(stage.out_dir / "measurements.json")["test_samples"]
-    judged = {section.title: section.body for section in report(stage.out_dir) if isinstance(section.body, Verdict)}
-    assert ("target", "bad") == (judged["accuracy"].question, judged["accuracy"].judgement)
+    judged = {section.title: section.body for section in report(stage.out_dir) if isinstance(section.body, Finding)}
+    assert ("target", "error") == (judged["accuracy"].code, judged["accuracy"].level)
     assert f"before the training 100.0% of {len(answers)} samples" in judged["accuracy"].text
     assert [] == train(tmp_path / "random", own, **changes).metric("target/accuracy_before")  # from random weights
 

@@ -11,6 +11,7 @@ from fake_stage import FakeStage
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.finding import Finding
 from dsl.op import Ref
 from ops.artifacts import BatchPlan
 from ops.capture_targets.report import report as capture_targets_sections
@@ -19,7 +20,7 @@ from ops.export_draft.report import report as export_draft_sections
 from ops.ingest.report import report as ingest_sections
 from ops.lib.data.files import json_line, read_json, write_json
 from ops.lib.data.sample_account import NOT_TAKEN, Tally
-from ops.lib.report_sections import DROPPED_SHOWN, Account, Html, Section, Verdict, shown_value, spread
+from ops.lib.report_sections import DROPPED_SHOWN, Account, Html, Section, shown_value, spread
 from ops.load_target.report import report as target_sections
 from ops.regenerate_answers.report import LETTERS
 from ops.regenerate_answers.report import report as regenerate_answers_sections
@@ -32,7 +33,7 @@ from ops.train_dflash.report import report as train_dflash_sections
 
 
 def body(sections: Sequence[Section], title: str) -> Any:
-    return {section.title: section.body for section in sections if not isinstance(section.body, Verdict)}[title]
+    return {section.title: section.body for section in sections if not isinstance(section.body, Finding)}[title]
 
 
 def account(sections: Sequence[Section]) -> Account:

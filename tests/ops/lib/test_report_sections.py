@@ -58,5 +58,5 @@ def test_the_example_in_the_documentation_gives_sections_that_a_report_takes(tmp
     sections = names["report"](tmp_path)
     assert ["samples", "tokens", "reach", "first rows"] == [section.title for section in sections]
     carried = [section_to_json(section, tmp_path) for section in sections]
-    assert ["Account", "Table", "Verdict", "Table"] == [section["kind"] for section in carried]
+    assert ["Account", "Table", "Finding", "Table"] == [section["kind"] for section in carried]
     assert unstructure(sections) == unstructure([section_from_json(section, tmp_path) for section in carried])

@@ -9,9 +9,10 @@ from fake_stage import FakeStage
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.finding import Finding
 from ops.lib.data.files import read_json
 from ops.lib.data.sample_account import DUPLICATE, NOT_TAKEN, Loss, Tally, losses_of
-from ops.lib.report_sections import Verdict, account_sections
+from ops.lib.report_sections import account_sections, verdict
 
 
 def tallied(folder: Path, kept: int, dropped: dict[str, int], unread: int = 0, **remedies: str) -> FakeStage:
@@ -36,8 +37,8 @@ def test_a_loss_of_more_than_a_tenth_is_a_warning_with_its_cause_and_remedy(tmp_
     remedy = "raise max_length; dropped.csv names each with its reason"
     assert [f"warning: {text}; {remedy}"] == warnings_of(capsys.readouterr().out)
     assert [{"of": "samples", "text": text, "remedy": remedy}] == read_json(stage.out_dir / "summary.json")["losses"]
-    verdicts = [each.body for each in account_sections(stage.out_dir) if isinstance(each.body, Verdict)]
-    assert [Verdict("limit", text, "warn", remedy)] == verdicts
+    verdicts = [each.body for each in account_sections(stage.out_dir) if isinstance(each.body, Finding)]
+    assert [verdict("limit", text, "warning", remedy)] == verdicts
 
 
 def test_of_many_reasons_the_most_frequent_are_named(tmp_path, capsys):
