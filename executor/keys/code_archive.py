@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from dsl.errors import ConfigError
+from dsl.files import read_plain, remove_link, write_whole
 from dsl.fingerprint import read_code
 from dsl.graph import Graph
+from dsl.os_errors import clear_errors
 from executor.keys.node_key import class_symbols, code_roots, run_symbols
-from executor.system.os_errors import clear_errors
-from executor.system.symlinks import is_plain, new_file, read_plain, remove_link
+from executor.system.symlinks import is_plain
 
 FOLDER = "code"
 HASH = re.compile("[0-9a-f]{16,128}")
@@ -32,10 +32,7 @@ def keep_texts(store: Path, graph: Graph, node_id: str, code: Mapping[str, str])
             with clear_errors(path):
                 remove_link(path.parent)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                fresh = path.with_name(f".{hash}.{os.getpid()}.{node_id}")  # another may keep it too
-                with new_file(fresh) as file:
-                    file.write(text.encode())
-                fresh.replace(path)
+                write_whole(path, text.encode())
 
 
 def kept_text(store: Path, hash: str) -> str | None:

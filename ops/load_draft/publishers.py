@@ -52,7 +52,7 @@ NEST = "dflash_config"  # where most publishers keep the fields of the algorithm
 OF_DFLOW = "dflow"
 
 IGNORED = "ignored"
-OFF = (None, False, 0, "", [], {})
+OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 ONE = (None, 1)
 # Of transformers, of a training, or of generation.
 _WORDS = """

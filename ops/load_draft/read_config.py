@@ -242,8 +242,8 @@ def _layers(reading: Reading, layers: int, target: Mapping[str, Any] | None) -> 
         reading.mistakes.append(f"{name}: is missing, and {reading.publisher.name}'s class has no default for it")
         return {}
     if name not in reading.values:  # without the target any of this number stand for them until its layers are known
-        known = count is not None
-        reading.assumed[LAYERS] = [*(spread_layers(count, layers, "num_hidden_layers") if known else range(layers))]
+        spread = range(layers) if count is None else spread_layers(count, layers, "num_hidden_layers")
+        reading.assumed[LAYERS] = list(spread)
     ids = reading.layer_ids
     count = max(ids, default=0) + 2 if count is None else count
     offset = reading.publisher.layers_from

@@ -203,7 +203,9 @@ class TrainDflash:
     dflash2: Dflash2Options | None = field(default=None, validator=_of_algorithm("dflash2"), help="see algorithm")
     dspark: DsparkOptions | None = field(default=None, validator=_of_algorithm("dspark"), help="see algorithm")
     own: dict[str, bool | int | float | str] | None = field(
-        default=None, validator=_own_table, help="the fields of an algorithm of your own, those of the class of options in its config.py"
+        default=None,
+        validator=_own_table,
+        help="the fields of an algorithm of your own, those of the class of options in its config.py",
     )
     block_size: int = field(
         default=16,

@@ -263,8 +263,8 @@ def test_a_config_that_breaks_the_protocol_is_found_where_the_pipeline_is_read(w
     with pytest.raises(PipelineError) as caught:
         read_graph(written)
     (found,) = caught.value.mistakes
-    assert str(written.parent / "slot_bias" / "config.py") in found.message
-    assert message in found.message and found.path.startswith("node.train.")
+    assert str(written.parent / "slot_bias" / "config.py") in found.what
+    assert message in found.what and found.path.startswith("node.train.")
 
 
 @pytest.mark.parametrize(
