@@ -200,7 +200,7 @@ def test_what_is_wrong_is_said_with_its_place(written, old, new, place, message)
     with pytest.raises(PipelineError) as caught:
         read_graph(written)
     found = [mistake for mistake in caught.value.mistakes if (mistake.path or "").startswith(place)]
-    assert len(found) == 1 and message in found[0].message, caught.value
+    assert len(found) == 1 and message in found[0].what, caught.value
     assert found[0].position is not None
     assert place != "pipeline.drafts" or own_algorithms() == {}  # nothing is imported from folders that are refused
 
