@@ -196,6 +196,6 @@ def code_of(names: Iterable[str], *parts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def options_code(name: str) -> tuple[str, ...]:
-    """As `code_of`, of the table of trainings with an algorithm of the user's."""
+    """Where code begins, as `code_of` names it, of the table of trainings with an algorithm of the user's."""
     own = name not in CONFIGS and own_options(name) is not None
     return (_place(name, "Options"),) if own else ()

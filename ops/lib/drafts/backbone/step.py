@@ -154,7 +154,7 @@ class Engine:
 
     @torch.no_grad()
     def measure(self, batch: MicroBatch) -> Slots:
-        """The same without gradients."""
+        """Slots of a micro-batch, without gradients."""
         context = self._context(batch)
         return _joined([self._blocks(chunk, context, batch.features_tF.dtype) for chunk in self._chunks(batch)])
 
