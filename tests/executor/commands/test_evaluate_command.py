@@ -308,6 +308,24 @@ def test_a_target_without_a_mask_token_takes_that_of_the_draft(tmp_path, config,
     assert expected == nodes["target"].config.mask_token_id
 
 
+def test_a_model_id_without_a_mask_token_takes_that_of_the_draft_before_and_after_its_download(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    draft, commit = tmp_path / "draft", "a" * 40
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps({"mask_token_id": 6}))
+
+    def mask() -> int | None:
+        return evaluation_pipeline(str(draft), f"owner/name@{commit}", None, None).nodes["target"].config.mask_token_id
+
+    assert 6 == mask()
+    target = tmp_path / "hub" / "models--owner--name" / "snapshots" / commit
+    target.mkdir(parents=True)
+    (target / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 8}))
+    for tokens, expected in (({"a": 0}, 6), ({"a": 0, "<|MASK|>": 1}, None)):
+        (target / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}}))
+        assert expected == mask()
+
+
 def test_the_mask_token_of_what_cannot_be_read_is_left_to_the_nodes(tmp_path):
     (tmp_path / "config.json").write_text("[")
     assert draft_mask(tmp_path, tmp_path) is None
