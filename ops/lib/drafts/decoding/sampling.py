@@ -86,7 +86,7 @@ def accept_sampled(
 
 
 def accept_greedy(proposal_BD: Tensor, choices_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the accepted tokens at temperature 0: the prefix that matches the target's choices, and the choice behind."""
+    """Accept at temperature 0: the prefix that matches the target's choices, and the choice behind it."""
     count_B = _leading(proposal_BD == choices_BK[:, :-1])
     return count_B, choices_BK.gather(1, count_B[:, None])[:, 0]
 
