@@ -18,8 +18,7 @@ from dsl.paths import is_there, store_above
 
 INIT = "__init__.py"
 COMES_WITH_DFLOW = "ops.lib.drafts.algorithms:CONFIGS"
-FILES = ("config.py", "modules.py", "propose.py", "loss.py", "contract.py", "reference.py")
-OPTIONS = "options.py"  # the table of its training; an algorithm without one has no options
+FILES = ("config.py", "model.py", "loss.py", "reference.py")
 
 _used: dict[str, Path] = {}
 
@@ -44,7 +43,7 @@ def use_draft_folders(op_files: Sequence[Path]) -> None:
 
 
 def use_checked_folders(op_files: Sequence[Path]) -> list[Finding]:
-    """The same of folders that pipelines name; with mistakes, which are returned, none is known."""
+    """Use the folders that pipelines name, once they are checked; with mistakes, which are returned, none is known."""
     taken: Mapping[str, str] = named_function(COMES_WITH_DFLOW) if any(map(is_draft_folder, op_files)) else {}
     mistakes = folder_mistakes(op_files, list(taken))
     use_draft_folders(() if mistakes else op_files)

@@ -79,7 +79,7 @@ def test_modules_are_imported_by_name_only_by_named_function_for_hooks_and_by_a_
         "ops/capture_targets/run.py",
         "ops/lib/data/limited_process.py",
         "ops/lib/drafts/algorithms.py",
-        "ops/lib/drafts/own_modules.py",
+        "ops/lib/drafts/own_trial.py",
     }
 
 

@@ -24,8 +24,8 @@ from ops.lib.drafts.backbone.hooks import Drawn
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.rope import rope_frequencies
 from ops.lib.drafts.backbone.step import Engine, MicroBatch
-from ops.lib.drafts.dflash2.options import Dflash2Options
-from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.lib.drafts.dflash2.config import Dflash2Options
+from ops.lib.drafts.dspark.config import DsparkOptions
 from ops.lib.drafts.losses.kinds import Terms
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.sequence_parallel.exchange import Alone

@@ -22,7 +22,7 @@ from executor.system.output import indented, print_lines
 from executor.system.server import Server, is_reachable_by_others, require_free_port, wait_until_ready
 from executor.system.user_cache import compile_cache
 from ops.lib.sglang.serve_command import Address, shell_line
-from ops.tools.serve.chat import accepted_lengths, ask
+from ops.tools.serve.chat import ask, tau_text
 from ops.tools.serve.prompts import HELLO, prompt_text
 
 MAX_TOKENS = 128
@@ -142,7 +142,7 @@ def try_prompt(engine: Engine, url: str, run: ServedRun, key: str = "") -> None:
             )
         print_lines("the answer is one token long, which needs no verification step")
         return
-    print_lines(accepted_lengths(answer, engine.dialect))
+    print_lines(tau_text(answer, engine.dialect))
     if run.tau is not None:
         print_lines(f"tau of the evaluation, over all its prompts: {run.tau:.3g}")
     if answer.tau == 1.0:

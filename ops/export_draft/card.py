@@ -217,7 +217,7 @@ def rotary_warning(partial_rotary_factor: float) -> str | None:
 
 
 def _origin(imported: Mapping[str, Any]) -> str:
-    """Of a draft that was trained elsewhere: who wrote it, and what its files leave open."""
+    """Lines on a draft that was trained elsewhere: who wrote it, and what its files leave open."""
     named = {name: imported[name] for name in ("source", "revision") if name in imported}
     parts = [
         "## Origin\n\nTrained elsewhere, and imported by `load_draft` of dflow.",

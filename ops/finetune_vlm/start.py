@@ -16,7 +16,7 @@ from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.parts import Part, check_parts
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.sequence_parallel.degree import check_target_degree
-from ops.lib.target.ends import stored_dtype
+from ops.lib.target.embedding_and_head import stored_dtype
 from ops.lib.target.fetch import find_checkpoint
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, describe_target, read_config
 from ops.lib.target.tiny_config import check_builtin, tiny_config

@@ -13,7 +13,6 @@ from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.contract_fields import expected_shapes
 from ops.lib.target.checkpoint_check import tensor_headers
 from ops.lib.target.checkpoint_files import INDEX, SINGLE
-from ops.load_draft.known_keys import TENSORS, UNQUANTISED
 from ops.load_draft.read_config import ReadDraft
 
 W1, W2, CONFIDENCE = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight", "confidence_head.proj.weight"
@@ -34,10 +33,8 @@ NOT_THE_TARGETS = (
 )
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}  # safetensors' name -> config.json's
 SHOWN = 8
-FORBIDDEN = {
-    "mask_embedding.pt": "replaces the target's embedding of the mask token in engines, and dflow has no such thing",
-    "hf_quant_config.json": UNQUANTISED,
-}
+# Files that change a draft: another embedding of the mask token, and quantised weights.
+FORBIDDEN = ("mask_embedding.pt", "hf_quant_config.json")
 
 
 @frozen
@@ -66,7 +63,9 @@ class DraftFiles:
 def read_headers(directory: Path, draft: ReadDraft) -> DraftFiles:
     """The tensors of a directory, checked by `draft_folder_mistakes`, for the config that was read of it."""
     found, expected, config = DraftFiles(), _shapes_in_files(draft), draft.config
-    found.mistakes += [f"{name}: {why}" for name, why in FORBIDDEN.items() if (directory / name).exists()]
+    found.mistakes += [
+        f"{name}: changes the draft, and dflow has no such thing" for name in FORBIDDEN if (directory / name).exists()
+    ]
     for name, stored in _stored(directory, found.mistakes).items():
         if name in expected:
             found.own[name] = stored
@@ -79,8 +78,7 @@ def read_headers(directory: Path, draft: ReadDraft) -> DraftFiles:
         elif name.endswith(FREQUENCIES) and stored.dtype in DTYPES:
             found.frequencies[name] = stored
         else:
-            why = next((why for part, why in TENSORS.items() if part in name), None)
-            found.mistakes.append(f"{name}: {why or 'dflow does not know this tensor, which may change the draft'}")
+            found.mistakes.append(f"{name}: dflow does not know this tensor, which may change the draft")
     missing = sorted(expected.keys() - found.own.keys())
     if missing:
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
@@ -141,6 +139,6 @@ def _shape_mistakes(own: Mapping[str, StoredTensor], expected: Mapping[str, tupl
     """Tensors of another shape, or of a dtype that is no plain floating one."""
     for name, stored in sorted(own.items()):
         if stored.dtype not in DTYPES:
-            yield f"{name}: of dtype {stored.dtype}, and only {', '.join(sorted(DTYPES))} are supported: {UNQUANTISED}"
+            yield f"{name}: of dtype {stored.dtype}; only {', '.join(sorted(DTYPES))} are read, so no quantised weights"
         elif stored.shape != expected[name]:
             yield f"{name}: has the shape {list(stored.shape)}, and by config.json it is {list(expected[name])}"

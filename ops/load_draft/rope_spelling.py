@@ -12,8 +12,12 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from ops.load_draft.known_keys import OF_MROPE, OF_ROPE
+from ops.lib.drafts.backbone.config import ROPE_NUMBERS
 
+# Parameters that transformers' functions read, by what `DraftConfig.rope_scaling` holds.
+OF_ROPE = frozenset({"rope_type", *ROPE_NUMBERS, "truncate"})
+# Of a target's 3-D positions. The classes of all publishers rotate by 1-D positions, and do not read them.
+OF_MROPE = frozenset({"mrope_section", "mrope_interleaved"})
 TABLES = ("rope_parameters", "rope_scaling")
 FLAT = ("rope_theta", "partial_rotary_factor")
 KEYS = (*TABLES, *FLAT)
@@ -103,17 +107,11 @@ def _agreed(places: Mapping[str, Any], rope: Rope) -> Any:
 def _partial_mistakes(named: Any, partial: float | None, is_plain: bool) -> Iterator[str]:
     """named: that of the file. is_plain: whether its rope is not scaled."""
     shown = json.dumps(named)
-    if named != 1 and partial is None and is_plain:
+    if named != 1 and partial is None:
+        class_does = "rotates whole heads whatever it is" if is_plain else "does not run with it and a scaled rope"
         yield (
-            f"partial_rotary_factor = {shown}: transformers' Qwen3 class, which publishers use, rotates whole heads "
-            "whatever it is, and engines rotate this share; how the draft was trained is not in the file, so set "
-            f"partial_rotary_factor of load_draft to 1.0 or to {shown}"
-        )
-    elif named != 1 and partial is None:
-        yield (
-            f"partial_rotary_factor = {shown}: transformers' Qwen3 class, which publishers use, does not run with it "
-            "and a scaled rope, and engines rotate this share: set partial_rotary_factor of load_draft to "
-            f"{shown} if the draft was trained so, and to 1.0 if it came into the file later"
+            f"partial_rotary_factor = {shown}: set partial_rotary_factor of load_draft to 1.0 or to {shown}, as the "
+            f"draft was trained: transformers' Qwen3 class {class_does}, and engines rotate this share"
         )
     if partial is not None and partial not in (1, named):
         yield f"partial_rotary_factor: {shown} in the file, so it can be that or 1.0, not {partial:g}"

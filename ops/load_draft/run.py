@@ -32,13 +32,13 @@ from ops.lib.target.checkpoint_files import CONFIGS
 from ops.lib.target.checkpoint_files import WEIGHTS as WEIGHT_FILES
 from ops.lib.target.fetch import fetch
 from ops.lib.target.model import read_config, target_info
+from ops.load_draft.headers import FORBIDDEN
 from ops.load_draft.op import LoadDraft
 from ops.load_draft.own_record import record_mistakes
 from ops.load_draft.publishers import OF_DFLOW
 from ops.load_draft.read_config import ReadDraft, read_draft_config
 from ops.load_draft.tensors import DraftTensors, read_tensors
 
-OTHER_FILES = ("mask_embedding.pt", "hf_quant_config.json")  # downloaded only to be refused, and never read
 OTHER_TARGET = "target: it was trained for the target"  # how a note begins
 
 
@@ -116,7 +116,9 @@ def find_draft(source: str, revision: str | None) -> Path:
     """The directory of a draft; the weights and JSON of a model id are downloaded. Raises DataError if it is none."""
     directory = Path(source)
     if not directory.exists():
-        directory = fetch(source, revision, (*CONFIGS, *WEIGHT_FILES, *OTHER_FILES))
+        directory = fetch(
+            source, revision, (*CONFIGS, *WEIGHT_FILES, *FORBIDDEN)
+        )  # the last are refused, and never read
     mistakes = draft_folder_mistakes(directory)
     if mistakes:
         raise DataError("\n".join(mistakes))

@@ -15,7 +15,7 @@ from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.drafts.backbone.load import CONFIG, read_config
 from ops.lib.estimates import DraftForeseen, FeaturesForeseen, TargetStated, TokensForeseen, refuse_unfit
-from ops.lib.target.ends import frozen_ends
+from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import check_samples_fit, target_info, text_config
 from ops.lib.target.token_ids import mask_warning

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from attrs import frozen, validators
 
 from dsl.convert import structure
-from dsl.draft_folders import OPTIONS, own_algorithms
+from dsl.draft_folders import own_algorithms
 from dsl.errors import ConfigError, StructureError
 from dsl.field_rules import ChosenBy, Clash, Given, Needs, Only
 from dsl.op import field, op, seed_field
@@ -24,8 +24,8 @@ from ops.lib.drafts.algorithms import (
     options_code,
     own_options,
 )
-from ops.lib.drafts.dflash2.options import Dflash2Options
-from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.lib.drafts.dflash2.config import Dflash2Options
+from ops.lib.drafts.dspark.config import DsparkOptions
 from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_teacher
 from ops.lib.sequence_parallel.degree import known_exchange
 
@@ -102,14 +102,13 @@ def _of_algorithm(name: str) -> ChosenBy:
 
 def _known_algorithm(_instance: Any, _attribute: object, name: str) -> None:
     """It comes with dflow, or its folder can be used."""
-    if name in own_algorithms():
-        from ops.lib.drafts.own_folder import folder_mistakes  # a pipeline without such a folder does not load it
-
-        if mistakes := folder_mistakes(name):
-            raise ValueError("\n".join(mistakes))
-        return
     try:
-        algorithm_class(name)
+        if name in own_algorithms():
+            from ops.lib.drafts.own_config import try_config  # a pipeline without such a folder does not load it
+
+            try_config(name)
+        else:
+            algorithm_class(name)
     except ConfigError as error:
         raise ValueError(str(error)) from error
 
@@ -134,7 +133,7 @@ def _own_table(instance: Any, _attribute: object, table: Mapping[str, Any] | Non
 
 def _sizes_mistake(algorithm: str, terms: Terms) -> str:
     """Why the config's class does not take what the table gives it."""
-    place = f"{own_algorithms()[algorithm] / OPTIONS}: {type(terms).__name__}.sizes"
+    place = f"{own_algorithms()[algorithm] / 'config.py'}: {type(terms).__name__}.sizes"
     try:
         algorithm_class(algorithm)(**terms.sizes())
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -145,7 +144,7 @@ def _sizes_mistake(algorithm: str, terms: Terms) -> str:
 def _own_terms(algorithm: str, table: Mapping[str, Any] | None) -> Terms | None:
     options = own_options(algorithm)
     if options is None and table:
-        raise ConfigError(f"the algorithm {algorithm} has no options.py, so no fields")
+        raise ConfigError(f"the algorithm {algorithm} has no class of options, so no fields")
     terms: Terms | None = None if options is None else structure(options, dict(table or {}))
     return terms
 
@@ -204,7 +203,9 @@ class TrainDflash:
     dflash2: Dflash2Options | None = field(default=None, validator=_of_algorithm("dflash2"), help="see algorithm")
     dspark: DsparkOptions | None = field(default=None, validator=_of_algorithm("dspark"), help="see algorithm")
     own: dict[str, bool | int | float | str] | None = field(
-        default=None, validator=_own_table, help="the fields of an algorithm of your own, those of its options.py"
+        default=None,
+        validator=_own_table,
+        help="the fields of an algorithm of your own, those of the class of options in its config.py",
     )
     block_size: int = field(
         default=16,

@@ -12,7 +12,6 @@ from jsonschema import Draft7Validator
 from ops_with_tables import HEAD, read, train, written
 
 import ops.aliases
-from dsl.aliases import Alias
 from dsl.compile import compile_pipeline, override_graph
 from dsl.errors import ConfigError, PipelineError
 from dsl.field_rules import ChosenBy, Only
@@ -168,7 +167,7 @@ def test_a_table_that_was_not_chosen_is_a_mistake_that_names_both_places(tmp_pat
 
 
 def test_names_of_other_projects_may_be_fields_of_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops.aliases, "ALIASES", [Alias(("matrix_rank",), {"train.low.rank": "of both"})])
+    monkeypatch.setattr(ops.aliases, "ALIASES", {"matrix_rank": {"train.low.rank": "of both"}})
     there = 'it is "low.rank" of train: node.train.low.rank'
     text = "matrix_rank = 1\n[node.train.low]\nmatrix_rank = 1\n[node.train.pace]\nmatrix_rank = 1\n"
     assert [

@@ -26,8 +26,8 @@ from ops.lib.drafts.attention.blocks import choose_attention  # noqa: E402
 from ops.lib.drafts.backbone.model import DraftModel  # noqa: E402
 from ops.lib.drafts.backbone.rope import rope_frequencies  # noqa: E402
 from ops.lib.drafts.backbone.step import Engine, MicroBatch  # noqa: E402
-from ops.lib.drafts.dflash2.options import Dflash2Options  # noqa: E402
-from ops.lib.drafts.dspark.options import DsparkOptions  # noqa: E402
+from ops.lib.drafts.dflash2.config import Dflash2Options  # noqa: E402
+from ops.lib.drafts.dspark.config import DsparkOptions  # noqa: E402
 from ops.lib.drafts.losses.loss import Loss  # noqa: E402
 from ops.lib.drafts.losses.slots import block_weights  # noqa: E402
 from ops.lib.sequence_parallel.exchange import Alone  # noqa: E402

@@ -18,7 +18,7 @@ from ops.lib.drafts.decoding.decode import Decoded, decode_speculative
 from ops.lib.drafts.decoding.sampling import GreedyChoice
 from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dspark.config import Dspark
-from ops.lib.drafts.dspark.modules import confidence_head
+from ops.lib.drafts.dspark.model import confidence_head
 from ops.lib.sglang.dflash_worker import DflashEngine, DraftRefused
 from ops.lib.sglang.draft_forward import compare_forward, context_lengths
 
@@ -36,7 +36,7 @@ def decoded(case: Case, draft: Path, heads: bool = True) -> list[Decoded]:
     model = load_draft(draft)
     if not heads:
         with torch.no_grad():
-            for head in part_of(model.config.algorithm, "modules:heads")(model.config):
+            for head in part_of(model.config.algorithm, "model:heads")(model.config):
                 for weight in getattr(model, head).parameters():
                     weight.zero_()
     return [decode_speculative(case.loaded, model, prompt, NEW_TOKENS) for prompt in case.prompts]
@@ -93,7 +93,7 @@ def test_sglangs_selector_proposes_at_every_step_what_dflows_does_of_the_same_st
     by_logits = []
     for hidden_BDM, anchors_B, tokens_BD in steps:
         logits_BDV = hidden_BDM @ head_VM.T
-        ours = part_of(model.config.algorithm, "propose:propose")(
+        ours = part_of(model.config.algorithm, "model:propose")(
             model, hidden_BDM, logits_BDV, anchors_B, GreedyChoice()
         )
         assert ours.tokens_BD.tolist() == tokens_BD.tolist()

@@ -82,6 +82,6 @@ def blocks(published: Published, made: Draft, dtype: torch.dtype, context: int =
     with torch.no_grad():
         joined = torch.cat([features[layer] for layer in config.target_layer_ids], dim=1)
         found = own.propose(block[0], embed[config.mask_token_id], own.context_kv(joined, torch.arange(context)))
-        propose = part_of(config.algorithm, "propose:propose")
+        propose = part_of(config.algorithm, "model:propose")
         proposal = propose(own, found[None], found[None] @ head.T, torch.tensor([ANCHOR]), GreedyChoice())
     return theirs, Block(found, proposal.tokens_BD[0].tolist())

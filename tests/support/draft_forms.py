@@ -571,13 +571,13 @@ REFUSED: Mapping[str, Refused] = {
     "DFlash2 by its fields alone": Refused(
         zlab(dflash_config={"selector_rank": 4, "conv_kernel_size": 2}),
         (
-            "dflash_config.selector_rank = 4: is of the algorithm DFlash2, and the file names another",
+            "dflash_config.selector_rank = 4: dflow reads only drafts without it",
             "dflash_config.conv_kernel_size = 2",
         ),
     ),
     "DFlash2 by its tensors alone": Refused(
         zlab(),
-        ("candidate_selector.predecessor_codebook: of the algorithm DFlash2, which config.json does not name",),
+        ("candidate_selector.predecessor_codebook: dflow does not know this tensor",),
         plus("candidate_selector.predecessor_codebook", VOCAB, 4),
     ),
     "DFlash2 without its tensors": Refused(
@@ -589,14 +589,15 @@ REFUSED: Mapping[str, Refused] = {
         ("dflash2.candidates (selector_top_k): 32 of a vocabulary of 24",),
     ),
     "DFlash2 with the anchor first": Refused(
-        speculators_of("dflash2", sample_from_anchor=True, **FLAT), ("no engine serves DFlash2 in this layout",)
+        speculators_of("dflash2", sample_from_anchor=True, **FLAT),
+        ("sample_from_anchor = true: dflow reads only false: no engine serves DFlash2",),
     ),
     "DFlash2 with windows as its class reads them": Refused(
         speculators_of("dflash2", transformer_layer_config=ALL_SLIDING, sliding_window_non_causal=LEFT_OUT, **FLAT),
-        ("sliding layers would see their whole block",),
+        ("sliding_window_non_causal = true: dflow reads only false where layers slide",),
     ),
     "DFlash2 and DSpark in one": Refused(
-        deepspec(dflash_config=FLAT), ("dflash_config.selector_rank = 4: is of the algorithm DFlash2",)
+        deepspec(dflash_config=FLAT), ("dflash_config.selector_rank = 4: dflow reads only",)
     ),
     "two algorithms": Refused(
         speculators_of("dspark", speculators_config={"algorithm": "dflash2"}),
@@ -604,92 +605,100 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "DSpark named DFlash": Refused(
         zlab(),
-        ("markov_head.markov_w1.weight: of DSpark's Markov head, which config.json does not name",),
+        ("markov_head.markov_w1.weight: dflow does not know this tensor",),
         plus("markov_head.markov_w1.weight", VOCAB, 4),
     ),
     "SpecForge's DSpark named DFlash": Refused(
         specforge(architectures=["DFlashDraftModel"]), ("DFlashDraftModel is dflash, projector_type dspark is dspark",)
     ),
     "DSpark with a gated head": Refused(
-        deepspec(markov_head_type="gated"), ('markov_head_type = "gated": only "vanilla" is supported',)
+        deepspec(markov_head_type="gated"), ('markov_head_type = "gated": dflow reads only "vanilla"',)
     ),
     "DSpark with a recurrent head": Refused(
-        specforge(dflash_config={"markov_head_type": "rnn"}), ('markov_head_type = "rnn": only "vanilla"',)
+        specforge(dflash_config={"markov_head_type": "rnn"}), ('markov_head_type = "rnn": dflow reads only "vanilla"',)
     ),
     "DSpark with a Markov head of no kind": Refused(
         deepspec(markov_head_type=LEFT_OUT), ("markov_head_type: is missing, and DeepSpec's class has no default",)
     ),
     "DSpark without its tensors": Refused(deepspec(), ("missing: confidence_head.proj.bias",)),
     "DSpark whose confidence head needs a Markov head": Refused(
-        deepspec(markov_rank=0), ("enable_confidence_head = true: this confidence head needs a Markov head",)
+        deepspec(markov_rank=0),
+        ("enable_confidence_head = true: dflow reads only false with markov_rank = 0: this confidence head needs",),
     ),
     "DSpark with a confidence head and without one": Refused(
         modelopt(dflash_config={"enable_confidence_head": False}),
-        ("whether the draft has a confidence head is not known",),
+        ("enable_confidence_head = false, use_confidence_head = true: must be the same",),
     ),
     "speculators, DSpark whose layout is open": Refused(
         speculators_of("dspark", sample_from_anchor=LEFT_OUT),
-        ("sample_from_anchor: is missing; speculators' class takes it for true and vLLM for false",),
+        ("sample_from_anchor: is missing",),
     ),
     "SpecForge, DSpark with masks first": Refused(
         specforge(dflash_config={"sample_from_anchor": False}),
-        ("sample_from_anchor = false: slot 0 of every DSpark draft of SpecForge predicts a token",),
+        ("sample_from_anchor = false: dflow reads only true, as in every DSpark draft of SpecForge",),
     ),
     "ModelOpt, DSpark with masks first": Refused(
-        modelopt(dflash_config={"shift_label": False}), ("shift_label = false: slot 0 of every DSpark draft",)
+        modelopt(dflash_config={"shift_label": False}), ("shift_label = false: dflow reads only true",)
     ),
     "DeepSpec's DFlash under the name of z-lab": Refused(
         zlab(num_anchors=512, markov_rank=0),
         (
-            "num_anchors, markov_rank: of DeepSpec's class, whose slot 0 predicts a token, and architectures does not",
-            'set architectures to ["Qwen3DSparkModel"]',
+            'architectures: must be ["Qwen3DSparkModel"] beside num_anchors, markov_rank',
+            "remove these fields if the draft was not trained with it",
         ),
     ),
     "DeepSpec, DSpark for another family": Refused(
-        deepspec(architectures=["Gemma4DSparkModel"]), ("Gemma4DSparkModel is none of the classes",)
+        deepspec(architectures=["Gemma4DSparkModel"]),
+        ("Gemma4DSparkModel: dflow reads only drafts of DFlashDraftModel",),
     ),
     "Domino": Refused(
         zlab(dflash_config={"projector_type": "domino", "shift_label": True, "gru_hidden_dim": 8, "emb_dim": 4}),
-        ('dflash_config.projector_type = "domino"', "algorithm Domino"),
+        ('dflash_config.projector_type = "domino"', "dflash_config.gru_hidden_dim = 8"),
     ),
-    "SpecForge's Domino by name": Refused(zlab(architectures=["DominoDraftModel"]), ("algorithm Domino",)),
-    "LiLiCorr": Refused(zlab(architectures=["LiLiCorrDraftModel"]), ("algorithm LiLiCorr",)),
-    "XPress": Refused(zlab(architectures=["Qwen3XPressModel"]), ("algorithm XPress",)),
+    "SpecForge's Domino by name": Refused(
+        zlab(architectures=["DominoDraftModel"]), ("DominoDraftModel: dflow reads only drafts of",)
+    ),
+    "LiLiCorr": Refused(
+        zlab(architectures=["LiLiCorrDraftModel"]), ("LiLiCorrDraftModel: dflow reads only drafts of",)
+    ),
+    "XPress": Refused(zlab(architectures=["Qwen3XPressModel"]), ("Qwen3XPressModel: dflow reads only drafts of",)),
     "EAGLE-3": Refused(
-        speculators(speculators_model_type="eagle3", architectures=["Eagle3Speculator"]), ("algorithm EAGLE",)
+        speculators(speculators_model_type="eagle3", architectures=["Eagle3Speculator"]),
+        ("Eagle3Speculator, eagle3: dflow reads only drafts of",),
     ),
     "a language model": Refused({"architectures": ["Qwen3ForCausalLM"], **SIZES}, ("not a DFlash draft",)),
     "a reduced vocabulary": Refused(
         speculators(draft_vocab_size=8),
-        ("draft_vocab_size = 8", "a reduced vocabulary"),
+        ("draft_vocab_size = 8: dflow reads only vocab_size = 24",),
     ),
     "a reduced vocabulary left open": Refused(
         speculators(draft_vocab_size=LEFT_OUT),
-        ("draft_vocab_size = 32000, vocab_size = 24",),
+        ("draft_vocab_size = 32000: dflow reads only vocab_size = 24",),
     ),
     "a map of vocabularies": Refused(
         speculators(),
-        ("d2t: a reduced vocabulary", "t2d: a reduced vocabulary"),
+        ("d2t: dflow does not know this tensor", "t2d: dflow does not know this tensor"),
         lambda tensors: plus("d2t", VOCAB, dtype=torch.int64)(plus("t2d", VOCAB, dtype=torch.bool)(tensors)),
     ),
     "z-lab, anchor first": Refused(
-        zlab(dflash_config={"sample_from_anchor": True}), ("dflash_config.sample_from_anchor = true: slot 0 would",)
+        zlab(dflash_config={"sample_from_anchor": True}),
+        ("dflash_config.sample_from_anchor = true: dflow reads only drafts without it",),
     ),
     "SpecForge, anchor first": Refused(
         zlab(dflash_config={"shift_label": True}),
-        ("shift_label = true: slot 0 would predict a token, and SpecForge reads this for Domino only",),
+        ("dflash_config.shift_label = true: dflow reads only drafts without it",),
     ),
     "speculators, windows that are not causal": Refused(
         speculators(transformer_layer_config=ALL_SLIDING, sliding_window_non_causal=True),
-        ("sliding_window_non_causal = true: sliding layers would see their whole block",),
+        ("sliding_window_non_causal = true: dflow reads only false where layers slide",),
     ),
     "quantised weights by the config": Refused(
         zlab(quantization_config={"quant_algo": "FP8"}),
-        ("quantization_config", "quantised weights"),
+        ("quantization_config = {", "dflow reads only drafts without it"),
     ),
     "quantised weights by their tensors": Refused(
         zlab(),
-        ("layers.0.mlp.up_proj.weight_scale: quantised weights",),
+        ("layers.0.mlp.up_proj.weight_scale: dflow does not know this tensor",),
         plus("layers.0.mlp.up_proj.weight_scale", 1),
     ),
     "quantised weights by their dtype": Refused(
@@ -699,27 +708,28 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "quantised weights by a file": Refused(
         zlab(),
-        ("hf_quant_config.json: quantised weights",),
+        ("hf_quant_config.json: changes the draft",),
         files={"hf_quant_config.json": b"{}"},
     ),
     "the target's embeddings as a layer": Refused(
         zlab(dflash_config={"target_layer_ids": [-1, 3, 5]}),
-        ("target_layer_ids: -1 names the target's embeddings, and SGLang does not start with them",),
+        ("target_layer_ids = [-1, 3, 5]: dflow reads only layers between -1 and 7",),
     ),
     "speculators, the target's embeddings as a layer": Refused(
         speculators(aux_hidden_state_layer_ids=[0, 4, 6]),
-        ("aux_hidden_state_layer_ids: 0 names the target's embeddings, and SGLang does not start",),
+        ("aux_hidden_state_layer_ids = [0, 4, 6]: dflow reads only layers between 0 and 8",),
     ),
     "the target's last layer": Refused(
         zlab(dflash_config={"target_layer_ids": [1, 3, 7]}),
-        ("target_layer_ids: 7 names the target's last layer, and SGLang fails at the first prompt",),
+        ("target_layer_ids = [1, 3, 7]: dflow reads only layers between -1 and 7",),
     ),
     "DeepSpec, the target's embeddings as a layer": Refused(
-        deepspec(target_layer_ids=[-1, 3, 5]), ("target_layer_ids: -1 names the target's embeddings",)
+        deepspec(target_layer_ids=[-1, 3, 5]),
+        ("target_layer_ids = [-1, 3, 5]: dflow reads only layers between -1 and 7",),
     ),
     "speculators, the target's last layer": Refused(
         speculators(aux_hidden_state_layer_ids=[2, 4, 8]),
-        ("aux_hidden_state_layer_ids: 8 names the target's last layer",),
+        ("aux_hidden_state_layer_ids = [2, 4, 8]: dflow reads only layers between 0 and 8",),
     ),
     "a layer twice": Refused(zlab(dflash_config={"target_layer_ids": [1, 1, 5]}), ("must be distinct",)),
     "no mask token": Refused(
@@ -732,28 +742,32 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "other layers for vLLM": Refused(
         zlab(eagle_aux_hidden_state_layer_ids=[1, 3, 5]),
-        ("eagle_aux_hidden_state_layer_ids = [1, 3, 5]: other layers",),
+        ("eagle_aux_hidden_state_layer_ids = [1, 3, 5]: dflow reads only the layers of target_layer_ids",),
     ),
     "latent attention": Refused(
         zlab(dflash_config={"attention_mode": "mla"}), ('dflash_config.attention_mode = "mla"',)
     ),
-    "causal full layers": Refused(zlab(is_causal=True), ("is_causal = true: full layers would be causal",)),
+    "causal full layers": Refused(
+        zlab(is_causal=True), ("is_causal = true: dflow reads only false where layers are full",)
+    ),
     "causal full layers of ModelOpt": Refused(
         zlab(dflash_config={"causal": True}),
-        ("causal = true: full layers would be causal",),
+        ("causal = true: dflow reads only false where layers are full",),
     ),
     "windows of ModelOpt without causal": Refused(
         zlab(use_sliding_window=LEFT_OUT, dflash_config={"use_swa": True, "swa_window_size": 6}),
-        ("causal: is missing beside use_swa",),
+        ("causal = null: dflow reads only true beside use_swa",),
     ),
     "windows of ModelOpt beside a full layer, causal": Refused(
         zlab(**SLIDING, dflash_config={"use_swa": True, "causal": True}),
-        ("causal = true: full layers would be causal",),
+        ("causal = true: dflow reads only false where layers are full",),
     ),
-    "windows that are not causal": Refused(zlab(**SLIDING, is_causal=False), ("is_causal = false: sliding layers",)),
+    "windows that are not causal": Refused(
+        zlab(**SLIDING, is_causal=False), ("is_causal = false: dflow reads only true where layers slide",)
+    ),
     "windows without use_sliding_window": Refused(
         zlab(**SLIDING | {"use_sliding_window": False}),
-        ("use_sliding_window: is not true, but layers slide",),
+        ("use_sliding_window = false: dflow reads only true where layers slide",),
     ),
     "a partial rotary": Refused(
         zlab(partial_rotary_factor=0.5),
@@ -765,7 +779,7 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "a partial rotary with yarn": Refused(
         zlab(rope_scaling=YARN, partial_rotary_factor=0.5),
-        ("transformers' Qwen3 class, which publishers use, does not run with it and a scaled rope",),
+        ("transformers' Qwen3 class does not run with it and a scaled rope",),
     ),
     "two ropes": Refused(
         zlab(rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
@@ -799,14 +813,14 @@ REFUSED: Mapping[str, Refused] = {
         zlab(dflash_config={"input_embedding_scale": 4.0}), ("dflash_config.input_embedding_scale = 4.0",)
     ),
     "capped logits": Refused(
-        zlab(final_logit_softcapping=30.0), ("final_logit_softcapping = 30.0: changes the draft's logits",)
+        zlab(final_logit_softcapping=30.0), ("final_logit_softcapping = 30.0: dflow reads only drafts without it",)
     ),
     "multiplied logits": Refused(
         zlab(dflash_config={"output_multiplier": 0.5}), ("dflash_config.output_multiplier = 0.5",)
     ),
     "a sink in the attention": Refused(
         zlab(attention_sink_bias=True),
-        ("attention_sink_bias = true: a sink",),
+        ("attention_sink_bias = true: dflow reads only drafts without it",),
     ),
     "another activation": Refused(zlab(hidden_act="gelu"), ('hidden_act = "gelu"',)),
     "another kind of model": Refused(zlab(model_type="llama"), ('model_type = "llama"',)),
@@ -821,9 +835,9 @@ REFUSED: Mapping[str, Refused] = {
         ("aux_hidden_state_layer_ids = [2, 4, 6]: dflow does not know",),
     ),
     "two block sizes": Refused(
-        zlab(dflash_config={"block_size": 8}), ("block_size: 8 in one place of the file and 4",)
+        zlab(dflash_config={"block_size": 8}), ("block_size = 4: dflow reads only 8, as in another place of the file",)
     ),
-    "a number as a text": Refused(zlab(block_size="16"), ('block_size: must be a whole number, got "16"',)),
+    "a number as a text": Refused(zlab(block_size="16"), ('block_size = "16": dflow reads only a whole number',)),
     "an unknown tensor": Refused(
         zlab(),
         ("layers.0.self_attn.g_proj.weight: dflow does not know this tensor",),
@@ -848,7 +862,7 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "an embedding of the mask token in a pickle": Refused(
         zlab(),
-        ("mask_embedding.pt: replaces the target's embedding",),
+        ("mask_embedding.pt: changes the draft",),
         files={"mask_embedding.pt": b""},
     ),
     "other weights beside the single file": Refused(

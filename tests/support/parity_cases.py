@@ -19,8 +19,8 @@ from ops.artifacts import BatchPlan, TargetFeatures, TargetModel, TokenShards
 from ops.lib.data.batching import padded_length
 from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.dflash2.options import Dflash2Options
-from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.lib.drafts.dflash2.config import Dflash2Options
+from ops.lib.drafts.dspark.config import DsparkOptions
 from ops.lib.target.feature_shards import FeatureReader
 
 PAD_MULTIPLE, STEPS = 8, 20

@@ -45,7 +45,7 @@ def assert_proposes_by_its_reference(draft: DraftModel, rows: int, dtype: torch.
     hidden_BDM = torch.randn(rows, config.block_size - 1, config.hidden_size, generator=generator).to(dtype)
     head_VM = torch.randn(config.vocab_size, config.hidden_size, generator=generator).to(dtype)
     anchors_B = torch.randint(0, config.vocab_size, (rows,), generator=generator)
-    propose, scores = (part_of(config.algorithm, place) for place in ("propose:propose", "reference:scores"))
+    propose, scores = (part_of(config.algorithm, place) for place in ("model:propose", "reference:scores"))
     with torch.inference_mode():
         tokens_BD = propose(draft, hidden_BDM, hidden_BDM @ head_VM.T, anchors_B, GreedyChoice()).tokens_BD
         for anchor, hidden_DM, tokens in zip(anchors_B.tolist(), hidden_BDM, tokens_BD.tolist(), strict=True):

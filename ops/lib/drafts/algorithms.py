@@ -2,16 +2,17 @@
 
 Each algorithm is a folder of the same files; everything else knows none of them:
 
-    config.py     its fields in a draft's config, their checks, their form in the serving contract, sizes; torch-free
-    modules.py    `around_sublayers` and `heads`: what it adds to the backbone, with start values of its own
-    propose.py    `propose`: the tokens of a block from the backbone's hidden states
+    config.py     its fields in a draft's config, their checks, their form in the serving contract, sizes; `shapes`,
+                  `MISSING`, `WRONG`: its tensors, and what engines do with wrong fields; the table of a training of it
+                  (`...Options`), if there is one; torch-free
+    model.py      `around_sublayers` and `heads`: what it adds to the backbone, with start values of its own;
+                  `propose`: the tokens of a block from the backbone's hidden states
     loss.py       `block_losses`: the loss of every token, and whether the draft would propose it
-    contract.py   `shapes`, `MISSING`, `WRONG`: its tensors, and what engines do with wrong fields; torch-free
-    reference.py  the same slowly, of the tensors by their names: `scores`, `token_logits`, `block_losses`; `enter` and
+    reference.py  slow formulas of both, by the names of tensors: `scores`, `token_logits`, `block_losses`; `enter` and
                   `leave` where something goes around the sublayers
 
 A pipeline's own algorithms are such folders, too (dsl/draft_folders.py): the class of `my_draft/config.py` is MyDraft,
-that of the training's table in `my_draft/options.py`, if there is one, MyDraftOptions.
+that of the training's table, if there is one, MyDraftOptions.
 
 A draft's config holds the algorithm's config; its class's package is the folder. `part_of` imports from there by name,
 so that a node's key covers only the algorithms that its op names in `chosen_code`.
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import attrs
 
-from dsl.draft_folders import OPTIONS, own_algorithms
+from dsl.draft_folders import own_algorithms
 from dsl.errors import ConfigError, did_you_mean
 from dsl.named_function import named_function
 from ops.lib.drafts.layout import Layout
@@ -44,8 +45,8 @@ CONFIGS = {  # the config classes of the algorithms that come with dflow
     "dspark": "ops.lib.drafts.dspark.config:Dspark",
 }
 # Where code begins that an op imports by name, for its `chosen_code`.
-MODEL, PROPOSAL, LOSS = ("modules:heads", "modules:around_sublayers"), ("propose:propose",), ("loss:block_losses",)
-CONTRACT, REFERENCE = ("contract:shapes", "contract:MISSING", "contract:WRONG"), ("reference:scores",)
+MODEL, PROPOSAL, LOSS = ("model:heads", "model:around_sublayers"), ("model:propose",), ("loss:block_losses",)
+CONTRACT, REFERENCE = ("config:shapes", "config:MISSING", "config:WRONG"), ("reference:scores",)
 
 
 class Algorithm(Protocol):
@@ -107,35 +108,45 @@ def algorithm_class(name: str) -> type[Algorithm]:
             f'algorithm: there is no "{name}" ({hint}); [pipeline] drafts names folders of your own, '
             "--drafts of dflow evaluate one of them"
         )
-    found: type[Algorithm] = named_function(CONFIGS[name]) if name in CONFIGS else _own(name, "config", "")
+    found: type[Algorithm] = named_function(CONFIGS[name]) if name in CONFIGS else _own(name)
     return found
 
 
 def own_options(name: str) -> type | None:
     """The class of the table of trainings with an own algorithm; None where it has none. Raises ConfigError."""
-    folder = own_algorithms()[name]
-    found: type | None = _own(name, "options", "Options") if (folder / OPTIONS).is_file() else None
+    found = _own(name, "Options")
+    lacks = [] if found is None else [each for each in ("base", "needs_teacher", "sizes") if not _has(found, each)]
+    if found is not None and lacks:
+        where = own_algorithms()[name] / "config.py"
+        raise ConfigError(f"{where}: {found.__name__} has no {', '.join(lacks)} (docs/drafts.md)")
     return found
 
 
-def _place(name: str, file: str = "config", suffix: str = "") -> str:
+def _has(cls: type, name: str) -> bool:
+    """Whether an attrs class has a field, a method or a constant."""
+    return hasattr(cls, name) or name in {each.name for each in attrs.fields(cls)}
+
+
+def _place(name: str, suffix: str = "") -> str:
     """Where a class of an algorithm is, as "module:name"."""
     if name in CONFIGS:
         return CONFIGS[name]
-    return f"{name}.{file}:{''.join(map(str.capitalize, name.split('_')))}{suffix}"
+    return f"{name}.config:{''.join(map(str.capitalize, name.split('_')))}{suffix}"
 
 
-def _own(name: str, file: str, suffix: str) -> Any:
-    place, where = _place(name, file, suffix), own_algorithms()[name] / f"{file}.py"
+def _own(name: str, suffix: str = "") -> Any:
+    """A class of an own algorithm's config.py; None for one with a suffix that is not there. Raises ConfigError."""
+    wanted, where = _place(name, suffix).rpartition(":")[2], own_algorithms()[name] / "config.py"
     try:
-        named_function(f"{name}.{file}:__name__")
+        named_function(f"{name}.config:__name__")
     except Exception as error:  # whatever the user's code raises
         raise ConfigError(f"{place_in(error) or f'{where}: '}{type(error).__name__}: {error}") from error
-    module = sys.modules[f"{name}.{file}"]
+    module = sys.modules[f"{name}.config"]
     if module.__file__ != str(where):
         raise ConfigError(f"{where} is not used, since this process has imported {module.__file__} before")
-    wanted = place.rpartition(":")[2]
     found = getattr(module, wanted, None)
+    if found is None and suffix:
+        return None
     if found is None:
         raise ConfigError(f"{where} has no class {wanted}: it is named like the folder, {name}")
     if not isinstance(found, type) or not attrs.has(found):
@@ -185,6 +196,6 @@ def code_of(names: Iterable[str], *parts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def options_code(name: str) -> tuple[str, ...]:
-    """As `code_of`, of the table of trainings with an algorithm of the user's."""
+    """Where code begins, as `code_of` names it, of the table of trainings with an algorithm of the user's."""
     own = name not in CONFIGS and own_options(name) is not None
-    return (_place(name, "options", "Options"),) if own else ()
+    return (_place(name, "Options"),) if own else ()

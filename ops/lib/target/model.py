@@ -22,8 +22,8 @@ from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.attention import grouped_attention
 from ops.lib.target.checkpoint_check import stored_mistakes, stored_tensors
 from ops.lib.target.checkpoint_files import check_weights, trusts_own_code
+from ops.lib.target.embedding_and_head import stored_dtype
 from ops.lib.target.end_names import find_ends
-from ops.lib.target.ends import stored_dtype
 from ops.lib.target.stored_weights import is_of_model, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate

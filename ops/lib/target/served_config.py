@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from dsl.errors import DataError
 from ops.lib.data.files import read_json, write_json
-from ops.lib.target.ends import tensor_files
+from ops.lib.target.embedding_and_head import tensor_files
 from ops.lib.target.model import read_config
 from ops.lib.vision.families import Qwen3Vl, family_of, is_expert
 

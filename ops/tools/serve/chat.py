@@ -134,7 +134,7 @@ def flush_cache(url: str) -> None:
         raise ServerError(f"{url}/flush_cache: {error}") from error
 
 
-def accepted_lengths(answer: Answer, dialect: Dialect = SGLANG) -> str:
+def tau_text(answer: Answer, dialect: Dialect = SGLANG) -> str:
     """tau as dflow counts it, beside the engine's figure."""
     own = f"tau: {answer.tau:.3g} ({answer.tokens - 1} tokens after the first in {answer.steps} verification steps)"
     if answer.accept_length is None:

@@ -40,8 +40,8 @@ from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding import decode
 from ops.lib.drafts.decoding.decode import Decoded, decode_speculative
 from ops.lib.drafts.dflash2.config import Dflash2
-from ops.lib.drafts.dflash2.modules import selector_of
-from ops.lib.drafts.dflash2.propose import propose as propose_walk
+from ops.lib.drafts.dflash2.model import propose as propose_walk
+from ops.lib.drafts.dflash2.model import selector_of
 from ops.lib.sglang.version import installed_version
 
 

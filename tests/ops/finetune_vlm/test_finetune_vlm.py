@@ -28,7 +28,7 @@ from ops.finetune_vlm.measuring import greedy_answers
 from ops.finetune_vlm.start import start_target
 from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.target.ends import frozen_ends
+from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.model import Target
 
 HERE = Path(__file__).parents[2] / "support"

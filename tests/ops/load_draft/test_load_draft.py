@@ -219,7 +219,7 @@ def test_an_altered_export_of_dflow_is_refused_by_a_plan_already(target, tmp_pat
         load(tmp_path / "again", made.path, target)
     assert [] == [text for text in wrong if text not in str(caught.value)]
     planned = refused_by_a_plan(made.path, target)["source"].splitlines()
-    assert [] == [text for text in wrong if not any(line.startswith(f"{made.path}: {text}; ") for line in planned)]
+    assert [] == [text for text in wrong if not any(line.startswith(f"{made.path}: {text} (") for line in planned)]
 
 
 @pytest.mark.parametrize("value", ["x", None, [], {}])

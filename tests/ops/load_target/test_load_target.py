@@ -25,7 +25,7 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.lib.target import fetch
 from ops.lib.target.checkpoint_files import PROCESSOR, copy_files
-from ops.lib.target.ends import frozen_ends
+from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.model import Target, describe_target, target_info, text_config
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget

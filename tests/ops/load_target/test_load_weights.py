@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from ops.artifacts import TargetModel
 from ops.lib.target import model as target_module
-from ops.lib.target.ends import frozen_ends, stored_dtype
+from ops.lib.target.embedding_and_head import frozen_ends, stored_dtype
 from ops.lib.target.model import Target, place_weights, target_info
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target

@@ -15,7 +15,7 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.lib.target import fetch, stored_weights
 from ops.lib.target.checkpoint_files import CONFIGS
-from ops.lib.target.ends import frozen_ends
+from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.model import Target, target_info
 from ops.lib.target.stored_weights import FILES
 from ops.lib.vision.families import family_of

@@ -17,8 +17,8 @@ from meeting import meeting
 from op_counts import Recorded, casts_of
 from parity_cases import write_plan
 
-from ops.lib.drafts.dflash2.options import Dflash2Options
-from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.lib.drafts.dflash2.config import Dflash2Options
+from ops.lib.drafts.dspark.config import DsparkOptions
 from ops.lib.training.dtensors import gathered, local
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, named_state, set_rate
 from ops.train_dflash import sharding

@@ -12,7 +12,7 @@ from dsl.errors import ConfigError, DataError
 from dsl.read_toml import read_graph
 from ops.artifacts import TokenShards
 from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.dflash2.options import Dflash2Options
+from ops.lib.drafts.dflash2.config import Dflash2Options
 from ops.train_dflash.inputs import draft_config, open_inputs
 from ops.train_dflash.op import TrainDflash
 

@@ -21,7 +21,7 @@ from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.backbone.reference import Sample, reference_step
 from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.estimates import DraftForeseen, FeaturesForeseen, TargetForeseen
-from ops.lib.target.ends import frozen_ends
+from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
 from ops.train_dflash.requirements import COMPARED, unfit
 from ops.train_dflash.run import train_dflash

@@ -38,8 +38,8 @@ def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def contract_part(config: Mapping[str, Any], name: str) -> Any:
-    """From the file contract.py of the config's algorithm."""
-    return part_of(algorithm_of(config), f"contract:{name}")
+    """What the config's algorithm says of its tensors and fields."""
+    return part_of(algorithm_of(config), f"config:{name}")
 
 
 def table_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -31,14 +31,14 @@ def added_parameters(model: nn.Module) -> frozenset[str]:
 
 
 def no_hidden_matrices(model: nn.Module) -> frozenset[str]:
-    """Those of them that Muon is not meant for."""
+    """Added parameters that Muon is not meant for."""
     return added_parameters(model) - {
         f"{name}.{own}" for name, module in _drawn(model) for own in module.hidden_matrices
     }
 
 
 def undecayed(model: nn.Module) -> frozenset[str]:
-    """Those of them without weight decay."""
+    """Added parameters without weight decay."""
     return frozenset(f"{name}.{own}" for name, module in _drawn(model) for own in module.undecayed)
 
 

@@ -211,12 +211,12 @@ class DraftModel(nn.Module):
         features = len(config.target_layer_ids) * config.hidden_size
         self.fc = Linear(features, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        around: Callable[[DraftConfig], dict[str, Around]] = part_of(config.algorithm, "modules:around_sublayers")
+        around: Callable[[DraftConfig], dict[str, Around]] = part_of(config.algorithm, "model:around_sublayers")
         self.layers = nn.ModuleList(
             Layer(config, config.window(index), around(config)) for index in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        heads: dict[str, Drawn] = part_of(config.algorithm, "modules:heads")(config)
+        heads: dict[str, Drawn] = part_of(config.algorithm, "model:heads")(config)
         for name, module in heads.items():
             self.add_module(name, module)
         # No buffer: `model.to(torch.bfloat16)` must not round the frequencies.

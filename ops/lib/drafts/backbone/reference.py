@@ -173,7 +173,7 @@ def reference_hidden(
 
 
 def _enter_plain(own: Mapping[str, Tensor], sublayer: str, x_NKM: Tensor) -> tuple[Tensor, Any]:
-    """Of an algorithm with nothing around its sublayers, "attention" or "mlp"; own: the tensors of the layer."""
+    """Input of a sublayer, "attention" or "mlp", with nothing around it; own: the tensors of the layer."""
     return x_NKM, None
 
 

@@ -27,11 +27,11 @@ from torch import Tensor
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.attention.blocks import Attend
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.check_returns import check_outcome
 from ops.lib.drafts.layout import Layout
-from ops.lib.drafts.losses.asked import Asked, Outcome
 from ops.lib.drafts.losses.loss import Loss, combine
+from ops.lib.drafts.losses.loss_request import Asked, Outcome
 from ops.lib.drafts.losses.slots import Weighted
-from ops.lib.drafts.returned import check_outcome
 from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.sequence_parallel.exchange import Exchange
 
@@ -154,7 +154,7 @@ class Engine:
 
     @torch.no_grad()
     def measure(self, batch: MicroBatch) -> Slots:
-        """The same without gradients."""
+        """Slots of a micro-batch, without gradients."""
         context = self._context(batch)
         return _joined([self._blocks(chunk, context, batch.features_tF.dtype) for chunk in self._chunks(batch)])
 

@@ -26,7 +26,7 @@ class Nearest:
 
     @property
     def margins_BK(self) -> Tensor:
-        """Of the two best, float32."""
+        """Margin between the two best logits, float32."""
         return self.distances_BKN[..., 1]
 
 

@@ -57,7 +57,7 @@ class Decoded:
 
     @property
     def generated_unclipped(self) -> int:
-        """The same, with what was accepted after EOS or past the length limit."""
+        """Tokens after the first, with what was accepted after EOS or past the length limit."""
         return sum(self.accepted) + self.steps
 
 
@@ -80,7 +80,7 @@ def decode_plain(target: Target, sample: TokenSample, max_new_tokens: int) -> De
 def decode_speculative(
     target: Target, draft: DraftModel, sample: TokenSample, max_new_tokens: int, use: DraftUse | None = None
 ) -> Decoded:
-    """The same answer by speculative decoding; at most `max_new_tokens` after the first token.
+    """The answer of `decode_plain` by speculative decoding; at most `max_new_tokens` after the first token.
 
     use: how the draft is fed; default: as in training.
     """

@@ -24,7 +24,7 @@ class DraftUse:
 
     @classmethod
     def of(cls, draft: DraftConfig, block_size: int | None = None) -> DraftUse:
-        """As it was trained, with smaller blocks where block_size says so. Raises ConfigError for larger ones."""
+        """Use as it was trained, or in smaller blocks, as block_size says. Raises ConfigError for larger ones."""
         size = draft.block_size if block_size is None else block_size
         if mistake := block_size_mistake(draft, size):
             raise ConfigError(mistake)

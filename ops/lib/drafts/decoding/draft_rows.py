@@ -15,12 +15,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.model import AttendBlocks, DraftModel
+from ops.lib.drafts.check_returns import check_proposal
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.decoding.rows import Rows, with_room, write
 from ops.lib.drafts.decoding.sampling import Choice
 from ops.lib.drafts.layout import Layout
-from ops.lib.drafts.returned import check_proposal
 from ops.lib.target.model import Target
 
 Propose = Callable[[DraftModel, Tensor, Tensor, Tensor, Choice], Proposal]
@@ -58,7 +58,7 @@ class DraftRows:
 
         check: refuses logits [B, D, V] that are not finite.
         """
-        propose: Propose = part_of(self.draft.config.algorithm, "propose:propose")
+        propose: Propose = part_of(self.draft.config.algorithm, "model:propose")
         hidden_BDM = self.hidden(target, anchors_B)
         logits_BDV = hidden_BDM.to(target.head_weight.dtype) @ target.head_weight.T
         check(logits_BDV)

@@ -56,7 +56,7 @@ def prefill(target: Target, prompts: ModelInputs) -> Prefill:
 
 
 def pad_left(inputs: ModelInputs) -> ModelInputs:
-    """The same batch with its padding moved from the right to the left."""
+    """A batch with its padding moved from the right to the left."""
     shifts = (inputs.input_ids.shape[1] - inputs.attention_mask.sum(dim=1)).tolist()
 
     def moved(tensor_BS: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class Rows:
         return self.end_B[:, None] + torch.arange(count, device=self.end_B.device)
 
     def advance(self, kept_B: Tensor) -> None:
-        """Of the tokens behind each end, these many are kept."""
+        """Keep so many of the tokens behind each end."""
         self.end_B = self.end_B + kept_B
         self.longest = int(self.end_B.max())
 
@@ -80,7 +80,7 @@ def causal_mask(rows: Rows, count: int) -> Tensor:
 
 
 def with_room(tensor_BGTD: Tensor, room: int) -> Tensor:
-    """The same with `room` columns of zeros behind."""
+    """Keys or values with `room` columns of zeros behind."""
     return F.pad(tensor_BGTD, (0, 0, 0, room))
 
 

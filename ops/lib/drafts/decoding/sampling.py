@@ -86,7 +86,7 @@ def accept_sampled(
 
 
 def accept_greedy(proposal_BD: Tensor, choices_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """The same at temperature 0, where the target's choices are known: the matching prefix, and the choice behind."""
+    """Accept at temperature 0: the prefix that matches the target's choices, and the choice behind it."""
     count_B = _leading(proposal_BD == choices_BK[:, :-1])
     return count_B, choices_BK.gather(1, count_B[:, None])[:, 0]
 
@@ -114,7 +114,7 @@ class Choice(Protocol):
         """The draft's next token, int64 [B]."""
 
     def among(self, scores_BC: Tensor, tokens_BC: Tensor, vocabulary: int, place: int) -> Tensor:
-        """The same where only C tokens can be chosen."""
+        """The draft's next token, int64 [B], where only C tokens can be chosen."""
 
     def accept(self, proposal_BD: Tensor, logits_BKV: Tensor) -> tuple[Tensor, Tensor]:
         """How many of the proposal are accepted, and the token behind them, int64 [B]."""

@@ -53,7 +53,7 @@ class BatchVerifier:
 
 @define(eq=False)
 class SingleVerifier:
-    """The same for a batch of one, over a cache that is rolled back."""
+    """Verifier of a batch of one, over a cache that is rolled back."""
 
     target: Target
     cache: DynamicCache

@@ -1,4 +1,4 @@
-"""Plain DFlash adds nothing to the backbone."""
+"""Plain DFlash adds no fields, no tensors and nothing of its own to the backbone. Loads no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ops.lib.drafts.layout import Layout, masks_first
 
 if TYPE_CHECKING:
     from ops.lib.drafts.backbone.config import DraftConfig
-
 
 ARCHITECTURE = "DFlashDraftModel"
 
@@ -54,3 +53,12 @@ class Dflash:
 
     def slot_flops(self, draft: DraftConfig) -> float:
         return 0.0
+
+
+MISSING: Mapping[str, str] = {}
+WRONG: Mapping[str, str] = {}
+
+
+def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Its tensors beside a config.json, with their shapes."""
+    return {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.drafts.losses.asked import Asked, Outcome
 from ops.lib.drafts.losses.loss import Loss, slot_losses
+from ops.lib.drafts.losses.loss_request import Asked, Outcome
 
 
 def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -> Outcome:

@@ -1,4 +1,4 @@
-"""The same slowly: tensors by their names in the serving contract, one block at a time."""
+"""Slow formulas of plain DFlash: tensors by their names in the serving contract, one block at a time."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""The sizes of DFlash2, and their form in config.json."""
+"""The sizes of DFlash2, their form in config.json, its tensors, and what a training of it may set. Loads no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from attrs import frozen
+from attrs import frozen, validators
 
+from dsl.op import field
 from ops.lib.drafts.layout import Layout, masks_first
 
 if TYPE_CHECKING:
@@ -104,3 +105,92 @@ def sizes(draft: DraftConfig) -> Dflash2:
     """The algorithm of a DFlash2 draft."""
     assert isinstance(draft.algorithm, Dflash2)
     return draft.algorithm
+
+
+WITHOUT = "serves the draft as less than it is, in silence: without {what}, fewer tokens are accepted"
+CONVOLUTIONS = "refuses to start; without both conv fields it " + WITHOUT.format(what="its convolutions")
+MISSING: Mapping[str, str] = {
+    "dflash_config.conv_kernel_size": CONVOLUTIONS,
+    "dflash_config.conv_group_size": CONVOLUTIONS,
+    "dflash_config.selector_rank": "refuses to start",
+    "dflash_config.selector_top_k": "refuses to start",
+    "dflow.algorithm": "does not read it",
+}
+WRONG: Mapping[str, str] = {
+    "architectures": WITHOUT.format(what="its selector"),
+    "conv_kernel_size": "stops at the weights' shapes",
+    "conv_group_size": "stops at the weights' shapes",
+    "selector_rank": "stops at the weights' shapes",
+    "selector_top_k": "silently chooses among more or fewer candidates than the draft was trained for",
+}
+
+
+def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Its tensors beside a config.json, with their shapes; none where the sizes are missing or no numbers."""
+    nest, hidden = config["dflash_config"], config["hidden_size"]
+    names = ("conv_kernel_size", "conv_group_size", "selector_rank")
+    values = [config.get("vocab_size"), *map(nest.get, names)]
+    sizes = [value for value in values if type(value) is int and value > 0]
+    if len(sizes) < len(values):
+        return {}
+    vocabulary, taps, group, rank = sizes
+    shapes: dict[str, tuple[int, ...]] = {
+        "candidate_selector.predecessor_codebook": (vocabulary, rank),
+        "candidate_selector.successor_codebook": (vocabulary, rank),
+        "candidate_selector.hidden_projection.weight": (rank, hidden),
+    }
+    for index in range(config["num_hidden_layers"]):
+        for conv in ("attention_conv", "mlp_conv"):
+            shapes[f"layers.{index}.{conv}.base_kernel"] = (2, taps, hidden)
+            shapes[f"layers.{index}.{conv}.kernel_projection.weight"] = (2 * taps * hidden // group, hidden)
+    return shapes
+
+
+AT_LEAST_1 = validators.ge(1)
+
+
+def _power_of_2(_instance: Any, _attribute: object, count: int) -> None:
+    if count & (count - 1):
+        raise ValueError(f"'candidates' {POWER_OF_2}: {count}")
+
+
+def _objective(instance: Any, _attribute: object, selector: float) -> None:
+    if selector == 0 and getattr(instance, "base", 1.0) == 0:
+        raise ValueError("base = 0 and selector = 0 leave nothing to train for: one of them must be > 0")
+
+
+@frozen(kw_only=True)
+class Dflash2Options:
+    """Sizes and terms of the loss."""
+
+    taps: int = field(default=2, validator=AT_LEAST_1, help="slots that a convolution reads, the own one among them")
+    group: int = field(default=16, validator=AT_LEAST_1, help="dimensions that share a kernel made of the slot")
+    rank: int = field(default=256, validator=AT_LEAST_1, help="of the selector's tables")
+    candidates: int = field(
+        default=16,
+        validator=validators.and_(AT_LEAST_1, _power_of_2),
+        help="tokens of each slot that the selector chooses among, a power of two",
+    )
+    base: float = field(default=1.0, validator=validators.ge(0), help="weight of `loss`, that of the plain logits")
+    selector: float = field(
+        default=1.0,
+        validator=validators.and_(validators.ge(0), _objective),
+        help="weight of the selector's cross-entropy over the candidates",
+    )
+    label: Literal["data", "target"] = field(
+        default="data",
+        help="what the selector learns to choose: the token of the data, or the target's most probable one (needs "
+        "final_hidden)",
+    )
+    missing: Literal["replace", "skip"] = field(
+        default="replace",
+        help="a label that is no candidate: it replaces the last one, in training only, or adds nothing to this term",
+    )
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.label == "target"
+
+    def sizes(self) -> dict[str, Any]:
+        """The fields of the algorithm's config."""
+        return {"taps": self.taps, "group": self.group, "rank": self.rank, "candidates": self.candidates}

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.drafts.dflash2.config import sizes
-from ops.lib.drafts.dflash2.modules import selector_of
-from ops.lib.drafts.dflash2.options import Dflash2Options
-from ops.lib.drafts.losses.asked import Asked, Outcome
+from ops.lib.drafts.dflash2.config import Dflash2Options, sizes
+from ops.lib.drafts.dflash2.model import selector_of
 from ops.lib.drafts.losses.candidates import best_tokens, token_logits
 from ops.lib.drafts.losses.head import head_cross_entropy_and_best
 from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss, slot_losses
+from ops.lib.drafts.losses.loss_request import Asked, Outcome
 
 
 def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -> Outcome:

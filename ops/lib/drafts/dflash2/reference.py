@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.dflash2.config import sizes
-from ops.lib.drafts.dflash2.options import Dflash2Options
+from ops.lib.drafts.dflash2.config import Dflash2Options, sizes
 
 Weights = Mapping[str, Tensor]
 SELECTOR = "candidate_selector"

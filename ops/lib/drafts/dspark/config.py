@@ -1,12 +1,13 @@
-"""The sizes and the layout of DSpark, and their form in config.json."""
+"""The sizes of DSpark, their form in config.json, its tensors, and what a training of it may set. Loads no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attrs import frozen
+from attrs import frozen, validators
 
+from dsl.op import field
 from ops.lib.drafts.layout import Layout, anchor_first, masks_first
 
 if TYPE_CHECKING:
@@ -87,3 +88,85 @@ def sizes(draft: DraftConfig) -> Dspark:
     """The algorithm of a DSpark draft."""
     assert isinstance(draft.algorithm, Dspark)
     return draft.algorithm
+
+
+MISSING: Mapping[str, str] = {
+    "block_size": "silently proposes 7 tokens, whatever the draft was trained with",
+    "mask_token_id": "refuses to start (ValueError)",
+    "target_layer_ids": "computes ids by the formula for the number of draft layers: it captures other layers than in "
+    "training, or refuses to start where fc.weight is of another width",
+    "markov_rank": "refuses to start (ValueError)",
+    "markov_head_type": "refuses to start (ValueError)",
+    "sample_from_anchor": "takes it for true, in silence: in the other layout each slot predicts another token",
+    "enable_confidence_head": "does not read it: the head is built where the verification is ragged",
+    "confidence_head_with_markov": "takes it for true",
+    "dflow.algorithm": "does not read it",
+}
+WRONG: Mapping[str, str] = {
+    "architectures": "stops as DSPARK (AttributeError), and as DFLASH drops both heads, in silence: fewer tokens are "
+    "accepted",
+    "block_size": "silently proposes another number of tokens, for which the draft was not trained",
+    "markov_rank": "refuses to start (ValueError) below 1, and stops at the weights' shapes",
+    "markov_head_type": "silently computes another bias, from weights that are not there",
+    "sample_from_anchor": "silently shifts what each slot predicts by one: almost nothing is accepted",
+    "enable_confidence_head": "does not read it: the head is built where the verification is ragged",
+    "confidence_head_with_markov": "stops at the weights' shapes where the head is built",
+}
+
+
+def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Its tensors beside a config.json, with their shapes; none where the sizes are missing or no numbers."""
+    hidden, vocabulary, rank = config["hidden_size"], config.get("vocab_size"), config.get("markov_rank")
+    if not (type(vocabulary) is int and type(rank) is int and vocabulary > 0 and rank > 0):
+        return {}
+    if type(config.get("enable_confidence_head")) is not bool:
+        return {}
+    shapes: dict[str, tuple[int, ...]] = {
+        "markov_head.markov_w1.weight": (vocabulary, rank),
+        "markov_head.markov_w2.weight": (vocabulary, rank),
+    }
+    if config["enable_confidence_head"]:
+        shapes |= {"confidence_head.proj.weight": (1, hidden + rank), "confidence_head.proj.bias": (1,)}
+    return shapes
+
+
+def _objective(instance: Any, _attribute: object, weight: float) -> None:
+    """Something is trained, and no confidence head is exported as it was made."""
+    has_head = getattr(instance, "confidence_head", False)
+    if weight == 0 and has_head:
+        raise ValueError("confidence = 0 trains no confidence head: set confidence_head = false")
+    if not has_head and getattr(instance, "base", 1.0) == 0 and getattr(instance, "l1", 1.0) == 0:
+        raise ValueError("base = 0 and l1 = 0 without a confidence head leave nothing to train for: one must be > 0")
+
+
+@frozen(kw_only=True)
+class DsparkOptions:
+    """Sizes, layout and terms of the loss. With l1 = 0 and confidence_head = false no final_hidden is needed."""
+
+    rank: int = field(default=256, validator=validators.ge(1), help="of the two tables that hold the bias")
+    sample_from_anchor: bool = field(
+        default=True,
+        help="the anchor's slot predicts too, so a block has one slot less; false: the layout of plain DFlash",
+    )
+    confidence_head: bool = field(default=True, help="a head for the probability that a proposal is accepted")
+    base: float = field(default=0.1, validator=validators.ge(0), help="weight of `loss`")
+    l1: float = field(
+        default=0.9, validator=validators.ge(0), help="weight of the distance to the target's distribution"
+    )
+    confidence: float = field(
+        default=1.0,
+        validator=validators.and_(validators.ge(0), _objective),
+        help="weight of the confidence head's loss; above 0 unless confidence_head = false",
+    )
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.l1 > 0 or self.confidence_head
+
+    def sizes(self) -> dict[str, Any]:
+        """The fields of the algorithm's config."""
+        return {
+            "rank": self.rank,
+            "sample_from_anchor": self.sample_from_anchor,
+            "confidence_head": self.confidence_head,
+        }

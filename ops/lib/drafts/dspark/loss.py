@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.drafts.dspark.modules import confidence_head, markov_head
-from ops.lib.drafts.dspark.options import DsparkOptions
-from ops.lib.drafts.losses.asked import Asked, Outcome
+from ops.lib.drafts.dspark.config import DsparkOptions
+from ops.lib.drafts.dspark.model import confidence_head, markov_head
 from ops.lib.drafts.losses.comparison import Comparison, compare, compare_and_sum
 from ops.lib.drafts.losses.head import Bias
 from ops.lib.drafts.losses.kinds import needs_divergence
 from ops.lib.drafts.losses.loss import Loss, combine, value_of, weighted_sum
+from ops.lib.drafts.losses.loss_request import Asked, Outcome
 
 
 def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -> Outcome:

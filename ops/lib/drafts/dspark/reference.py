@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.lib.drafts.dspark.config import DsparkOptions
 
 Weights = Mapping[str, Tensor]
 

@@ -295,7 +295,7 @@ def _of_l1(of_l1_W: Tensor | None, of_overlap_W: Tensor | None) -> Tensor | None
 
 
 def _of(weights: Weights, rows: slice) -> Weights:
-    """Those of some slots, in memory of their own: compiled functions look at the sizes of what they are views of."""
+    """Weights of some slots, in memory of their own: compiled functions look at the sizes of what they are views of."""
     given = (weights.of_ce_R, weights.of_kl_R, weights.of_l1_R, weights.above_R, weights.below_R)
     return Weights(*(None if values_W is None else values_W[rows].clone() for values_W in given))
 
@@ -340,12 +340,12 @@ class _Slots:
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def columns(self) -> list[slice]:
-        """Of the vocabulary: all of it, or as much of the head as is cast at a time."""
+        """Slices of the vocabulary: all of it, or as much of the head as is cast at a time."""
         size = len(self.head_VM) if self.head_VM.dtype == self.product else CAST
         return [slice(start, start + size) for start in range(0, len(self.head_VM), size)]
 
     def softmaxes(self, rows: slice, divergence: bool = False, *, with_teacher: bool = True) -> _Softmaxes:
-        """Of some slots; the memory of logits is that of the slots before."""
+        """Softmaxes of some slots; the memory of logits is that of the slots before."""
         hidden_RM, labels_R = self.hidden_WM[rows], self.labels_W[rows].clone()  # in memory of their own, as in `_of`
         if self.teacher_UM is None or not with_teacher:
             draft_RV = self._logits(hidden_RM, rows)
@@ -379,7 +379,7 @@ class _Slots:
 
 @frozen(eq=False)
 class _Softmaxes:
-    """Of some slots, and of the teacher's rows that they are compared with. gap_R: of the divergence."""
+    """Softmaxes of some slots, and of the teacher's rows that they are compared with. gap_R: of the divergence."""
 
     functions: WholeRows
     labels_R: Tensor
@@ -401,12 +401,12 @@ class _Softmaxes:
         return found_nR.to(self.draft.values_NV.dtype), self.draft.correct_N
 
     def slope(self, weights: Weights) -> Tensor:
-        """Of the weighted sum in the logits, [R, V]; what was measured is measured no more."""
+        """Slope of the weighted sum in the logits, [R, V]; what was measured is measured no more."""
         return self.functions.slope(self.draft, self.teacher, self.of_R, self.labels_R, weights)
 
 
 class _Gradients:
-    """Of hidden states, latents and table, as far as they are needed, in the dtype of sums."""
+    """Gradients of hidden states, latents and table, as far as they are needed, in the dtype of sums."""
 
     def __init__(self, slots: _Slots, needed: Sequence[bool]) -> None:
         self.slots = slots

@@ -48,7 +48,7 @@ def head_cross_entropy(
 def head_cross_entropy_and_best(
     hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, count: int, *, checked: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, and the `count` best tokens of every slot, int64 [W, count], the best first: of the same logits."""
+    """Cross-entropy of every slot, and the `count` best tokens of every slot, int64 [W, count], best first."""
     if not checked:
         check_labels(labels_W, head_VM)
     with_gradient = torch.is_grad_enabled() and hidden_WM.requires_grad
@@ -221,7 +221,7 @@ class HeadSoftmax:
         self.sum_RM = torch.zeros_like(hidden_RM, dtype=tiles.dtype) if with_gradient else None
 
     def logits(self, head_CM: Tensor, number: int) -> Tensor:
-        """Those of a tile, [R, C], in the scratch memory of that number."""
+        """Logits of a tile, [R, C], in the scratch memory of that number."""
         out = self.tiles.scratch((len(self.hidden_RM), len(head_CM)), number)
         set_product(out, self.hidden_RM, head_CM)
         return out

@@ -95,7 +95,7 @@ class Weighted:
         return cls(rows_W, before, least, most)
 
     def rows(self, start: int, end: int) -> Tensor:
-        """Those of the blocks [start, end)."""
+        """Rows of the slots in the blocks [start, end)."""
         return self.rows_W[self.before[start] : self.before[end]]
 
     def check(self, vocabulary: int) -> None:

@@ -14,7 +14,7 @@ from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.sampling import GreedyChoice, SampledChoice
 from ops.lib.drafts.dflash.config import Dflash
 from ops.lib.drafts.dflash2.config import Dflash2
-from ops.lib.drafts.dflash2.propose import propose as walk
+from ops.lib.drafts.dflash2.model import propose as walk
 from ops.lib.drafts.dflash2.reference import scores
 from ops.lib.drafts.dspark.config import Dspark
 

@@ -16,11 +16,9 @@ from dsl.errors import ConfigError
 from ops.lib.drafts.backbone.config import from_serving, to_serving
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.dflash.config import Dflash
-from ops.lib.drafts.dflash2.config import Dflash2
-from ops.lib.drafts.dflash2.modules import _Convolved, convolved
-from ops.lib.drafts.dflash2.options import Dflash2Options
-from ops.lib.drafts.dspark.config import Dspark
-from ops.lib.drafts.dspark.options import DsparkOptions
+from ops.lib.drafts.dflash2.config import Dflash2, Dflash2Options
+from ops.lib.drafts.dflash2.model import _Convolved, convolved
+from ops.lib.drafts.dspark.config import Dspark, DsparkOptions
 from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command

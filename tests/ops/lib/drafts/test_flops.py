@@ -10,14 +10,13 @@ from benchmarks.long_context import QWEN3_8B
 from ops.lib.drafts.backbone.flops import step_flops
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.dflash.config import Dflash
-from ops.lib.drafts.dflash2.config import Dflash2
+from ops.lib.drafts.dflash2.config import Dflash2, Dflash2Options
 from ops.lib.drafts.dflash2.loss import block_losses
-from ops.lib.drafts.dflash2.modules import Convolution
-from ops.lib.drafts.dflash2.options import Dflash2Options
+from ops.lib.drafts.dflash2.model import Convolution
 from ops.lib.drafts.dspark.config import Dspark
-from ops.lib.drafts.losses.asked import Asked
 from ops.lib.drafts.losses.head import head_cross_entropy
 from ops.lib.drafts.losses.loss import Loss
+from ops.lib.drafts.losses.loss_request import Asked
 
 
 def plain_products(config, tokens, prefixes, weighted, with_teacher):

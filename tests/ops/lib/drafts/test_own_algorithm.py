@@ -31,8 +31,8 @@ from ops.lib.drafts.backbone.config import from_serving
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.losses.loss import Loss
-from ops.lib.drafts.own_folder import LOGGED, LOGGED_OF_SLOTS
-from ops.lib.drafts.own_modules import Training, mistakes_here
+from ops.lib.drafts.own_config import LOGGED, LOGGED_OF_SLOTS
+from ops.lib.drafts.own_trial import Training, mistake_of
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.unmet import unmet
 
@@ -114,7 +114,7 @@ def written(tmp_path):
         ({"found": lambda _: ()}, r"found: 0 tensors; expected 1, the metrics of config.py \(bias_size\)"),
         ({"found": lambda each: each * 2}, "found: 2 tensors; expected 1"),
         ({"found": lambda each: (each[0].sum(),)}, r"found, bias_size: float64 \[\]; expected"),
-        (None, r"a value of type Tensor; expected ops.lib.drafts.losses.asked.Outcome"),
+        (None, r"a value of type Tensor; expected ops.lib.drafts.losses.loss_request.Outcome"),
     ],
 )
 def test_a_loss_of_another_form_is_refused_by_its_file(slot_bias, monkeypatch, change, message):
@@ -135,15 +135,15 @@ def test_a_loss_of_another_form_is_refused_by_its_file(slot_bias, monkeypatch, c
 def test_a_proposal_of_another_form_is_refused_by_its_file(slot_bias, monkeypatch, tmp_path):
     target, samples = family_case("qwen3_vl", tmp_path)
     draft = draft_with_noise(slot_bias)
-    right = importlib.import_module("slot_bias.propose").propose
+    right = importlib.import_module("slot_bias.model").propose
     for change, message in (
         (lambda each: Proposal(each.tokens_BD[:, 1:]), r"tokens_BD: int64 \[2, 3\]; expected int64 \[2, 4\]"),
         (lambda each: Proposal(each.tokens_BD.float()), "tokens_BD: float32"),
         (lambda each: Proposal(each.tokens_BD, each.tokens_BD.float()[:, 1:]), "confidence_BD: float32"),
         (lambda each: each.tokens_BD, "a value of type Tensor; expected"),
     ):
-        monkeypatch.setattr("slot_bias.propose.propose", lambda *asked, change=change: change(right(*asked)))
-        with pytest.raises(ConfigError, match=f"slot_bias/propose.py: propose returned {message}"):
+        monkeypatch.setattr("slot_bias.model.propose", lambda *asked, change=change: change(right(*asked)))
+        with pytest.raises(ConfigError, match=f"slot_bias/model.py: propose returned {message}"):
             decode_speculative_batch(target, draft, samples[:2], DecodeSettings(4))
 
 
@@ -164,10 +164,15 @@ def test_its_code_is_part_of_the_keys_of_what_uses_it(written):
         return {name: (part.code, part.config) for name, part in parts.items()}
 
     before = keys()
-    for file, changed in (("loss", {"train"}), ("options", {"train"}), ("propose", {"train", "eval"})):
+    for file, line, changed in (
+        ("loss", "return Outcome", {"train"}),
+        ("config", 'return {"scale"', {"train"}),  # of its options
+        ("model", "return Proposal", {"train", "eval"}),
+    ):
         path = written.parent / "slot_bias" / f"{file}.py"
         text = path.read_text()
-        path.write_text(text.replace("return ", "return None or ", 1))
+        assert line in text
+        path.write_text(text.replace(line, line.replace("return ", "return None or "), 1))
         assert {name for name, key in keys().items() if key != before[name]} == changed
         path.write_text(text)
     config = read_graph(written, ["train.own.scale=3"]).nodes["train"].config
@@ -181,7 +186,7 @@ def test_its_code_is_part_of_the_keys_of_what_uses_it(written):
         ('drafts = ["slot_bias/"]', 'drafts = ["other/"]', "pipeline.drafts", "there is no folder"),
         ('"slot_bias/"', '"slot_bias/", "json/"', "pipeline.drafts", "would hide Python's own module json"),
         ('"slot_bias/"', '"slot_bias/", "dspark/"', "pipeline.drafts", '"dspark" comes with dflow'),
-        ('"slot_bias/"', '"slot_bias/", "empty/"', "pipeline.drafts", "lacks __init__.py, config.py, modules.py"),
+        ('"slot_bias/"', '"slot_bias/", "empty/"', "pipeline.drafts", "lacks __init__.py, config.py, model.py"),
         ("scale = 2.0", 'scale = "high"', "node.train.own", "scale"),
         ("scale = 2.0", "size = 2.0", "node.train.own", "size"),
         ("scale = 2.0", "scale = -1", "node.train.own", "scale"),
@@ -195,7 +200,7 @@ def test_what_is_wrong_is_said_with_its_place(written, old, new, place, message)
     with pytest.raises(PipelineError) as caught:
         read_graph(written)
     found = [mistake for mistake in caught.value.mistakes if (mistake.path or "").startswith(place)]
-    assert len(found) == 1 and message in found[0].message, caught.value
+    assert len(found) == 1 and message in found[0].what, caught.value
     assert found[0].position is not None
     assert place != "pipeline.drafts" or own_algorithms() == {}  # nothing is imported from folders that are refused
 
@@ -230,82 +235,57 @@ def edited(folder, **edits):
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "message"),
+    ("old", "new", "message"),
     [
-        (
-            "config",
-            "class SlotBias:",
-            "class Slotbias:",
-            "config.py has no class SlotBias: it is named like the folder",
-        ),
-        ("config", "@frozen(kw_only=True)", "", "config.py: SlotBias is no attrs class"),
-        ("config", "scale: float = 1.0", "scale: float", "every field needs a default"),
-        ("config", '= "slot_bias"', '= "bias"', 'SlotBias.name: it is "bias"; expected the name of the folder'),
-        ("config", "engine: ", "server: ", "SlotBias.engine: expected a string"),
-        ("config", "def metrics", "def values", "SlotBias.metrics: this method is missing"),
-        ("config", '("bias_size",)', '["bias_size"]', "returned ['bias_size']; expected a tuple of strings"),
-        ("config", "source: ", "origin: ", "SlotBias.source: expected a string"),
-        ("config", '"bias_size"', '"accuracy"', '"accuracy" is a metric of every training: rename it'),
-        ("config", "def slot_floats", "def floats", "SlotBias.slot_floats: this method is missing"),
-        ("config", "def layout(self, block_size: int)", "def layout(self)", "SlotBias.layout: it is called with 1"),
-        ("config", "masks_first(block_size)", "block_size", "SlotBias.layout(8) returned 8; expected a Layout"),
-        ("config", "masks_first(block_size)", "masks_first(3)", "has 2 slots that predict; expected 7"),
-        ("config", "scale=data[SCALE]", "scale=2.0", "from_serving makes SlotBias(scale=2.0) of what to_serving"),
-        ("contract", 'config["vocab_size"]', 'config["vocabulary"]', "contract.py:14: contract.py: shapes: KeyError"),
-        ("contract", "WRONG:", "BAD:", "contract.py has no table WRONG"),
-        ("loss", "def block_losses", "def losses", "loss.py has no function block_losses"),
-        ("loss", "def block_losses", "def block_losses(:", "loss.py:19: invalid syntax"),
-        ("propose", ", choice: Choice)", ")", "propose is called with 5 arguments"),
-        ("options", "class SlotBiasOptions", "class Options", "options.py has no class SlotBiasOptions"),
-        ("options", "    base:", "    weight:", "SlotBiasOptions has no base"),
-        ("options", "def needs_teacher", "def teacher", "SlotBiasOptions has no needs_teacher"),
-        ("options", '{"scale":', '{"size":', "SlotBiasOptions.sizes: TypeError"),
+        ("class SlotBias:", "class Slotbias:", "config.py has no class SlotBias: it is named like the folder"),
+        ("@frozen(kw_only=True)\nclass SlotBias:", "class SlotBias:", "config.py: SlotBias is no attrs class"),
+        ("scale: float = 1.0", "scale: float", "missing 1 required keyword-only argument: 'scale'"),
+        ('= "slot_bias"', '= "bias"', 'name: it is "bias"; expected the name of the folder'),
+        ("engine: ", "server: ", "has no attribute 'engine'"),
+        ("source: ", "origin: ", "has no attribute 'source'"),
+        ("def metrics", "def values", "has no attribute 'metrics'"),
+        ('("bias_size",)', '["bias_size"]', "returned ['bias_size']; expected a tuple of strings"),
+        ('"bias_size"', '"accuracy"', "metrics: accuracy: of every training: rename it"),
+        ("def slot_floats", "def floats", "has no attribute 'slot_floats'"),
+        ("def layout(self, block_size: int)", "def layout(self)", "layout() takes 1 positional argument but 2 were"),
+        ("masks_first(block_size)", "block_size", "layout returned 8; expected a Layout"),
+        ("masks_first(block_size)", "masks_first(3)", "layout(8) has 2; expected 7 slots that predict"),
+        ("scale=data[SCALE]", "scale=2.0", "from_serving makes SlotBias(scale=2.0) of what to_serving"),
+        ('config["vocab_size"]', 'config["vocabulary"]', "config.py:60: KeyError: 'vocabulary'"),
+        ("WRONG:", "BAD:", "has no attribute 'WRONG'"),
+        ("    base:", "    weight:", "SlotBiasOptions has no base"),
+        ("def needs_teacher", "def teacher", "SlotBiasOptions has no needs_teacher"),
+        ('{"scale":', '{"size":', "SlotBiasOptions.sizes: TypeError"),
     ],
 )
-def test_what_breaks_the_protocol_is_found_at_plan(written, file, old, new, message):
-    edited(written.parent / "slot_bias", **{file: (old, new)})
+def test_a_config_that_breaks_the_protocol_is_found_where_the_pipeline_is_read(written, old, new, message):
+    edited(written.parent / "slot_bias", config=(old, new))
     with pytest.raises(PipelineError) as caught:
         read_graph(written)
     (found,) = caught.value.mistakes
-    assert str(written.parent / "slot_bias" / f"{file}.py") in found.what or file == "contract"
+    assert str(written.parent / "slot_bias" / "config.py") in found.what
     assert message in found.what and found.path.startswith("node.train.")
-
-
-def test_the_mistakes_of_all_its_files_are_found_at_once(written):
-    edited(
-        written.parent / "slot_bias",
-        config=("engine: ", "server: "),
-        options=("    base:", "    weight:"),
-        loss=("def block_losses", "def losses"),
-        reference=("def scores", "def enter(own, sublayer, x_NKM):\n    pass\n\n\ndef scored"),
-    )
-    with pytest.raises(PipelineError) as caught:
-        read_graph(written)
-    for message in (
-        "SlotBias.engine",
-        "has no base",
-        "no function block_losses",
-        "no function leave",
-        "no function scores",
-    ):
-        assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("loss", "losses.asked import", "losses.askd import", "loss.py:12: ModuleNotFoundError"),
-        ("modules", "return {}", "return None", "modules.py: around_sublayers returned NoneType; expected a dict of"),
-        ("modules", '{"slot_bias": Bias', '{"norm": Bias', 'heads, "norm": the backbone has a part of this name'),
-        ("modules", "    return {}", '    return {"slow": Bias(1, 1)}', 'around_sublayers, "slow": expected a Around'),
-        ("modules", "return {}", "return {}[0]", "modules.py:23: KeyError: 0"),
+        ("loss", "loss_request import", "loss_reqest import", "loss.py:14: ModuleNotFoundError"),
+        ("loss", "def block_losses", "def losses", "'slot_bias.loss' has no attribute 'block_losses'"),
+        ("loss", "def block_losses", "def block_losses(:", "loss.py:19: SyntaxError: invalid syntax"),
+        ("reference", "def scores", "def scored", "'slot_bias.reference' has no attribute 'scores'"),
+        ("model", "return {}", "return None", "TypeError: 'NoneType' object is not iterable"),
         (
-            "modules",
-            "config.vocab_size, ",
-            "1, ",
-            "contract.py says [32000, 4] of the tensor slot_bias.table, modules.py",
+            "model",
+            '{"slot_bias": Bias',
+            '{"norm": Bias',
+            "shapes says None of the tensor norm.table, model.py makes (32000, 4)",
         ),
-        ("contract", "slot_bias.table", "table", "contract.py says nothing of the tensor slot_bias.table, modules.py"),
+        ("model", "    return {}", '    return {"slow": Bias(1, 1)}', "the tensor layers.0.slow.table, model.py makes"),
+        ("model", "return {}", "return {}[0]", "model.py:29: KeyError: 0"),
+        ("model", "config.vocab_size, ", "1, ", "shapes says (32000, 4) of the tensor slot_bias.table, model.py makes"),
+        ("model", ", choice: Choice)", ")", "propose() takes 4 positional arguments but 5 were given"),
+        ("config", "slot_bias.table", "table", "shapes says None of the tensor slot_bias.table, model.py"),
         (
             "loss",
             "found.correct_W, options",
@@ -319,14 +299,15 @@ def test_the_mistakes_of_all_its_files_are_found_at_once(written):
             "block_losses returned added_W: float32 [1]; expected floating-point",
         ),
         ("loss", "one_hot(slot_W, block_size", "one_hot(slot, block_size", "NameError: name 'slot' is not defined"),
-        ("propose", "return Proposal(", "return (", "propose.py: propose returned a value of type Tensor; expected"),
-        ("propose", "logits_BDV + bias_DV", "logits_BDV[:, 1:]", "propose returned tokens_BD: int64 [2, 3]; expected"),
+        ("model", "return Proposal(", "return (", "model.py: propose returned a value of type Tensor; expected"),
+        ("model", "logits_BDV + bias_DV", "logits_BDV[:, 1:]", "propose returned tokens_BD: int64 [2, 3]; expected"),
     ],
 )
 def test_what_only_torch_finds_names_the_file(written, file, old, new, message):
     folder = written.parent / "slot_bias"
     edited(folder, **{file: (old, new)})
-    assert message in mistakes_here(folder, 5, 1, Training(fields={"scale": 2.0}))[0]
+    found = mistake_of(folder, 5, 1, Training(fields={"scale": 2.0}))
+    assert message in found and str(folder) in found
 
 
 AROUND = """    class Shift(Around):
@@ -380,29 +361,29 @@ def scores"""
 )
 def test_what_goes_around_sublayers_is_called_once_at_plan(written, old, new, message):
     folder = written.parent / "slot_bias"
-    edited(folder, modules=("    return {}\n", AROUND))
-    assert "reference.py has no functions enter and leave" in mistakes_here(folder, 5, 1, Training())[0]
+    edited(folder, model=("    return {}\n", AROUND))
+    assert "'slot_bias.reference' has no attribute 'enter'" in mistake_of(folder, 5, 1, Training())
     forget()
     edited(folder, reference=("def scores", PAIR))
-    assert mistakes_here(folder, 5, 1, Training()) == []
+    assert mistake_of(folder, 5, 1, Training()) == ""
     forget()
-    edited(folder, modules=(old, new))
-    assert message in mistakes_here(folder, 5, 1, Training())[0]
+    edited(folder, model=(old, new))
+    assert message in mistake_of(folder, 5, 1, Training())
 
 
 def test_the_functions_are_called_with_the_loss_and_the_options_of_the_training(written):
     folder = written.parent / "slot_bias"
     edited(folder, loss=("    options, table_VD", "    assert asked.teacher_WM is None\n    options, table_VD"))
-    assert mistakes_here(folder, 5, 1, Training(own={"penalty": 0.5})) == []
-    assert "loss.py:21: AssertionError" in mistakes_here(folder, 5, 1, Training(loss="kl"))[0]
+    assert mistake_of(folder, 5, 1, Training(own={"penalty": 0.5})) == ""
+    assert "loss.py:21: AssertionError" in mistake_of(folder, 5, 1, Training(loss="kl"))
 
 
 def test_the_modules_are_tried_by_another_process_before_the_first_stage(written):
     config = read_graph(written).nodes["train"].config
     assert unmet(config) == {}
-    edited(written.parent / "slot_bias", modules=("return {}", "return {}[0]"))
+    edited(written.parent / "slot_bias", model=("return {}", "return {}[0]"))
     found = unmet(evolve(config, num_layers=1))["algorithm"]
-    assert found == f"{written.parent / 'slot_bias' / 'modules.py'}:23: KeyError: 0"
+    assert found == f"{written.parent / 'slot_bias' / 'model.py'}:29: KeyError: 0"
 
 
 def test_a_folder_is_trusted_as_it_is_and_altered_no_more(written):
@@ -423,7 +404,7 @@ def test_an_algorithm_that_no_pipeline_names_is_not_imported():
 def test_the_documentation_quotes_it():
     text = (Path(__file__).parents[4] / "docs" / "drafts.md").read_text()
     quoted = [block.partition("\n") for block in re.findall(r"```python\n# slot_bias/(.*?)```", text, re.DOTALL)]
-    assert [file for file, _, _ in quoted] == ["modules.py", "propose.py", "loss.py"]
+    assert [file for file, _, _ in quoted] == ["model.py", "model.py", "loss.py"]
     for file, _, code in quoted:
         assert code.strip() in (FOLDER / file).read_text()
 

@@ -21,8 +21,8 @@ from ops.lib.drafts.algorithms import algorithm_class, own_options
 from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.losses.loss import Loss
-from ops.lib.drafts.own_folder import folder_mistakes
-from ops.lib.drafts.own_modules import Training, mistakes_here
+from ops.lib.drafts.own_config import try_config
+from ops.lib.drafts.own_trial import Training, mistake_of
 
 SLOT_BIAS = Path(__file__).parents[3] / "support" / "own_drafts" / "slot_bias"
 FOLDER = Path(os.environ.get("OWN_DRAFT", SLOT_BIAS)).absolute()
@@ -51,8 +51,8 @@ def algorithm(options):
 
 def test_its_files_have_what_is_looked_for(algorithm, options):
     sizes = {} if options is None else options.sizes()
-    assert folder_mistakes(FOLDER.name) == []
-    assert mistakes_here(FOLDER, 5, 2, Training(fields=sizes, own=FIELDS)) == []
+    try_config(FOLDER.name)
+    assert mistake_of(FOLDER, 5, 2, Training(fields=sizes, own=FIELDS)) == ""
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dpace", "kl", "l1"])

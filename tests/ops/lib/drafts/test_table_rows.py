@@ -6,8 +6,8 @@ from draft_chain import tiny_config
 
 from ops.lib.drafts.backbone.model import table_rows
 from ops.lib.drafts.dflash2.config import Dflash2
-from ops.lib.drafts.dflash2.modules import Selector
-from ops.lib.drafts.dspark.modules import MarkovHead
+from ops.lib.drafts.dflash2.model import Selector
+from ops.lib.drafts.dspark.model import MarkovHead
 from ops.lib.training.working_weights import WorkingWeights
 
 ROWS, WIDTH, OFTEN = 7, 8, 6000

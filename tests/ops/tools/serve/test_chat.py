@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dsl.errors import ServerError
-from ops.tools.serve.chat import VLLM, Answer, accepted_lengths, read_answer
+from ops.tools.serve.chat import VLLM, Answer, read_answer, tau_text
 
 
 def test_tau_leaves_the_first_token_out_and_sglangs_figure_does_not():
@@ -22,7 +22,7 @@ def test_tau_leaves_the_first_token_out_and_sglangs_figure_does_not():
     assert (
         "tau: 3.67 (11 tokens after the first in 3 verification steps); "
         "SGLang's spec_accept_length, which also counts the first token: 4"
-    ) == accepted_lengths(answer)
+    ) == tau_text(answer)
 
 
 def test_vllm_has_its_figures_beside_the_choices():
@@ -34,7 +34,7 @@ def test_vllm_has_its_figures_beside_the_choices():
     answer = read_answer(response, VLLM)
 
     assert Answer("It is.", 12, 3, 4.0) == answer
-    assert accepted_lengths(answer, VLLM).endswith(
+    assert tau_text(answer, VLLM).endswith(
         "vLLM's mean_acceptance_length, which also counts what follows the end of the answer: 4"
     )
     for without in (None, {"speculative_decoding": None}):
@@ -44,7 +44,7 @@ def test_vllm_has_its_figures_beside_the_choices():
 def test_a_server_that_reports_no_figure_of_its_own_is_no_error():
     answer = Answer("It is.", 12, 3, None)
 
-    assert accepted_lengths(answer).endswith("in 3 verification steps); the server reports no spec_accept_length")
+    assert tau_text(answer).endswith("in 3 verification steps); the server reports no spec_accept_length")
 
 
 @pytest.mark.parametrize(

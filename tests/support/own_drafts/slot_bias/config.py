@@ -1,12 +1,13 @@
-"""The bias has as many columns as a block has proposals."""
+"""The bias has as many columns as a block has proposals. No engine serves it, so nothing is known of wrong fields."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
+from attrs import frozen, validators
 
+from dsl.op import field
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.layout import Layout, masks_first
 
@@ -48,3 +49,28 @@ class SlotBias:
 
     def slot_flops(self, draft: DraftConfig) -> float:
         return 3 * 2 * (draft.block_size - 1) * draft.vocab_size
+
+
+MISSING: Mapping[str, str] = {}
+WRONG: Mapping[str, str] = {}
+
+
+def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Its tensors beside a config.json, with their shapes."""
+    return {"slot_bias.table": (config["vocab_size"], config["block_size"] - 1)}
+
+
+@frozen(kw_only=True)
+class SlotBiasOptions:
+    """scale: of the bias. penalty: the weight of its mean square in the loss. base: the weight of the field `loss`."""
+
+    scale: float = field(default=1.0, validator=validators.gt(0))
+    penalty: float = field(default=0.01, validator=validators.ge(0))
+    base: float = 1.0
+
+    @property
+    def needs_teacher(self) -> bool:
+        return False
+
+    def sizes(self) -> dict[str, Any]:
+        return {"scale": self.scale}

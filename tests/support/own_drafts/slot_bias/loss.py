@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.drafts.losses.asked import Asked, Outcome
 from ops.lib.drafts.losses.head import Bias
 from ops.lib.drafts.losses.loss import Loss, slot_losses
-from slot_bias.modules import scale_of, table_of
-from slot_bias.options import SlotBiasOptions
+from ops.lib.drafts.losses.loss_request import Asked, Outcome
+from slot_bias.config import SlotBiasOptions
+from slot_bias.model import scale_of, table_of
 
 
 def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -> Outcome:

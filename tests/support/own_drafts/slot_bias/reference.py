@@ -1,4 +1,4 @@
-"""The same slowly, of the tensors by their names."""
+"""Slow formulas of the scores and the loss, by the names of the tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ops.lib.drafts.backbone.config import DraftConfig
-from slot_bias.modules import scale_of
+from slot_bias.model import scale_of
 
 Weights = Mapping[str, Tensor]
 

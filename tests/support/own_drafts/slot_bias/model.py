@@ -1,4 +1,7 @@
-"""The bias [V, D], V the vocabulary, D the proposals of a block: zero at the start, which is plain DFlash."""
+"""The bias [V, D], V the vocabulary, D the proposals of a block: zero at the start, which is plain DFlash.
+
+Every token is proposed by itself, by its logits and its slot's bias.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from torch import Tensor, nn
 
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.hooks import Around, Drawn
+from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.decoding.proposal import Proposal
+from ops.lib.drafts.decoding.sampling import Choice
 from slot_bias.config import SlotBias
 
 
@@ -36,3 +42,9 @@ def table_of(draft: nn.Module) -> Tensor:
 def scale_of(config: DraftConfig) -> float:
     assert isinstance(config.algorithm, SlotBias)
     return config.algorithm.scale
+
+
+def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Proposal:
+    """The tokens behind each anchor; logits_BDV: of the hidden states, by the target's head."""
+    bias_DV = scale_of(draft.config) * table_of(draft).T[: logits_BDV.shape[1]].to(logits_BDV.dtype)
+    return Proposal(choice.propose(logits_BDV + bias_DV))

@@ -13,7 +13,7 @@ from torch import Tensor
 from dsl.errors import ConfigError
 from ops.lib.drafts.algorithms import Algorithm, file_of
 from ops.lib.drafts.decoding.proposal import Proposal
-from ops.lib.drafts.losses.asked import Outcome
+from ops.lib.drafts.losses.loss_request import Outcome
 
 
 def check_outcome(algorithm: Algorithm, outcome: Outcome, slots: int, metrics: tuple[str, ...]) -> None:
@@ -40,7 +40,7 @@ def check_proposal(algorithm: Algorithm, proposal: Proposal, rows: int, proposal
         mistakes += _unlike("tokens_BD", proposal.tokens_BD, (rows, proposals), torch.int64)
         if proposal.confidence_BD is not None:
             mistakes += _unlike("confidence_BD", proposal.confidence_BD, (rows, proposals), None)
-    _raise(algorithm, "propose", "propose", mistakes)
+    _raise(algorithm, "model", "propose", mistakes)
 
 
 def check_entered(algorithm: Algorithm, name: str, entered: object, shape: tuple[int, ...]) -> None:
@@ -49,12 +49,12 @@ def check_entered(algorithm: Algorithm, name: str, entered: object, shape: tuple
         mistakes = [f"a value of type {type(entered).__name__}; expected the sublayer's input and what leave needs"]
     else:
         mistakes = _unlike("the sublayer's input", entered[0], shape, None)
-    _raise(algorithm, "modules", f'enter of "{name}"', mistakes)
+    _raise(algorithm, "model", f'enter of "{name}"', mistakes)
 
 
 def check_left(algorithm: Algorithm, name: str, left: object, shape: tuple[int, ...]) -> None:
-    """The same of `leave`, for the sublayer's output."""
-    _raise(algorithm, "modules", f'leave of "{name}"', _unlike("what is added", left, shape, None))
+    """What `leave` returns for the sublayer's output. Raises ConfigError."""
+    _raise(algorithm, "model", f'leave of "{name}"', _unlike("what is added", left, shape, None))
 
 
 def _of_type(returned: object, wanted: type) -> list[str]:

@@ -1,36 +1,45 @@
-"""The algorithm that a config.json of others holds, and its fields. Loads no torch.
+"""The algorithm that a config.json of others holds, with its fields. Loads no torch.
 
 Classes say which algorithm it is; ModelOpt names z-lab's class for each of them, and `projector_type` says which.
-Fields of another algorithm than this one are refused.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import frozen
 
 from ops.lib.drafts.algorithms import Algorithm, plain
 from ops.lib.drafts.dflash2.config import SERVED, Dflash2
 from ops.lib.drafts.dspark.config import HEAD, Dspark
-from ops.load_draft.known_keys import ALGORITHMS
 from ops.load_draft.publishers import (
+    ALPHA,
+    ALSO_CONFIDENCE,
+    ANCHOR,
     CONFIDENCE,
     DEEPSPEC,
     DEEPSPEC_CLASS,
+    DFLASH,
+    DFLASH2,
+    DSPARK,
+    FIELDS,
+    HEAD_TYPE,
     MODELOPT,
     NEST,
     OF_DEEPSPEC,
+    PROJECTOR,
+    RANK,
+    SHIFT,
     SPECFORGE,
     SPECULATORS,
     WITH_MARKOV,
     Publisher,
     architectures,
 )
+from ops.load_draft.reading import Reading
 
-DFLASH, DFLASH2, DSPARK = "dflash", "dflash2", "dspark"
 NAMES = {  # classes, speculators' names, and projector types
     DFLASH: DFLASH,
     "DFlashDraftModel": DFLASH,
@@ -42,35 +51,6 @@ NAMES = {  # classes, speculators' names, and projector types
     "DSparkDraftModel": DSPARK,
     "DSparkSpeculator": DSPARK,
 }
-PROJECTOR = "projector_type"
-ANCHOR = "sample_from_anchor"
-HEAD_TYPE, ALPHA, ALSO_CONFIDENCE = "markov_head_type", "confidence_head_alpha", "use_confidence_head"
-FIELDS: Mapping[str, frozenset[str]] = {  # of each algorithm, in whichever table they stand
-    DFLASH: frozenset(),
-    DFLASH2: frozenset(SERVED.values()),
-    DSPARK: frozenset(
-        (
-            *("markov_rank", HEAD_TYPE, CONFIDENCE, ALSO_CONFIDENCE, WITH_MARKOV, ALPHA),
-            *(ANCHOR, "shift_label", PROJECTOR),
-        )
-    ),
-}
-PARAMETERS = (*SERVED.values(), "markov_rank")
-TEXTS = (HEAD_TYPE, PROJECTOR)
-SWITCHES = (CONFIDENCE, ALSO_CONFIDENCE, WITH_MARKOV, ANCHOR, "shift_label")
-
-
-class Reading(Protocol):
-    """What a config.json says: `read_config._Reading`."""
-
-    publisher: Publisher
-    values: dict[str, Any]
-    assumed: dict[str, Any]
-    notes: list[str]
-    mistakes: list[str]
-
-    def get(self, name: str) -> Any:
-        """The value, or else the default of the publisher's class, which is assumed."""
 
 
 @frozen(kw_only=True)
@@ -92,7 +72,10 @@ def named_algorithm(publisher: Publisher, config: Mapping[str, Any]) -> tuple[st
     of_speculators = speculators.get("algorithm") if isinstance(speculators, Mapping) else None
     given = [*architectures(config), config.get("speculators_model_type"), of_speculators]
     named = {str(name): NAMES.get(str(name)) for name in given if name is not None}
-    mistakes = [_other(name) for name, algorithm in named.items() if algorithm is None]
+    mistakes = []
+    if unknown := [name for name, algorithm in named.items() if algorithm is None]:
+        classes = ", ".join(name for name in NAMES if name not in FIELDS)
+        mistakes.append(f"{', '.join(unknown)}: dflow reads only drafts of {classes}")
     nested = config.get(NEST)
     projectors = [table.get(PROJECTOR) for table in (config, nested) if isinstance(table, Mapping)]
     projector = next((str(name) for name in projectors if name), None)
@@ -109,31 +92,16 @@ def named_algorithm(publisher: Publisher, config: Mapping[str, Any]) -> tuple[st
     if publisher is DEEPSPEC and algorithm == DFLASH and not mistakes:
         fields = ", ".join(name for name in OF_DEEPSPEC if name in config)
         mistakes.append(
-            f"{fields}: of DeepSpec's class, whose slot 0 predicts a token, and architectures does not name it: set "
-            f'architectures to ["{DEEPSPEC_CLASS}"] if the draft was trained with that class, and remove these fields '
-            "if not"
+            f'architectures: must be ["{DEEPSPEC_CLASS}"] beside {fields}, in whose class slot 0 predicts a token; '
+            "remove these fields if the draft was not trained with it"
         )
     return algorithm, mistakes
 
 
-def _other(name: str) -> str:
-    """Why a name is of no algorithm that is read here."""
-    known = next((full for part, full in ALGORITHMS.items() if part in name.lower()), None)
-    if known is not None:
-        return f"{name} is of the algorithm {known}, which load_draft does not read"
-    classes = ", ".join(known for known in NAMES if known not in FIELDS)
-    return f"{name} is none of the classes whose drafts load_draft reads ({classes})"
-
-
-def is_read(publisher: Publisher, algorithm: str, name: str) -> bool:
-    """Whether a key is a field of the algorithm. Speculators' layout is one of every algorithm of it."""
-    return name in FIELDS[algorithm] or (publisher is SPECULATORS and name == ANCHOR)
-
-
-def held_algorithm(reading: Reading, algorithm: str) -> Held:
+def algorithm_fields(reading: Reading) -> Held:
     """The algorithm with its fields; what does not fit is added to the reading's mistakes."""
     read: Mapping[str, Callable[[Reading], Held]] = {DFLASH: _dflash, DFLASH2: _dflash2, DSPARK: _dspark}
-    return read[algorithm](reading)
+    return read[reading.algorithm](reading)
 
 
 def _dflash(reading: Reading) -> Held:
@@ -144,10 +112,7 @@ def _dflash(reading: Reading) -> Held:
 
 def _dflash2(reading: Reading) -> Held:
     if _of_speculators(reading):
-        reading.mistakes.append(
-            f"{ANCHOR} = true: slot 0 predicts a token, and no engine serves DFlash2 in this layout: vLLM does not "
-            "start, and SGLang reads the mask slots only"
-        )
+        reading.refuse(ANCHOR, True, "false: no engine serves DFlash2 whose slot 0 predicts a token")
     sizes = {name: reading.get(served) for name, served in SERVED.items()}
     is_whole = None not in sizes.values()
     return Held(algorithm=Dflash2(**sizes) if is_whole else plain(), block_size=reading.get("block_size"))
@@ -163,14 +128,12 @@ def _of_speculators(reading: Reading) -> bool:
 
 
 def _dspark(reading: Reading) -> Held:
-    anchor_first, rank = _anchor_first(reading), reading.get("markov_rank")
+    anchor_first, rank = _anchor_first(reading), reading.get(RANK)
     confidence, reads_token = _confidence(reading)
     if rank and str(reading.get(HEAD_TYPE)).lower() != HEAD:
-        reading.mistakes.append(
-            f'{HEAD_TYPE} = {json.dumps(reading.values.get(HEAD_TYPE))}: only "{HEAD}" is supported, as in vLLM'
-        )
+        reading.refuse(HEAD_TYPE, reading.values.get(HEAD_TYPE), f'"{HEAD}"')
     if rank == 0 and confidence and (reads_token or not anchor_first):
-        reading.mistakes.append(f"{CONFIDENCE} = true: this confidence head needs a Markov head, and markov_rank = 0")
+        reading.refuse(CONFIDENCE, True, f"false with {RANK} = 0: this confidence head needs a Markov head")
     if rank == 0 and anchor_first:
         return _without_bias(reading, "markov_rank = 0", confidence)
     size = reading.get("block_size")
@@ -184,17 +147,10 @@ def _dspark(reading: Reading) -> Held:
 
 def _anchor_first(reading: Reading) -> bool:
     """The layout of a DSpark draft."""
-    values, publisher = reading.values, reading.publisher
-    if publisher is SPECULATORS and ANCHOR not in values:
-        reading.mistakes.append(
-            f"{ANCHOR}: is missing; speculators' class takes it for true and vLLM for false: set it as the draft was "
-            "trained"
-        )
-        return True
-    if publisher in (SPECFORGE, MODELOPT) and values.get(ANCHOR) is False:
-        reading.mistakes.append(f"{ANCHOR} = false: slot 0 of every DSpark draft of {publisher.name} predicts a token")
-    if values.get("shift_label") is False:
-        reading.mistakes.append("shift_label = false: slot 0 of every DSpark draft with this field predicts a token")
+    if reading.publisher in (SPECFORGE, MODELOPT) and reading.values.get(ANCHOR) is False:
+        reading.refuse(ANCHOR, False, f"true, as in every DSpark draft of {reading.publisher.name}")
+    if reading.values.get(SHIFT) is False:
+        reading.refuse(SHIFT, False, "true, as in every DSpark draft with this field")
     return bool(reading.get(ANCHOR))
 
 
@@ -204,7 +160,7 @@ def _confidence(reading: Reading) -> tuple[bool, bool]:
     given = {name: values[name] for name in (CONFIDENCE, ALSO_CONFIDENCE) if name in values}
     if len(set(given.values())) > 1:
         listed = ", ".join(f"{name} = {json.dumps(value)}" for name, value in given.items())
-        reading.mistakes.append(f"{listed}: whether the draft has a confidence head is not known; keep one")
+        reading.mistakes.append(f"{listed}: must be the same")
     if not given and reading.publisher is SPECFORGE:  # whose class decides by the weight of the head's loss
         reading.assumed[CONFIDENCE] = given[CONFIDENCE] = (values.get(ALPHA) or 0) > 0
     confidence = any(given.values()) if given else bool(reading.get(CONFIDENCE))

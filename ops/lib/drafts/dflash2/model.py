@@ -1,6 +1,7 @@
-"""The convolutions around the sublayers, and the selector's tables.
+"""The convolutions around the sublayers, the selector's tables, and the walk over the candidates.
 
-N blocks, K slots, M hidden size, T taps, G groups of M / group dimensions, V vocabulary, R rank
+N blocks, K slots, M hidden size, T taps, G groups of M / group dimensions, V vocabulary, R rank, B rows, D proposals,
+C candidates
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.hooks import Around, Drawn
-from ops.lib.drafts.backbone.model import Linear, table_rows
+from ops.lib.drafts.backbone.model import DraftModel, Linear, table_rows
+from ops.lib.drafts.decoding.proposal import Proposal
+from ops.lib.drafts.decoding.sampling import Choice
 from ops.lib.drafts.dflash2.config import sizes
 
 
@@ -65,7 +68,7 @@ def convolved(y_NKM: Tensor, base_TM: Tensor, made_NKTG: Tensor) -> Tensor:
 
 
 def kernel(base_TM: Tensor, made_NKTG: Tensor, tap: int) -> Tensor:
-    """Of every slot, [N, K, M]."""
+    """Kernel of every slot at a tap, [N, K, M]."""
     return (base_TM[tap].unflatten(0, (made_NKTG.shape[3], -1)) + made_NKTG[:, :, tap, :, None]).flatten(-2)
 
 
@@ -141,3 +144,22 @@ def selector_of(draft: nn.Module) -> Selector:
     selector = draft.candidate_selector
     assert isinstance(selector, Selector)
     return selector
+
+
+def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Proposal:
+    """Walk from the anchor left to right, at each slot to the best of its candidates behind the token chosen before.
+
+    Only candidates have a probability, when tokens are drawn.
+
+    The selector's term is computed in the draft's dtype, and added to the logits in float32 at least, as SGLang does.
+    """
+    best = logits_BDV.topk(sizes(draft.config).candidates, dim=-1)
+    logits_BDC = best.values.to(torch.promote_types(best.values.dtype, torch.float32))
+    selector = selector_of(draft)
+    projected_BDR = selector.hidden_projection(hidden_BDM)
+    tokens = [anchors_B]
+    for place in range(hidden_BDM.shape[1]):
+        candidates_BC = best.indices[:, place]
+        scores_BC = logits_BDC[:, place] + selector.follow(projected_BDR[:, place], tokens[-1], candidates_BC)
+        tokens.append(choice.among(scores_BC, candidates_BC, logits_BDV.shape[-1], place))
+    return Proposal(torch.stack(tokens[1:], dim=1))

@@ -1,6 +1,6 @@
-"""The bias head, and the confidence head.
+"""The bias head, the confidence head, and the tokens that are proposed with both.
 
-V vocabulary, R rank, M hidden size
+B rows, D proposals, V vocabulary, R rank, M hidden size
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.hooks import Around, Drawn
-from ops.lib.drafts.backbone.model import Linear, table_rows
+from ops.lib.drafts.backbone.model import DraftModel, Linear, table_rows
+from ops.lib.drafts.decoding.proposal import Proposal
+from ops.lib.drafts.decoding.sampling import Choice
 from ops.lib.drafts.dspark.config import sizes
 
 
@@ -76,3 +78,18 @@ def confidence_head(draft: nn.Module) -> ConfidenceHead | None:
     head = getattr(draft, "confidence_head", None)
     assert head is None or isinstance(head, ConfidenceHead)
     return head
+
+
+def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Proposal:
+    """Choose the tokens from the anchor left to right, each by its logits and the bias of the token before."""
+    head = markov_head(draft)
+    table_VR = head.markov_w2.weight.to(logits_BDV.dtype)
+    tokens = [anchors_B]
+    for place in range(hidden_BDM.shape[1]):
+        bias_BV = head.latent(tokens[-1], logits_BDV.dtype) @ table_VR.T
+        tokens.append(choice.next(logits_BDV[:, place] + bias_BV, place))
+    confidence, confidence_BD = confidence_head(draft), None
+    if confidence is not None:
+        before_BD = torch.stack(tokens[:-1], dim=1)
+        confidence_BD = confidence(hidden_BDM, head.latent(before_BD, hidden_BDM.dtype)).float().sigmoid()
+    return Proposal(torch.stack(tokens[1:], dim=1), confidence_BD)
