@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from dsl.fingerprint import key_config
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from dsl.errors import PipelineError
-from dsl.fingerprint import key_config
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes

@@ -15,8 +15,7 @@ from markupsafe import Markup
 
 from dsl.errors import StoreError
 from executor.explain.run_diff import NodeDiff, Part, compare_parts
-from executor.keys.code_diff import code_text
-from executor.keys.differences import ABSENT, Difference, is_different
+from executor.keys.differences import ABSENT, Difference, code_text, is_different
 from executor.records.graph_file import recorded_nodes
 from executor.report.run_data import NodeFacts, RunFacts, node_ids
 from executor.report.templates import faint, limited, render, run_columns, run_name, table
@@ -45,7 +44,7 @@ class _Pair:
 
     @property
     def code(self) -> list[tuple[str, list[str]]]:
-        return [(diff.node, code_text(diff.code, lambda module: module)) for diff in self.nodes if diff.code]
+        return [(diff.node, list(map(code_text, diff.code))) for diff in self.nodes if diff.code]
 
 
 def differences(store: Store, runs: Sequence[RunFacts], columns: Sequence[RunFacts]) -> Markup:
@@ -144,7 +143,7 @@ def _because(diff: NodeDiff) -> str:
     """Settings outside the key are not a cause: they only change rounding."""
     settings = [change.name for change in diff.values if change.kind == "setting" and not _is_edge(change)]
     causes = [change.name for change in diff.values if change.name not in settings]
-    causes += [f"the code of {change.name}" for change in diff.code]
+    causes += [f"the code: {code_text(change)}" for change in diff.code]
     causes += [f"what it reads from {parent}" for parent in diff.inputs]
     text = f"; what differs: {', '.join(causes)}" if causes else ""
     if diff.unknown:

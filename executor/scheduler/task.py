@@ -18,7 +18,6 @@ from dsl.graph import GraphNode
 from dsl.graph_json import node_to_json
 from dsl.imports import search_path
 from dsl.op import ConfigField
-from executor.keys.code_archive import keep_texts
 from executor.keys.node_key import Inputs, KeyParts, node_inputs
 from executor.launchers.failure import Failure
 from executor.launchers.stage_contract import InputArtifact, StageSpec
@@ -150,7 +149,6 @@ class Task:
         is_resumed = any(lease.work_dir.iterdir())
         write_json(lease.folder / "work.json", {"key_without_code": self.key_without_code, "node": self.node.id})
         digest = snapshot.write_sources(self.sources)
-        keep_texts(self.store.path, self.planner.graph, self.node.id, snapshot.parts.code)
         if not is_resumed:
             first_byte = events.stat().st_size if events.exists() else 0
             return AttemptStart(cache="miss", time=time.time()), first_byte, digest

@@ -5,12 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from dsl.fingerprint import code_fingerprints, read_code
+from dsl.syntax import encode_tree
 from source_trees import changed, changed_in_main, symbols, write
 
 from dsl.errors import ConfigError
-from dsl.fingerprint import code_fingerprints, read_code
 from dsl.op_table import all_ops
-from dsl.syntax import encode_tree
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dsl.fingerprint import read_code
+from executor.keys.code_archive import keep_texts, kept_text, texts_now
 from source_trees import changed_in_main, write
 
-from dsl.fingerprint import read_code
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from executor.keys.code_archive import keep_texts, kept_text, texts_now
 from executor.keys.node_key import Sources, class_symbols, node_parts
 
 OPS = """

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from attrs import frozen
+from dsl.fingerprint import key_config
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.errors import PipelineError
-from dsl.fingerprint import key_config
 from dsl.graph import Graph, compile_pipeline
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import Ref, field, op

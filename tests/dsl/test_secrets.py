@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from attrs import frozen
+from dsl.fingerprint import key_config
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.errors import ConfigError, PipelineError
-from dsl.fingerprint import key_config
 from dsl.graph import compile_pipeline
 from dsl.graph_json import graph_to_json
 from dsl.op import field, op

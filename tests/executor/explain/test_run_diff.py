@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from executor.explain.run_diff_text import runs_text
 from report_page import Page
 from toy_ops import Toy
 
 from executor.cli import main
 from executor.explain.run_diff import MetricPair, NodeDiff, RunsDiff, compare_runs
-from executor.explain.run_diff_text import runs_text
 from executor.keys.differences import Difference
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store

@@ -1,9 +1,9 @@
 """What became of each definition between two keys, each accounted for once, on one line where they are many."""
 
+from executor.keys.code_diff import CodeChange, code_changes, code_text, summary
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.keys.code_diff import CodeChange, code_changes, code_text, summary
 from executor.keys.differences import differences, reasons
 from executor.keys.node_key import KeyParts
 

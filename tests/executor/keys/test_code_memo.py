@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dsl.fingerprint import code_fingerprints
+from executor.keys.code_cache import CodeMemo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsl.errors import ConfigError
-from dsl.fingerprint import code_fingerprints
 from executor.keys import code_cache
-from executor.keys.code_cache import CodeMemo
 from executor.keys.node_key import KeyParts
 
 GRAIN_S = 0.02  # more than the kernel's

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from dsl.fingerprint import key_config
 from ops_with_tables import OPS, written
 
-from dsl.fingerprint import key_config
 from dsl.read_toml import read_graph
 from executor.keys.differences import ABSENT, Difference, differences
 from executor.keys.node_key import KeyParts, Sources, node_parts

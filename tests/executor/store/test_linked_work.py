@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from executor.keys.code_archive import keep_texts, kept_text
 from imitated_runs import dflow, run, toy_pipeline
 from link_canary import HASH, OTHER, RUN, look
 from manifests import made
@@ -13,7 +14,6 @@ from toy_ops import Toy
 
 from dsl.convert import unstructure
 from dsl.read_toml import read_graph
-from executor.keys.code_archive import keep_texts, kept_text
 from executor.keys.node_key import Sources, node_parts
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.commit_journal import NOTE

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from dsl.fingerprint import code_fingerprints
 
 from dsl.errors import ConfigError, PipelineError
-from dsl.fingerprint import code_fingerprints
 from dsl.graph import compile_pipeline
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import Ref, op_of

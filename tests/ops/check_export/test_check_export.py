@@ -11,6 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 from draft_chain import tiny_config
+from dsl.fingerprint import code_fingerprints
 from fake_stage import FakeStage
 from gate_cases import ALGORITHMS, check, with_algorithm
 from own_algorithm import known_slot_bias
@@ -18,7 +19,6 @@ from serve_cases import record_run
 
 from dsl.errors import ConfigError, DataError
 from dsl.estimate import Outlook
-from dsl.fingerprint import code_fingerprints
 from dsl.launch import Launch
 from dsl.op import Ref, op_of
 from executor.model_tools.served import find_served

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 from chat_samples import conversation, png, run_tokenize, write_samples
+from dsl.fingerprint import key_config
 from fake_stage import FakeStage
 from family_checkpoints import make_checkpoint
 
 from dsl.errors import ConfigError
-from dsl.fingerprint import key_config
 from dsl.graph import compile_pipeline
 from dsl.op import Ref
 from dsl.pipeline import Pipeline

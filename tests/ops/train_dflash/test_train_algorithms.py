@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from draft_chain import make_inputs, make_plan, tiny_config, train_config
+from dsl.fingerprint import code_fingerprints
 from fake_stage import FakeStage, folder_digest
 from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError, StopRequested
-from dsl.fingerprint import code_fingerprints
 from dsl.op import op_of
 from ops.artifacts import Draft
 from ops.lib.data.files import read_json, write_json
