@@ -5,8 +5,9 @@
 A module is in this closure where a module of it imports it: at the top or inside a function, or by
 `import_module("written.out")`; with the `__init__.py` of every package above it. Nothing is imported to find out. Its
 digest is of its syntax tree without docstrings, comments, formatting and the `help` of fields, in an encoding of our
-own, since `ast.dump` differs between Pythons. A file that `pkgutil.get_data("package", "file")` reads counts by its
-content.
+own, since `ast.dump` differs between Pythons. The config class of an op is left out where a key has it by itself, or
+what has no part in results: its `@op`, its fields and its hooks. A file that `pkgutil.get_data("package", "file")`
+reads counts by its content.
 
 Not seen is what is found at run time only: names in strings (exec, import_module of a constant or a computed name),
 modules found through a sys.path that the code changes, other programs. A stage that loads such a module reports it.
@@ -29,6 +30,7 @@ from attrs import frozen
 from dsl.encoding import encode
 from dsl.errors import ConfigError
 from dsl.imports import INSTALLED, is_standard
+from dsl.op_class import OUTSIDE_KEY
 
 FRAMEWORK = frozenset({"dsl", "executor"})  # never part of a node's code
 OWN_PACKAGES = frozenset({"ops", "pipelines"})  # what is the project's own in a folder of installed packages
@@ -80,6 +82,8 @@ def parse_source(path: Path, source: bytes) -> ModuleSource:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{path} is not Python: {error}") from error
+    if b"dsl.op" in source:
+        _leave_out_declarations(tree)
     imports: dict[str, None] = {}
     data: dict[DataFile, None] = {}
     for node in ast.walk(tree):
@@ -210,6 +214,27 @@ def _is_foreign(name: str, folder: Path) -> bool:
     """Whether what a root has of that name is the standard library's or an installed package."""
     is_installed = not INSTALLED.isdisjoint(folder.parts)
     return is_standard(str(folder)) or (is_installed and name not in OWN_PACKAGES)
+
+
+def _leave_out_declarations(tree: ast.Module) -> None:
+    """Of the classes that `@op(...)` declares, remove that decorator, the fields, and what OUTSIDE_KEY names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and any(map(_is_op, node.decorator_list)):
+            node.decorator_list = [each for each in node.decorator_list if not _is_op(each)]
+            node.body = [member for member in node.body if not _is_declaration(member)]
+
+
+def _is_op(decorator: ast.expr) -> bool:
+    return isinstance(decorator, ast.Call) and _last_name(decorator.func) == "op"
+
+
+def _is_declaration(member: ast.stmt) -> bool:
+    match member:
+        case ast.AnnAssign(target=ast.Name(name)):
+            return name in OUTSIDE_KEY or "ClassVar" not in ast.unparse(member.annotation)
+        case ast.FunctionDef(name) | ast.Assign(targets=[ast.Name(name)]):
+            return name in OUTSIDE_KEY
+    return False
 
 
 def _imported(statement: ast.ImportFrom, name: str) -> str:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from dsl.fingerprint import key_config
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from dsl.errors import PipelineError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes
+from executor.keys.node_key import key_config
 from executor.planning.disk_check import disk_mistakes
 from executor.planning.estimates import estimate_row, graph_estimates
 from executor.planning.planner import Decision

@@ -19,13 +19,14 @@ import attrs
 
 import dsl.closure
 import dsl.encoding
+import dsl.op_class
 from dsl.closure import ModuleSource, Project, read_source
 from dsl.encoding import encode
 from dsl.errors import ConfigError
 from executor.system.jsonl_cache import Memo
 from executor.system.stamps import Stamp, is_settled
 
-READERS = tuple(Path(module.__file__ or "") for module in (dsl.closure, dsl.encoding))
+READERS = tuple(Path(module.__file__ or "") for module in (dsl.closure, dsl.encoding, dsl.op_class))
 
 
 class CodeDigests(dict[str, str]):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from attrs import frozen
-from dsl.fingerprint import key_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import Ref, field, op
 from dsl.overrides import apply_overrides
 from dsl.pipeline import Launch, Pipeline
+from executor.keys.node_key import key_config
 from ops.artifacts import ImageSamples, Samples
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages

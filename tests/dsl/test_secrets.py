@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from attrs import frozen
-from dsl.fingerprint import key_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from dsl.graph_json import graph_to_json
 from dsl.op import field, op
 from dsl.pipeline import Pipeline
 from dsl.secrets import REDACTED, redact, resolved, resolved_text, secret_names, secret_values, without_secrets
+from executor.keys.node_key import key_config
 from ops.artifacts import Samples
 
 

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 from chat_samples import conversation, png, run_tokenize, write_samples
-from dsl.fingerprint import key_config
 from fake_stage import FakeStage
 from family_checkpoints import make_checkpoint
 
@@ -12,7 +11,7 @@ from dsl.errors import ConfigError
 from dsl.graph import compile_pipeline
 from dsl.op import Ref
 from dsl.pipeline import Pipeline
-from executor.keys.node_key import Sources, graph_parts
+from executor.keys.node_key import Sources, graph_parts, key_config
 from ops.artifacts import TargetModel, TokenShards
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
