@@ -94,11 +94,12 @@ def _offer(store: Store, planner: Planner, node_id: str, key: str, digests: Mapp
 
 def _check(store: Store, found: Sequence[Offer]) -> None:
     """Raises StoreError where an artifact is damaged."""
-    damages = check(store, [offer.line.digest for offer in found])
-    if damages:
-        nodes = {offer.line.digest: offer.node for offer in found}
-        listed = "; ".join(f'of node "{nodes[damage.digest]}" {damage}' for damage in damages)
-        raise StoreError(f"artifacts are damaged: {listed}; their nodes have to run again")
+    for offer in found:
+        damages = check(store, [offer.line.digest])
+        if damages:
+            raise StoreError(
+                f'the artifact of node "{offer.node}" is damaged ({"; ".join(map(str, damages))}); it has to run again'
+            )
 
 
 def keep_valid(store: Store, planner: Planner, offer: Offer, reason: str) -> tuple[Record | None, str]:

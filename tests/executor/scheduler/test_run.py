@@ -298,9 +298,9 @@ def test_code_that_changes_while_the_run_goes_on_gets_the_key_of_what_really_ran
     toy = side(tmp_path, held.partition("\n\n")[2])
     process = toy.start("run", str(toy.file))
     wait_for((tmp_path / "hello.here").exists)
-    source = (tmp_path / "toy.py").read_text()
+    source = (tmp_path / "toy_join.py").read_text()
     (tmp_path / "new").write_text(source.replace("between.join(texts)", "between.join(reversed(texts))"))
-    (tmp_path / "new").replace(tmp_path / "toy.py")  # at once, for who reads it meanwhile
+    (tmp_path / "new").replace(tmp_path / "toy_join.py")  # at once, for who reads it meanwhile
     (tmp_path / "go.here").touch()
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0
@@ -309,9 +309,9 @@ def test_code_that_changes_while_the_run_goes_on_gets_the_key_of_what_really_ran
     toy.calls()
     toy.dflow("run", str(toy.file))
     assert toy.calls() == []
-    (tmp_path / "toy.py").write_text(source)
+    (tmp_path / "toy_join.py").write_text(source)
     result = toy.dflow("run", str(toy.file))
-    assert "c: started: code changed: toy:glue\n" in result.stdout
+    assert "c: started: code changed: toy_join.py\n" in result.stdout
     assert toy.text("c") == "hello-HELLO"
 
 
