@@ -14,7 +14,7 @@ import pytest
 from toy_ops import ONE_NODE, Toy
 
 from executor.store.artifact_store import Store
-from executor.store.integrity import MEMO
+from executor.store.integrity import VERIFIED
 from executor.system.stamps import Stamp
 from executor.system.user_cache import user_cache
 
@@ -36,7 +36,7 @@ def test_a_store_that_says_of_its_files_that_they_were_read_is_not_believed(tmp_
     file.chmod(0o644)
     file.write_text("jello")
     line = {"digest": digest, "name": "text.txt", **attrs.asdict(Stamp.of(file))}
-    (toy.store / MEMO).write_text(json.dumps(line) + "\n")
+    (toy.store / VERIFIED).write_text(json.dumps(line) + "\n")
     verified = toy.dflow("verify")
     assert (1, True) == (verified.returncode, f"{digest[:12]}: text.txt" in verified.stderr)
 
