@@ -9,8 +9,8 @@ Computed for a draft for Qwen3-8B in bfloat16 on a GPU, whose attention takes [c
     features     t F b
     projections  t (5 M + 2 L C) b     what they keep for their backward, and keys and values before the exchange
     attended     s L C (8 + 3 b)       float32 leaves, copies in the dtype, gradients, and once more beside the blocks
-    blocks       footprint.block_bytes of the rank's blocks, and their keys and values beside the context's, r L C b
-    head         footprint.head_bytes
+    blocks       what the rank's blocks keep for their backward, and their keys and values beside the context's, r L C b
+    head         a tile of logits with its copy for the product, and two rows of sums
 
 FLOPs are those of the whole step over P: blocks are distributed by the context that they see, and the exchanges
 distribute the projections.
@@ -33,10 +33,11 @@ from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Sizes
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.flops import step_flops
-from ops.lib.drafts.backbone.footprint import MASTER, Pass, block_bytes, draft_parameters, head_bytes
+from ops.lib.drafts.backbone.footprint import MASTER, draft_parameters
 from ops.lib.sequence_parallel.exchange import elements_sent
 
 PARTS = ("weights", "features", "projections", "attended", "blocks", "head")
+HEAD_TILE = 8192  # rows and columns of logits at a time on a GPU
 ANCHORS, CONTEXTS, DEGREES = 512, (32_768, 131_072), (1, 2, 4, 8)
 QWEN3_8B = draft_config(Sizes(context=CONTEXTS[-1] // 2, anchors=ANCHORS, **gpu_sizes.QWEN3_8B))
 
@@ -74,7 +75,6 @@ def rank_memory(
     weights, layers, size = draft_parameters(draft), draft.num_hidden_layers, item_size
     C = 2 * draft.num_key_value_heads * draft.head_dim
     t, blocks = -(-context // degree), -(-anchors // degree)
-    work = Pass(draft=draft, item_size=size, context=t, blocks=blocks, waiting=0)
     share = attended_share(exchange, draft.num_key_value_heads, degree)
     slots = blocks * draft.block_size * share * (degree if exchange == "ulysses" else 1)
     narrow = size if size < MASTER else 0
@@ -85,9 +85,25 @@ def rank_memory(
         "features": t * len(draft.target_layer_ids) * draft.hidden_size * size,
         "projections": t * (5 * draft.hidden_size + 2 * layers * C) * size,
         "attended": int(context * share * layers * C * attended),
-        "blocks": block_bytes(work) + int(layers * C * slots * size),
-        "head": head_bytes(work),
+        "blocks": block_bytes(draft, blocks * draft.block_size, size) + int(layers * C * slots * size),
+        "head": head_bytes(draft, blocks * draft.block_size, size),
     }
+
+
+def block_bytes(draft: DraftConfig, slots: int, item_size: int) -> int:
+    """What blocks keep for their backward in all layers, and the widest step of one layer's backward."""
+    M, W, D = draft.hidden_size, draft.intermediate_size, draft.head_dim
+    queries, kv = draft.num_attention_heads * D, draft.num_key_value_heads * D
+    kept = draft.num_hidden_layers * (4 * M + 3 * queries + 3 * kv + 4 * W)
+    return slots * (kept + 2 * W + 2 * M) * item_size
+
+
+def head_bytes(draft: DraftConfig, slots: int, item_size: int) -> int:
+    """A tile of logits (ops/lib/drafts/losses/head.py) with its copy in a narrower dtype, and the rows of sums."""
+    rows = min(HEAD_TILE, slots)
+    copy = item_size if item_size < MASTER else 0
+    logits = rows * min(HEAD_TILE, draft.vocab_size) * (MASTER + copy)
+    return logits + 2 * rows * draft.hidden_size * (MASTER + item_size)
 
 
 def attended_share(exchange: str, kv_heads: int, degree: int) -> Fraction:

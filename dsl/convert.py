@@ -19,7 +19,8 @@ from cattrs import ClassValidationError, Converter
 from cattrs.errors import ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn
 
-from dsl.errors import ConfigError, Mistake, StructureError, did_you_mean, shortened
+from dsl.errors import ConfigError, StructureError, did_you_mean, shortened
+from dsl.finding import Field, Finding
 from dsl.shown import shown_value
 from dsl.toml import refused_values
 
@@ -153,7 +154,7 @@ def _is_mapping(expected: Any) -> bool:
 
 
 def _refuse(expected: Any, value: object) -> NoReturn:
-    raise StructureError([Mistake(f"expected {type_name(expected)}, got {shown_value(value)}")])
+    raise StructureError([Finding(f"expected {type_name(expected)}, got {shown_value(value)}")])
 
 
 def _instance(value: Any, expected: Any) -> Any:
@@ -249,13 +250,13 @@ def _object(cls: type) -> Hook:
     return made
 
 
-def _mistakes(error: ClassValidationError, cls: type) -> Iterator[Mistake]:
+def _mistakes(error: ClassValidationError, cls: type) -> Iterator[Finding]:
     of_fields, others = error.group_exceptions()
     for each, note in of_fields:
         if isinstance(each, StructureError):
             yield from each.below(note.name)
         elif isinstance(each, KeyError):
-            yield Mistake(f'the required key "{note.name}" is missing', hint=type_name(note.type))
+            yield Finding(f'the required key "{note.name}" is missing', advice=type_name(note.type))
         else:
             raise each
     for each in others:
@@ -263,10 +264,10 @@ def _mistakes(error: ClassValidationError, cls: type) -> Iterator[Mistake]:
             known = list(attrs.fields_dict(cls))
             for key in sorted(map(str, each.extra_fields)):
                 hint = did_you_mean(key, known) or f"keys: {', '.join(known)}"
-                yield Mistake("unknown key", key, hint=hint)
+                yield Finding("unknown key", Field(key), hint)
         elif isinstance(each, (ConfigError, ValueError, TypeError)):
             named = re.match(r"(?:Length of )?'(\w+)' must ", str(each))  # as attrs' own validators say it
-            yield Mistake(readable(each), named[1] if named else "")
+            yield Finding(readable(each), Field(named[1] if named else ""))
         else:
             raise each
 

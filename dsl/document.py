@@ -17,7 +17,8 @@ from typing import Any
 import attrs
 from attrs import define, field, frozen
 
-from dsl.errors import Mistake, PipelineError, Position, shortened
+from dsl.errors import PipelineError, shortened
+from dsl.finding import Field, Finding, Position
 from dsl.shown import shown_value
 from dsl.toml import KeyPath, key_positions, parsed
 
@@ -145,7 +146,7 @@ def read_document(file: Path) -> Document:
         if real in seen:
             shown = [str(each.path) for each in files[seen.index(real) :]]
             message = f"the files extend each other: {' -> '.join([*shown, str(base)])}"
-            raise PipelineError([Mistake(message, EXTENDS, position)])
+            raise PipelineError([Finding(message, Field(EXTENDS, position))])
         files.append(source)
         seen.append(real)
     values: dict[str, Any] = {}
@@ -176,11 +177,11 @@ def _base_of(source: SourceFile) -> tuple[Path, Position | None]:
     position = source.positions.get((EXTENDS,))
     if not isinstance(value, str) or not value:
         message = f"expected the path of another pipeline file, got {shown_value(value)}"
-        raise PipelineError([Mistake(message, EXTENDS, position, 'extends = "base.toml"')])
+        raise PipelineError([Finding(message, Field(EXTENDS, position), 'extends = "base.toml"')])
     base = Path(os.path.normpath(source.path.parent / value))
     if base.suffix != ".toml":
         raise PipelineError(
-            [Mistake(f"only a TOML file can be extended, not {shortened(str(base), 300)}", EXTENDS, position)]
+            [Finding(f"only a TOML file can be extended, not {shortened(str(base), 300)}", Field(EXTENDS, position))]
         )
     return base, position
 
@@ -192,11 +193,13 @@ def _read(file: Path, named_at: Position | None) -> SourceFile:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         message = f"the pipeline file {file} cannot be read: {reason}"
-        raise PipelineError([Mistake(message, EXTENDS if named_at else "", named_at)]) from error
+        raise PipelineError([Finding(message, Field(EXTENDS if named_at else "", named_at))]) from error
     try:
         text = data.decode("utf-8-sig")  # editors put a mark before the first line
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         column = len(error.object[: error.start].split(b"\n")[-1].decode()) + 1
-        raise PipelineError([Mistake("the file is not UTF-8", position=Position(str(file), line, column))]) from error
+        raise PipelineError(
+            [Finding("the file is not UTF-8", Field(position=Position(str(file), line, column)))]
+        ) from error
     return SourceFile(file, text, parsed(text, str(file)))

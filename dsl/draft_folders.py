@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from dsl.errors import Mistake
+from dsl.finding import Finding
 from dsl.imports import hidden_module, import_from_source, put_on_path
 from dsl.named_function import named_function
 from dsl.paths import is_there, store_above
@@ -43,7 +43,7 @@ def use_draft_folders(op_files: Sequence[Path]) -> None:
         import_from_source()
 
 
-def use_checked_folders(op_files: Sequence[Path]) -> list[Mistake]:
+def use_checked_folders(op_files: Sequence[Path]) -> list[Finding]:
     """The same of folders that pipelines name; with mistakes, which are returned, none is known."""
     taken: Mapping[str, str] = named_function(COMES_WITH_DFLOW) if any(map(is_draft_folder, op_files)) else {}
     mistakes = folder_mistakes(op_files, list(taken))
@@ -56,7 +56,7 @@ def own_algorithms() -> Mapping[str, Path]:
     return _used
 
 
-def folder_mistakes(op_files: Sequence[Path], taken: Sequence[str]) -> list[Mistake]:
+def folder_mistakes(op_files: Sequence[Path], taken: Sequence[str]) -> list[Finding]:
     """What is wrong with the folders among the op files. taken: the names of the algorithms that come with dflow."""
     mistakes = []
     seen: dict[str, Path] = {}
@@ -64,20 +64,20 @@ def folder_mistakes(op_files: Sequence[Path], taken: Sequence[str]) -> list[Mist
         folder = file.parent
         name = folder.name
         if name in seen:
-            mistakes.append(Mistake(f'{folder} and {seen[name]} would both be the algorithm "{name}": rename one'))
+            mistakes.append(Finding(f'{folder} and {seen[name]} would both be the algorithm "{name}": rename one'))
         seen[name] = folder
         if not is_there(folder, Path.is_dir):
-            mistakes.append(Mistake(f"there is no folder {folder}"))
+            mistakes.append(Finding(f"there is no folder {folder}"))
         elif store := store_above(file):
-            mistakes.append(Mistake(f"{folder} lies inside the store {store}, from which no code is imported"))
+            mistakes.append(Finding(f"{folder} lies inside the store {store}, from which no code is imported"))
         elif not name.isidentifier() or name != name.lower():
-            mistakes.append(Mistake(f"{folder}: the name of an algorithm has lower-case letters, digits and _"))
+            mistakes.append(Finding(f"{folder}: the name of an algorithm has lower-case letters, digits and _"))
         elif name in taken:
-            mistakes.append(Mistake(f'{folder}: the algorithm "{name}" comes with dflow: rename the folder'))
+            mistakes.append(Finding(f'{folder}: the algorithm "{name}" comes with dflow: rename the folder'))
         elif hidden := hidden_module(name, partial(_lies_in, folder)):
-            mistakes.append(Mistake(f"{folder} would hide {hidden}: rename it"))
+            mistakes.append(Finding(f"{folder} would hide {hidden}: rename it"))
         elif missing := [each for each in (INIT, *FILES) if not is_there(folder / each, Path.is_file)]:
-            mistakes.append(Mistake(f"{folder} lacks {', '.join(missing)}", hint="docs/drafts.md has an example"))
+            mistakes.append(Finding(f"{folder} lacks {', '.join(missing)}", advice="docs/drafts.md has an example"))
     return mistakes
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsl.errors import Mistake, did_you_mean, listed, shortened
+from dsl.errors import did_you_mean, listed, shortened
+from dsl.finding import Finding
 from dsl.hooks import method
 from dsl.launch import Machine
 from dsl.op import ConfigField, OpSpec, Ref, is_builtin
@@ -22,17 +23,17 @@ MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MOST_OF_CYCLE = 12  # nodes of a cycle that are shown
 FieldCheck = Callable[[Mapping[str, Any], Any], Mapping[str, str]]  # the result: field -> what is wrong with it
-Absent = dict[str, list[Mistake]]  # mistakes about missing files and folders, by node
+Absent = dict[str, list[Finding]]  # mistakes about missing files and folders, by node
 
 
 def wiring_mistakes(
     nodes: Mapping[str, WrittenNode], root: Path, machine: Machine, absent: Absent | None = None
-) -> list[Mistake]:
+) -> list[Finding]:
     """All mistakes between the nodes, also where some nodes are known in part. Paths are relative to root.
 
     absent: if given, collects missing files and folders, which are then not among the mistakes.
     """
-    mistakes: list[Mistake] = []
+    mistakes: list[Finding] = []
     for node in nodes.values():
         if node.op is not None:
             mistakes += _edge_mistakes(node, node.op, nodes)
@@ -50,7 +51,7 @@ def wiring_mistakes(
     return [*mistakes, *_cycle_mistakes(nodes)]
 
 
-def all_of(absent: Absent | None) -> list[Mistake]:
+def all_of(absent: Absent | None) -> list[Finding]:
     """The mistakes of all nodes."""
     return [mistake for mistakes in (absent or {}).values() for mistake in mistakes]
 
@@ -95,7 +96,7 @@ def _may_be_model_id(value: str, field: ConfigField, path: Path) -> bool:
     return field.model_id and MODEL_ID.fullmatch(value) is not None and not is_there(path.parent, Path.is_dir)
 
 
-def _edge_mistakes(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
+def _edge_mistakes(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNode]) -> Iterator[Finding]:
     for name, parents in inputs_of(op, node.values).items():
         wanted = op.edges[name].type
         for parent in parents:
@@ -114,7 +115,7 @@ def _who_gives(wanted: type, nodes: Mapping[str, WrittenNode]) -> str:
     return f"{wanted.__name__}: {listed(givers, 100)}" if givers else f"no node produces {wanted.__name__}"
 
 
-def _absent_paths(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:
+def _absent_paths(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Finding]:
     for field, value in _external_values(node, op):
         path = external_path(value, node.places.folder(field.name) or root)
         if not value or path is None or is_there(path) or _may_be_model_id(str(value), field, path):
@@ -125,7 +126,7 @@ def _absent_paths(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake
         yield node.mistake(field.name, f"there is no file or folder {path.parent / shortened(path.name)}", hint)
 
 
-def _empty_paths(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
+def _empty_paths(node: WrittenNode, op: OpSpec) -> Iterator[Finding]:
     for field, value in _external_values(node, op):
         if value == "":
             yield node.mistake(field.name, "expected a path, got an empty string")
@@ -139,7 +140,7 @@ def _external_values(node: WrittenNode, op: OpSpec) -> Iterator[tuple[ConfigFiel
             yield from ((field, value) for value in (given if isinstance(given, (tuple, list)) else (given,)))
 
 
-def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:
+def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Finding]:
     """A model id enters the key by its name, so what it names must not change: its commit has to be given."""
     for field in op.fields.values():
         if not field.pinned_by:
@@ -164,7 +165,7 @@ def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake
         yield node.mistake(where, message, hint)
 
 
-def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
+def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Finding]:
     several = [name for name in ("nproc", "hosts") if node.launch.get(name, 1) > 1]
     if op.single_process and (several or node.launch.get("kind") == "torchrun"):
         where = "kind" if node.launch.get("kind") == "torchrun" else several[0]
@@ -181,7 +182,7 @@ def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
         yield node.mistake(name, message)
 
 
-def _mistakes_with_nodes_above(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
+def _mistakes_with_nodes_above(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNode]) -> Iterator[Finding]:
     """What the op's own check finds wrong between its values and those of nodes above."""
 
     def above(*edges: str) -> Mapping[str, Any]:
@@ -207,7 +208,7 @@ def _known_values(node: WrittenNode) -> dict[str, Any]:
     return {name: value for name, value in {**defaults, **node.values}.items() if name not in node.wrong}
 
 
-def _machine_mistakes(node: WrittenNode, machine: Machine) -> Iterator[Mistake]:
+def _machine_mistakes(node: WrittenNode, machine: Machine) -> Iterator[Finding]:
     """A node that asks for more than the run may use would never start."""
     for name in ("cpus", "gpus", "memory"):
         asked, there = node.launch.get(name), getattr(machine, name)
@@ -218,7 +219,7 @@ def _machine_mistakes(node: WrittenNode, machine: Machine) -> Iterator[Mistake]:
             yield node.mistake(f"launch.{name}", f"more than the {there} of [machine] {name}")
 
 
-def _secret_mistakes(node: WrittenNode) -> Iterator[Mistake]:
+def _secret_mistakes(node: WrittenNode) -> Iterator[Finding]:
     for name, value in node.cells():
         for variable in secret_names(value) if may_hold_secrets(value) else ():
             if variable not in os.environ:
@@ -226,7 +227,7 @@ def _secret_mistakes(node: WrittenNode) -> Iterator[Mistake]:
                 yield node.mistake(name, message, "export it before you call dflow")
 
 
-def _cycle_mistakes(nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
+def _cycle_mistakes(nodes: Mapping[str, WrittenNode]) -> Iterator[Finding]:
     inputs = {node.id: inputs_of(node.op, node.values) for node in nodes.values() if node.op is not None}
     parents = {
         node_id: [parent for ids in edges.values() for parent in ids if parent in inputs]

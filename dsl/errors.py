@@ -1,4 +1,4 @@
-"""Every error that dflow raises on purpose, and how a mistake in a pipeline is shown.
+"""Every error that dflow raises on purpose.
 
 DflowError                  the message says what was wrong, where, and what to do
 ├── ConfigError             a value of an op's config is wrong
@@ -18,8 +18,10 @@ DflowError                  the message says what was wrong, where, and what to 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+if TYPE_CHECKING:
+    from dsl.finding import Finding
 
 MOST_OF_MESSAGE = 1200  # characters; a cycle through twelve nodes has some hundred
 MOST_SHOWN = 160  # characters of a path of keys, or of an argument
@@ -77,45 +79,10 @@ class ServerError(DflowError):
     """A server that dflow started or asked did not start, or did not answer."""
 
 
-@frozen
-class Position:
-    """A place in a pipeline file; line and column count from 1, or are 0 for a place without lines.
-
-    is_argument: file is not a file's name, but an argument on the command line as it was given: `-s train.lr=x`.
-    """
-
-    file: str
-    line: int = 0
-    column: int = 0
-    is_argument: bool = False
-
-    def __str__(self) -> str:
-        if self.is_argument:
-            return on_one_line(shortened(self.file, MOST_SHOWN))
-        return on_one_line(f"{self.file}:{self.line}:{self.column}" if self.line else self.file)
-
-
-@frozen
-class Mistake:
-    """One thing wrong with a pipeline: `file:line:column: path: message (did you mean ...?)`."""
-
-    message: str
-    path: str = ""
-    position: Position | None = None
-    hint: str = ""
-
-    def __str__(self) -> str:
-        head = [str(self.position)] if self.position is not None else []
-        path = [on_one_line(shortened(self.path, MOST_SHOWN))] if self.path else []
-        tail = f" ({self.hint})" if self.hint else ""
-        message = "\n".join(map(on_one_line, (shortened(self.message, MOST_OF_MESSAGE) + tail).split("\n")))
-        return ": ".join([*head, *path, message])
-
-
 class PipelineError(DflowError):
     """All mistakes found in a pipeline, in the order of the file."""
 
-    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+    def __init__(self, mistakes: Sequence[Finding]) -> None:
         self.mistakes = tuple(mistakes)
         super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
 
@@ -123,13 +90,13 @@ class PipelineError(DflowError):
 class StructureError(DflowError):
     """All mistakes in plain values that do not fit a type; the paths are those of keys and members in the value."""
 
-    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+    def __init__(self, mistakes: Sequence[Finding]) -> None:
         self.mistakes = tuple(mistakes)
         super().__init__("\n".join(map(str, self.mistakes)))
 
-    def below(self, name: str) -> list[Mistake]:
+    def below(self, name: str) -> list[Finding]:
         """The mistakes as those of a table or list that holds the value under this name."""
-        return [evolve(each, path=f"{name}.{each.path}" if each.path else name) for each in self.mistakes]
+        return [each.at(f"{name}.{each.path}" if each.path else name) for each in self.mistakes]
 
 
 def shortened(text: str, most: int = 100) -> str:

@@ -92,11 +92,11 @@ CHECKPOINTS = "checkpoints"  # a part of `Estimate.disk`
 class Estimate:
     """What a node needs, each part by its name in bytes.
 
-    memory: of the rank that needs most, on its GPU where it has one. disk: what the node leaves in the store, by all
-    ranks, and under CHECKPOINTS what it writes besides and is removed when it is done; disk_per: the amount of data
-    that it holds for ("a million tokens") where the amount is not known, "" for the whole; less_disk: what to change so
-    that it writes less, for the error where it does not fit. notes: sentences for the user. growth: after a trial; None
-    where the op cannot tell. foreseen: of the output, anything that the readers' own hooks understand.
+    memory: what a rank holds between its steps, on its GPU where it has one. disk: what the node leaves in the store,
+    by all ranks, and under CHECKPOINTS what it writes besides and is removed when it is done; disk_per: the amount of
+    data that it holds for ("a million tokens") where the amount is not known, "" for the whole; less_disk: what to
+    change so that it writes less, for the error where it does not fit. notes: sentences for the user. growth: after a
+    trial; None where the op cannot tell. foreseen: of the output, anything that the readers' own hooks understand.
     """
 
     memory: Mapping[str, int] = {}

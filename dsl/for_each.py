@@ -25,7 +25,8 @@ import attrs
 from attrs import define
 
 from dsl.document import Document, Places, merged
-from dsl.errors import Mistake, Position, known_nodes, shortened
+from dsl.errors import known_nodes, shortened
+from dsl.finding import Field, Finding, Position
 from dsl.interpolation import FIELD, OPENING, TOKEN, Cell, referred_fields
 from dsl.op import Ref
 from dsl.order import children_of, reached
@@ -44,7 +45,7 @@ def expanded(
     sweeps: Sequence[Sweep] = (),
     document: Document | None = None,
     read_node: ReadNode | None = None,
-) -> tuple[dict[str, WrittenNode], list[Mistake]]:
+) -> tuple[dict[str, WrittenNode], list[Finding]]:
     """The nodes with the copies in the templates' places. read_node makes a node that a variant gives another op."""
     groups, mistakes = groups_of(document, sweeps)
     if not groups:
@@ -58,7 +59,7 @@ def expanded(
     return expansion.run(), [*mistakes, *expansion.mistakes]
 
 
-def merged_mistakes(mistakes: Sequence[Mistake], nodes: Mapping[str, WrittenNode]) -> list[Mistake]:
+def merged_mistakes(mistakes: Sequence[Finding], nodes: Mapping[str, WrittenNode]) -> list[Finding]:
     """The mistakes with the ids of copies as those of the nodes that they are copies of, each once: mistakes in the
     copies of a node are those of the node, under the names that the file gives.
     """
@@ -72,7 +73,7 @@ def merged_mistakes(mistakes: Sequence[Mistake], nodes: Mapping[str, WrittenNode
         return copied.sub(lambda found: templates[found[0]], text)
 
     renamed = [
-        attrs.evolve(mistake, message=as_written(mistake.message), hint=_hint(mistake, as_written))
+        attrs.evolve(mistake, what=as_written(mistake.what), advice=_hint(mistake, as_written))
         if mistake.path.startswith("node.") or mistake.position is None or mistake.position.is_argument
         else mistake
         for mistake in mistakes
@@ -80,10 +81,10 @@ def merged_mistakes(mistakes: Sequence[Mistake], nodes: Mapping[str, WrittenNode
     return list(dict.fromkeys(renamed))
 
 
-def _hint(mistake: Mistake, as_written: Callable[[str], str]) -> str:
+def _hint(mistake: Finding, as_written: Callable[[str], str]) -> str:
     """The hint for an argument keeps the names of copies, because an argument may change a single copy."""
     is_argument = mistake.position is not None and mistake.position.is_argument
-    return mistake.hint if is_argument else as_written(mistake.hint)
+    return mistake.advice if is_argument else as_written(mistake.advice)
 
 
 @define
@@ -92,13 +93,13 @@ class _Expansion:
     groups: Sequence[Group]
     document: Document | None
     read_node: ReadNode | None
-    mistakes: list[Mistake] = attrs.Factory(list)
+    mistakes: list[Finding] = attrs.Factory(list)
     member_of: dict[str, tuple[Group, ...]] = attrs.field(init=False)  # the groups of every node, in their order
 
     def __attrs_post_init__(self) -> None:
         self.member_of = self._memberships()
 
-    def unknown_nodes(self) -> Iterator[Mistake]:
+    def unknown_nodes(self) -> Iterator[Finding]:
         for group in self.groups:
             for variant in group.variants:
                 for node_id in variant.changes:
@@ -207,8 +208,10 @@ class _Expansion:
                         variant.place.file if isinstance(variant.place, Position) else ".".join(map(str, variant.place))
                     )
                     message = f"{shortened(where)} sets this very value"
-                    mistake = Mistake(
-                        message, position=position, hint=f"name one copy: -s {shortened(copy_id)}.{shortened(name)}=..."
+                    mistake = Finding(
+                        message,
+                        Field(position=position),
+                        f"name one copy: -s {shortened(copy_id)}.{shortened(name)}=...",
                     )
                     if all(mistake.position != other.position for other in self.mistakes):
                         self.mistakes.append(mistake)

@@ -14,7 +14,8 @@ from cattrs.gen import make_dict_unstructure_fn, override
 from dsl.convert import converter, structure, unstructure
 from dsl.draft_folders import use_draft_folders
 from dsl.edge_checks import inputs_of
-from dsl.errors import ConfigError, Mistake, PipelineError, StructureError
+from dsl.errors import ConfigError, PipelineError, StructureError
+from dsl.finding import Field, Finding
 from dsl.graph import Graph, GraphNode
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
@@ -48,7 +49,7 @@ class NodeData:
             config = op.config_class(**self.config)
         except ConfigError as error:
             message = f"the recorded config does not fit the op {op.name} as it is now: {error}"
-            raise PipelineError([Mistake(message, f"node.{self.id}")]) from error
+            raise PipelineError([Finding(message, Field(f"node.{self.id}"))]) from error
         inputs = inputs_of(op, attrs.asdict(config, recurse=False))
         return GraphNode(self.id, config, op, self.launch, inputs, self.copy)
 
@@ -104,7 +105,7 @@ def graph_from_json(values: Mapping[str, Any]) -> Graph:
     try:
         check_tags(data.tags)
     except ConfigError as error:
-        raise PipelineError([Mistake(f"the recorded graph cannot be read: {error}", hint=OTHER_VERSION)]) from error
+        raise PipelineError([Finding(f"the recorded graph cannot be read: {error}", advice=OTHER_VERSION)]) from error
     load = _ops_of(data.op_files)
     nodes = {each.id: each.node(load) for each in data.nodes}
     return Graph(nodes=nodes, **{name: getattr(data, name) for name in SETTINGS})
@@ -132,10 +133,10 @@ def _ops_of(op_files: tuple[Path, ...]) -> Callable[[str], OpSpec]:
 def _read(expected: type[T], values: Mapping[str, Any]) -> T:
     if values["format"] != FORMAT:
         message = f"the recorded graph has format {values['format']}, this version of dflow reads {FORMAT}"
-        raise PipelineError([Mistake(message, hint=OTHER_VERSION)])
+        raise PipelineError([Finding(message, advice=OTHER_VERSION)])
     try:
         return structure(expected, values)
     except StructureError as error:
-        wrong = [f"{each.path}: {each.message}" if each.path else each.message for each in error.mistakes]
-        mistakes = [Mistake(f"the recorded graph cannot be read: {each}", hint=OTHER_VERSION) for each in wrong]
+        wrong = [f"{each.path}: {each.what}" if each.path else each.what for each in error.mistakes]
+        mistakes = [Finding(f"the recorded graph cannot be read: {each}", advice=OTHER_VERSION) for each in wrong]
         raise PipelineError(mistakes) from error

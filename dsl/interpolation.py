@@ -17,7 +17,8 @@ import attrs
 from dsl.convert import member_type, type_mistake, typed_value
 from dsl.document import LAUNCH, TABLE_NAMES
 from dsl.edge_checks import external_value
-from dsl.errors import Mistake, did_you_mean, shortened
+from dsl.errors import did_you_mean, shortened
+from dsl.finding import Finding
 from dsl.op import ConfigField, chosen_tables
 from dsl.secrets import secret_names
 from dsl.unchecked_node import WrittenNode, ops_of, table_values, unknown_key
@@ -34,7 +35,7 @@ Cell = tuple[str, str]  # a node's id or a table's name; "field", "table.field" 
 
 
 class _Refused(Exception):
-    """A reference that means nothing; hint as in Mistake. Without a message it is reported elsewhere."""
+    """A reference that means nothing; hint as in Finding. Without a message it is reported elsewhere."""
 
     def __init__(self, message: str = "", hint: str = "") -> None:
         super().__init__(message)
@@ -44,7 +45,7 @@ class _Refused(Exception):
 
 def interpolate(
     nodes: Mapping[str, WrittenNode], tables: Mapping[str, WrittenNode], only_arguments: bool = False
-) -> list[Mistake]:
+) -> list[Finding]:
     """Put values in place of all references. Returns what is wrong; values that are wrong are taken out.
 
     only_arguments: only in values that were given on the command line; all others are what they say.
@@ -77,7 +78,7 @@ class _Interpolation:
         for node in owners.values():
             if node.template:
                 self.copies.setdefault(node.template, []).append(node.id)
-        self.mistakes: list[Mistake] = []
+        self.mistakes: list[Finding] = []
         self.refused: list[_Refused] = []  # of the value that is filled in at the moment
         self.waiting: dict[Cell, Any] = {}
         for owner, node in owners.items():
@@ -85,7 +86,7 @@ class _Interpolation:
             cells |= {(owner, f"launch.{name}"): value for name, value in node.launch.items() if has_reference(value)}
             self.waiting |= {cell: cells[cell] for cell in cells if not only_arguments or node.is_argument(cell[1])}
 
-    def run(self) -> list[Mistake]:
+    def run(self) -> list[Finding]:
         for first in list(self.waiting):
             path = {first: None} if first in self.waiting else {}  # cells that wait for the next one each
             while path:

@@ -27,8 +27,9 @@ import attrs
 from attrs import frozen
 
 from dsl.convert import converter, structure, table_class
-from dsl.errors import ConfigError, Mistake, StructureError
+from dsl.errors import ConfigError, StructureError
 from dsl.field_rules import ChosenBy, validators_of
+from dsl.finding import Field, Finding
 from dsl.op_class import Question, class_attributes
 from dsl.shown import shown_value
 
@@ -121,7 +122,7 @@ class Edge:
         reference = _as_reference(value)
         if not self.many and (isinstance(reference, Ref) or (reference is None and self.optional)):
             return reference
-        raise StructureError([Mistake(f'expected {self.wanted} ("@node"), got {shown_value(value)}')])
+        raise StructureError([Finding(f'expected {self.wanted} ("@node"), got {shown_value(value)}')])
 
     @property
     def wanted(self) -> str:
@@ -376,7 +377,7 @@ def _check_types_when_made(cls: type, spec: OpSpec) -> None:
     attrs_init = cls.__init__  # type: ignore[misc]
 
     def checked_init(self: Any, **values: Any) -> None:
-        mistakes: list[Mistake | str] = []
+        mistakes: list[Finding | str] = []
         values |= {name: {} for name in chosen_tables(spec.fields, values)}
         for name, value in values.items():
             declared = spec.edges.get(name) or spec.fields.get(name)
@@ -384,7 +385,7 @@ def _check_types_when_made(cls: type, spec: OpSpec) -> None:
                 from dsl.aliases import key_hint  # only for mistakes
 
                 hint = key_hint(name, spec.name, [*spec.edges, *spec.fields], {})
-                mistakes.append(Mistake("unknown key", f"{spec.name}.{name}", hint=hint.text))
+                mistakes.append(Finding("unknown key", Field(f"{spec.name}.{name}"), hint.text))
                 continue
             try:
                 values[name] = declared.structure(value)

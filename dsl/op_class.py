@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from dsl.convert import structure
-from dsl.errors import ConfigError, Mistake, StructureError
+from dsl.errors import ConfigError, StructureError
+from dsl.finding import Finding
 
 if TYPE_CHECKING:
     from dsl.estimate import Estimate, Outlook
@@ -159,7 +160,7 @@ def _check_parameters(name: str, given: object) -> None:
         with suppress(TypeError):
             actual.bind(*expected.parameters)
             return
-    raise StructureError([Mistake(message.replace("'", ""))])
+    raise StructureError([Finding(message.replace("'", ""))])
 
 
 def _check_name(name: str) -> None:
@@ -169,4 +170,4 @@ def _check_name(name: str) -> None:
     near = get_close_matches(name, [*ATTRIBUTES, *METHODS, "output"], n=1, cutoff=NEAR)
     if near:
         hint = f'did you mean "{near[0]}"? Rename it, or begin it with _, if it is your own'
-        raise StructureError([Mistake("no such member of an op", hint=hint)])
+        raise StructureError([Finding("no such member of an op", advice=hint)])

@@ -8,7 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 from dsl.draft_folders import is_draft_folder
-from dsl.errors import DflowError, Mistake, PipelineError, Position, did_you_mean, shortened
+from dsl.errors import DflowError, PipelineError, did_you_mean, shortened
+from dsl.finding import Field, Finding, Position
 from dsl.imports import hidden_module, import_from_source, put_on_path, source_of
 from dsl.named_function import named_function
 from dsl.op import OpSpec, op_of
@@ -36,24 +37,26 @@ def op_names(op_files: Sequence[Path] = ()) -> list[str]:
     return [*_built_in_table(), *user_ops(op_files)]
 
 
-def unknown_op(name: str, op_files: Sequence[Path] = ()) -> Mistake:
+def unknown_op(name: str, op_files: Sequence[Path] = ()) -> Finding:
     """The mistake of naming an op that does not exist."""
     names = op_names(op_files)
-    return Mistake(f'there is no op "{shortened(name)}"', hint=did_you_mean(name, names) or f"ops: {', '.join(names)}")
+    return Finding(
+        f'there is no op "{shortened(name)}"', advice=did_you_mean(name, names) or f"ops: {', '.join(names)}"
+    )
 
 
 def user_ops(op_files: Sequence[Path]) -> dict[str, OpSpec]:
     """The ops declared in the user's files, which are absolute paths; folders of draft algorithms among them declare
     none. Raises PipelineError with all mistakes.
     """
-    mistakes: list[Mistake] = []
+    mistakes: list[Finding] = []
     found: dict[str, OpSpec] = {}
     declared_in = dict.fromkeys(_built_in_table(), "the built-in ops")
     stems: dict[str, Path] = {}
     for file in dict.fromkeys(file for file in op_files if not is_draft_folder(file)):
         if file.stem in stems:
             mistakes.append(
-                Mistake(f'{file} and {stems[file.stem]} would both be the module "{file.stem}": rename one')
+                Finding(f'{file} and {stems[file.stem]} would both be the module "{file.stem}": rename one')
             )
             continue
         stems[file.stem] = file
@@ -63,11 +66,11 @@ def user_ops(op_files: Sequence[Path]) -> dict[str, OpSpec]:
             mistakes += error.mistakes
             continue
         if not specs:
-            mistakes.append(Mistake(f"{file} declares no op", hint="a class with @op above @frozen(kw_only=True)"))
+            mistakes.append(Finding(f"{file} declares no op", advice="a class with @op above @frozen(kw_only=True)"))
         for spec in specs:
             if spec.name in declared_in:
                 taken = f'{file}: the op name "{spec.name}" is taken by {declared_in[spec.name]}'
-                mistakes.append(Mistake(taken, hint=f"rename the class {spec.config_class.__name__}"))
+                mistakes.append(Finding(taken, advice=f"rename the class {spec.config_class.__name__}"))
             declared_in[spec.name] = str(file)
             found[spec.name] = spec
     if mistakes:
@@ -87,10 +90,12 @@ def run_source(module: ModuleType, file: Path) -> None:
     exec(compile(source_of(file), file, "exec", dont_inherit=True), vars(module))
 
 
-def raised_in(file: Path, error: BaseException, shown_as: str) -> Mistake:
+def raised_in(file: Path, error: BaseException, shown_as: str) -> Finding:
     """An error that a user's file raised while it was run, with the place in that file."""
     if isinstance(error, SyntaxError) and error.filename == str(file):
-        return Mistake(f"SyntaxError: {error.msg}", position=Position(shown_as, error.lineno or 1, error.offset or 1))
+        return Finding(
+            f"SyntaxError: {error.msg}", Field(position=Position(shown_as, error.lineno or 1, error.offset or 1))
+        )
     import traceback
 
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
@@ -98,7 +103,7 @@ def raised_in(file: Path, error: BaseException, shown_as: str) -> Mistake:
     if frames:
         position = Position(shown_as, frames[-1].lineno or 1, (frames[-1].colno or 0) + 1)
     message = str(error) if isinstance(error, DflowError) else f"{type(error).__name__}: {error}"
-    return Mistake(message, position=position)
+    return Finding(message, Field(position=position))
 
 
 def _built_in_table() -> dict[str, str]:
@@ -142,14 +147,14 @@ def _is_copy(file: Path, other: Path) -> bool:
     return file.samefile(other) or file.read_bytes() == other.read_bytes()
 
 
-def _cannot_be_module(file: Path) -> Mistake | None:
+def _cannot_be_module(file: Path) -> Finding | None:
     name = file.stem
     if not is_there(file, Path.is_file):
-        return Mistake(f"there is no file {file}")
+        return Finding(f"there is no file {file}")
     if store := store_above(file):
-        return Mistake(f"{file} lies inside the store {store}, from which no code is imported: copy it out")
+        return Finding(f"{file} lies inside the store {store}, from which no code is imported: copy it out")
     if file.suffix != ".py" or not name.isidentifier():
-        return Mistake(f"{file}: an op file is a Python module: letters, digits and _ in its name, which ends in .py")
+        return Finding(f"{file}: an op file is a Python module: letters, digits and _ in its name, which ends in .py")
     if hidden := hidden_module(name, lambda origin: _is_copy(file, origin)):
-        return Mistake(f"{file} would hide {hidden}: rename it")
+        return Finding(f"{file} would hide {hidden}: rename it")
     return None

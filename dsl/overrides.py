@@ -20,7 +20,8 @@ from attrs import frozen
 from dsl.convert import member_type, structure, takes_table, type_mistake, typed_value
 from dsl.document import LAUNCH, TABLE_NAMES
 from dsl.edge_checks import Absent
-from dsl.errors import Mistake, PipelineError, Position, known_nodes, shortened
+from dsl.errors import PipelineError, known_nodes, shortened
+from dsl.finding import Field, Finding, Position
 from dsl.for_each import expanded
 from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
 from dsl.interpolation import interpolate
@@ -50,7 +51,7 @@ class Override:
     position: Position
 
 
-def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Mistake]]:
+def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Finding]]:
     overrides, mistakes = [], []
     for text in texts:
         path, equals, value = (part.strip() for part in text.partition("="))
@@ -61,20 +62,20 @@ def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Mistake
 
             alias = None if field or not equals else alias_hint(owner, "", {})
             hint = "" if alias is None else alias.text
-            mistakes.append(Mistake("expected node.field=value", position=position, hint=hint))
+            mistakes.append(Finding("expected node.field=value", Field(position=position), hint))
         elif field == "op" and owner not in TABLE_NAMES:
             message = "-s changes a node's values, not its op"
-            mistakes.append(Mistake(message, position=position, hint="change the op in the file"))
+            mistakes.append(Finding(message, Field(position=position), "change the op in the file"))
         elif owner == "pipeline" and field in ("ops", "drafts"):
             mistakes.append(
-                Mistake(f"-s cannot change pipeline.{field}", position=position, hint="change it in the file")
+                Finding(f"-s cannot change pipeline.{field}", Field(position=position), "change it in the file")
             )
         else:
             overrides.append(Override(owner, field, value, position))
     return overrides, mistakes
 
 
-def put_into(owners: Mapping[str, WrittenNode], overrides: Sequence[Override]) -> tuple[list[Override], list[Mistake]]:
+def put_into(owners: Mapping[str, WrittenNode], overrides: Sequence[Override]) -> tuple[list[Override], list[Finding]]:
     """Put the values into the nodes and tables, unchecked. Returns the overrides of others, and what is wrong."""
     others, mistakes = [], []
     ops = ops_of(owners)
@@ -86,11 +87,11 @@ def put_into(owners: Mapping[str, WrittenNode], overrides: Sequence[Override]) -
     return others, mistakes
 
 
-def unknown_owners(overrides: Sequence[Override], owners: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
+def unknown_owners(overrides: Sequence[Override], owners: Mapping[str, WrittenNode]) -> Iterator[Finding]:
     for override in overrides:
         copies = [owner for owner in owners if owner.startswith(f"{override.owner}-")]
         hint = f"its copies: {', '.join(copies)}" if copies else known_nodes(override.owner, owners, TABLE_NAMES)
-        yield Mistake(f'there is no node "{shortened(override.owner)}"', position=override.position, hint=hint)
+        yield Finding(f'there is no node "{shortened(override.owner)}"', Field(position=override.position), hint)
 
 
 def apply_overrides(pipeline: Pipeline, texts: Sequence[str], sweeps: Sequence[Sweep] = ()) -> Pipeline:
@@ -126,7 +127,7 @@ def override_graph(graph: Graph, overrides: Sequence[str], absent: Absent | None
     hint = "give a node its own: -s NODE.seed=1"
     seeds = [each for each in parsed_overrides(overrides)[0] if (each.owner, each.field) == ("pipeline", "seed")]
     message = "the nodes of a recorded run hold their seeds already"
-    refused = [Mistake(message, position=seed.position, hint=hint) for seed in seeds]
+    refused = [Finding(message, Field(position=seed.position), hint) for seed in seeds]
     if refused:
         raise PipelineError(refused)
     return compile_pipeline(apply_overrides(graph_to_pipeline(graph), overrides), absent)
@@ -143,7 +144,7 @@ def changed_values(overrides: Sequence[str]) -> list[str]:
     return [text for text in overrides if text in overridden_nodes([text]) or text.startswith("pipeline.seed")]
 
 
-def _put(node: WrittenNode, override: Override, ops: Mapping[str, str]) -> list[Mistake]:
+def _put(node: WrittenNode, override: Override, ops: Mapping[str, str]) -> list[Finding]:
     name, _, key = override.field.partition(".")
     try:
         if name == "launch" and node.id not in TABLE_NAMES:
@@ -152,7 +153,7 @@ def _put(node: WrittenNode, override: Override, ops: Mapping[str, str]) -> list[
             return _put_key(node, override, name, key, ops)
         _put_value(node.values, name, override.text, _type_of(node, name), _has_default(node, name))
     except ValueError as error:
-        return [Mistake(str(error), position=override.position)]
+        return [Finding(str(error), Field(position=override.position))]
     node.places = node.places.moved(_places(name, node.values.get(name), override))
     return []
 
@@ -170,7 +171,7 @@ def _put_value(values: dict[str, Any], name: str, text: str, expected: Any, has_
         values[name] = typed_value(text, expected)
 
 
-def _put_launch(node: WrittenNode, override: Override, name: str) -> list[Mistake]:
+def _put_launch(node: WrittenNode, override: Override, name: str) -> list[Finding]:
     if name:
         known = LAUNCH_FIELDS.get(name)
         _put_value(node.launch, name, override.text, known.type if known else None, has_default=True)
@@ -179,22 +180,22 @@ def _put_launch(node: WrittenNode, override: Override, name: str) -> list[Mistak
     value = {} if override.text == NONE else typed_value(override.text, None)
     if not isinstance(value, dict):
         hint = "{ nproc = 2 }, or node.launch.nproc=2"
-        return [Mistake(f'expected a table, got "{shortened(override.text)}"', position=override.position, hint=hint)]
+        return [Finding(f'expected a table, got "{shortened(override.text)}"', Field(position=override.position), hint)]
     node.launch = value
     node.places = node.places.moved(_places(LAUNCH, value, override))
     return []
 
 
-def _put_key(node: WrittenNode, override: Override, name: str, key: str, ops: Mapping[str, str]) -> list[Mistake]:
+def _put_key(node: WrittenNode, override: Override, name: str, key: str, ops: Mapping[str, str]) -> list[Finding]:
     """One key of a field that is a table."""
     field = node.fields.get(name)
     if field is None or not (field.table is not None or takes_table(field.type)):
         if node.op is None and node.id not in TABLE_NAMES:
             return []  # the op is unknown, which is reported already
         if field is not None or name in node.edges:
-            return [Mistake(f'"{name}" has no keys', position=override.position)]
+            return [Finding(f'"{name}" has no keys', Field(position=override.position))]
         hint = unknown_key(node, name, ops).text
-        return [Mistake(f'unknown key "{shortened(name)}"', position=override.position, hint=hint)]
+        return [Finding(f'unknown key "{shortened(name)}"', Field(position=override.position), hint)]
     default = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
     before = node.values.get(name, default)
     table = dict(before) if isinstance(before, dict) else {}

@@ -11,7 +11,8 @@ import attrs
 from dsl.document import TABLE_NAMES, Document, Places, read_document
 from dsl.draft_folders import INIT, use_checked_folders
 from dsl.edge_checks import Absent, absolute_path, all_of, wiring_mistakes
-from dsl.errors import Mistake, PipelineError, Position, did_you_mean, listed
+from dsl.errors import PipelineError, did_you_mean, listed
+from dsl.finding import Field, Finding, Position
 from dsl.for_each import expanded, merged_mistakes
 from dsl.graph import Graph, compiled, ids_to_upload
 from dsl.imports import import_from_source, put_on_path
@@ -50,7 +51,7 @@ def read_pipeline(
         return _read_toml(file, overrides, swept, absent)
     if file.suffix == ".py":
         return _read_python(file, overrides, swept, absent)
-    raise PipelineError([Mistake(f"{file} is not a pipeline file: its name must end in .toml or .py")])
+    raise PipelineError([Finding(f"{file} is not a pipeline file: its name must end in .toml or .py")])
 
 
 def op_files_of(file: Path) -> tuple[Path, ...]:
@@ -80,15 +81,15 @@ def _require_file(file: Path) -> None:
     if is_there(file, Path.is_file):
         return
     if not is_there(file, Path.is_dir):
-        raise PipelineError([Mistake(f"there is no pipeline file {file}")])
+        raise PipelineError([Finding(f"there is no pipeline file {file}")])
     inside = [str(each) for each in sorted(file.glob("*.toml"))]
     hint = f"in it: {listed(inside, 300)}" if inside else "there is no *.toml in it"
-    raise PipelineError([Mistake(f"{file} is a folder, not a pipeline file", hint=hint)])
+    raise PipelineError([Finding(f"{file} is a folder, not a pipeline file", advice=hint)])
 
 
 def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep], absent: Absent | None) -> Pipeline:
     document = read_document(file)
-    mistakes: list[Mistake] = []
+    mistakes: list[Finding] = []
     tables = {name: written_table(name, document.table(name), Places(document, (name,))) for name in TABLE_NAMES}
     overrides, wrong = parsed_overrides(texts)
     mistakes += wrong
@@ -124,10 +125,10 @@ def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep], absent
     return pipeline
 
 
-def _in_order(mistakes: Sequence[Mistake], document: Document | None) -> list[Mistake]:
+def _in_order(mistakes: Sequence[Finding], document: Document | None) -> list[Finding]:
     """In the order of the files, those of the command line last."""
 
-    def place(mistake: Mistake) -> tuple[bool, tuple[int, int, int]]:
+    def place(mistake: Finding) -> tuple[bool, tuple[int, int, int]]:
         position = mistake.position or Position("")
         where = document.place_of(position) if document is not None else (0, position.line, position.column)
         return position.is_argument, where
@@ -135,7 +136,7 @@ def _in_order(mistakes: Sequence[Mistake], document: Document | None) -> list[Mi
     return sorted(mistakes, key=place)
 
 
-def _top_level_mistakes(document: Document, file: Path, ops: Mapping[str, str]) -> list[Mistake]:
+def _top_level_mistakes(document: Document, file: Path, ops: Mapping[str, str]) -> list[Finding]:
     mistakes = []
     start = Position(str(file), 1, 1)
     for name, value in document.values.items():
@@ -146,24 +147,26 @@ def _top_level_mistakes(document: Document, file: Path, ops: Mapping[str, str]) 
             message = "unknown table" if isinstance(value, dict) else "unknown key"
             alias = None if isinstance(value, dict) else alias_hint(name, "", ops)
             hint = hint if alias is None else alias.text
-            mistakes.append(Mistake(message, name, document.position((name,)), hint))
+            mistakes.append(Finding(message, Field(name, document.position((name,))), hint))
         elif not isinstance(value, dict):
-            mistakes.append(Mistake("expected a table", name, document.position((name,)), f"[{name}]"))
+            mistakes.append(Finding("expected a table", Field(name, document.position((name,))), f"[{name}]"))
     if "pipeline" not in document.values:
-        mistakes.append(Mistake("the required table is missing", "pipeline", start, '[pipeline] with name = "..."'))
+        mistakes.append(
+            Finding("the required table is missing", Field("pipeline", start), '[pipeline] with name = "..."')
+        )
     if "node" not in document.values:
-        mistakes.append(Mistake("there is no node", "node", start, "a node is a table [node.<id>] with its op"))
+        mistakes.append(Finding("there is no node", Field("node", start), "a node is a table [node.<id>] with its op"))
     return mistakes
 
 
-def _op_files(tables: Mapping[str, WrittenNode], root: Path, mistakes: list[Mistake]) -> tuple[Path, ...]:
+def _op_files(tables: Mapping[str, WrittenNode], root: Path, mistakes: list[Finding]) -> tuple[Path, ...]:
     """The files of `[pipeline] ops`, and its `drafts` by their `__init__.py`, from the listing file's folder."""
     files = _listed("ops", tables["pipeline"], root, mistakes)
     folders = _listed("drafts", tables["pipeline"], root, mistakes)
     return (*files, *(folder / INIT for folder in folders))
 
 
-def _listed(key: str, head: WrittenNode, root: Path, mistakes: list[Mistake]) -> tuple[Path, ...]:
+def _listed(key: str, head: WrittenNode, root: Path, mistakes: list[Finding]) -> tuple[Path, ...]:
     alone = attrs.evolve(head, values={name: value for name, value in head.values.items() if name == key})
     mistakes += interpolate({}, {"pipeline": alone})
     names = alone.values.get(key, ())
@@ -180,25 +183,20 @@ def _listed(key: str, head: WrittenNode, root: Path, mistakes: list[Mistake]) ->
 class _NodeReader:
     """Makes nodes of tables; what is wrong with them is added to the mistakes."""
 
-    def __init__(self, document: Document, op_files: tuple[Path, ...], mistakes: list[Mistake]) -> None:
+    def __init__(self, document: Document, op_files: tuple[Path, ...], mistakes: list[Finding]) -> None:
         self._document = document
         self._op_files = op_files
         self._mistakes = mistakes
         self._ops: dict[str, OpSpec] = {}
         self._op_files_work = True
         where = document.position(("pipeline", "drafts"))
-        mistakes += [
-            attrs.evolve(each, path="pipeline.drafts", position=where) for each in use_checked_folders(op_files)
-        ]
+        mistakes += [each.at("pipeline.drafts", where) for each in use_checked_folders(op_files)]
         try:
             user_ops(op_files)
         except PipelineError as error:
             self._op_files_work = False
             where = document.position(("pipeline", "ops"))
-            mistakes += [
-                attrs.evolve(mistake, path="pipeline.ops", position=mistake.position or where)
-                for mistake in error.mistakes
-            ]
+            mistakes += [mistake.at("pipeline.ops", mistake.position or where) for mistake in error.mistakes]
 
     def read(self, node_id: str, table: Any) -> WrittenNode:
         return self.read_variant(node_id, table, Places(self._document, ("node", node_id)))
@@ -233,7 +231,7 @@ class _NodeReader:
                 if not self._op_files_work:
                     return None  # it may be one of those that could not be read
                 unknown = unknown_op(name, self._op_files)
-                mistake = node.mistake("op", unknown.message, unknown.hint)
+                mistake = node.mistake("op", unknown.what, unknown.advice)
         self._mistakes.append(mistake)
         return None
 
@@ -250,7 +248,7 @@ def _read_python(file: Path, overrides: Sequence[str], sweeps: Sequence[Sweep], 
     if strangers:
         hint = "name the file that declares it in Pipeline(..., op_files=(...)), since stages load ops from there"
         raise PipelineError(
-            [Mistake(f"the op {node.op.name} is in no op file", f"node.{node.id}", None, hint) for node in strangers]
+            [Finding(f"the op {node.op.name} is in no op file", Field(f"node.{node.id}"), hint) for node in strangers]
         )
     return checked_pipeline(pipeline, overrides, sweeps, absent)
 
@@ -262,7 +260,7 @@ def checked_pipeline(
 
     absent: as of `read_pipeline`.
     """
-    mistakes: list[Mistake] = []
+    mistakes: list[Finding] = []
     try:
         pipeline = apply_overrides(pipeline, overrides, sweeps)
     except PipelineError as error:
@@ -278,7 +276,7 @@ def _run_python(file: Path) -> Pipeline:
     """What `pipeline()` of the file returns; an error in it is shown with its line in the file."""
     place = absolute_path(file, Path.cwd())
     if store := store_above(place):
-        raise PipelineError([Mistake(f"{file} lies inside the store {store}, from which no code is run: copy it out")])
+        raise PipelineError([Finding(f"{file} lies inside the store {store}, from which no code is run: copy it out")])
     put_on_path(place.parent)
     import_from_source()
     module = new_module(f"pipeline_file_{place.stem}", place)
@@ -289,10 +287,10 @@ def _run_python(file: Path) -> Pipeline:
             returned = make() if callable(make) else None
     except Exception as error:
         mistake = raised_in(place, error, str(file))  # of a config, every mistake on a line
-        raise PipelineError([attrs.evolve(mistake, message=line) for line in mistake.message.split("\n")]) from error
+        raise PipelineError([attrs.evolve(mistake, what=line) for line in mistake.what.split("\n")]) from error
     if not isinstance(returned, Pipeline):
         message = "a pipeline file in Python has a function pipeline() that returns a Pipeline"
         if callable(make):
             message += f", not {shown_value(returned)}" if returned is not None else "; this one returns nothing"
-        raise PipelineError([Mistake(message, position=Position(str(file)))])
+        raise PipelineError([Finding(message, Field(position=Position(str(file))))])
     return returned

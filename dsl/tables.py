@@ -10,7 +10,8 @@ import attrs
 from attrs import frozen, validators
 
 from dsl.document import Places
-from dsl.errors import Mistake, did_you_mean, shortened
+from dsl.errors import did_you_mean, shortened
+from dsl.finding import Finding
 from dsl.launch import Machine
 from dsl.op import config_fields
 from dsl.pipeline import Pipeline, check_tags, check_tracking_uri
@@ -77,7 +78,7 @@ def tables_of(pipeline: Pipeline) -> dict[str, WrittenNode]:
 
 def pipeline_of(
     tables: Mapping[str, WrittenNode], root: Path, op_files: tuple[Path, ...], ops: Mapping[str, str]
-) -> tuple[Pipeline, list[Mistake]]:
+) -> tuple[Pipeline, list[Finding]]:
     """A pipeline without nodes, made of what is right in the tables, and all mistakes in them. ops: those of the nodes
     that it will have, by id."""
     mistakes = []
@@ -101,7 +102,7 @@ def pipeline_of(
     return pipeline, mistakes
 
 
-def upload_mistakes(mlflow: WrittenNode, nodes: Sequence[str]) -> list[Mistake]:
+def upload_mistakes(mlflow: WrittenNode, nodes: Sequence[str]) -> list[Finding]:
     """What `upload` names that is no node. nodes: ids, those of templates included."""
     unknown = [name for name in mlflow.values.get("upload", ()) if name not in nodes]
     return [

@@ -9,7 +9,8 @@ from typing import Any
 
 import tomli
 
-from dsl.errors import Mistake, PipelineError, Position, shortened
+from dsl.errors import PipelineError, shortened
+from dsl.finding import Field, Finding, Position
 
 KeyPath = tuple[str | int, ...]
 
@@ -44,9 +45,9 @@ def parsed(text: str, file: str) -> dict[str, Any]:
     except tomli.TOMLDecodeError as error:
         message, hint = _explained(error)
         place = Position(file, error.lineno, error.colno)
-        raise PipelineError([Mistake(f"not TOML: {message}", position=place, hint=hint)]) from error
+        raise PipelineError([Finding(f"not TOML: {message}", Field(position=place), hint)]) from error
     except (ValueError, RecursionError) as error:  # such as a number with thousands of digits, which has no place
-        raise PipelineError([Mistake(f"not TOML: {error}", position=Position(file, 1, 1))]) from error
+        raise PipelineError([Finding(f"not TOML: {error}", Field(position=Position(file, 1, 1)))]) from error
     wrong = list(refused_values(values))
     if wrong:
         places = key_positions(text, file)
@@ -70,11 +71,11 @@ def refused_values(values: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
                 yield (*path, key), "the integer does not fit in 64 bits"
 
 
-def _refused(path: KeyPath, message: str, places: Mapping[KeyPath, Position], file: str) -> Mistake:
+def _refused(path: KeyPath, message: str, places: Mapping[KeyPath, Position], file: str) -> Finding:
     """At the nearest key."""
     shown = path[:MOST_NESTED]
     here = next((places[path[:end]] for end in range(len(path), 0, -1) if path[:end] in places), Position(file, 1, 1))
-    return Mistake(message, ".".join(map(str, shown if len(shown) < 5 else [*shown[:4], "..."])), here)
+    return Finding(message, Field(".".join(map(str, shown if len(shown) < 5 else [*shown[:4], "..."])), here))
 
 
 def _explained(error: tomli.TOMLDecodeError) -> tuple[str, str]:

@@ -10,8 +10,9 @@ from attrs import define
 
 from dsl.convert import readable, type_name
 from dsl.document import LAUNCH, Places
-from dsl.errors import ConfigError, Mistake, Position, StructureError
+from dsl.errors import ConfigError, StructureError
 from dsl.field_rules import ChosenBy, Clash, validators_of
+from dsl.finding import Field, Finding, Position
 from dsl.op import ConfigField, Edge, OpSpec, chosen_tables, config_fields, with_tables
 from dsl.pipeline import Copy, Launch, Pipeline
 
@@ -79,7 +80,7 @@ class WrittenNode:
         position = self.places.position(field)
         return isinstance(position, Position) and position.is_argument
 
-    def mistake(self, field: str, message: str, hint: str = "") -> Mistake:
+    def mistake(self, field: str, message: str, hint: str = "") -> Finding:
         """A mistake at a field ("" for the node itself), with the field's position where it is known."""
         position = self.places.position(field)
         path = self.places.path(field)
@@ -87,7 +88,7 @@ class WrittenNode:
             path = path.removeprefix("node.")
             argument = position.file.partition(" ")[2]
             path = "" if argument.partition("=")[0].strip() in (path, f"{self.id}.{field}") else path
-        return Mistake(message, path, position, hint)
+        return Finding(message, Field(path, position), hint)
 
 
 def table_values(value: Any) -> dict[str, Any] | None:
@@ -139,7 +140,7 @@ def unknown_key(node: WrittenNode, name: str, ops: Mapping[str, str], fields_onl
     return aliases.key_hint(name, owner, [*(() if fields_only else node.edges), *with_tables(node.fields)], ops)
 
 
-def add_checked_node(pipeline: Pipeline, node: WrittenNode, ops: Mapping[str, str]) -> list[Mistake]:
+def add_checked_node(pipeline: Pipeline, node: WrittenNode, ops: Mapping[str, str]) -> list[Finding]:
     """Check the values of a node; without mistakes it is added to the pipeline. ops: those of all nodes, by id.
 
     Values become those of their fields' types; those with a mistake are taken out of the node.
@@ -164,7 +165,7 @@ def add_checked_node(pipeline: Pipeline, node: WrittenNode, ops: Mapping[str, st
     return []
 
 
-def _several_hosts(node: WrittenNode) -> list[Mistake]:
+def _several_hosts(node: WrittenNode) -> list[Finding]:
     """The fields by which torchrun names several machines, as one mistake; they are taken out."""
     found = [name for name in TORCHRUN_HOSTS if name in node.launch]
     hosts = node.launch.get("nnodes", 2)
@@ -176,7 +177,7 @@ def _several_hosts(node: WrittenNode) -> list[Mistake]:
     return [node.mistake(f"launch.{found[0]}", "ranks on several machines are started by Ray, not by torchrun", hint)]
 
 
-def table_mistakes(table: WrittenNode, cls: type, ops: Mapping[str, str]) -> list[Mistake]:
+def table_mistakes(table: WrittenNode, cls: type, ops: Mapping[str, str]) -> list[Finding]:
     """Mistakes in a table that is to become an object of an attrs class, not a node; wrong values are taken out."""
     return _check_table(table, "", table.values, cls, table.fields, ops)
 
@@ -188,7 +189,7 @@ def _check_table(
     cls: type,
     fields: Mapping[str, ConfigField],
     ops: Mapping[str, str],
-) -> list[Mistake]:
+) -> list[Finding]:
     """Of a node's own values, or with the prefix "table." of a table in it, "launch." too; wrong ones are taken out."""
     edges = {} if prefix else node.edges
     mistakes = []

@@ -10,7 +10,8 @@ from attrs import frozen
 
 from dsl.convert import typed_value
 from dsl.document import Document
-from dsl.errors import Mistake, Position, shortened
+from dsl.errors import shortened
+from dsl.finding import Field, Finding, Position
 from dsl.shown import toml_text
 from dsl.toml import KeyPath
 
@@ -57,9 +58,9 @@ class Sweep:
         return Position(f"--sweep {self.text}", is_argument=True)
 
 
-def groups_of(document: Document | None, sweeps: Sequence[Sweep]) -> tuple[list[Group], list[Mistake]]:
+def groups_of(document: Document | None, sweeps: Sequence[Sweep]) -> tuple[list[Group], list[Finding]]:
     """The groups of `[for_each]`, then those of `[sweep]`, whose values a sweep on the command line replaces."""
-    mistakes: list[Mistake] = []
+    mistakes: list[Finding] = []
     groups: list[Group] = []
     swept: dict[str, tuple[Any, KeyPath | Position]] = {}
     if document is not None:
@@ -72,14 +73,14 @@ def groups_of(document: Document | None, sweeps: Sequence[Sweep]) -> tuple[list[
         try:
             values = typed_value(text, None)
         except ValueError as error:
-            mistakes.append(Mistake(str(error), position=sweep.position))
+            mistakes.append(Finding(str(error), Field(position=sweep.position)))
             continue
         if not equals or path.count(".") < 1 or not all(path.split(".")):
-            mistakes.append(Mistake("expected node.field=[value, value]", position=sweep.position))
+            mistakes.append(Finding("expected node.field=[value, value]", Field(position=sweep.position)))
             continue
         if path in given:
             mistakes.append(
-                Mistake(f"{shortened(path)} is swept twice", position=sweep.position, hint="give all values at once")
+                Finding(f"{shortened(path)} is swept twice", Field(position=sweep.position), "give all values at once")
             )
             continue
         given.add(path)
@@ -89,7 +90,7 @@ def groups_of(document: Document | None, sweeps: Sequence[Sweep]) -> tuple[list[
     return groups, mistakes
 
 
-def sort_of(document: Document) -> tuple[str, list[Mistake]]:
+def sort_of(document: Document) -> tuple[str, list[Finding]]:
     """The metric that `[sweep] sort` names; empty where it names none."""
     named = document.table("sweep").get(SORT, "")
     if isinstance(named, str):
@@ -100,7 +101,7 @@ def sort_of(document: Document) -> tuple[str, list[Mistake]]:
     return "", [mistake_at(document, ("sweep", SORT), message, 'sort = "eval/tau", "-train/loss" for the least first')]
 
 
-def _written_groups(document: Document, mistakes: list[Mistake]) -> Iterator[Group]:
+def _written_groups(document: Document, mistakes: list[Finding]) -> Iterator[Group]:
     for name, variants in document.table("for_each").items():
         place = ("for_each", name)
         if not isinstance(variants, dict) or not variants:
@@ -132,7 +133,7 @@ def _wrong_variant(name: str, changes: Any) -> str:
 
 
 def _swept_group(
-    path: str, values: Any, place: KeyPath | Position, document: Document | None, mistakes: list[Mistake]
+    path: str, values: Any, place: KeyPath | Position, document: Document | None, mistakes: list[Finding]
 ) -> Iterator[Group]:
     node_id, _, field = path.partition(".")
     if not field:
@@ -180,8 +181,8 @@ def _leaves(table: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[tupl
             yield (*map(str, path), key), value
 
 
-def mistake_at(document: Document | None, place: KeyPath | Position, message: str, hint: str = "") -> Mistake:
+def mistake_at(document: Document | None, place: KeyPath | Position, message: str, hint: str = "") -> Finding:
     if isinstance(place, Position):
-        return Mistake(message, position=place, hint=hint)
+        return Finding(message, Field(position=place), hint)
     position = document.position(place) if document is not None else None
-    return Mistake(message, ".".join(map(str, place)), position, hint)
+    return Finding(message, Field(".".join(map(str, place)), position), hint)

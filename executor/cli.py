@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from dsl.errors import DflowError, Mistake, NotTrusted, PipelineError, did_you_mean, on_one_line, shortened
+from dsl.errors import DflowError, NotTrusted, PipelineError, did_you_mean, on_one_line, shortened
+from dsl.finding import Finding
 from dsl.named_function import named_function
-from executor.system.os_errors import USER_ERRNOS, clear_error
+from dsl.os_errors import USER_ERRNOS, clear_error
 from executor.system.output import (
     FAILED,
     INTERRUPTED,
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _mistake_text(mistake: Mistake) -> str:
+def _mistake_text(mistake: Finding) -> str:
     """A mistake in a file or a value starts with its place, any other with "dflow:"."""
     return str(mistake) if mistake.position or mistake.path else f"dflow: {mistake}"
 

@@ -134,35 +134,16 @@ def test_preprocessing_is_measured_against_the_loop_and_gives_the_same_ids_and_p
         assert ("holds" if speed["ratio"] >= speed["goal"] else "missed") == row.split("|")[6].strip()
 
 
-def test_the_executor_is_measured_beside_the_peers_that_are_installed(tmp_path):
-    command = [sys.executable, "benchmarks/execution.py", "--rounds=2", "--first-rounds=1", "--nodes=2", "--long=0"]
-    command += ["--longest=20", "--rows", "mistakes", "two-runs", f"--peers-python={tmp_path / 'none'}"]
-    done = subprocess.run(
-        [*command, f"--json={tmp_path / 'figures.json'}"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert 0 == done.returncode, done.stderr
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    assert {"doit", "DVC"} == {line.split()[0] for line in done.stdout.splitlines() if "is not installed in" in line}
-    assert ["no-op run, 2 nodes", "dry run, chain of 20", "first run, 2 nodes"] == list(figures["costs"])
-    for cost in figures["costs"].values():
-        assert {} == cost["failed"]
-        assert all(round_["wall"] > 0 and round_["cpu"] > 0 for round_ in cost["ours"])
-    assert [2, 2, 1] == [len(cost["ours"]) for cost in figures["costs"].values()]
-    told = [row["ours"] for row in figures["rows"].values()]
-    assert ["3 of 3, 3 with its line", "1x, 1x, 1x; exit codes 0 and 0"] == told
-    rows = [[cell.strip() for cell in line.split("|")] for line in done.stdout.splitlines() if line.startswith("| ")]
-    assert told == [row[4] for row in rows[-2:]]
-    assert ["holds", "holds"] == [row[3] for row in rows[-2:]]
-
-
-def test_the_start_of_ranks_is_measured_up_to_their_first_collective(tmp_path):
-    command = [sys.executable, "benchmarks/start_ranks.py", "--rounds=1", f"--json={tmp_path / 'figures.json'}"]
+def test_commands_are_measured_beside_another_checkout(tmp_path):
+    command = [sys.executable, "benchmarks/commands.py", f"--before={ROOT}", "--rounds=1", "--nodes=2", "--skip-tiny"]
+    command += [f"--json={tmp_path / 'figures.json'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stderr
-    [figures] = json.loads((tmp_path / "figures.json").read_text())["this"]
-    assert min(figures.values()) > 0
-    row = next(line for line in done.stdout.splitlines() if line.startswith("| this"))
-    assert ["this", f"{figures['wall']:.2f}", f"{figures['cpu']:.2f}"] == [cell.strip() for cell in row.split("|")[1:4]]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert ["first run, 2 nodes", "stage that imports torch", "no-op, 2 nodes"] == list(figures)
+    for name, sides in figures.items():
+        assert all(sides[side][0]["wall"] > 0 and sides[side][0]["cpu"] > 0 for side in ("ours", "before"))
+        assert any(line.startswith(f"| {name} ") for line in done.stdout.splitlines())
 
 
 @pytest.mark.slow

@@ -114,9 +114,7 @@ def test_a_pipeline_without_its_data_says_which_file_is_missing(name: str, tmp_p
     file = Path(shutil.copy(PIPELINES / f"{name}.toml", tmp_path))
     with pytest.raises(PipelineError) as error:
         read_graph(file)
-    assert [f"there is no file or folder {tmp_path}/data.jsonl"] == [
-        mistake.message for mistake in error.value.mistakes
-    ]
+    assert [f"there is no file or folder {tmp_path}/data.jsonl"] == [mistake.what for mistake in error.value.mistakes]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -164,21 +162,16 @@ def test_the_plan_of_stored_features_is_this_arithmetic(tmp_path: Path) -> None:
     # Five layers of 4,096 in bfloat16, and the id (int32) and the mask (uint8) of a token.
     assert told["capture"]["disk"] == {"features": tokens * (5 * 4096 * 2 + 4 + 1)}
     assert told["target"]["disk"] == {"checkpoint": 2 * 8_190_735_360}
-    # Keys and values of 36 layers with 8 heads of 128, for the 8,192 tokens of a pass.
-    assert told["capture"]["memory"]["pool of keys and values"] == 8192 * 36 * 2 * 8 * 128 * 2
-    assert told["capture"]["memory"]["target"] == 2 * 8_190_735_360
+    assert told["capture"]["memory"] == {"target": 2 * 8_190_735_360}
     # The draft: fc, and 5 layers of attention (32 query heads, 8 of keys and values, of 128) and MLP (12,288), norms.
     layer = 4096 * (2 * 32 * 128 + 2 * 8 * 128) + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128
     draft = 5 * 4096 * 4096 + 5 * layer + 2 * 4096
     train = told["train"]["memory"]
     assert (train["draft"], train["gradients"], train["optimizer"]) == (4 * draft, 4 * draft, 8 * draft)
     assert train["embedding and head"] == 2 * 151_936 * 4096 * 2
-    # Three more micro-batches of 16,384 tokens wait, or are being read.
-    assert train["micro-batches that wait"] == 3 * 16_384 * 5 * 4096 * 2
     # The target and the draft in bfloat16, which decode the prompts of val.
     assert (train["target"], train["draft that decodes"]) == (2 * 8_190_735_360, 2 * draft)
     assert told["train"]["memory_total"] == sum(train.values())
-    assert 50e9 < told["train"]["memory_total"] < 60e9
     # Masters and two moments; the last two checkpoints, the best, and the one being written.
     assert told["train"]["disk"] == {"draft": 4 * draft, "checkpoints": 4 * 12 * draft}
     assert told["export"]["disk"] == {"draft": 2 * draft}
@@ -200,16 +193,12 @@ def test_the_plan_of_eight_gpus_shards_masters_and_moments_and_tells_what_storin
     assert "capture" not in told["resources"]
 
 
-def test_ranks_that_share_sequences_or_capture_for_others_need_less(tmp_path: Path) -> None:
-    untold = ("train.select=last", "train.eval_prompts=0")  # decoding for tau would be what needs most
-    shared = resources("qwen3_vl_8b_8gpu", tmp_path, *untold)["train"]["memory"]
-    alone = resources("qwen3_vl_8b_8gpu", tmp_path, *untold, "train.launch.sp_degree=1")["train"]["memory"]
-    for part in ("context of a micro-batch", "micro-batches that wait"):
-        assert alone[part] == 2 * shared[part]
-    apart = resources("qwen3_vl_8b_8gpu", tmp_path, *untold, "train.capture_ranks=4")["train"]
-    assert "target" not in apart["memory"]
-    capturing = sum(shared[part] for part in ("target", "forward pass", "features of a batch"))
-    assert f"4 ranks train; 4 capture for them and need {capturing / 1e9:.1f} GB each" == apart["notes"][1]
+def test_ranks_that_train_hold_no_target_where_others_capture_for_them(tmp_path: Path) -> None:
+    untold = ("train.select=last", "train.eval_prompts=0")  # decoding for tau would need the target too
+    alike = resources("qwen3_vl_8b_8gpu", tmp_path, *untold)["train"]["memory"]
+    apart = resources("qwen3_vl_8b_8gpu", tmp_path, *untold, "train.capture_ranks=4")["train"]["memory"]
+    assert ("target" in alike, "target" in apart) == (True, False)
+    assert 2 * alike["optimizer"] == apart["optimizer"]  # four ranks share it, not eight
 
 
 def test_ranks_that_all_capture_are_told_before_anything_runs(tmp_path: Path) -> None:
@@ -231,20 +220,9 @@ def test_the_plan_of_the_gate_is_this_arithmetic(tmp_path: Path) -> None:
     told = resources("qwen3_8b", tmp_path)
     check, draft = told["check"], told["export"]["disk"]["draft"]
     assert {"draft": draft} == check["disk"]
-    # In bfloat16, as SGLang serves drafts on a GPU; eight prompts, of 3,072 tokens at most, with 512 new ones, and
-    # room for three blocks of 16. The target's 36 layers and the draft's 5 have 8 heads of 128 for keys and values.
-    pool = 8 * (3072 + 512 + 3 * 16) * (36 + 5) * 2 * 8 * 128 * 2
-    assert (2 * 8_190_735_360, 2 * draft, pool) == (
-        check["memory"]["target"],
-        check["memory"]["drafts"],
-        check["memory"]["pool of keys and values"],
-    )
+    # In bfloat16, as SGLang serves drafts on a GPU.
+    assert {"target": 2 * 8_190_735_360, "drafts": 2 * draft} == check["memory"]
     assert ["one process: SGLang's live stage does not shard the target over GPUs"] == check["notes"]
-    seeing = resources("qwen3_vl_8b", tmp_path)["check"]["memory"]
-    # Eight with images and eight without, of 4,096 tokens at most.
-    assert 16 * (4096 + 512 + 3 * 16) * (36 + 5) * 2 * 8 * 128 * 2 == seeing["pool of keys and values"]
-    more = resources("qwen3_8b", tmp_path, "check.live_prompts=none")["check"]["memory"]
-    assert 2 * pool == more["pool of keys and values"]  # no more than sixteen at once
     off = resources("qwen3_8b", tmp_path, "check.live=off")["check"]
     assert ({}, {"draft": draft}) == (off["memory"], off["disk"])
 
@@ -270,14 +248,8 @@ def test_features_that_do_not_fit_the_disk_are_told_with_the_remedy(tmp_path: Pa
     ]
 
 
-def test_images_and_recurrent_states_are_told(tmp_path: Path) -> None:
-    seeing = resources("qwen3_vl_8b_8gpu", tmp_path)
-    # A token of an image is 2 x 2 patches of 3 x 2 x 16 x 16 numbers in float32.
-    assert ["pixels need 24,576 bytes for every token of an image, 24.6 GB per million"] == seeing["tokenize"]["notes"]
+def test_layers_that_predict_several_tokens_are_of_the_download_and_not_of_the_model(tmp_path: Path) -> None:
     hybrid = resources("qwen3_5_9b", tmp_path)
-    # Of 32 layers 8 hold keys and values, of 4 heads of 256.
-    assert hybrid["capture"]["memory"]["pool of keys and values"] == 8192 * 8 * 2 * 4 * 256 * 2
-    # Layers that predict several tokens lie in the files and are not loaded.
     assert (hybrid["target"]["disk"]["checkpoint"], hybrid["capture"]["memory"]["target"]) == (
         2 * 9_653_104_368,
         2 * 9_409_813_744,
@@ -290,19 +262,17 @@ def test_the_table_in_the_docs_is_what_the_plan_tells(tmp_path: Path) -> None:
     assert {f"{name}.toml" for name in FILES} == rows.keys()
     for name in FILES:
         needs = resources(name, tmp_path)
-        features, capture = "none: online, 65.5 TB otherwise", "with training"
+        features = "none: online, 65.5 TB otherwise"
         if "capture" in needs:
-            features, capture = (shown_bytes(needs["capture"][total]) for total in ("disk_total", "memory_total"))
+            features = shown_bytes(needs["capture"]["disk_total"])
         cells = [
             f"`{name}.toml`",
             f"{compiled(name, tmp_path).nodes['tokenize'].config.expected_tokens // 10**6:,} M",
             shown_bytes(needs["target"]["disk_total"]),
             features,
             shown_bytes(needs["train"]["disk_total"]),
-            capture,
             shown_bytes(needs["train"]["memory_total"]),
             shown_bytes(needs["eval"]["memory_total"]),
-            shown_bytes(needs["check"]["memory_total"]),
         ]
         assert f"| {' | '.join(cells)} |" == rows[f"{name}.toml"]
 

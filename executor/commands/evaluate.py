@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from attrs import evolve
-
 from dsl.errors import DataError, PipelineError
 from dsl.graph import Graph, compiled
 from dsl.read_toml import checked_pipeline
@@ -78,7 +76,7 @@ def checked_graph(options: argparse.Namespace) -> Graph:
             options.draft, options.target, options.prompts, options.max_prompts, options.drafts
         )
     except PipelineError as error:
-        raise PipelineError([evolve(mistake, path="--drafts") for mistake in error.mistakes]) from None
+        raise PipelineError([mistake.at("--drafts") for mistake in error.mistakes]) from None
     unlike = leave_out_gate(pipeline, options.set)
     wrong = source_mistakes(options.draft, options.target)
     try:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from dsl.errors import DataError
 from dsl.op_table import all_ops
+from dsl.os_errors import clear_errors, free_bytes
 from dsl.schema import pipeline_schema
 from executor.commands.arguments import add_store
 from executor.keys.external_inputs import look_at
 from executor.store.artifact_store import store_path
-from executor.system.disk_space import free_bytes
-from executor.system.os_errors import clear_errors
 from executor.system.output import OK, name_store, print_lines
 from ops.tools.init.advice import advise
 from ops.tools.init.lengths import Counter

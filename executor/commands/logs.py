@@ -10,6 +10,7 @@ from collections import deque
 from pathlib import Path
 
 from dsl.errors import DflowError, did_you_mean
+from dsl.files import open_plain
 from executor.commands.arguments import add_run, add_store, count, open_store
 from executor.records.events import EventReader
 from executor.records.run_list import running_runs
@@ -17,7 +18,7 @@ from executor.records.run_record import Record, find_record, is_begun, newest_th
 from executor.results.live import Live
 from executor.store.artifact_store import Store
 from executor.system.output import OK, print_lines, printable, write_on
-from executor.system.symlinks import is_plain, open_plain
+from executor.system.symlinks import is_plain
 
 POLL_S = 0.2
 SHOWN_EACH_S = 2.0  # metrics

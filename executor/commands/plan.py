@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Container
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dsl.edge_checks import Absent
 from dsl.graph import Graph
+from dsl.os_errors import free_bytes
 from dsl.read_toml import read_graph
 from executor.commands.arguments import (
     add_file,
@@ -26,12 +27,10 @@ from executor.planning.planner import earlier_rule_note
 from executor.planning.preflight import preflight
 from executor.planning.selection import missing_data, require_others, selected
 from executor.planning.session import make_planner
-from executor.system.disk_space import free_bytes
 from executor.system.output import OK, USAGE, print_json, print_lines
 
 if TYPE_CHECKING:
     from dsl.estimate import Estimate
-    from executor.planning.estimates import Estimates
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,32 +56,41 @@ def main(options: argparse.Namespace) -> int:
     require_others(decisions, only)
     decisions = {node_id: each for node_id, each in decisions.items() if not only or node_id in only}
     needs: dict[str, Estimate] = {}
+    measured: dict[str, int | None] = {}
     does_not_fit: list[str] = []
+    history = PreviousNodes(store, graph.name)
     if estimates is not None and any(decision.cache != "hit" for decision in decisions.values()):
-        needs, does_not_fit = _needs(graph, estimates, {*absent})
+        needs = {node_id: need for node_id, need in estimates.needs.items() if node_id not in absent}
+        measured, does_not_fit = _memory(graph, needs, history)
     cluster = _cluster_lines(graph)
     if options.json:
         from executor.planning.estimates import estimate_row
 
-        sizes = {node_id: estimate_row(need) for node_id, need in needs.items()}
-        rows = plan_rows(graph, decisions, PreviousNodes(store, graph.name).seconds)
+        sizes = {node_id: estimate_row(need, measured.get(node_id)) for node_id, need in needs.items()}
+        rows = plan_rows(graph, decisions, history.computed)
         plan = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk}
         print_json({**plan, "unmet": missing, "does_not_fit": does_not_fit, "cluster": cluster})
     else:
         print_plan(graph, decisions, missing, earlier_rule_note(decisions, str(options.file)))
-        print_estimates(graph, needs, free_disk, store.path)
+        print_estimates(graph, needs, measured, free_disk, store.path)
         for line in [*does_not_fit, *cluster]:
             print_lines(line)
     return USAGE if missing else OK
 
 
-def _needs(graph: Graph, estimates: Estimates, absent: Container[str]) -> tuple[dict[str, Estimate], list[str]]:
-    """What the nodes need, and what of it this machine does not have. absent: nodes whose inputs are not there."""
-    from executor.planning.estimates import too_large
+def _memory(
+    graph: Graph, needs: Mapping[str, Estimate], history: PreviousNodes
+) -> tuple[dict[str, int | None], list[str]]:
+    """What a rank of each node took when it ran last, and the nodes that do not fit on this machine."""
+    from executor.planning.estimates import measured_memory, too_large
     from executor.system.hardware import gpu_memory, machine_memory
 
-    needs = {node_id: need for node_id, need in estimates.needs.items() if node_id not in absent}
-    return needs, too_large(graph, needs, gpu_memory, graph.machine.memory_bytes or machine_memory())
+    measured = {
+        node_id: measured_memory(graph.nodes[node_id], history.computed(node_id))
+        for node_id, need in needs.items()
+        if need.memory or need.disk
+    }
+    return measured, too_large(graph, needs, gpu_memory, graph.machine.memory_bytes or machine_memory(), measured)
 
 
 def _cluster_lines(graph: Graph) -> list[str]:

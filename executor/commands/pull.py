@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from dsl.errors import StoreError
+from dsl.os_errors import free_bytes
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes
 from executor.commands.arguments import LATEST, add_overrides, add_store
@@ -25,7 +26,6 @@ from executor.maintenance.remote import Remote
 from executor.planning.session import make_planner
 from executor.records.run_record import find_record, newest_records
 from executor.store.artifact_store import Store, store_path
-from executor.system.disk_space import free_bytes
 from executor.system.output import FAILED, OK, counted, print_lines
 from executor.system.progress import BytesDone
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from dsl.errors import Mistake, PipelineError
+from dsl.errors import PipelineError
+from dsl.finding import Finding
 from executor.commands.arguments import (
     add_keep_going,
     add_overrides,
@@ -52,7 +53,7 @@ def main(options: argparse.Namespace) -> int:
     if options.start is not None:
         if options.adopt:
             hint = "--from starts with empty work folders; leave --adopt out"
-            raise PipelineError([Mistake("--adopt continues unfinished work, --from does not", hint=hint)])
+            raise PipelineError([Finding("--adopt continues unfinished work, --from does not", advice=hint)])
         check_inputs(store, record, options.start, options.set, say)
         session = run_from(store, record.run, options.start, options.set)
         return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs)

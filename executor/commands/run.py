@@ -8,7 +8,8 @@ import shlex
 import attrs
 
 from dsl.edge_checks import Absent, all_of
-from dsl.errors import Mistake, PipelineError
+from dsl.errors import PipelineError
+from dsl.finding import Finding
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.commands.arguments import (
@@ -86,5 +87,5 @@ def _sorted_by(graph: Graph, metric: str) -> Graph:
     """Raises PipelineError where there is no table to sort."""
     if all(node.copy is None for node in graph.nodes.values()):
         message = f"--sort {metric}: there is no table to sort, since no selected node is swept"
-        raise PipelineError([Mistake(message, hint="--sweep node.field=[value, value] copies nodes")])
+        raise PipelineError([Finding(message, advice="--sweep node.field=[value, value] copies nodes")])
     return attrs.evolve(graph, sort_by=metric)

@@ -6,9 +6,12 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import evolve
+
 from dsl.convert import structure
 from dsl.errors import ClusterError, DflowError, NotTrusted, StoreError
 from dsl.graph import Graph
+from dsl.json_files import known_fields
 from dsl.launch import OWN_CLUSTER, Launch, Machine
 from executor.commands.arguments import add_json, add_ray, add_run, add_store, open_store
 from executor.explain.explanation import accepted_text
@@ -20,9 +23,8 @@ from executor.records.run_list import newer_smoke_run, running_runs
 from executor.records.run_record import NodeState, Record, find_record
 from executor.records.sent_run import sent_of
 from executor.results.live import Live
-from executor.results.run_table import first_line, print_results
+from executor.results.run_table import failures_text, first_line, print_results
 from executor.store.artifact_store import Store
-from executor.system.jsonlines import known_fields
 from executor.system.output import OK, columns, print_json, print_lines, shown_duration
 
 UNFINISHED = ("killed", "stopped")
@@ -56,9 +58,12 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print_json(_to_json(store, record, live))
         return OK
+    failures = failures_text(state)
     for node_id, current in live.items():
         _show_progress(state.nodes[node_id], current)
     print_results(state, state.result_nodes, graph=None if state.status == "running" else _swept_graph(record))
+    if failures:
+        print_lines(failures)
     for node_id, node in state.nodes.items():
         line = store.newest(node.key) if node.acceptance == "accepted" and node.key is not None else None
         if line is not None:
@@ -95,8 +100,10 @@ def _show_progress(node: NodeState, live: Live) -> None:
     if node.state == "running":
         node.reason = str(live) or "running"
     elif reached := live.reached_with_metrics:
-        why = first_line(node.error) if node.error else ""
-        node.error = f"{why}; it reached {reached}" if why else f"reached {reached}"
+        if node.failure is not None:
+            node.failure = evolve(node.failure, what=f"{first_line(node.failure.what)}; it reached {reached}")
+        else:
+            node.reason = f"reached {reached}"
 
 
 def _cluster_lines(record: Record) -> list[str]:
@@ -153,6 +160,7 @@ def _to_json(store: Store, record: Record, live: Mapping[str, Live]) -> dict[str
             "cache": node.cache,
             "acceptance": node.acceptance,
             "reason": node.error or node.reason,
+            "advice": node.failure.advice if node.failure is not None else "",
             "seconds": node.seconds,
             "mlflow_run_id": sent.run_id(node_id),
             "metrics": node.metrics,

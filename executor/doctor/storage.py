@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsl.errors import StoreError
+from dsl.os_errors import free_bytes
 from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
 from executor.store.artifact_store import Store
 from executor.store.integrity import artifact_digests, check
 from executor.store.lease import Holder, lock_holders
-from executor.system.disk_space import free_bytes
 from executor.system.file_locks import is_exclusive
 from executor.system.output import shown_digest
 

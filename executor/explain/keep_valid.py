@@ -9,6 +9,7 @@ from itertools import islice
 from attrs import frozen
 
 from dsl.errors import ConfigError, StoreError
+from dsl.json_files import append_line
 from executor.explain.explanation import accepted_text, maker_of
 from executor.keys.differences import CODE, Difference, code_differences, difference_text, differences
 from executor.keys.node_key import Inputs, Sources, node_inputs, node_parts
@@ -19,7 +20,6 @@ from executor.store.artifact_store import Store
 from executor.store.index_line import IndexLine
 from executor.store.integrity import check
 from executor.store.manifest import Manifest
-from executor.system.jsonlines import append_line
 from executor.system.output import shown_digest
 from executor.system.user_name import user_name
 

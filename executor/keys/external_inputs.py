@@ -26,8 +26,8 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import DataError
+from dsl.json_files import known_fields
 from executor.system.jsonl_cache import Memo
-from executor.system.jsonlines import known_fields
 from executor.system.stamps import Stamp, is_settled
 
 MISSING = "missing"  # in the place of a digest

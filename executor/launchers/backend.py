@@ -15,10 +15,10 @@ from typing import Protocol
 from attrs import frozen
 
 from dsl.convert import structure, unstructure
-from dsl.errors import Mistake
+from dsl.finding import Finding
 from dsl.graph import GraphNode
+from dsl.json_files import read_json, write_json
 from dsl.launch import Launch
-from executor.system.jsonlines import read_json, write_json
 from executor.system.resource_pool import Capacity, Demand, Share
 
 
@@ -108,7 +108,7 @@ class Backend(Protocol):
     def capacity(self) -> Capacity:
         """What the stages of a run may use together. Raises StageError where that is not known."""
 
-    def check(self, nodes: Mapping[str, GraphNode]) -> list[Mistake]:
+    def check(self, nodes: Mapping[str, GraphNode]) -> list[Finding]:
         """What keeps these nodes from ever starting, found before anything runs."""
 
     def start(self, order: StageOrder) -> RunningStage:

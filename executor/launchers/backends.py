@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dsl.errors import Mistake
+from dsl.finding import Finding
 from dsl.graph import GraphNode
 from dsl.launch import Launch, Machine
 from executor.launchers.backend import Backend
@@ -31,7 +31,7 @@ class Backends:
         """The backend whose capacity a stage takes of: a cluster of dflow's own uses this machine."""
         return self.here if self._ray.is_own else self.of(launch)
 
-    def check(self, nodes: Mapping[str, GraphNode]) -> list[Mistake]:
+    def check(self, nodes: Mapping[str, GraphNode]) -> list[Finding]:
         """What keeps these nodes from ever starting."""
         groups: dict[Backend, dict[str, GraphNode]] = {}
         for node_id, node in nodes.items():

@@ -11,7 +11,8 @@ import os
 
 import attrs
 
-from dsl.errors import ClusterError, Mistake, PipelineError
+from dsl.errors import ClusterError, PipelineError
+from dsl.finding import Field, Finding
 from dsl.graph import Graph
 from dsl.launch import OWN_CLUSTER, Machine, cluster_mistake
 from executor.system.trust import is_trusted, trust
@@ -83,4 +84,4 @@ def uses_cluster(graph: Graph) -> bool:
 
 def _check(address: str, source: str) -> None:
     if mistake := cluster_mistake(address):
-        raise PipelineError([Mistake(mistake, source)])
+        raise PipelineError([Finding(mistake, Field(source))])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from dsl.errors import Mistake
+from dsl.finding import Field, Finding
 from dsl.graph import GraphNode
 from executor.system.resource_pool import Capacity, Demand, computes_on_gpu, too_much
 
@@ -31,7 +31,7 @@ class ClusterCapacity(Capacity):
     def threads(self, node: GraphNode, useful: int | None = None) -> int:
         return self._host_for(node).threads(node, useful)
 
-    def mistakes(self, node: GraphNode) -> list[Mistake]:
+    def mistakes(self, node: GraphNode) -> list[Finding]:
         """What keeps the node from ever starting."""
         found = too_much({node.id: node}, self._host_for(node), REMEDY)
         launch, room = node.launch, self._rooms(self.part(node))
@@ -40,7 +40,7 @@ class ClusterCapacity(Capacity):
         field = "hosts" if launch.hosts > 1 else "shard_workers"
         message = f"needs room for {launch.parts} parts, but the hosts of the cluster have room for {room}"
         hint = f"set {field} = {max(1, room)}, or fewer cpus, threads or gpus for each; or add hosts"
-        return [Mistake(message, f"node.{node.id}.launch.{field}", hint=hint)]
+        return [Finding(message, Field(f"node.{node.id}.launch.{field}"), hint)]
 
     def _host_for(self, node: GraphNode) -> Capacity:
         """What a part of the node may use: the largest host that makes parts of which all fit, else the largest.

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import attrs
 from attrs import frozen
 
+from dsl.finding import Finding, Node
+from dsl.os_errors import is_full
 from executor.launchers.stage_contract import RankExit, RankResult
-from executor.system.os_errors import is_full
 from executor.system.supervisor import GONE, exit_text, killed
 
 # How a rank ends because another failed, or a process above it: its parent's SIGTERM, its own SIGALRM, a collective
@@ -23,117 +24,147 @@ EXIT_DELAY_S = 1.0
 KILLED, NO_RESULT, DISK_FULL, TIMEOUT = signal.SIGKILL.name, "no result", "disk full", "timeout"
 HOST_LOST, NOT_RUN = "host lost", "not run"
 DFLOW = "dflow"
+TRANSIENT, CODE = "transient", "code"  # kinds
+TRANSIENT_ERROR = "dsl.errors.TransientError"
 SMALLER = "reduce its memory use by a smaller batch (neutral fields do not change the key)"
-# The first row that contains a name of the failure applies; the last row has none and fits all.
-HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
+# code, names, advice. The first row with a name of the failure applies; the last one has none and fits all.
+KINDS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
+        "GPU memory full",
         ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"),
         f"the GPU's memory is full: {SMALLER}, or use more GPUs with launch; `dflow plan` shows what a node needs",
     ),
     (
+        "disk full",
         (DISK_FULL, "SIGBUS"),
         "the disk is full: free space there (`dflow du` shows disk use of the store, `dflow gc` removes what nothing "
         "uses); finished work is kept",
     ),
     (
+        "killed",
         ("MemoryError", KILLED),
         f"this machine ran out of memory, or the process was killed (see `dmesg`): {SMALLER}; launch.memory "
         "keeps other nodes from running beside it",
     ),
-    ((DFLOW,), "report it with the traceback above; the other nodes are not affected"),
+    ("bug in dflow", (DFLOW,), "report it with the traceback above; the other nodes are not affected"),
     (
+        "timeout",
         (TIMEOUT,),
         "raise launch.timeout, or find in the log what it waits for; a resumable op continues from its last checkpoint",
     ),
     (
+        HOST_LOST,
         (HOST_LOST,),
         "`dflow doctor --ray HOST:PORT` checks all hosts of a cluster; bring that one back or leave it out, and resume",
     ),
     (
+        "not run",
         (NOT_RUN, "dsl.errors.ClusterError"),
         "`dflow doctor --ray HOST:PORT` checks a cluster and all its hosts; docs/cluster.md says what they need",
     ),
-    (("ModuleNotFoundError",), "install the missing module into the environment of dflow"),
+    ("missing module", ("ModuleNotFoundError",), "install the missing module into the environment of dflow"),
     (
-        ("dsl.errors.TransientError",),
+        TRANSIENT,
+        (TRANSIENT_ERROR,),
         "a service outside this machine kept failing; resume when it works again, or raise launch.retries",
     ),
     (
+        "data",
         ("dsl.errors.DataError",),
         "fix the data or change the setting named in the message; finished work is kept",
     ),
     (
+        "setting",
         ("dsl.errors.ConfigError", "dsl.errors.PipelineError"),
         "change the value named in the message, in the pipeline file or by -s NODE.FIELD=VALUE",
     ),
     (
+        "lease lost",
         ("dsl.errors.LeaseLost",),
         "another process works, or worked, on this node: end the process named in the message, then resume",
     ),
-    (("dsl.errors.StoreError",), "check that the store is writable and that only dflow changes it"),
+    ("store", ("dsl.errors.StoreError",), "check that the store is writable and that only dflow changes it"),
     (
+        "crashed",
         ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE"),
         "a compiled library crashed: see the last lines of the log; PYTHONFAULTHANDLER=1 makes Python report where",
     ),
-    ((NO_RESULT,), "the process ended itself, for example by sys.exit: see the last lines of the log"),
-    ((), "fix the code, see the traceback"),
+    (
+        NO_RESULT,
+        (NO_RESULT,),
+        "the process ended itself, for example by sys.exit: see the last lines of the log",
+    ),
+    (CODE, (), "fix the code, see the traceback"),
 )
-# Added to the last hint where the op is resumable.
-ADOPT = "; then `{resume} --adopt` continues from its saved work"
+
+
+def failure(text: str, names: Sequence[str] = (), transient: Sequence[str] = ()) -> Finding:
+    """Why a node failed, and what the user can do about it.
+
+    text: "Class: message", or the meaning of the exit code. names: the qualified names of the error's class and its
+    bases, or another name in KINDS. transient: names of the errors after which the op is tried again.
+    """
+    own = set(names)
+    code, _, advice = next(row for row in KINDS if not row[1] or own.intersection(row[1]))
+    return Finding(text, advice=advice, code=TRANSIENT if own.intersection((TRANSIENT_ERROR, *transient)) else code)
+
+
+def failure_of(error: BaseException, transient: Sequence[str] = ()) -> Finding:
+    return failure(f"{type(error).__name__}: {error}", error_names(error), transient)
+
+
+def bug_of_dflow(error: BaseException) -> Finding:
+    return failure(f"a bug in dflow: {type(error).__name__}: {error}", (DFLOW,))
+
+
+def is_transient(found: Finding) -> bool:
+    """Whether the node is tried again."""
+    return found.code in (TRANSIENT, HOST_LOST)
+
+
+def of_node(found: Finding, node_id: str, *, retries: int, resume: str, resumable: bool) -> Finding:
+    """The failure of a node that is not tried again. resume: the command that continues the run; resumable: whether the
+    op can continue from saved work.
+    """
+    tried = f" (after {retries} {'retry' if retries == 1 else 'retries'})" if retries else ""
+    adopt = f"; then `{resume} --adopt` continues from its saved work" if resumable and found.code == CODE else ""
+    return attrs.evolve(found, where=Node(node_id), what=found.what + tried, advice=found.advice + adopt)
+
+
+def error_names(error: BaseException) -> tuple[str, ...]:
+    """Qualified names of an error's class and of its bases, without "builtins."; first that the disk is full."""
+    names = tuple(
+        f"{ancestor.__module__}.{ancestor.__qualname__}".removeprefix("builtins.") for ancestor in type(error).__mro__
+    )
+    return (DISK_FULL, *names) if is_full(error) else names
 
 
 @frozen
-class Failure:
-    """Why a node failed. text: "Class: message", or the meaning of the exit code; names: the qualified names of the
-    error's class and its bases, or another name in HINTS; rank: the one that failed, of several; trace: the lines of
-    the traceback, if any.
+class RankFailure:
+    """How a rank failed. text, names: as of `failure`; trace: the lines of the traceback, if any; is_secondary:
+    apparently because another rank had failed before.
     """
 
+    rank: int
     text: str
-    names: tuple[str, ...] = ()
-    rank: int | None = None
+    names: tuple[str, ...]
+    time: float
+    is_secondary: bool
     trace: tuple[str, ...] = ()
 
-    @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        names = class_names(error)
-        return cls(f"{type(error).__name__}: {error}", (DISK_FULL, *names) if is_full(error) else names)
 
-    @classmethod
-    def of_dflow(cls, error: BaseException) -> Failure:
-        """For an error that is a bug of dflow."""
-        return cls(f"a bug in dflow: {type(error).__name__}: {error}", (DFLOW,))
-
-    def is_any_of(self, names: Sequence[str]) -> bool:
-        return not set(names).isdisjoint(self.names)
-
-    def hint(self, resume: str, *, resumable: bool = False) -> str:
-        """What the user can do about it. resume: the command that continues the run; resumable: whether the op can
-        continue from saved work.
-        """
-        names, hint = next((names, hint) for names, hint in HINTS if not names or self.is_any_of(names))
-        return f"{hint}{ADOPT.format(resume=resume)}" if resumable and not names else hint
-
-
-def class_names(error: BaseException) -> tuple[str, ...]:
-    """Qualified names of an error's class and of its bases, without "builtins."."""
-    return tuple(
-        f"{ancestor.__module__}.{ancestor.__qualname__}".removeprefix("builtins.") for ancestor in type(error).__mro__
-    )
-
-
-def cause_of(
+def first_failed(
     results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts: Sequence[str] = ()
-) -> Failure | None:
-    """The error of the rank that failed first, with the ranks that ended after it; None where no rank failed.
+) -> RankFailure | None:
+    """The rank that failed first, with the ranks that ended after it in its text; None where no rank failed.
 
     results: in the order of the ranks. hosts: of each rank, where there are several. Times of different hosts are
     compared by their clocks.
     """
-    ends = _ends(results, exits, hosts)
-    if not ends:
+    failed = _failed(results, exits, hosts)
+    if not failed:
         return None
-    first = min(ends, key=lambda end: (end.is_secondary, end.time)).failure
+    first = min(failed, key=lambda each: (each.is_secondary, each.time))
     unfinished = {rank for rank, result in enumerate(results) if result is None or result.status != "done"}
     others = sorted(unfinished - {first.rank})
     if not others:
@@ -144,36 +175,29 @@ def cause_of(
 
 def only_lost_connections(results: Sequence[RankResult | None], exits: Sequence[RankExit] = ()) -> bool:
     """Whether no rank reports an error other than lost connections to others."""
-    return all(end.is_secondary for end in _ends(results, exits))
+    return all(each.is_secondary for each in _failed(results, exits))
 
 
-def ended_by(code: int | None) -> Failure:
+def ended_by(code: int | None) -> Finding:
     """The failure of a stage that ended without a result, by its exit code; None where nobody saw it end."""
     if code is None:
-        return Failure("the forkserver, the parent of all stages, was killed, and this stage with it", (KILLED,))
+        return failure("the forkserver, the parent of all stages, was killed, and this stage with it", (KILLED,))
     if code < 0:
-        return Failure(killed(code), (_signal_name(code),))
-    return Failure(f"the process ended with exit code {code} and without a result", (NO_RESULT,))
+        return failure(killed(code), (_signal_name(code),))
+    return failure(f"the process ended with exit code {code} and without a result", (NO_RESULT,))
 
 
-@frozen
-class _End:
-    """How a rank failed; is_secondary: apparently because another rank had failed before."""
-
-    time: float
-    is_secondary: bool
-    failure: Failure
-
-
-def _ends(results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts: Sequence[str] = ()) -> list[_End]:
-    ends = []
+def _failed(
+    results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts: Sequence[str] = ()
+) -> list[RankFailure]:
+    failed = []
     names_of = [f"rank {rank} on {hosts[rank]}" if hosts else f"rank {rank}" for rank in range(len(results))]
     for rank, result in enumerate(results):
         error = None if result is None else result.error
         if error is not None:
             where = f" ({names_of[rank]})" if len(results) > 1 else ""
-            failure = Failure(f"{error.name}{where}: {error.message}", error.names, rank, error.trace)
-            ends.append(_End(error.time, error.lost_connection, failure))
+            text = f"{error.name}{where}: {error.message}"
+            failed.append(RankFailure(rank, text, error.names, error.time, error.lost_connection, error.trace))
     for rank_exit in exits:
         rank, code, result = rank_exit.rank, rank_exit.code, results[rank_exit.rank]
         # A rank may be killed after its work, while it waits for the others to leave together.
@@ -181,8 +205,8 @@ def _ends(results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts
             text = f"{names_of[rank]} {exit_text(code)}{' and without a result' * (code >= 0)}"
             names = (_signal_name(code),) if code < 0 else (NO_RESULT,)
             # torchrun records an exit late and in whole seconds: date a kill before whatever it may have caused.
-            ends.append(_End(rank_exit.time - EXIT_DELAY_S, code in SECONDARY_EXITS, Failure(text, names, rank)))
-    return ends
+            failed.append(RankFailure(rank, text, names, rank_exit.time - EXIT_DELAY_S, code in SECONDARY_EXITS))
+    return failed
 
 
 def _signal_name(code: int) -> str:

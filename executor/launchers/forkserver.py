@@ -44,14 +44,14 @@ from typing import Any
 from attrs import define, frozen
 
 from dsl.convert import structure, unstructure
+from dsl.files import open_own
+from dsl.json_files import compact
 from dsl.named_function import named_function
 from executor.launchers import worker
 from executor.launchers.stage_contract import LIFE_LINE
 from executor.system.garbage import no_collection
-from executor.system.jsonlines import compact
 from executor.system.stage_mark import STAGE, show_mark
 from executor.system.supervisor import end_with_parent
-from executor.system.symlinks import open_own
 
 CHUNK = 65536
 SPARE_RUNS = worker.__name__

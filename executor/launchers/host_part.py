@@ -15,6 +15,8 @@ from attrs import frozen
 
 from dsl.errors import DflowError, DiskFull
 from dsl.imports import PROJECT
+from dsl.json_files import append_line
+from dsl.os_errors import NO_SPACE
 from dsl.secrets import values_of
 from executor.launchers.backend import StageOrder
 from executor.launchers.forkserver_client import Children
@@ -25,8 +27,6 @@ from executor.launchers.stage_contract import StageSpec
 from executor.launchers.stage_environment import stage_environment
 from executor.records.events import Body, Event, System
 from executor.store.lease import Holder
-from executor.system.jsonlines import append_line
-from executor.system.os_errors import NO_SPACE
 from executor.system.resource_pool import VISIBLE
 from executor.system.system_metrics import Usage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dsl.errors import Mistake
+from dsl.finding import Finding
 from dsl.graph import GraphNode
 from dsl.launch import Machine
 from dsl.secrets import values_of
@@ -26,7 +26,7 @@ class LocalBackend:
     def capacity(self) -> Capacity:
         return Capacity.of_this_machine(self._machine)
 
-    def check(self, nodes: Mapping[str, GraphNode]) -> list[Mistake]:
+    def check(self, nodes: Mapping[str, GraphNode]) -> list[Finding]:
         capacity = self.capacity()
         return too_much(nodes, capacity) + without_gpu(nodes, capacity)
 

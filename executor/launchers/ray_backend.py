@@ -19,8 +19,10 @@ from pathlib import Path
 import attrs
 
 from dsl.convert import unstructure
-from dsl.errors import ClusterError, LeaseLost, Mistake, StageError, StopRequested
+from dsl.errors import ClusterError, LeaseLost, StageError, StopRequested
+from dsl.finding import Field, Finding
 from dsl.graph import GraphNode
+from dsl.json_files import compact, write_json
 from dsl.launch import OWN_CLUSTER, Machine
 from executor.launchers.backend import HostsExit, StageOrder
 from executor.launchers.cluster_address import USED, USED_OPEN, accepts_open, cluster_address, remember_cluster
@@ -41,7 +43,6 @@ from executor.launchers.ray_cluster import (
 )
 from executor.launchers.stage_environment import stage_environment
 from executor.store.lease import ACTORS
-from executor.system.jsonlines import compact, write_json
 from executor.system.resource_pool import Capacity, Share
 from executor.system.stage_mark import end_marked
 from executor.system.trust import is_trusted
@@ -86,14 +87,14 @@ class RayBackend:
         free = ClusterCapacity.of(tuple(host.unused for host in hosts))
         return f"cluster {address}: {len(hosts)} host{'s' * (len(hosts) != 1)}, {size}; free now: {free}"
 
-    def check(self, nodes: Mapping[str, GraphNode]) -> list[Mistake]:
+    def check(self, nodes: Mapping[str, GraphNode]) -> list[Finding]:
         first = f"node.{next(iter(nodes))}.launch.kind"
         if importlib.util.find_spec("ray") is None:
-            return [Mistake("Ray is not installed here", first, hint='pip install "dflow[ray]"')]
+            return [Finding("Ray is not installed here", Field(first), 'pip install "dflow[ray]"')]
         try:
             capacity = self.capacity()
         except StageError as error:
-            return [Mistake(str(error), first)]
+            return [Finding(str(error), Field(first))]
         return [mistake for node in nodes.values() for mistake in capacity.mistakes(node)]
 
     def start(self, order: StageOrder) -> RayStage:

@@ -23,6 +23,7 @@ import attrs
 
 from dsl.convert import structure
 from dsl.errors import DflowError, StageError, shortened
+from dsl.json_files import parse_json
 from dsl.secrets import redact, values_of
 from executor.launchers.backend import HostsExit, StageOrder
 from executor.launchers.host_facts import digest_of_sources
@@ -48,7 +49,6 @@ from executor.launchers.ray_cluster import (
 from executor.launchers.stage_contract import StageSpec
 from executor.launchers.worker import ENDING
 from executor.records.events import Info
-from executor.system.jsonlines import parse_json
 from executor.system.supervisor import end_with_parent
 
 WAITING_S = 5.0  # a stage that has found no room by then says so

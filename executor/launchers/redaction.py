@@ -8,8 +8,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from dsl.files import appended
 from dsl.secrets import BETWEEN, redact, written_forms
-from executor.system.symlinks import appended
 
 CHUNK = 65536
 LINE_END = b"\n"

@@ -15,26 +15,29 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import DiskFull
+from dsl.files import appended
+from dsl.finding import Finding
 from dsl.launch import Launch
+from dsl.os_errors import NO_SPACE, clear_error, clear_errors, full_at
 from executor.launchers.backend import Backend, HostsExit, StageOrder, exits_path, host_log
 from executor.launchers.failure import (
     DISK_FULL,
     HOST_LOST,
     NO_RESULT,
     NOT_RUN,
-    Failure,
-    cause_of,
+    RankFailure,
     ended_by,
+    failure,
+    failure_of,
+    first_failed,
     only_lost_connections,
 )
 from executor.launchers.stage_contract import SHARED, STOP_REQUESTED, RankResult, StageSpec, read_exits
 from executor.launchers.worker import EXECUTOR_GONE, NO_LOG
 from executor.store.lease import Lease
 from executor.system.log_tail import last_lines
-from executor.system.os_errors import NO_SPACE, clear_error, clear_errors, full_at
 from executor.system.resource_pool import Demand, Share
 from executor.system.stage_mark import stage_mark
-from executor.system.symlinks import appended
 
 STOP_WITHIN_S = 5.0
 WATCH_S = 0.5
@@ -48,7 +51,7 @@ class StageExit:
 
     status: Literal["done", "stopped", "failed"]
     device: str = "cpu"
-    failure: Failure | None = None
+    failure: Finding | None = None
     log_tail: tuple[str, ...] = ()
     memory: int | None = None
     gpu_memory: int | None = None
@@ -68,14 +71,16 @@ class StageProcess:
         part: Demand,
         log: Path,
         secrets: tuple[str, ...] = (),
+        transient: tuple[str, ...] = (),
     ) -> None:
-        """share, part, secrets: as in StageOrder."""
+        """share, part, secrets: as in StageOrder; transient: as of `failure`."""
         with clear_errors(log):
             appended(log).close()
         self._results = spec.results
         self._log = log
         self._log_start = log.stat().st_size
         self._launch = launch
+        self._transient = transient
         self._stop_requested_at: float | None = None
         self._stop_requested = threading.Event()
         job, private = lease.path("job", ".json"), lease.path("private")
@@ -110,7 +115,7 @@ class StageProcess:
         if hosts.log_errno and ended.status == "failed":
             error = OSError(hosts.log_errno, os.strerror(hosts.log_errno))
             lost = clear_error(error, self._log)  # the cause: from then on its output failed
-            ended = attrs.evolve(ended, failure=Failure.of(lost))
+            ended = attrs.evolve(ended, failure=failure_of(lost, self._transient))
         reported = [result for result in results if result is not None]
         return attrs.evolve(
             ended,
@@ -127,8 +132,16 @@ class StageProcess:
             )
         if only_lost_connections(results) and self._was_stop_requested(hosts.code, results):
             return StageExit("stopped")
-        failure = self._failure(hosts, results)
-        return StageExit("failed", failure=failure, log_tail=self._shown(failure))
+        exits = [each for host in range(self._launch.parts) for each in read_exits(exits_path(self._results, host))]
+        each_host = self._launch.processes_of_part
+        names = [hosts.hosts[number // each_host] for number in range(len(results))] if hosts.hosts else []
+        first = first_failed(results, exits, names)
+        if only_lost_connections(results, exits) and (hosts.error or hosts.lost):
+            first = None
+        found = (
+            self._ended_alone(hosts, results) if first is None else failure(first.text, first.names, self._transient)
+        )
+        return StageExit("failed", failure=found, log_tail=self._shown(first))
 
     def _was_stop_requested(self, code: int | None, results: Sequence[RankResult | None]) -> bool:
         """Whether the run is to stop. A signal sent to all processes may reach the stage before the executor."""
@@ -168,41 +181,35 @@ class StageProcess:
         """The last lines of this attempt's log."""
         return last_lines(self._log, self._log_start)
 
-    def _shown(self, failure: Failure) -> tuple[str, ...]:
+    def _shown(self, first: RankFailure | None) -> tuple[str, ...]:
         """Of several ranks the traceback of the failed one, else the end of its log.
 
         The log has more: the others report its end, often before it does.
         """
-        host = (failure.rank or 0) // self._launch.processes_of_part
+        host = 0 if first is None else first.rank // self._launch.processes_of_part
         log = host_log(self._log, host)
-        shown = failure.trace if self._launch.processes > 1 else ()
+        shown = first.trace if first is not None and self._launch.processes > 1 else ()
         shown = shown or (last_lines(log, 0) if host else self.tail())
         return (*shown, f"log of that host: {log}") if host else shown
 
-    def _failure(self, hosts: HostsExit, results: Sequence[RankResult | None]) -> Failure:
-        exits = [each for host in range(self._launch.parts) for each in read_exits(exits_path(self._results, host))]
-        each_host = self._launch.processes_of_part
-        names = [hosts.hosts[number // each_host] for number in range(len(results))] if hosts.hosts else []
-        cause = cause_of(results, exits, names)
-        if only_lost_connections(results, exits):
-            if hosts.error:
-                return Failure(f"StageError: {hosts.error}", (NOT_RUN,))
-            if hosts.lost:
-                return Failure(f"HostLost: {hosts.lost}", (HOST_LOST,))
-        if cause is not None:
-            return cause
+    def _ended_alone(self, hosts: HostsExit, results: Sequence[RankResult | None]) -> Finding:
+        """Why a stage failed in which no rank failed by itself."""
+        if hosts.error:
+            return failure(f"StageError: {hosts.error}", (NOT_RUN,))
+        if hosts.lost:
+            return failure(f"HostLost: {hosts.lost}", (HOST_LOST,))
         if any(result and result.status == "stopped" for result in results):
-            return Failure("StopRequested: the op raised it without a request to stop")
+            return failure("StopRequested: the op raised it without a request to stop")
         if hosts.code in (EXECUTOR_GONE, NO_LOG):
             gone = self._log.parent if hosts.code == NO_LOG else self._results.parent
-            return Failure(
+            return failure(
                 f"StoreError: {gone}: {'cannot be used' if gone.is_dir() else 'is gone'}; was it removed or changed "
                 "while the run used it?",
                 ("dsl.errors.StoreError",),
             )
         if hosts.code == NO_SPACE:
-            return Failure(f"{DiskFull.__name__}: {full_at(self._results)}", (DISK_FULL,))
-        return Failure(hosts.failed, (NO_RESULT,)) if hosts.failed else ended_by(hosts.code)
+            return failure(f"{DiskFull.__name__}: {full_at(self._results)}", (DISK_FULL,))
+        return failure(hosts.failed, (NO_RESULT,)) if hosts.failed else ended_by(hosts.code)
 
 
 def _sum(sizes: Iterable[int | None]) -> int | None:

@@ -33,11 +33,13 @@ from dsl.errors import ConfigError, DflowError, DiskFull, LeaseLost, StopRequest
 from dsl.graph import GraphNode
 from dsl.graph_json import node_from_json
 from dsl.imports import PROJECT, import_from_source, is_below, is_interpreters, take_search_path
+from dsl.json_files import append_line
 from dsl.named_function import named_function
+from dsl.os_errors import NO_SPACE, full_at, is_full
 from dsl.secrets import redact, resolved, secret_values
 from dsl.stage import Stage
 from executor.keys.node_key import node_inputs
-from executor.launchers.failure import Failure
+from executor.launchers.failure import error_names
 from executor.launchers.stage_contract import (
     LIFE_LINE,
     SHARED,
@@ -55,8 +57,6 @@ from executor.store.lease import share_ranks
 from executor.system.crash_points import fail_point
 from executor.system.garbage import no_collection
 from executor.system.hardware import NO_GPU
-from executor.system.jsonlines import append_line
-from executor.system.os_errors import NO_SPACE, full_at, is_full
 from executor.system.output import indented
 from executor.system.sealed_json import read_sealed
 from executor.system.supervisor import GONE, end_with_parent
@@ -347,7 +347,7 @@ def _report_error(
         message=full_at(result.parent) if is_full(error) else message,
         time=now,
         lost_connection=_lost_connection(error),
-        names=Failure.of(error).names,
+        names=error_names(error),
         trace=() if expected else tuple(redact(text, secrets).splitlines()),
     )
     try:

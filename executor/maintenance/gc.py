@@ -17,6 +17,9 @@ from typing import Any, Literal
 from attrs import frozen
 
 from dsl.errors import StoreError
+from dsl.files import replace_file
+from dsl.json_files import compact, read_lines, read_object
+from dsl.os_errors import clear_errors
 from executor.maintenance.retention import InUse, Kept, all_records, in_use, kept_runs, read_index
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import exclusive_gc_lock
@@ -27,8 +30,6 @@ from executor.store.names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REM
 from executor.store.seen_stamps import SEEN
 from executor.system.crash_points import fail_point
 from executor.system.disk_space import folder_size
-from executor.system.jsonlines import compact, read_lines, read_object, replace_file
-from executor.system.os_errors import clear_errors
 from executor.system.output import shown_digest
 from executor.system.symlinks import is_folder, remove
 

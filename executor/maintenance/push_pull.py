@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,11 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.errors import Mistake, PipelineError, StoreError, known_nodes
+from dsl.errors import PipelineError, StoreError, known_nodes
+from dsl.files import new_file, read_plain, sync
+from dsl.finding import Finding
+from dsl.json_files import parse_json, parsed_object
+from dsl.os_errors import clear_errors
 from dsl.pipeline import Copy, selected_by
 from executor.maintenance.remote import Remote
 from executor.maintenance.remote_records import NotAsExpected, pulled_manifest
@@ -34,10 +37,8 @@ from executor.store.index_line import PULLED, IndexLine
 from executor.store.integrity import check
 from executor.store.manifest import Manifest, committed_files
 from executor.system.crash_points import fail_point
-from executor.system.jsonlines import parse_json, parsed_object, sync_folder
-from executor.system.os_errors import clear_errors
 from executor.system.output import shown_digest
-from executor.system.symlinks import links_in, new_file, read_plain
+from executor.system.symlinks import links_in
 
 FILES_AT_ONCE = 8
 PART = ".pulling-"  # prefix of the names of incomplete files
@@ -105,7 +106,7 @@ def required_nodes(nodes: Mapping[str, Copy | None], node: str | None) -> tuple[
         return tuple(nodes)
     if chosen := selected_by(node, nodes):
         return chosen
-    raise PipelineError([Mistake(f'--node: there is no node "{node}"', hint=known_nodes(node, nodes))])
+    raise PipelineError([Finding(f'--node: there is no node "{node}"', advice=known_nodes(node, nodes))])
 
 
 def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bool:
@@ -315,10 +316,9 @@ def _write_manifest(path: Path, data: bytes) -> None:
     """In place: a killed pull must leave no file of another name."""
     with new_file(path) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    sync(path)
     path.chmod(0o444)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def _damaged(remote: Remote, wanted: Wanted, what: list[str]) -> StoreError:

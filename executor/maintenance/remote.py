@@ -26,13 +26,13 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
 from dsl.errors import StoreError
+from dsl.json_files import parse_json, parsed_object
 from dsl.secrets import redact
 from executor.maintenance.remote_records import NotAsExpected, index_line
 from executor.store.artifact_store import FORMAT
 from executor.store.digests import MANIFEST
 from executor.store.index_line import IndexLine
 from executor.store.names import KEY
-from executor.system.jsonlines import parse_json, parsed_object
 from executor.system.output import shown_digest
 
 # Errors of the libraries below fsspec that are no OSError: no credentials, no such host, access denied.

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
+from dsl.json_files import known_fields, parse_json
 from dsl.shown import shown_value
 from executor.store.digests import MANIFEST
 from executor.store.index_line import IndexLine
 from executor.store.manifest import Manifest
 from executor.store.names import DIGEST, RUN
-from executor.system.jsonlines import known_fields, parse_json
 
 NAME_BYTES = 255
 T = TypeVar("T")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsl.errors import StoreError
+from dsl.os_errors import clear_errors
 from executor.records.run_record import Record, RunState
 from executor.records.run_tags import tags_of
 from executor.records.serving_lock import is_served
@@ -12,7 +13,6 @@ from executor.store.artifact_store import Store
 from executor.store.gc_lock import exclusive_gc_lock
 from executor.store.names import RUN_ID
 from executor.system.crash_points import fail_point
-from executor.system.os_errors import clear_errors
 from executor.system.symlinks import is_folder, links_in, remove
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
+from dsl.errors import PipelineError, StoreError, did_you_mean
+from dsl.finding import Finding
 from dsl.graph import Graph
 from executor.model_tools.computation import Result, computed
 from executor.planning.session import make_planner
@@ -19,7 +20,7 @@ def compare(store: Store, graph: Graph, node_id: str | None, samples: int) -> li
     StoreError where its tokens or its target are not in the store.
     """
     if samples < 1:
-        raise PipelineError([Mistake(f"--samples {samples}: must be 1 or more")])
+        raise PipelineError([Finding(f"--samples {samples}: must be 1 or more")])
     from ops.lib.sglang.version import require_sglang  # here: the command checks first whose `ops` this is
 
     require_sglang("dflow compare-backends")
@@ -44,6 +45,6 @@ def _capture_nodes(graph: Graph, node_id: str | None) -> list[str]:
     if node_id in captures:
         return [node_id] if node_id is not None else []
     if node_id is None:
-        raise PipelineError([Mistake(f"{graph.name} has no {CAPTURE} node, so there is nothing to compare")])
+        raise PipelineError([Finding(f"{graph.name} has no {CAPTURE} node, so there is nothing to compare")])
     hint = did_you_mean(node_id, captures) or f"{CAPTURE} nodes: {', '.join(captures) or 'none'}"
-    raise PipelineError([Mistake(f'"{node_id}" is not a {CAPTURE} node', hint=hint)])
+    raise PipelineError([Finding(f'"{node_id}" is not a {CAPTURE} node', advice=hint)])

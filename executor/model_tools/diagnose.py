@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from dsl.convert import structure
-from dsl.errors import Mistake, PipelineError, StoreError, StructureError, did_you_mean
+from dsl.errors import PipelineError, StoreError, StructureError, did_you_mean
+from dsl.finding import Finding
 from dsl.graph import Graph
+from dsl.json_files import read_object, write_json
 from executor.model_tools.computation import Result, computed
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
 from executor.records.events import read_events
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import Record, load_begun
 from executor.store.artifact_store import Store
-from executor.system.jsonlines import read_object, write_json
 from ops.tools.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
-from ops.tools.diagnose.finding import Finding
+from ops.tools.diagnose.finding import Finding as Diagnosed
 
 ENTRY = "ops.tools.diagnose.run"
 RESULT = "diagnosis.json"
@@ -69,14 +70,14 @@ def keep(record: Record, result: Result) -> None:
     write_json(record.folder / RESULT, {"drafts": list(by_node.values())})
 
 
-def kept(record: Record) -> dict[str, list[Finding]]:
+def kept(record: Record) -> dict[str, list[Diagnosed]]:
     """The findings in a run's record by node, of drafts that the run still has. Empty where the file is damaged."""
     found = {}
     try:
         for each in (read_object(record.folder / RESULT) or {}).get("drafts", []):
             state = record.state.nodes.get(each["node"])
             if state is not None and state.digest == each["digest"]:
-                found[each["node"]] = [structure(Finding, finding) for finding in each["findings"]]
+                found[each["node"]] = [structure(Diagnosed, finding) for finding in each["findings"]]
     except (ValueError, TypeError, KeyError, AttributeError, StructureError):
         return {}
     return found
@@ -88,9 +89,9 @@ def _chosen(graph: Graph, run: str, node_id: str | None) -> list[str]:
         return [str(node_id)]
     if node_id is not None:
         hint = did_you_mean(node_id, drafts) or f"nodes that do: {', '.join(drafts) or 'none'}"
-        raise PipelineError([Mistake(f'"{node_id}" makes no draft in run {run}', hint=hint)])
+        raise PipelineError([Finding(f'"{node_id}" makes no draft in run {run}', advice=hint)])
     if not drafts:
-        raise PipelineError([Mistake(f"run {run} of {graph.name} makes no draft, so there is nothing to diagnose")])
+        raise PipelineError([Finding(f"run {run} of {graph.name} makes no draft, so there is nothing to diagnose")])
     return last_drafts_of(graph)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import ServerError
+from dsl.files import new_file
 from executor.launchers.redaction import RedactedLog
 from executor.model_tools.engines import ENGINES, Engine
 from executor.model_tools.served import ServedRun, find_served
@@ -19,7 +20,6 @@ from executor.records.serving_lock import serving
 from executor.store.artifact_store import Store
 from executor.system.output import indented, print_lines
 from executor.system.server import Server, is_reachable_by_others, require_free_port, wait_until_ready
-from executor.system.symlinks import new_file
 from executor.system.user_cache import compile_cache
 from ops.lib.sglang.serve_command import Address, shell_line
 from ops.tools.serve.chat import accepted_lengths, ask

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dsl.errors import DiskFull, Mistake
+from dsl.errors import DiskFull
 from dsl.estimate import CHECKPOINTS, Estimate
+from dsl.finding import Field, Finding
 from dsl.graph import Graph
 from dsl.hooks import hook
+from dsl.json_files import read_object
+from dsl.os_errors import free_bytes
 from dsl.sizes import shown_bytes
 from executor.planning.estimates import graph_estimates
 from executor.planning.planner import Decision
 from executor.store.artifact_store import Store
-from executor.system.disk_space import folder_size, free_bytes
-from executor.system.jsonlines import read_object
+from executor.system.disk_space import folder_size
 
 
 def disk_mistakes(
     store: Store, decisions: Mapping[str, Decision], needs: Mapping[str, Estimate], free: int
-) -> list[Mistake]:
+) -> list[Finding]:
     """A mistake for each node that will run and whose output does not fit beside those of the nodes before it."""
     mistakes, before = [], 0
     for node_id, decision in decisions.items():
@@ -30,7 +32,7 @@ def disk_mistakes(
         if before + size > free:
             size = max(0, size - _unfinished_work(store, node_id))
         if before + size > free:
-            mistakes.append(Mistake(_lack(need, size, free, store.path, before), f"node.{node_id}"))
+            mistakes.append(Finding(_lack(need, size, free, store.path, before), Field(f"node.{node_id}")))
         else:
             before += size - need.disk.get(CHECKPOINTS, 0)
     return mistakes

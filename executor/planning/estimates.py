@@ -16,10 +16,11 @@ from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.sizes import shown_bytes
 from executor.keys.node_key import key_config
+from executor.records.run_record import NodeState
 from executor.system.resource_pool import computes_on_gpu, devices
 
 NO_TRIALS: Mapping[str, Trial] = {}
-PROCESS_BYTES = 530_000_000  # resident in a process with torch and transformers before it loads a model, on Linux
+NOT_MEASURED: Mapping[str, int | None] = {}
 
 
 @frozen
@@ -40,8 +41,7 @@ def graph_estimates(
     """The estimates of a graph. made: where the store holds artifacts, by node id.
 
     A node whose artifact exists needs nothing, but its readers use its estimate. What an op does not know becomes a
-    note. To the memory of a rank that computes on the CPU that of the process itself is added. Hooks see
-    device = "cpu" there.
+    note. Hooks see device = "cpu" where the node computes on the CPU.
     """
     needs: dict[str, Estimate] = {}
     foreseen: dict[str, Any] = dict.fromkeys(graph.nodes)
@@ -70,8 +70,6 @@ def graph_estimates(
             refused[node_id] = str(error)
             continue
         if needed is not None:
-            if needed.memory and not on_gpu and "torch" in node.op.key_libraries:
-                needed = attrs.evolve(needed, memory={**needed.memory, "process": PROCESS_BYTES})
             foreseen[node_id] = needed.foreseen
             needs[node_id] = Estimate(growth=needed.growth) if node_id in made else needed
     return Estimates(needs, foreseen, refused)
@@ -93,11 +91,12 @@ def _computes_on_gpu_here(node: GraphNode) -> bool:
     return computes_on_gpu(node) and (is_chosen or bool(devices()))
 
 
-def estimate_row(need: Estimate) -> dict[str, Any]:
-    """What `dflow plan --json` shows of a node; sizes in bytes."""
+def estimate_row(need: Estimate, measured: int | None = None) -> dict[str, Any]:
+    """What `dflow plan --json` shows of a node; sizes in bytes. measured: as of `measured_memory`."""
     return {
         "memory": dict(need.memory),
         "memory_total": sum(need.memory.values()),
+        "memory_measured": measured,
         "disk": dict(need.disk),
         "disk_total": sum(need.disk.values()),
         "disk_per": need.disk_per,
@@ -105,15 +104,28 @@ def estimate_row(need: Estimate) -> dict[str, Any]:
     }
 
 
+def measured_memory(node: GraphNode, last: NodeState | None) -> int | None:
+    """The peak bytes of one rank when the node was computed last: on its GPU, or of the process where it has none."""
+    if last is None:
+        return None
+    peak = last.gpu_memory if _computes_on_gpu_here(node) else last.memory
+    return None if peak is None else peak // node.launch.world_size
+
+
 def too_large(
-    graph: Graph, needs: Mapping[str, Estimate], gpu_memory: Callable[[], int | None], memory: int
+    graph: Graph,
+    needs: Mapping[str, Estimate],
+    gpu_memory: Callable[[], int | None],
+    memory: int,
+    measured: Mapping[str, int | None] = NOT_MEASURED,
 ) -> list[str]:
-    """A line for each node whose ranks do not fit on this machine.
+    """A line for each node whose ranks do not fit on this machine, by what they hold and by what they took last.
 
     gpu_memory: bytes of the smallest GPU here, None where that is unknown. memory: bytes of the machine, for ranks that
-    compute on the CPU; a node on several hosts has nproc ranks on each.
+    compute on the CPU; a node on several hosts has nproc ranks on each. measured: as of `measured_memory`.
     """
-    needed = {node_id: sum(need.memory.values()) for node_id, need in needs.items() if need.memory}
+    held = {node_id: sum(need.memory.values()) for node_id, need in needs.items()}
+    needed = {node_id: most for node_id, size in held.items() if (most := max(size, measured.get(node_id) or 0))}
     has_gpus = bool(needed) and bool(devices())
     gpu = gpu_memory() if has_gpus else None
     lines = []

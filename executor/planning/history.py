@@ -52,7 +52,7 @@ class SourceRuns:
         If this run itself committed the artifact, just before it was killed, the node is its own.
         """
         state = record.state.nodes[node_id]
-        state.state, state.key, state.digest, state.error = "done", decision.key, decision.digest, None
+        state.state, state.key, state.digest, state.failure = "done", decision.key, decision.digest, None
         if state.started and decision.source_run == record.run:
             self._own(record, node_id, state)
             return
@@ -133,14 +133,14 @@ class PreviousNodes:
                 best, fewest = previous, differences(previous)
         return best
 
-    def seconds(self, node_id: str) -> float | None:
-        """How long the node took when it was computed last; None if that is not known."""
+    def computed(self, node_id: str) -> NodeState | None:
+        """The node as it was computed last: how long it took, and its memory; None if that is not known."""
         for earlier in self._records():
             state = earlier.nodes.get(node_id)
             if state is not None and state.state == "done":
                 made = state if state.cache != "hit" else self._sources.made(state.source_run, state.key)
                 if made is not None and made.seconds is not None:
-                    return made.seconds
+                    return made
         return None
 
     def content(self, node: GraphNode) -> Content | None:

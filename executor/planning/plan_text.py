@@ -13,6 +13,7 @@ from executor.system.output import columns, print_lines, shown_digest
 
 if TYPE_CHECKING:
     from dsl.estimate import Estimate
+    from executor.records.run_record import NodeState
 
 
 def print_plan(graph: Graph, decisions: Mapping[str, Decision], missing: Sequence[str], note: str) -> None:
@@ -30,8 +31,14 @@ def print_plan(graph: Graph, decisions: Mapping[str, Decision], missing: Sequenc
         print_lines("\n".join(["", "missing or wrong, so `dflow run` would refuse to start:", *missing]))
 
 
-def print_estimates(graph: Graph, needs: Mapping[str, Estimate], free_disk: int, store: Path) -> None:
-    """Print the memory of one rank and the disk space that nodes need: a table of sums, then the parts and notes.
+def print_estimates(
+    graph: Graph,
+    needs: Mapping[str, Estimate],
+    measured: Mapping[str, int | None],
+    free_disk: int,
+    store: Path,
+) -> None:
+    """Print what one rank holds, what it took last, and the disk space that nodes need: a table, then parts and notes.
 
     Prints nothing if no op gives an estimate.
     """
@@ -39,23 +46,29 @@ def print_estimates(graph: Graph, needs: Mapping[str, Estimate], free_disk: int,
     details = []
     for node_id, need in needs.items():
         if need.memory or need.disk:
-            rows.append((node_id, str(graph.nodes[node_id].launch.world_size), _total(need.memory), _disk(need)))
+            took = measured.get(node_id)
+            last = "" if took is None else shown_bytes(took)
+            rows.append((node_id, str(graph.nodes[node_id].launch.world_size), _total(need.memory), last, _disk(need)))
         for kind, parts in (("memory", need.memory), ("disk", need.disk)):
             if len(parts) > 1:
                 details.append(f"{node_id}: {kind}: {_parts(parts)}")
         details += [f"{node_id}: {note}" for note in need.notes]
     if rows:
-        header = ("node", "ranks", "memory each", "disk")
+        header = ("node", "ranks", "held each", "took last", "disk")
         print_lines("\n" + columns(header, rows, right=header[1:]))
-        print_lines(f"memory: of a GPU, or else of the machine; {shown_bytes(free_disk)} of disk are free at {store}")
+        print_lines(
+            "held each: weights, gradients and optimizer state of a rank, on its GPU or else in memory, without what a "
+            "pass keeps; took last: its peak when the node ran last; --smoke measures it before a full run"
+        )
+        print_lines(f"{shown_bytes(free_disk)} of disk are free at {store}")
     for line in details:
         print_lines(line)
 
 
 def plan_rows(
-    graph: Graph, decisions: Mapping[str, Decision], seconds: Callable[[str], float | None]
+    graph: Graph, decisions: Mapping[str, Decision], computed: Callable[[str], NodeState | None]
 ) -> list[dict[str, Any]]:
-    """The rows of `dflow plan --json`. seconds: how long a node took the last time."""
+    """The rows of `dflow plan --json`. computed: a node as it was computed last."""
     return [
         {
             "id": node_id,
@@ -65,7 +78,7 @@ def plan_rows(
             "state": "done" if decision.cache == "hit" else "pending",
             "cache": decision.cache,
             "reason": decision.reason,
-            "seconds": seconds(node_id),
+            "seconds": None if (last := computed(node_id)) is None else last.seconds,
             "mlflow_run_id": None,
         }
         for node_id, decision in decisions.items()

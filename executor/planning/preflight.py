@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dsl.errors import Mistake
+from dsl.finding import Field, Finding
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from executor.planning.planner import Decision, cached_artifacts
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def preflight(
     store: Store, graph: Graph, decisions: Mapping[str, Decision], free_disk: int
-) -> tuple[list[Mistake], Estimates | None]:
+) -> tuple[list[Finding], Estimates | None]:
     """All mistakes by which a run would be refused, and the estimates of the graph; no hook is loaded and nothing
     estimated where all is cached.
     """
@@ -33,14 +33,16 @@ def preflight(
     return lacking + disk_mistakes(store, decisions, estimates.needs, free_disk), estimates
 
 
-def _unmet(graph: Graph, decisions: Mapping[str, Decision], estimates: Estimates) -> list[Mistake]:
+def _unmet(graph: Graph, decisions: Mapping[str, Decision], estimates: Estimates) -> list[Finding]:
     """The mistakes of tracking, then those of all nodes that are not cached, in the order of the graph."""
     running = {node_id: graph.nodes[node_id] for node_id, decision in decisions.items() if decision.cache != "hit"}
     lacking = _of_tracking(graph)
     for node in running.values():
         found = dict.fromkeys(_of_node(node, estimates))
         if not found and node.id in estimates.refused:
-            found = dict.fromkeys(Mistake(line, f"node.{node.id}") for line in _lines(estimates.refused[node.id]))
+            found = dict.fromkeys(
+                Finding(line, Field(f"node.{node.id}")) for line in _lines(estimates.refused[node.id])
+            )
         lacking += found
     asking = {node_id: node for node_id, node in running.items() if _asks_for_something(node)}
     if not asking:  # the usual case: the hardware is not queried
@@ -50,12 +52,12 @@ def _unmet(graph: Graph, decisions: Mapping[str, Decision], estimates: Estimates
     return lacking + Backends(graph.machine).check(asking)
 
 
-def _of_tracking(graph: Graph) -> list[Mistake]:
+def _of_tracking(graph: Graph) -> list[Finding]:
     """MLflow is missing, though runs are tracked: reported before hours of work, not after them."""
     if not graph.tracking or importlib.util.find_spec("mlflow") is not None:
         return []
     hint = "install it (pip install mlflow), or run without tracking: -s mlflow.tracking=false"
-    return [Mistake("mlflow is not installed here, so the run cannot be tracked", "mlflow.tracking", hint=hint)]
+    return [Finding("mlflow is not installed here, so the run cannot be tracked", Field("mlflow.tracking"), hint)]
 
 
 def _asks_for_something(node: GraphNode) -> bool:
@@ -64,7 +66,7 @@ def _asks_for_something(node: GraphNode) -> bool:
     return any((launch.cpus, launch.gpus, launch.memory, launch.kind == "ray", launch.shard_workers > 1, by_ranks))
 
 
-def _of_node(node: GraphNode, estimates: Estimates) -> Iterator[Mistake]:
+def _of_node(node: GraphNode, estimates: Estimates) -> Iterator[Finding]:
     """What it lacks by itself, then what does not fit its inputs."""
     lacking: Callable[[Any], Mapping[str, str]] | None = hook(node.op, "unmet")
     unfit: Callable[[Any, Mapping[str, Any]], Mapping[str, str]] | None = hook(node.op, "unfit")
@@ -73,7 +75,7 @@ def _of_node(node: GraphNode, estimates: Estimates) -> Iterator[Mistake]:
         {} if unfit is None else unfit(node.config, node.by_edge(estimates.foreseen)),
     ):
         for field, sentences in found.items():
-            yield from (Mistake(sentence, f"node.{node.id}.{field}") for sentence in sentences.splitlines())
+            yield from (Finding(sentence, Field(f"node.{node.id}.{field}")) for sentence in sentences.splitlines())
 
 
 def _lines(text: str) -> list[str]:

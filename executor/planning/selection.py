@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from dsl.edge_checks import Absent
-from dsl.errors import Mistake, PipelineError, known_nodes
+from dsl.errors import PipelineError, known_nodes
+from dsl.finding import Field, Finding
 from dsl.graph import Graph
 from executor.planning.planner import Decision
 
@@ -18,10 +19,10 @@ def selected(graph: Graph, to: str | None, only: Sequence[str]) -> tuple[Graph, 
     node.
     """
     if to is not None and only:
-        raise PipelineError([Mistake("--to runs what is above a node, --only does not", hint="give one of them")])
+        raise PipelineError([Finding("--to runs what is above a node, --only does not", advice="give one of them")])
     given = [("--to", to)] if to is not None else [("--only", node_id) for node_id in only]
     mistakes = [
-        Mistake(f'{flag}: there is no node "{name}"', hint=known_nodes(name, graph.nodes))
+        Finding(f'{flag}: there is no node "{name}"', advice=known_nodes(name, graph.nodes))
         for flag, name in given
         if not graph.selected_by(name)
     ]
@@ -36,15 +37,15 @@ def require_node(graph: Graph, node_id: str) -> None:
     if node_id not in graph.nodes:
         copies = graph.selected_by(node_id)
         hint = f"its copies: {', '.join(copies)}" if copies else known_nodes(node_id, graph.nodes)
-        raise PipelineError([Mistake(f'there is no node "{node_id}"', hint=hint)])
+        raise PipelineError([Finding(f'there is no node "{node_id}"', advice=hint)])
 
 
-def missing_data(decisions: Mapping[str, Decision], absent: Absent) -> list[Mistake]:
+def missing_data(decisions: Mapping[str, Decision], absent: Absent) -> list[Finding]:
     """Mistakes about missing files and folders of the nodes that would have to run, and why a record does not do."""
     needed = {node_id: each for node_id, each in decisions.items() if node_id in absent and each.cache != "hit"}
     kept = "bring the data back, or keep what the last run made: dflow resume --from NODE"
     reasons = [
-        Mistake(f"its artifact in the store is another one: {decision.reason}", f"node.{node_id}", hint=kept)
+        Finding(f"its artifact in the store is another one: {decision.reason}", Field(f"node.{node_id}"), kept)
         for node_id, decision in needed.items()
         if decision.key is not None
     ]
@@ -59,4 +60,4 @@ def require_others(decisions: Mapping[str, Decision], only: Collection[str]) -> 
         hint = f"name them too, or run everything above with --to {list(decisions)[-1]}"
         if all(decision.reason != "new" for decision in lacking.values()):
             hint += f"; to keep what the last run made: dflow resume --from {next(iter(only))}"
-        raise PipelineError([Mistake(f"--only: not in the store: {reasons}", hint=hint)])
+        raise PipelineError([Finding(f"--only: not in the store: {reasons}", advice=hint)])

@@ -9,8 +9,10 @@ import attrs
 from attrs import frozen
 
 from dsl.edge_checks import Absent
-from dsl.errors import Mistake, PipelineError, StoreError, known_nodes
+from dsl.errors import PipelineError, StoreError, known_nodes
+from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode
+from dsl.os_errors import free_bytes
 from dsl.overrides import changed_values, overridden_nodes, override_graph
 from dsl.paths import is_there
 from executor.keys.node_key import Sources, graph_parts, named_paths
@@ -22,7 +24,6 @@ from executor.planning.selection import missing_data, require_others
 from executor.records.run_record import NodeState, PlanRow, Record, StartedBy, find_record
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import shared_gc_lock
-from executor.system.disk_space import free_bytes
 
 
 @frozen
@@ -175,14 +176,14 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
     recorded = with_recorded_cluster(source.graph(to_run=True))
     if not recorded.selected_by(node_id):
         hint = known_nodes(node_id, recorded.nodes)
-        raise PipelineError([Mistake(f'--from: run {source.run} has no node "{node_id}"', hint=hint)])
+        raise PipelineError([Finding(f'--from: run {source.run} has no node "{node_id}"', advice=hint)])
     absent: Absent = {}
     graph = override_graph(recorded, overrides, absent)
     rerun = {below for start in graph.selected_by(node_id) for below in graph.below(start)}
     outside = [override for override, owner in overridden_nodes(overrides).items() if owner not in rerun]
     if outside:
         hint = f"other nodes keep their artifacts; start from that node, or use `dflow run` with -s {outside[0]}"
-        raise PipelineError([Mistake(f"-s {override}: not at or below {node_id}", hint=hint) for override in outside])
+        raise PipelineError([Finding(f"-s {override}: not at or below {node_id}", advice=hint) for override in outside])
     above = graph.up_to(list(rerun)).nodes
     pinned = {}
     for other, state in source.state.nodes.items():

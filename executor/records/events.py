@@ -14,8 +14,8 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from dsl.json_files import LineReader
 from executor.system.json_values import Check, is_moment, is_number, is_table_of, is_text, is_whole, or_none
-from executor.system.jsonlines import LineReader
 
 Validator = Callable[[object, object, Any], None]
 
@@ -75,8 +75,7 @@ class NodeChange:
     key: str | None = field(default=None, validator=OPTIONAL_TEXT)
     digest: str | None = field(default=None, validator=OPTIONAL_TEXT)
     seconds: float | None = field(default=None, validator=OPTIONAL_NUMBER)
-    error: str | None = field(default=None, validator=OPTIONAL_TEXT)
-    hint: str | None = field(default=None, validator=OPTIONAL_TEXT)
+    failure: Mapping[str, str] | None = None
     wait: float | None = field(default=None, validator=OPTIONAL_NUMBER)
     changes: tuple[str, ...] | None = None
 

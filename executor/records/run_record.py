@@ -28,7 +28,10 @@ from attrs import define, frozen
 
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
+from dsl.files import open_own
+from dsl.finding import Finding
 from dsl.graph import Graph
+from dsl.json_files import append_line, append_lines, known_fields, read_lines, write_json
 from executor.keys.node_key import KeyParts
 from executor.records.graph_file import (
     damaged,
@@ -58,8 +61,7 @@ from executor.system.json_values import (
     is_whole,
     or_none,
 )
-from executor.system.jsonlines import append_line, append_lines, known_fields, read_lines, write_json
-from executor.system.symlinks import links_in, open_own, refuse_links
+from executor.system.symlinks import links_in, refuse_links
 
 if TYPE_CHECKING:
     from executor.records.events import Body
@@ -79,7 +81,7 @@ class NodeState:
     """The state of one node. cache: "hit", "miss" or "resumed"; source_run: the run that computed a hit's artifact.
 
     seconds: by a monotonic clock. memory and gpu_memory: peak bytes of all ranks of the stage.
-    acceptance: as in the index. warnings: the texts of `stage.warn`, each once.
+    acceptance: as in the index. warnings: the texts of `stage.warn`, each once. failure: also of one that is retried.
     """
 
     state: State = "pending"
@@ -97,7 +99,11 @@ class NodeState:
     memory: int | None = None
     gpu_memory: int | None = None
     acceptance: str = ""
-    error: str | None = None
+    failure: Finding | None = None
+
+    @property
+    def error(self) -> str | None:
+        return None if self.failure is None else self.failure.what
 
     @property
     def is_blocked(self) -> bool:
@@ -215,7 +221,7 @@ class Record:
             raise StoreError(f"{folder}: the record of this run is incomplete (it has no {STATE})")
         if not all(map(is_node_id, lines)):  # they name files
             raise ValueError("not the id of a node")
-        nodes = {node: _checked(NodeState, line) for node, line in lines.items()}
+        nodes = {node: _node_state(node, line) for node, line in lines.items()}
         state = _checked(RunState, {**run, "run": folder.name})
         state.nodes = nodes
         return cls(folder, state)
@@ -289,7 +295,9 @@ class Record:
         return {"run": _changed(self.state)}
 
     def _node_line(self, node: str) -> dict[str, Any]:
-        return {"node": node, **_changed(self.state.nodes[node])}
+        state = self.state.nodes[node]
+        failure = {} if state.failure is None else {"failure": state.failure.to_json()}
+        return {"node": node, **_changed(state), **failure}
 
     def save_plan(self, rows: Mapping[str, PlanRow]) -> None:
         write_json(self.folder / PLAN, {node: row.to_json() for node, row in rows.items()}, in_one_line=True)
@@ -382,7 +390,7 @@ _DEFAULTS = {
 _CHECKS: Mapping[type, Mapping[str, Check]] = {
     NodeState: {
         "state": is_one_of(get_args(State)),
-        **dict.fromkeys(("cache", "error"), or_none(is_text)),
+        "cache": or_none(is_text),
         **dict.fromkeys(("key", "digest", "source_run"), or_none(is_id)),
         **dict.fromkeys(("reason", "acceptance"), is_text),
         "seconds": or_none(is_number),
@@ -415,6 +423,16 @@ def _checked(cls: type[T], line: Mapping[str, Any]) -> T:
     if not fit(_CHECKS[cls], line):
         raise ValueError(f"not the state of a {cls.__name__}")
     return cls(**known_fields(cls, line))
+
+
+def _node_state(node: str, line: Mapping[str, Any]) -> NodeState:
+    """Versions before wrote the text of a failure only. Raises ValueError as `_checked`."""
+    failure = line.get("failure")
+    if failure is None and line.get("error") is not None:
+        failure = {"node": node, "what": line["error"], "level": "error"}
+    state = _checked(NodeState, {name: value for name, value in line.items() if name != "failure"})
+    state.failure = None if failure is None else Finding.from_json(failure)
+    return state
 
 
 def _new_folder(records: Path) -> Path:

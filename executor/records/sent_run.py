@@ -10,8 +10,8 @@ from attrs import define, field
 
 from dsl.convert import structure, unstructure
 from dsl.errors import StructureError
+from dsl.json_files import read_object, write_json
 from executor.records.run_record import Record
-from executor.system.jsonlines import read_object, write_json
 
 FILE = "mlflow.json"
 VIEW = "dflow"  # the key of the view of an experiment's runs in MLflow's page

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dsl.files import open_own
+from dsl.os_errors import clear_errors
 from executor.store.gc_lock import shared_gc_lock
 from executor.system.file_locks import is_held
-from executor.system.os_errors import clear_errors
-from executor.system.symlinks import links_in, open_own, refuse_links
+from executor.system.symlinks import links_in, refuse_links
 
 
 @contextmanager

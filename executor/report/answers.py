@@ -15,6 +15,7 @@ from attrs import evolve, frozen
 from markupsafe import Markup
 
 from dsl.errors import DflowError, shortened
+from dsl.finding import for_run
 from dsl.op_class import Question
 from dsl.op_table import load_op, op_names
 from executor.model_tools.diagnose import kept
@@ -22,7 +23,7 @@ from executor.report.artifacts import ShownByOps
 from executor.report.op_sections import Shown
 from executor.report.run_data import MOST_NAMED, NodeFacts, RunFacts
 from executor.report.templates import render
-from executor.results.run_table import first_line, with_run
+from executor.results.run_table import first_line
 from ops.lib.report_sections import Verdict
 
 QUESTIONS: Mapping[Question, str] = {
@@ -78,7 +79,7 @@ def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
         for question in [line.verdict.question for line in given[:1]] or asked[:1]:
             said = tuple(line.verdict.text for line in given)  # a node warns of what its verdict says again
             others = [text for text in node.recorded.warnings if not text.startswith(said)]
-            texts = [_without_middle(with_run(text, column.run)) for text in others]
+            texts = [_without_middle(for_run(text, column.run)) for text in others]
             lines += [Line(name, "warning", Verdict(question, text, "warn")) for text in texts]
     return [*lines, *_unasked(column), *_diagnosed(column)] if _of_draft(lines) else lines
 
@@ -127,8 +128,9 @@ def _unknown(question: Question, column: RunFacts, node: NodeFacts, failed: str)
     """Why a node has not answered a question."""
     resume = f"dflow resume {column.run}"
     if node.state == "failed":
-        text = f"it failed: {first_line(node.recorded.error or 'no reason is recorded')}"
-        return Verdict(question, text, "bad", f"correct what made {node.id} fail; then {resume}")
+        text = f"it failed: {first_line(node.failure.what)}"
+        advice = f"correct what made {node.id} fail{f' ({node.failure.advice})' if node.failure.advice else ''}"
+        return Verdict(question, text, "bad", f"{advice}; then {resume}")
     if node.is_gone:
         return Verdict(question, "the store no longer holds its artifact", "warn", f"make it again: {resume}")
     if failed:
@@ -174,7 +176,7 @@ def next_steps(column: RunFacts, lines: Sequence[Line]) -> list[str]:
     """
     by_question = sorted(lines, key=lambda line: list(QUESTIONS).index(line.verdict.question))
     advice = [line.verdict.advice for line in sorted(by_question, key=_badness) if line.verdict.advice]
-    steps = list(dict.fromkeys(with_run(text, column.run) for text in advice))
+    steps = list(dict.fromkeys(for_run(text, column.run) for text in advice))
     if not _of_draft(lines):
         return steps
     open_ = [

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from dsl.graph import Graph
+from dsl.os_errors import output_errors
 from executor.report.graph_layout import BOX_WIDTH, LINE, PADDING, Box, Place, layout_of, shown_name, wrapped
-from executor.system.os_errors import output_errors
 
 COLOURS = {"cached": "#b7e1cd", "runs": "#fce8b2", "may be cut off": "#c9daf8"}
 OTHER = "#eeeeee"

@@ -26,9 +26,9 @@ from dsl.convert import structure, unstructure
 from dsl.draft_folders import use_draft_folders
 from dsl.errors import DflowError
 from dsl.hooks import hook
+from dsl.json_files import append_line, read_json, read_lines, write_json
 from dsl.op_table import load_op
 from executor.store.run_measurements import with_own_files
-from executor.system.jsonlines import append_line, read_json, read_lines, write_json
 from executor.system.supervisor import Finished, run_module
 from executor.system.symlinks import links_in
 from ops.lib.report_sections import Account, Body, Chart, Compared, Html, Picture, Section, Series, Table, Verdict

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from attrs import evolve
 from markupsafe import Markup
 
+from dsl.finding import block, for_run, line
 from dsl.sizes import shown_bytes
 from executor.report.chart import drawn, together
 from executor.report.graph_svg import graph_svg
 from executor.report.run_data import NodeFacts, RunFacts
 from executor.report.templates import chart_grid, mark, render, run_columns, table
-from executor.results.run_table import first_line, with_run
+from executor.results.run_table import first_line
 from executor.system.output import moment, shown_digest, shown_duration
 from ops.lib.report_sections import Chart, Series
 
@@ -59,7 +61,7 @@ def _notices(run: RunFacts, is_named: bool) -> Iterable[str]:
         yield f"{head}the run was stopped; {remedy}"
     for node in run.nodes.values():
         if node.recorded.state == "failed":
-            yield f"{head}{node.id} failed: {first_line(node.recorded.error or 'no reason is recorded')}"
+            yield head + line(evolve(node.failure, what=first_line(node.failure.what)), run.run)
     gone = [node.id for node in run.nodes.values() if node.is_gone]
     if gone:
         names = ", ".join(gone[:MOST_GONE]) + (" ..." if len(gone) > MOST_GONE else "")
@@ -130,7 +132,12 @@ def _megabytes(node: NodeFacts) -> float | None:
 
 def troubles(runs: Sequence[RunFacts]) -> Markup:
     """Errors first, as recorded; then each warning once, with its nodes and runs."""
-    failed = [(run, node) for run in runs for node in run.nodes.values() if node.recorded.error]
+    failed = [
+        (run, node.id, block(node.failure, run.run))
+        for run in runs
+        for node in run.nodes.values()
+        if node.recorded.failure
+    ]
     given: dict[str, list[tuple[RunFacts, str]]] = {}
     for run in runs:
         for node in run.nodes.values():
@@ -139,6 +146,6 @@ def troubles(runs: Sequence[RunFacts]) -> Markup:
     warned = []
     for warning, givers in given.items():
         by_place = {run.place: run for run, _ in givers}
-        text = with_run(warning, givers[0][0].run) if len(by_place) == 1 else warning
+        text = for_run(warning, givers[0][0].run) if len(by_place) == 1 else warning
         warned.append((text, list(dict.fromkeys(node_id for _, node_id in givers)), list(by_place.values())))
     return render("overview.html", "troubles", failed, warned, len(runs) == 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,8 @@ from pathlib import Path
 from attrs import frozen
 from markupsafe import Markup
 
+from dsl.files import write_whole
+from dsl.os_errors import output_errors
 from executor.records.run_record import Record
 from executor.report.answers import answers
 from executor.report.artifacts import (
@@ -26,9 +27,7 @@ from executor.report.overview import overview, pipelines, time_and_disk, trouble
 from executor.report.run_data import RunFacts, columns_of, find_records, read_runs
 from executor.report.templates import page
 from executor.store.artifact_store import Store
-from executor.system.os_errors import output_errors
 from executor.system.output import moment
-from executor.system.symlinks import new_file
 
 
 @frozen
@@ -49,11 +48,8 @@ def write_report(store: Path, run_ids: Sequence[str], path: Path) -> None:
     """
     opened = Store.open(store, write=False)
     text = report_text(opened, find_records(opened.records, run_ids))
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with output_errors(path):
-        with new_file(fresh) as file:
-            file.write(text.encode(errors="backslashreplace"))
-        fresh.replace(path)
+        write_whole(path, text.encode(errors="backslashreplace"))
 
 
 def report_text(store: Store, records: Sequence[Record]) -> str:

@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from dsl.convert import flat
 from dsl.errors import DflowError, NotTrusted, StoreError, did_you_mean
+from dsl.finding import Finding, Node
 from executor.records.duration import run_seconds
 from executor.records.events import read_events
 from executor.records.graph_file import RecordedNode, recorded_nodes, recorded_op_files
@@ -61,6 +62,11 @@ class NodeFacts:
     figures: Mapping[str, Path]
     template: str = ""
     beside: tuple[str, ...] = ()
+
+    @property
+    def failure(self) -> Finding:
+        """Why it failed."""
+        return self.recorded.failure or Finding("no reason is recorded", Node(self.id))
 
     @property
     def is_gone(self) -> bool:

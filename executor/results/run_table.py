@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 
+from dsl.finding import block, for_run
 from dsl.graph import Graph
 from executor.records.run_record import NodeState, RunState
 from executor.results.metric_order import JUDGED, figures_in_order, is_judged
@@ -52,14 +52,10 @@ def first_line(text: str) -> str:
     return f"{first} ..." if more else first
 
 
-def with_run(text: str, run: str) -> str:
-    """A warning or an advice of an op, which does not know its run: RUN in its commands becomes the run's id."""
-    return re.sub(r"\bRUN\b", run, text)
-
-
-def error_with_run(text: str, run: str) -> str:
-    """The same of an error, which may speak of any RUN outside of commands."""
-    return re.sub(r"(\bdflow [a-z-]+ )RUN\b", rf"\g<1>{run}", text)
+def failures_text(state: RunState) -> str:
+    """Why each failed node failed, and what to do about it; empty where none failed."""
+    failed = [node.failure for node in state.nodes.values() if node.state == "failed" and node.failure is not None]
+    return "\n".join(block(failure, state.run) for failure in failed)
 
 
 def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
@@ -93,7 +89,7 @@ def _print_warnings(state: RunState) -> None:
         for warning in dict.fromkeys(node.warnings) if node.state == "done" else ():
             warned.setdefault(warning, []).append(node_id)
     for warning, node_ids in warned.items():
-        print_lines(f"{', '.join(node_ids)}: warning: {with_run(warning, state.run)}")
+        print_lines(f"{', '.join(node_ids)}: warning: {for_run(warning, state.run)}")
 
 
 def figures_text(copies: Mapping[str, Sequence[tuple[str, str, str]]]) -> str:

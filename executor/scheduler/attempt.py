@@ -21,7 +21,7 @@ from dsl.secrets import secret_variables
 from executor.keys.differences import differences, reasons
 from executor.keys.node_key import KeyParts
 from executor.launchers.backends import Backends
-from executor.launchers.failure import TIMEOUT, Failure
+from executor.launchers.failure import TIMEOUT, bug_of_dflow, failure, failure_of
 from executor.launchers.stage_process import StageExit, StageProcess
 from executor.planning.input_snapshot import Snapshot
 from executor.records.events import final_metrics
@@ -54,6 +54,7 @@ class Attempt(threading.Thread):
         """
         super().__init__(daemon=True, name=f"attempt at {task.node.id}")
         self.task = task
+        self._transient = task.node.op.transient
         self._share = share
         self._part = part
         self._backends = backends
@@ -77,11 +78,11 @@ class Attempt(threading.Thread):
         except StopRequested:
             result = AttemptResult(status="stopped")
         except (DflowError, OSError) as error:
-            result = AttemptResult(status="failed", failure=Failure.of(error))
+            result = AttemptResult(status="failed", failure=failure_of(error, self._transient))
         finally:
             mistake = sys.exception()
             if mistake is not None:  # threading shows its traceback
-                result = AttemptResult(status="failed", failure=Failure.of_dflow(mistake))
+                result = AttemptResult(status="failed", failure=bug_of_dflow(mistake))
             assert result is not None
             ended = attrs.evolve(result, stage=self._measures)
             self._call(lambda: self._on_end(ended))
@@ -137,7 +138,7 @@ class Attempt(threading.Thread):
             lease.remove()
             return AttemptResult(status="replan")
         if damaged := task.damaged_inputs(self._go_on):
-            return AttemptResult(status="failed", failure=Failure.of(StoreError(damaged)))
+            return AttemptResult(status="failed", failure=failure_of(StoreError(damaged), self._transient))
         start, first_byte, sources = task.prepare(before, self._recover)
         task.check_space()
         number = self._in_loop(lambda: self._on_start(start))
@@ -194,6 +195,7 @@ class Attempt(threading.Thread):
                 self._part,
                 task.record.log_path(task.node.id),
                 secret_variables(task.node.config),
+                self._transient,
             )
             self._is_placed = stage.is_placed
         self._call(self._on_running)
@@ -205,8 +207,8 @@ class Attempt(threading.Thread):
         if self._is_timed_out and ended.status != "done":
             seconds = f"{task.node.launch.timeout:g}"
             text = f"TimeoutError: the attempt took longer than launch.timeout = {seconds} s"
-            failure = Failure(text, (TIMEOUT, TimeoutError.__name__))
-            return attrs.evolve(ended, status="failed", failure=failure, log_tail=stage.tail())
+            found = failure(text, (TIMEOUT, TimeoutError.__name__), self._transient)
+            return attrs.evolve(ended, status="failed", failure=found, log_tail=stage.tail())
         return ended
 
     def _finish(

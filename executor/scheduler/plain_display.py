@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from dsl.finding import Finding, block, for_run
 from executor.records.events import Event
 from executor.records.run_record import RunState
 from executor.results.live import Live
-from executor.results.run_table import error_with_run, shown_metrics, shown_seconds, with_run
-from executor.system.output import Unrepeated, indented, print_lines, shown_digest
+from executor.results.run_table import shown_metrics, shown_seconds
+from executor.system.output import Unrepeated, print_lines, shown_digest
 
 PLAIN_PROGRESS_S = 10.0
 CACHED_SHOWN = 20
@@ -83,15 +84,15 @@ class Display:
         """A warning of a stage. A text is shown once, even if several stages warn of it: the results name them all."""
         if text not in self._warned:
             self._warned.add(text)
-            self.note(f"{node_id}: warning: {with_run(text, self._state.run)}")
+            self.note(f"{node_id}: warning: {for_run(text, self._state.run)}")
 
     def say_last(self, text: str) -> None:
         """Print it after the results."""
         self.last.append(text)
 
-    def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> None:
-        """A failed node: its error, the last lines of its log, what to do and where the log is."""
-        print_lines(failure_text(node_id, error_with_run(error, self._state.run), tail, log, hint), error=True)
+    def failure(self, found: Finding, tail: Sequence[str], log: Path) -> None:
+        """Show why a node failed, the last lines of its log, what to do and where the log is."""
+        print_lines(failure_text(found, self._state.run, tail, log), error=True)
 
     def _tick(self) -> None:
         if time.monotonic() - self._shown_at < PLAIN_PROGRESS_S:
@@ -111,17 +112,10 @@ def make_display(state: RunState) -> Display:
     return LiveDisplay(state)
 
 
-def failure_text(node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> str:
-    """The error, the log's last lines if they say more than the error, what to do, and where the log is."""
-    more = tail if any(line.strip() not in error for line in tail) else ()
-    return "\n".join(
-        [
-            f"{node_id} failed: {indented(error)}",
-            *(f"    {line}" for line in more),
-            f"what to do: {hint}",
-            f"log: {log}",
-        ]
-    )
+def failure_text(found: Finding, run: str, tail: Sequence[str], log: Path) -> str:
+    """The failure, the log's last lines if they say more than the error, what to do, and where the log is."""
+    more = tail if any(each.strip() not in found.what for each in tail) else ()
+    return f"{block(found, run, below=more)}\n  log: {log}"
 
 
 def _metrics_suffix(metrics: Mapping[str, float]) -> str:

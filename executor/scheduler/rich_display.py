@@ -15,8 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dsl.finding import Finding
 from executor.records.run_record import NodeState, RunState
-from executor.results.run_table import error_with_run, shown_seconds
+from executor.results.run_table import shown_seconds
 from executor.scheduler.plain_display import Display, failure_text
 from executor.system.output import Enduring, as_typed, printable, shown_digest
 
@@ -53,8 +54,8 @@ class LiveDisplay(Display):
     def warn(self, text: str) -> None:
         self.note(f"warning: {text}")
 
-    def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> None:
-        self._failures.append(failure_text(node_id, error_with_run(error, self._state.run), tail, log, hint))
+    def failure(self, found: Finding, tail: Sequence[str], log: Path) -> None:
+        self._failures.append(failure_text(found, self._state.run, tail, log))
 
     def _tick(self) -> None:
         return

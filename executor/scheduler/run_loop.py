@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 from attrs import define
 
 from dsl.errors import DflowError, StageError, StoreError
+from dsl.finding import Finding
+from dsl.json_files import append_lines
 from executor.keys.node_key import KeyParts
-from executor.launchers.failure import HOST_LOST, Failure
+from executor.launchers.failure import failure_of, is_transient, of_node
 from executor.planning.history import SourceRuns
 from executor.planning.session import Session, plan_row
 from executor.records.events import Differs, EventReader, Info, NodeChange, RunChange, Warned
@@ -30,7 +32,6 @@ from executor.scheduler.stop_signal import StopSignal
 from executor.store.gc_lock import shared_gc_lock
 from executor.store.lease import Lease
 from executor.system.crash_points import fail_point
-from executor.system.jsonlines import append_lines
 from executor.system.output import one_line
 from executor.tracking.publisher import Publisher
 from executor.tracking.sync_state import is_tracked, lacks
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 LEASE_POLL_S = 0.1
-TRANSIENT = "dsl.errors.TransientError"
 STATE_AFTER: dict[str, State] = {"done": "done", "stopped": "pending", "replan": "pending"}
 MOST_CHANGES = 3
 MESSAGE_LENGTH = 2000  # characters of what a stage reports
@@ -234,7 +234,7 @@ class RunLoop:
         except DflowError as error:
             if reserved is not None:
                 reserved.give_back(was_used=False)
-            self._fail(node_id, Failure.of(error), ())
+            self._fail(node_id, failure_of(error), ())
             return True
         task = Task(
             store=self._store,
@@ -274,7 +274,7 @@ class RunLoop:
             state.reason = decision.reason
         state.state, state.cache = "running", start.cache
         state.attempt = (start.earlier[-1].attempt if start.earlier else state.attempt) + 1
-        state.started, state.ended, state.error, state.warnings = start.time, None, None, []
+        state.started, state.ended, state.failure, state.warnings = start.time, None, None, []
         if start.earlier:
             append_lines(self._record.events_path, [event.to_json() for event in start.earlier])
         self._record.save_node(node_id)
@@ -306,7 +306,7 @@ class RunLoop:
         if result.status == "replan" and not self._is_ending:
             self._replan(node_id, result)
             return
-        state.state, state.error = STATE_AFTER[result.status], None
+        state.state, state.failure = STATE_AFTER[result.status], None
         if result.status == "done":
             state.digest, state.acceptance = result.digest, result.acceptance
         self._record.save_node(node_id)
@@ -333,7 +333,7 @@ class RunLoop:
             if self._changes[node_id] >= MOST_CHANGES:
                 where = f"; what it made is kept in {result.kept}" if result.kept else ""
                 text = f"{changed}, {MOST_CHANGES} times in a row; stop editing them, and resume{where}"
-                self._fail(node_id, Failure.of(StageError(text)), ())
+                self._fail(node_id, failure_of(StageError(text)), ())
                 return
             if result.stage is None:
                 self._display.note(f"{node_id}: its code or data changed since planning; the current version is used")
@@ -353,34 +353,32 @@ class RunLoop:
         decision = self._planner.decide(node_id, self._digests)
         self._record.save_plan({**self._record.plan(), node_id: plan_row(self._planner, node_id, decision)})
 
-    def _retry(self, node_id: str, failure: Failure) -> bool:
+    def _retry(self, node_id: str, failure: Finding) -> bool:
         """After a transient error, the node waits and then continues in its work folder."""
-        launch, op = self._graph.nodes[node_id].launch, self._graph.nodes[node_id].op
-        if self._retries[node_id] >= launch.retries or not failure.is_any_of((TRANSIENT, HOST_LOST, *op.transient)):
+        launch = self._graph.nodes[node_id].launch
+        if self._retries[node_id] >= launch.retries or not is_transient(failure):
             return False
         wait = launch.retry_wait * 2 ** self._retries[node_id]
         self._retries[node_id] += 1
         state = self._state(node_id)
-        state.state, state.error = "pending", failure.text
+        state.state, state.failure = "pending", failure
         self._record.save_node(node_id)
-        self._record.event(node_id, NodeChange(state="retry", error=failure.text, wait=wait))
+        self._record.event(node_id, NodeChange(state="retry", wait=wait))
         again = f"retry {self._retries[node_id]} of {launch.retries} in {wait:g} s"
-        self._display.note(f"{node_id}: {failure.text}; {again}")
+        self._display.note(f"{node_id}: {failure.what}; {again}")
         self._wait(node_id, wait)
         return True
 
-    def _fail(self, node_id: str, failure: Failure, log_tail: tuple[str, ...]) -> None:
+    def _fail(self, node_id: str, failure: Finding, log_tail: tuple[str, ...]) -> None:
         """Write the failure into the record, and show it with the end of its log."""
-        tries = self._retries[node_id]
-        text = f"{failure.text} (after {tries} {'retry' if tries == 1 else 'retries'})" if tries else failure.text
-        state = self._state(node_id)
-        state.state, state.error = "failed", text
+        state, resumable = self._state(node_id), self._graph.nodes[node_id].op.resumable
+        found = of_node(failure, node_id, retries=self._retries[node_id], resume=self._resume, resumable=resumable)
+        state.state, state.failure = "failed", found
         self._failed.append(node_id)
-        hint = failure.hint(self._resume, resumable=self._graph.nodes[node_id].op.resumable)
         self._record.save_node(node_id)
-        self._record.event(node_id, NodeChange(state="failed", error=text, hint=hint, seconds=state.seconds))
+        self._record.event(node_id, NodeChange(state="failed", failure=found.to_json(), seconds=state.seconds))
         self._display.changed(node_id)
-        self._display.failure(node_id, text, log_tail, self._record.log_path(node_id), hint)
+        self._display.failure(found, log_tail, self._record.log_path(node_id))
 
     # While stages run.
 

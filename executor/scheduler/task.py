@@ -14,12 +14,13 @@ from attrs import frozen
 
 from dsl.convert import unstructure
 from dsl.errors import StageError
+from dsl.finding import Finding
 from dsl.graph import GraphNode
 from dsl.graph_json import node_to_json
 from dsl.imports import search_path
+from dsl.json_files import write_json
 from dsl.op import ConfigField
 from executor.keys.node_key import Inputs, KeyParts, node_inputs
-from executor.launchers.failure import Failure
 from executor.launchers.stage_contract import InputArtifact, StageSpec
 from executor.planning.input_snapshot import Snapshot
 from executor.planning.planner import Planner
@@ -30,7 +31,6 @@ from executor.store.index_line import IndexLine
 from executor.store.input_check import check_before_use
 from executor.store.lease import Lease
 from executor.store.manifest import Manifest
-from executor.system.jsonlines import write_json
 from executor.system.output import shown_digest
 
 # The fields of launch that can change results by rounding; the others only decide when and where a stage runs.
@@ -79,7 +79,7 @@ class AttemptResult:
     acceptance: str = ""
     difference: str = ""
     warnings: tuple[str, ...] = ()
-    failure: Failure | None = None
+    failure: Finding | None = None
     log_tail: tuple[str, ...] = ()
     parts: KeyParts | None = None
     changes: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ def print_estimates(nodes: Mapping[str, NodeEstimate], samples: int, free_disk: 
     disk = sum(node.disk for node in nodes.values())
     rows = [(node_id, *_cells(node)) for node_id, node in nodes.items()]
     rows.append(("together", "", shown_time(time), shown_bytes(disk), "", ""))
-    header = ("node", "smoke", "full run", "disk", "memory measured", "memory estimated")
+    header = ("node", "smoke", "full run", "disk", "memory measured", "weights and optimizer")
     print_lines(f"\nthe full run, estimated from {samples} samples of each kind (with images, without):")
     print_lines(columns(header, rows, right=header[1:]))
     for node_id, node in nodes.items():
@@ -55,7 +55,7 @@ def verdicts(
     machine: int,
     gpu: Callable[[], int | None],
 ) -> list[str]:
-    """Whether disk and memory suffice; a node's memory is the larger of what was measured and what is estimated."""
+    """Whether disk and memory suffice; a node's memory is the larger of what was measured and what its ranks hold."""
     fits = "fits" if disk <= free_disk else "DOES NOT FIT"
     lines = [f"disk: {shown_bytes(disk)}, and {shown_bytes(free_disk)} are free at {store}: {fits}"]
     on_gpu = {node_id: node for node_id, node in nodes.items() if node.device == "cuda"}

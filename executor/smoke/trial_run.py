@@ -13,11 +13,13 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.errors import Mistake, PipelineError
+from dsl.errors import PipelineError
 from dsl.estimate import Amount, Estimate, Growth, Trial
+from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.op_table import user_ops
+from dsl.os_errors import free_bytes
 from executor.planning.estimates import graph_estimates
 from executor.planning.planner import cached_artifacts
 from executor.planning.session import Session, make_planner, new_run
@@ -30,7 +32,6 @@ from executor.smoke.emptied_splits import emptied_splits
 from executor.smoke.estimate import NodeEstimate, Report, full_time, reports, series_of
 from executor.smoke.smoke_table import print_estimates
 from executor.store.artifact_store import SMOKE, Store, store_path
-from executor.system.disk_space import free_bytes
 from executor.system.output import FAILED, OK, name_store, print_lines
 
 FEWEST = 3  # one sample for each of train, val and test
@@ -54,7 +55,7 @@ def smoke_run(path: Path, graph: Graph, samples: int) -> int:
     """
     if samples < FEWEST:
         hint = f"take {FEWEST} at least, one for each of train, val and test; 16 is a good number"
-        raise PipelineError([Mistake(f"--smoke {samples}: too few samples", hint=hint)])
+        raise PipelineError([Finding(f"--smoke {samples}: too few samples", advice=hint)])
     store = Store.open(path, write=True)
     name_store(path / SMOKE, store_path(None, None))
     session = new_run(Store.open(path / SMOKE, write=True), small_graph(graph, samples), given=graph)

@@ -22,6 +22,9 @@ from typing import Any
 import attrs
 
 from dsl.errors import StageError, StoreError
+from dsl.files import sync
+from dsl.json_files import append_line, read_json, read_lines, read_object, write_json
+from dsl.os_errors import clear_error, clear_errors
 from executor.store.commit_journal import NOTE, PendingCommit
 from executor.store.digests import MANIFEST, FileEntry, altered_files, artifact_digest, seal_artifact_files
 from executor.store.gc_lock import LOCK, shared_gc_lock
@@ -33,8 +36,6 @@ from executor.store.run_measurements import keep_own_files
 from executor.store.seen_stamps import SeenStamps, stamps_of
 from executor.system.crash_points import fail_point
 from executor.system.file_locks import is_exclusive
-from executor.system.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
-from executor.system.os_errors import clear_error, clear_errors
 from executor.system.symlinks import plain_status, refuse_links, remove
 from executor.system.trust import trust_store
 from executor.system.user_cache import user_cache
@@ -257,7 +258,7 @@ class Store:
                 SeenStamps(self.memos).add(digest, stamps_of(out, committed_files(out) or ()))
                 self._replace(out, target, digest)
             fail_point("commit:renamed")
-            sync_folder(target.parent)
+            sync(target.parent)
         self._intact.add(digest)
         fail_point("commit:placed")
 
@@ -295,8 +296,8 @@ class Store:
             if not all((self.path / name).is_dir() for name in FOLDERS):
                 for name in FOLDERS:
                     (self.path / name).mkdir(exist_ok=True)
-                sync_folder(self.path)
-                sync_folder(self.path.parent)
+                sync(self.path)
+                sync(self.path.parent)
             _check_locks(self.path)
             remove_leftovers(self.path / "work")
 
@@ -313,7 +314,7 @@ def _seal(out: Path, manifest: Manifest, go_on: Callable[[], None]) -> str:
     attrs.evolve(manifest, digest=digest, files=files).write(out)
     (out / MANIFEST).chmod(0o444)
     fail_point("commit:manifest")
-    sync_folder(out)
+    sync(out)
     fail_point("commit:synced")
     return digest
 

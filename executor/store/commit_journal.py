@@ -15,12 +15,12 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.convert import unstructure
+from dsl.json_files import read_object, write_json
 from executor.store.digests import MANIFEST
 from executor.store.index_line import IndexLine
 from executor.store.manifest import Manifest
 from executor.store.names import OUT, RUN
 from executor.system.hardware import boot_id
-from executor.system.jsonlines import read_object, write_json
 from executor.system.symlinks import is_folder, remove
 
 NOTE = "ended.json"

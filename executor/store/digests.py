@@ -16,7 +16,7 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import StageError
-from executor.system.jsonlines import sync_folder
+from dsl.files import sync
 from executor.system.symlinks import plain_status
 
 MANIFEST = "manifest.json"
@@ -64,7 +64,7 @@ def seal_artifact_files(folder: Path, go_on: Callable[[], None] = lambda: None) 
                 )
             files[name] = _sealed(Path(entry.path), go_on)
         if Path(here) != folder:
-            sync_folder(Path(here))
+            sync(Path(here))
     return dict(sorted(files.items()))
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from executor.system.os_errors import clear_errors
+from dsl.files import open_own
+from dsl.os_errors import clear_errors
 from executor.system.output import print_lines
-from executor.system.symlinks import open_own
 
 LOCK = "gc.lock"
 

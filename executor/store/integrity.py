@@ -21,11 +21,11 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import StoreError
+from dsl.json_files import append_lines, read_json, read_lines
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST, FileEntry, artifact_digest
 from executor.store.manifest import file_entries
 from executor.store.names import DAMAGED, DIGEST
-from executor.system.jsonlines import append_lines, read_json, read_lines
 from executor.system.output import shown_digest
 from executor.system.stamps import Stamp, is_settled
 from executor.system.symlinks import plain_status, remove

@@ -35,13 +35,14 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import LeaseLost, StageError, StopRequested, StoreError
+from dsl.files import NO_FILE, open_own, open_plain, remove_link
+from dsl.json_files import known_fields, parsed_object, read_object
+from dsl.os_errors import clear_errors
 from executor.store.names import KEY, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
 from executor.system.json_values import Check, fit, is_flag, is_text, is_whole
-from executor.system.jsonlines import known_fields, parsed_object, read_object
-from executor.system.os_errors import clear_errors
 from executor.system.stage_mark import end_marked
-from executor.system.symlinks import NO_FILE, is_folder, open_own, open_plain, remove, remove_link, remove_links_out_of
+from executor.system.symlinks import is_folder, remove, remove_links_out_of
 
 KEPT = ("lease", "ranks")
 NO_LEASE = "{} is not a lease of dflow but a folder or a pipe; remove it"

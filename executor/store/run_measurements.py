@@ -12,10 +12,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from dsl.files import remove_link
+from dsl.os_errors import clear_errors
 from executor.store.digests import OUTSIDE_DIGEST
 from executor.store.manifest import Manifest
-from executor.system.os_errors import clear_errors
-from executor.system.symlinks import is_folder, is_plain, remove, remove_link
+from executor.system.symlinks import is_folder, is_plain, remove
 
 FOLDER = "outside_digest"
 

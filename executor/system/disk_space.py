@@ -1,4 +1,4 @@
-"""Disk space: what a folder uses, and what is free."""
+"""Disk space that a folder uses."""
 
 from __future__ import annotations
 
@@ -13,18 +13,6 @@ def folder_size(path: Path) -> int:
     if not is_folder(path):
         return _size(str(path))
     return sum(_size(os.path.join(here, name)) for here, _, names in os.walk(path) for name in names)  # noqa: PTH118
-
-
-def free_bytes(folder: Path) -> int:
-    """Free disk at a folder, or at its nearest parent that exists; 0 where none can be read."""
-    here = folder.absolute()
-    for place in (here, *here.parents):
-        try:
-            status = os.statvfs(place)
-        except OSError:
-            continue
-        return status.f_bavail * status.f_frsize
-    return 0
 
 
 def _size(path: str) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import StoreError
-from executor.system.jsonlines import append_line, compact, read_lines, replace_file
+from dsl.files import replace_file
+from dsl.json_files import append_line, compact, read_lines
 
 SPARE_LINES = 1000
 

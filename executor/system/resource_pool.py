@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from dsl.errors import Mistake
+from dsl.finding import Field, Finding
 from dsl.graph import GraphNode
 from dsl.launch import Launch, Machine
 from dsl.sizes import shown_bytes
@@ -152,7 +152,7 @@ def threads_of(launch: Launch, machine: Machine | None = None, useful: int | Non
     return launch.threads or (share if useful is None else min(share, useful))
 
 
-def too_much(nodes: Mapping[str, GraphNode], capacity: Capacity, remedy: str = REMEDY) -> list[Mistake]:
+def too_much(nodes: Mapping[str, GraphNode], capacity: Capacity, remedy: str = REMEDY) -> list[Finding]:
     """Mistakes for nodes of which a part needs more than a host has for the run, so that they could never start."""
     mistakes = []
     for node_id, node in nodes.items():
@@ -161,7 +161,7 @@ def too_much(nodes: Mapping[str, GraphNode], capacity: Capacity, remedy: str = R
         if launch.gpus and launch.gpus < processes and computes_on_gpu(node):
             message = f"{_amount(launch.gpus, 'GPU')} for {processes} ranks, each of which needs one"
             hint = f"set gpus = {processes}, or leave gpus out"
-            mistakes.append(Mistake(message, f"node.{node_id}.launch.gpus", hint=hint))
+            mistakes.append(Finding(message, Field(f"node.{node_id}.launch.gpus"), hint))
         for field, unit, requested, available, hint in (
             ("cpus", "CPU", demand.cpus, capacity.cpus, remedy),
             (_gpu_field(launch), "GPU", demand.gpus or 0, len(capacity.gpus), _fewer_gpus(launch, len(capacity.gpus))),
@@ -169,16 +169,16 @@ def too_much(nodes: Mapping[str, GraphNode], capacity: Capacity, remedy: str = R
         ):
             if requested > available:
                 message = f"needs {_amount(requested, unit)}, but the run may use only {_amount(available, unit)}"
-                mistakes.append(Mistake(message, f"node.{node_id}.launch.{field}", hint=hint))
+                mistakes.append(Finding(message, Field(f"node.{node_id}.launch.{field}"), hint))
     return mistakes
 
 
-def without_gpu(nodes: Mapping[str, GraphNode], capacity: Capacity) -> list[Mistake]:
+def without_gpu(nodes: Mapping[str, GraphNode], capacity: Capacity) -> list[Finding]:
     """Mistakes for nodes that insist on a GPU of a machine that has none."""
     if capacity.gpus or capacity.takes_none or (VISIBLE not in os.environ and may_have_gpu()):
         return []
     return [
-        Mistake(NO_GPU, f"node.{node_id}.launch.device")
+        Finding(NO_GPU, Field(f"node.{node_id}.launch.device"))
         for node_id, node in nodes.items()
         if node.launch.device == "cuda"
     ]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import StoreError
-from executor.system.jsonlines import compact, parse_json, replace_file
-from executor.system.symlinks import NO_FILE, read_plain
+from dsl.files import NO_FILE, read_plain, replace_file
+from dsl.json_files import compact, parse_json
 
 
 def write_sealed(path: Path, value: Any) -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from dsl.errors import DflowError, ServerError
+from dsl.files import new_file
 from executor.system.log_tail import last_lines
 from executor.system.output import print_lines
 from executor.system.supervisor import ChildGroup, child_environment, exit_text
-from executor.system.symlinks import new_file
 from ops.lib.data.direct_http import open_directly
 
 POLL_S = 0.5

@@ -13,13 +13,9 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import IO
 
 from dsl.errors import StoreError
 
-MODE = 0o644
-LARGEST = 256 << 20  # bytes of a file that is read whole: dflow writes none so large
-NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EFBIG})  # none of dflow's in its place
 MOVE_BACK = "replace the link by its target"
 
 
@@ -59,39 +55,6 @@ def is_plain(path: Path, folder: Path) -> bool:
     return bool(parts) and ".." not in parts
 
 
-def open_plain(path: Path) -> IO[bytes]:
-    """A regular file opened for reading. Raises OSError: with ELOOP where a link or something else is in its place.
-
-    A pipe is not waited for, and a device is not read.
-    """
-    return os.fdopen(_plain_descriptor(path)[0], "rb")
-
-
-def read_plain(path: Path) -> bytes:
-    """The content of a regular file. Raises OSError as `open_plain`, with EFBIG for more than LARGEST bytes."""
-    descriptor, size = _plain_descriptor(path)
-    data = b""
-    try:
-        while size <= LARGEST and (piece := os.read(descriptor, size + 1)):
-            data += piece
-            size = max(size, len(data))
-    finally:
-        os.close(descriptor)
-    if size > LARGEST:
-        raise OSError(errno.EFBIG, f"larger than {LARGEST >> 20} MiB", str(path))
-    return data
-
-
-def _plain_descriptor(path: Path) -> tuple[int, int]:
-    """With the size of the file in bytes."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-    return descriptor, status.st_size
-
-
 def remove(path: Path, *, ignore_errors: bool = False) -> None:
     """Remove a folder and its contents, a file, or a link, never a link's target. Raises OSError."""
     if is_folder(path):
@@ -101,13 +64,6 @@ def remove(path: Path, *, ignore_errors: bool = False) -> None:
         return
     with suppress(OSError) if ignore_errors else nullcontext():
         path.unlink(missing_ok=True)
-
-
-def remove_link(path: Path) -> None:
-    """Remove a link; anything else is kept, also a folder that another process puts in its place meanwhile."""
-    if path.is_symlink():
-        with suppress(FileNotFoundError, IsADirectoryError):
-            path.unlink()
 
 
 def links_in(folder: Path) -> Iterator[Path]:
@@ -138,25 +94,3 @@ def refuse_links(paths: Iterable[Path], instead: str = MOVE_BACK) -> None:
                 f"{path} is a symbolic link to {path.readlink()}; dflow writes and deletes there, and follows no link: "
                 f"{instead}"
             )
-
-
-def open_own(path: Path, flags: int) -> int:
-    """A descriptor of a file that is dflow's own; a link in its place is removed first. Raises OSError."""
-    try:
-        return os.open(path, flags | os.O_NOFOLLOW, MODE)
-    except OSError as error:
-        if error.errno != errno.ELOOP or not path.is_symlink():
-            raise
-    remove_link(path)
-    return os.open(path, flags | os.O_NOFOLLOW, MODE)
-
-
-def appended(path: Path) -> IO[bytes]:
-    """A file of dflow opened for appending, created where it is missing; see `open_own`."""
-    return os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
-
-
-def new_file(path: Path) -> IO[bytes]:
-    """A new file that replaces whatever was there: a link is removed, not written through. Raises OSError."""
-    path.unlink(missing_ok=True)
-    return path.open("xb")

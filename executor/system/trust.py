@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dsl.errors import StoreError
-from executor.system.jsonlines import append_lines, compact
+from dsl.json_files import append_lines, compact
 from executor.system.user_cache import user_state
 
 FILE = "trusted"

@@ -36,11 +36,12 @@ from mlflow.tracking import MlflowClient
 
 from dsl.convert import unstructure
 from dsl.errors import StoreError, shortened
+from dsl.files import open_own, replace_file, sync
+from dsl.json_files import write_json
 from dsl.secrets import resolved_text, secret_names, without_credentials
 from executor.records.metric_points import Point
 from executor.records.sent_run import VIEW
-from executor.system.jsonlines import replace_file, write_json
-from executor.system.symlinks import is_plain, open_own
+from executor.system.symlinks import is_plain
 from executor.system.trust import TRACKING_URI, is_trusted
 from executor.system.user_cache import user_cache
 from executor.tracking.node_files import Dataset, ModelFiles, Reference, mlmodel, model_name
@@ -404,8 +405,7 @@ def _make_database(path: Path) -> None:
         now, place = _milliseconds(time.time()), (path.parent / "mlartifacts" / "0").absolute().as_uri()
         values = (place, now, now)
         database.execute("UPDATE experiments SET artifact_location=?, creation_time=?, last_update_time=?", values)
-    with fresh.open("rb") as file:
-        os.fsync(file.fileno())
+    sync(fresh)
     fresh.rename(path)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.convert import unstructure
-from executor.system.jsonlines import compact
+from dsl.json_files import compact
 from executor.system.supervisor import GONE, end_with_parent
 from executor.tracking.report_writer import ReportWriter
 from executor.tracking.sync_state import new_run_publisher, sync_lock

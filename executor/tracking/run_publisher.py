@@ -20,6 +20,7 @@ from pathlib import Path
 
 from dsl.document import TABLE_NAMES
 from dsl.errors import StageError, StoreError
+from dsl.finding import for_run
 from dsl.graph import Graph, GraphNode
 from dsl.secrets import redact, secret_names, values_of
 from dsl.sizes import shown_bytes
@@ -389,12 +390,15 @@ class RunPublisher:
         tracker, run_id = self._tracker, sent.run_id
         tags = self._state_tags(state)
         if state.error:
-            tags["dflow.error"] = state.error[:ERROR_LENGTH]
+            tags["dflow.error"] = for_run(state.error, self._record.run)[:ERROR_LENGTH]
+            if state.failure is not None and state.failure.advice:
+                tags["dflow.what_to_do"] = for_run(state.failure.advice, self._record.run)
             if not sent.failed:
                 sent.failed = True
                 self._save()
         elif sent.failed:
-            tracker.delete_tag(run_id, "dflow.error")
+            for name in ("dflow.error", "dflow.what_to_do"):
+                tracker.delete_tag(run_id, name)
             sent.failed = False
         if tags != self._tags.get(run_id):
             tracker.log_tags(run_id, tags)

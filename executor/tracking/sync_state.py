@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsl.errors import StoreError
+from dsl.files import open_own
 from executor.records.run_record import Record
 from executor.records.sent_run import FILE, SentRun
 from executor.system.garbage import no_collection
-from executor.system.symlinks import open_own
 
 if TYPE_CHECKING:
     from executor.tracking.report_writer import ReportWriter

@@ -1,4 +1,4 @@
-"""Needs of `capture_targets`: the disk for the features, and the memory of the target's forward passes."""
+"""Needs of `capture_targets`: the disk for the features, and the target's weights."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from ops.capture_targets.sglang_targets import check_config
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.estimates import (
     FeaturesForeseen,
-    TargetForeseen,
-    TokensForeseen,
     amount,
     first_counted,
     identity_of,
@@ -39,7 +37,7 @@ def smoke(config: CaptureTargets, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
-    """Features of the counted or expected tokens, else of a million; memory of one rank."""
+    """Features of the counted or expected tokens, else of a million; weights of one rank."""
     target, tokens = outlook.inputs["target"], outlook.inputs["tokens"]
     layers = config.layer_count
     read = first_counted(tokens)
@@ -74,12 +72,8 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
     count, per = amount(counted)
     size = count * per_token
     is_expected = counted is not None and tokens is not None and tokens.by_split is None
-    batch = config.batch_tokens or default_batch_tokens(outlook.launch.device)
-    memory = capture_memory(target, tokens, layers, config.dtype, batch)
-    if config.backend == "sglang":
-        memory = _in_sglang(memory, target, max(batch, tokens.longest if tokens is not None else 0), config)
     return Estimate(
-        memory=memory,
+        memory={"target": target.sizes.parameters * ITEM_SIZES[config.dtype] // config.tp_degree},
         disk={"features": size},
         disk_per=per,
         less_disk=LESS_DISK + (EXPECTED if is_expected else ""),
@@ -92,27 +86,3 @@ def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
 def feature_bytes(sizes: TargetSizes, states: int, dtype: str) -> int:
     """Bytes of the shards for one token: its hidden states, id and loss mask."""
     return states * int(sizes.text["hidden_size"]) * ITEM_SIZES[dtype] + TOKEN_BYTES
-
-
-def capture_memory(
-    target: TargetForeseen, tokens: TokensForeseen | None, layers: int, dtype: str, batch_tokens: int
-) -> dict[str, int]:
-    """A pass over a batch, or over the longest sample if that is longer, and the features besides."""
-    item_size, sizes = ITEM_SIZES[dtype], target.sizes
-    largest = max(batch_tokens, tokens.longest if tokens is not None else 0)
-    features = largest * layers * int(sizes.text["hidden_size"]) * item_size
-    return {
-        "target": sizes.parameters * item_size,
-        "forward pass": max(sizes.forward_bytes(largest, item_size), features),
-        "features of a batch": features,
-    }
-
-
-def _in_sglang(memory: dict[str, int], target: TargetForeseen, tokens: int, config: CaptureTargets) -> dict[str, int]:
-    """The same with a pool of keys and values for a pass; both are divided over the ranks that share a model."""
-    pool = tokens * target.sizes.cache_per_token * ITEM_SIZES[config.dtype]
-    return {
-        **memory,
-        "target": memory["target"] // config.tp_degree,
-        "pool of keys and values": pool // config.tp_degree,
-    }

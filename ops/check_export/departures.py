@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from dsl.finding import Finding
 from ops.check_export.live_result import Prompt
 from ops.evaluate.lossless import common_length
 from ops.evaluate.statistics import Tau, acceptance_length
-from ops.lib.drafts.backbone.mistakes import Mistake
 from ops.lib.drafts.decoding.decode import Decoded
 
 SHOWN = 5
@@ -54,24 +54,24 @@ def departures(prompts: Sequence[Prompt], served: Sequence[Decoded]) -> list[Dep
     return found
 
 
-def departure_mistakes(found: Sequence[Departure], prompts: int, cause: str, remedy: str) -> Iterator[Mistake]:
+def departure_mistakes(found: Sequence[Departure], prompts: int, cause: Finding) -> Iterator[Finding]:
     """One mistake for answers that differ, and one for accepted lengths.
 
     found: those that are not ties, out of `prompts`. cause: the reason found for one of them.
     """
     answers = [departure for departure in found if departure.position is not None]
     if answers:
-        yield Mistake(
-            what=f"{len(answers)} of {prompts} answers are not the target's own:\n{_listed(answers)}",
-            effect=f"verifies every token, so its target or its prompt differs from that of evaluate; {cause}",
-            remedy=remedy,
+        yield evolve(
+            cause,
+            what=f"{len(answers)} of {prompts} answers are not the target's own:\n{_listed(answers)}\n"
+            f"SGLang: verifies every token, so its target or its prompt differs from that of evaluate; {cause.what}",
         )
     lengths = [departure for departure in found if departure.position is None]
     if lengths:
-        yield Mistake(
-            what=f"{len(lengths)} of {prompts} prompts are accepted differently than in evaluate:\n{_listed(lengths)}",
-            effect=f"verifies every token, so the answers are still right; {cause}",
-            remedy=remedy,
+        yield evolve(
+            cause,
+            what=f"{len(lengths)} of {prompts} prompts are accepted differently than in evaluate:\n{_listed(lengths)}\n"
+            f"SGLang: verifies every token, so the answers are still right; {cause.what}",
         )
 
 
@@ -90,12 +90,12 @@ def is_below(served: float | None, measured: Tau) -> bool:
     return served is not None and measured.low is not None and served < measured.low * (1 - SLACK)
 
 
-def tau_mistake(served: float | None, measured: Tau, cause: str, remedy: str) -> Mistake:
-    return Mistake(
+def tau_mistake(served: float | None, measured: Tau, cause: Finding) -> Finding:
+    return evolve(
+        cause,
         what=f"tau is {served:.2f} in SGLang, and {measured.tau:.2f} in evaluate on the same {measured.prompts} "
-        f"prompts, with a 95 % interval of {measured.low:.2f} to {measured.high:.2f}",
-        effect=f"verifies every token, so the answers are still right; {cause}",
-        remedy=remedy,
+        f"prompts, with a 95 % interval of {measured.low:.2f} to {measured.high:.2f}\n"
+        f"SGLang: verifies every token, so the answers are still right; {cause.what}",
     )
 
 
@@ -116,7 +116,7 @@ def _at(values: Sequence[int], place: int) -> int | str:
 
 
 def _listed(found: Sequence[Departure]) -> str:
-    lines = [f"    {departure}" for departure in found[:SHOWN]]
+    lines = [f"  {departure}" for departure in found[:SHOWN]]
     if len(found) > SHOWN:
-        lines.append(f"    and {len(found) - SHOWN} more")
+        lines.append(f"  and {len(found) - SHOWN} more")
     return "\n".join(lines)

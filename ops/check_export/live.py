@@ -16,6 +16,7 @@ import torch
 from attrs import Factory, frozen
 
 from dsl.errors import DataError
+from dsl.finding import Finding
 from dsl.stage import Stage
 from ops.check_export.departures import (
     Departure,
@@ -28,7 +29,6 @@ from ops.check_export.departures import (
     tau_of,
 )
 from ops.check_export.live_cause import (
-    Cause,
     Watched,
     compare_watched,
     find_cause,
@@ -42,7 +42,7 @@ from ops.check_export.op import CheckExport
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.load import load_draft
-from ops.lib.drafts.backbone.mistakes import REWRITE, Mistake
+from ops.lib.drafts.backbone.mistakes import OF_MAKER, REWRITE, mistake
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.sglang.version import installed_version
@@ -118,7 +118,7 @@ def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
     """Runs SGLang first; dflow's target is loaded after it is closed."""
     draft, mistakes = own_draft(setting.draft_dir)
     engine = start_engine(setting, prompts, BLOCK if draft is None else draft.config.block_size)
-    if isinstance(engine, Mistake):
+    if isinstance(engine, Finding):
         return LiveResult(str(installed_version()), (), {}, mistakes=(*mistakes, engine))
     with engine:
         forward: dict[str, float] = {}
@@ -169,21 +169,19 @@ def choose_dtype(config: CheckExport, report: Mapping[str, Any], device: str) ->
     return "bfloat16"
 
 
-def own_draft(draft_dir: Path) -> tuple[DraftModel | None, list[Mistake]]:
+def own_draft(draft_dir: Path) -> tuple[DraftModel | None, list[Finding]]:
     """dflow's own draft from the directory, or the mistake that prevents loading it."""
     try:
         return load_draft(draft_dir), []
     except DataError as error:
-        mistake = Mistake(
-            what=str(error),
-            effect="does not report a missing tensor, uses uninitialised memory in its place, and accepts almost "
-            "nothing of what the draft proposes",
-            remedy=REWRITE,
+        effect = (
+            "does not report a missing tensor, uses uninitialised memory in its place, and accepts almost nothing of "
+            "what the draft proposes"
         )
-        return None, [mistake]
+        return None, [mistake("", str(error), effect)]
 
 
-def start_engine(setting: Setting, prompts: Sequence[Prompt], block_size: int) -> DflashEngine | Mistake:
+def start_engine(setting: Setting, prompts: Sequence[Prompt], block_size: int) -> DflashEngine | Finding:
     """SGLang with this target and draft, and a pool for a batch of prompts; a mistake if it rejects the draft.
 
     Raises LiveUnavailable if SGLang cannot be imported, rejects the device or runs out of memory.
@@ -211,24 +209,23 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt], block_size: int) -
             },
         )
     except dflash_worker.DraftRefused as error:
-        return Mistake(
-            what=f"{setting.draft_dir}: SGLang rejects it",
-            effect=f"refuses to start: {error.__cause__}",
-            remedy=REWRITE,
-        )
+        return mistake(str(setting.draft_dir), "SGLang rejects it", f"refuses to start: {error.__cause__}")
     except dflash_worker.DflashRefused as error:
         raise LiveUnavailable(str(error)) from error
     except dflash_worker.NoRoom as error:
         raise no_room(error) from error
 
 
-def setting_mistakes(engine: DflashEngine, config: DraftConfig) -> list[Mistake]:
+def setting_mistakes(engine: DflashEngine, config: DraftConfig) -> list[Finding]:
     """Values of the draft's config.json that SGLang reads differently."""
     return [
-        Mistake(
-            what=f"config.json: {name} is {expected}",
-            effect=f"reads {actual}",
-            remedy=f"{REWRITE}; if config.json is right, reinstall SGLang {installed_version()}",
+        mistake(
+            "config.json",
+            f"is {expected}",
+            f"reads {actual}",
+            f"{REWRITE}; if config.json is right, reinstall SGLang {installed_version()}",
+            part=name,
+            code=OF_MAKER,
         )
         for name, expected, actual in (
             ("the number of tokens verified at once", config.block_size, engine.block_size),
@@ -242,7 +239,7 @@ def setting_mistakes(engine: DflashEngine, config: DraftConfig) -> list[Mistake]
 
 def compare_forward(
     engine: DflashEngine, draft: DraftModel, setting: Setting
-) -> tuple[dict[str, float], list[Mistake]]:
+) -> tuple[dict[str, float], list[Finding]]:
     """The largest difference between SGLang's draft class and dflow's for several contexts, and the mistakes."""
     if engine.worker.queries != draft.config.layout().queries:
         return {}, []
@@ -253,13 +250,15 @@ def compare_forward(
     # Negated, so that NaN is wrong too.
     wrong = [one for one in found if not one.difference <= setting.forward_tolerance + ROUNDINGS * one.rounding]
     mistakes = [
-        Mistake(
-            what=f"the draft's forward pass in {setting.dtype} ({one.name}) differs by {one.difference:.2g} from "
+        mistake(
+            "",
+            f"the draft's forward pass in {setting.dtype} ({one.name}) differs by {one.difference:.2g} from "
             f"dflow's; rounding explains {setting.forward_tolerance + ROUNDINGS * one.rounding:.2g}",
-            effect="computes config.json or the weights differently than the training did: RoPE, windows and "
+            "computes config.json or the weights differently than the training did: RoPE, windows and "
             "norms are the usual causes",
-            remedy="compare config.json with the training's; a kind of layer or RoPE that SGLang computes differently "
+            "compare config.json with the training's; a kind of layer or RoPE that SGLang computes differently "
             "cannot be served, so train without it",
+            code=OF_MAKER,
         )
         for one in sorted(wrong, key=lambda one: -one.difference)[:1]
     ]
@@ -279,7 +278,7 @@ def serve(engine: DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequen
 
 @frozen
 class Judgement:
-    mistakes: tuple[Mistake, ...] = ()
+    mistakes: tuple[Finding, ...] = ()
     ties: int = 0
     figures: Mapping[str, float] = Factory(dict)
 
@@ -299,7 +298,7 @@ def judge(
     tau = served_tau(served)
     decisive = bool(departed) and (setting.exact or is_below(tau, tau_of(prompts)))
     if draft is None:
-        known = Cause("see the mistakes above", REWRITE)
+        known = Finding("see the mistakes above", advice=REWRITE, code=OF_MAKER)
         return Judgement(_mistakes(setting, prompts, departed, tau, known) if decisive else ())
     dtype = getattr(torch, setting.dtype)
     target = Target.from_directory(setting.target_dir, setting.info, setting.device, dtype)
@@ -320,8 +319,8 @@ def judge(
 
 
 def _mistakes(
-    setting: Setting, prompts: Sequence[Prompt], real: Sequence[Departure], tau: float | None, cause: Cause
-) -> tuple[Mistake, ...]:
+    setting: Setting, prompts: Sequence[Prompt], real: Sequence[Departure], tau: float | None, cause: Finding
+) -> tuple[Finding, ...]:
     if setting.exact:
-        return tuple(departure_mistakes(real, len(prompts), cause.text, cause.remedy))
-    return (tau_mistake(tau, tau_of(prompts), cause.text, cause.remedy),)
+        return tuple(departure_mistakes(real, len(prompts), cause))
+    return (tau_mistake(tau, tau_of(prompts), cause),)

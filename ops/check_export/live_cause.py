@@ -16,10 +16,11 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from dsl.finding import Finding
 from ops.check_export.departures import Departure
 from ops.check_export.live_result import Prompt, largest, nan_last
 from ops.lib.drafts.algorithms import part_of
-from ops.lib.drafts.backbone.mistakes import REWRITE, Mistake
+from ops.lib.drafts.backbone.mistakes import OF_MAKER, REWRITE
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode import (
     Decoded,
@@ -54,14 +55,6 @@ BEHIND = (
 )
 
 
-@frozen
-class Cause:
-    """What differs, and what to do about it."""
-
-    text: str
-    remedy: str
-
-
 @frozen(eq=False)
 class Watched:
     """Inputs of SGLang's draft while it decoded one prompt.
@@ -83,7 +76,7 @@ class Comparison:
     draft has as many tokens right on the same answer. feature_distance: largest of all layers and kinds of tokens.
     """
 
-    cause: Cause | None
+    cause: Finding | None
     replayed: float
     feature_distance: float
 
@@ -107,7 +100,7 @@ def compare_watched(target: Target, draft: DraftModel, watched: Sequence[Watched
 
     The cause is that of the first prompt that has one: positions first, then features, then the draft's proposals.
     """
-    cause: Cause | None = None
+    cause: Finding | None = None
     equal = steps = 0
     farthest = 0.0
     for one in watched:
@@ -119,25 +112,24 @@ def compare_watched(target: Target, draft: DraftModel, watched: Sequence[Watched
         equal, steps = equal + right, steps + made
     few = steps - equal > (1 - REPLAYED) * steps + SPARED
     if cause is None and target.embed_weight.dtype != torch.float32 and few:
-        cause = Cause(
+        cause = Finding(
             f"on SGLang's own answers dflow's draft has as many tokens right in {equal} of {steps} steps, but "
             f"{REPLAYED:.0%} are expected: {BEHIND}",
-            OTHER_CODE,
+            advice=OTHER_CODE,
         )
     return Comparison(cause, equal / steps if steps else 1.0, farthest)
 
 
-def seen_mistake(cause: Cause) -> Mistake:
+def seen_mistake(cause: Finding) -> Finding:
     """The mistake for wrong inputs without wrong accepted lengths."""
-    return Mistake(
-        what=cause.text,
-        effect="verifies every token, so the answers are still right, but it accepts less of what the draft "
-        "proposes the more it learned from the target's states",
-        remedy=cause.remedy,
+    effect = (
+        "verifies every token, so the answers are still right, but it accepts less of what the draft proposes the more "
+        "it learned from the target's states"
     )
+    return evolve(cause, what=f"{cause.what}\nSGLang: {effect}")
 
 
-def other_positions(watched: Watched) -> Cause | None:
+def other_positions(watched: Watched) -> Finding | None:
     """The cause if the keys of the context do not have the positions of their tokens."""
     positions_S = watched.positions_S
     expected_S = torch.arange(len(positions_S))
@@ -146,9 +138,9 @@ def other_positions(watched: Watched) -> Cause | None:
     place = int((positions_S != expected_S).nonzero()[0])
     prompt = watched.prompt.sample.prompt_tokens
     whose = f"token {place} of the prompt" if place < prompt else f"token {place - prompt} of the answer"
-    return Cause(
+    return Finding(
         f"the draft gets position {int(positions_S[place])} for {whose}, but was trained on the positions 0, 1, 2, ...",
-        OTHER_CODE,
+        advice=OTHER_CODE,
     )
 
 
@@ -166,7 +158,7 @@ class Layer:
     others: Mapping[int, float]
 
 
-def other_features(layers: Sequence[Layer], target: Target) -> Cause | None:
+def other_features(layers: Sequence[Layer], target: Target) -> Finding | None:
     """The cause for layers with wrong states, naming what they contain instead if known."""
     same = SAME[target.embed_weight.dtype]
     found = []
@@ -184,7 +176,7 @@ def other_features(layers: Sequence[Layer], target: Target) -> Cause | None:
             f"the draft gets states for layer {layer.layer_id} that differ by {layer.distance:.2g} of their size and "
             f"{seems}"
         )
-    return Cause("; ".join(found), OTHER_FEATURES) if found else None
+    return Finding("; ".join(found), advice=OTHER_FEATURES, code=OF_MAKER) if found else None
 
 
 @frozen(eq=False)
@@ -268,11 +260,12 @@ def replay(target: Target, draft: DraftModel, watched: Watched, features_SF: Ten
     return equal, len(watched.answer.accepted)
 
 
-UNKNOWN = Cause(BEHIND, OTHER_CODE)
-OTHER_REPORT = Cause(
+UNKNOWN = Finding(BEHIND, advice=OTHER_CODE)
+OTHER_REPORT = Finding(
     "dflow's own decoding with this directory accepts the same as SGLang, so the report is of other weights or of "
     "another config.json",
-    REWRITE,
+    advice=REWRITE,
+    code=OF_MAKER,
 )
 
 
@@ -309,7 +302,7 @@ def is_tie(target: Target, draft: DraftModel, departure: Departure, margin: floa
         tokens.append(int(scores_V.argmax()))  # accepted behind the end of the answer
 
 
-def find_cause(target: Target, draft: DraftModel, departure: Departure, comparison: Comparison) -> Cause:
+def find_cause(target: Target, draft: DraftModel, departure: Departure, comparison: Comparison) -> Finding:
     """The cause of a departure: first the draft's inputs, of any prompt."""
     if comparison.cause is not None:
         return comparison.cause
@@ -317,12 +310,12 @@ def find_cause(target: Target, draft: DraftModel, departure: Departure, comparis
     return OTHER_REPORT if again.accepted == departure.served.accepted else UNKNOWN
 
 
-def other_dtype(served_in: str, evaluated_in: str) -> Cause:
+def other_dtype(served_in: str, evaluated_in: str) -> Finding:
     """The cause if nothing else differs."""
-    return Cause(
+    return Finding(
         f"features and positions of the prompt are correct, but SGLang serves in {served_in} and evaluate "
         f"decoded in {evaluated_in}, and rounding changes the answers, in which the draft may be worse",
-        f'give evaluate dtype = "{served_in}" too, and train on features of that dtype',
+        advice=f'give evaluate dtype = "{served_in}" too, and train on features of that dtype',
     )
 
 

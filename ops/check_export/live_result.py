@@ -19,8 +19,8 @@ from typing import Any
 from attrs import Factory, frozen
 
 from dsl.errors import DataError
+from dsl.finding import Finding
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.drafts.backbone.mistakes import Mistake
 
 
 class LiveUnavailable(DataError):
@@ -64,7 +64,7 @@ class LiveResult:
     prompts: tuple[ServedPrompt, ...]
     forward: Mapping[str, float]
     ties: int = 0
-    mistakes: tuple[Mistake, ...] = ()
+    mistakes: tuple[Finding, ...] = ()
     details: Mapping[str, Any] = Factory(dict)
 
 

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dsl.errors import DataError
+from dsl.files import replace_file
 from dsl.stage import Stage
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
 from ops.check_export.op import WORKERS, CheckExport, without_worker
 from ops.check_export.outcome import Outcome, card_text
 from ops.check_export.requirements import report_mistakes
 from ops.export_draft.card import rotary_warning, with_measured
-from ops.lib.data.files import link_or_copy, read_json, read_jsonl, read_text, replace_file, write_json, write_jsonl
+from ops.lib.data.files import link_or_copy, read_json, read_jsonl, read_text, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import algorithm_of
 from ops.lib.drafts.backbone.mistakes import refuse

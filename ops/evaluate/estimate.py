@@ -1,4 +1,4 @@
-"""Needs of `evaluate`: the memory of target, drafts and caches for one batch of prompts."""
+"""Needs of `evaluate`: the weights of target and drafts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ops.lib.estimates import DraftForeseen, Kind, ReportForeseen, TargetForesee
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.threads import threads_of_decoding
 
-LONGEST = 3072  # tokens of a prompt of unknown length
 PROMPTS = 4  # of a trial
 UNTRAINED = "a fully trained draft needs fewer steps for an answer, and the target may end it sooner"
 
@@ -46,21 +45,11 @@ def estimate(config: Evaluate, outlook: Outlook) -> Estimate:
     draft: DraftForeseen | None = outlook.inputs["draft"]
     if target is None or draft is None:
         return Estimate(growth=_growth(config, outlook), foreseen=foreseen)
-    sizes, shape, item_size = target.sizes, draft.shape, ITEM_SIZES[config.dtype]
-    tokens = outlook.inputs["tokens"]
-    prompt = tokens.longest if tokens is not None and config.benchmark is None else LONGEST
-    drafts = 1 + config.random_draft
-    own_cache = shape.num_hidden_layers * 2 * shape.num_key_value_heads * shape.head_dim
-    length = prompt + config.max_new_tokens + shape.block_size
-    cached = length * (sizes.cache_per_token + own_cache) + 2 * sizes.state_per_sequence
-    features = len(shape.target_layer_ids) * shape.hidden_size * prompt
-    batch = config.batch_size
+    drafts, item_size = 1 + config.random_draft, ITEM_SIZES[config.dtype]
     return Estimate(
         memory={
-            "target": sizes.parameters * item_size,
-            "drafts": drafts * draft_parameters(shape) * item_size,
-            "caches": batch * cached * item_size,
-            "prefill": sizes.forward_bytes(batch * prompt, item_size) + batch * features * item_size,
+            "target": target.sizes.parameters * item_size,
+            "drafts": drafts * draft_parameters(draft.shape) * item_size,
         },
         growth=_growth(config, outlook),
         foreseen=foreseen,

@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dsl.errors import DataError
+from dsl.files import replace_file
 from dsl.stage import Stage
 from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.requirements import unfit
-from ops.lib.data.files import link_or_copy, read_json, replace_file, write_json
+from ops.lib.data.files import link_or_copy, read_json, write_json
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
 from ops.lib.drafts.backbone.config_contract import training_record
 from ops.lib.drafts.backbone.serving_contract import CARD, CONFIG, SPECULATORS, WEIGHTS, check_serving

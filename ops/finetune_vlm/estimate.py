@@ -1,4 +1,4 @@
-"""Needs of `finetune_vlm`: the memory of a rank, and the disk for checkpoints and the target."""
+"""Needs of `finetune_vlm`: what a rank holds between steps, and the disk for checkpoints and the target."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ops.lib.drafts.backbone.footprint import MASTER
 from ops.lib.estimates import TargetForeseen, TokensCounted, TokensForeseen, first_counted
 from ops.lib.sequence_parallel.degree import check_target_degree
 from ops.lib.target.checkpoint_check import loading_mistakes
-from ops.lib.target.sizes import ITEM_SIZES, TargetSizes, head_dim
+from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
 from ops.lib.target.tiny_config import tiny_config
 from ops.lib.target.token_ids import Vocabulary
 from ops.lib.threads import threads_of_finetuning
@@ -23,7 +23,6 @@ from ops.load_target.estimate import find_config
 
 MERGE_SIZE = 2  # of the built-in processor
 STEPS = 8  # of a trial
-BATCH_SIZE = 32  # by default, as in ops/finetune_vlm/batches.py, which loads torch
 
 threads = threads_of_finetuning
 
@@ -56,13 +55,11 @@ def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
     check_target_degree(target.config, world_size=outlook.launch.world_size, sp_degree=outlook.launch.sp_degree)
     sizes, ranks, item_size = target.sizes, outlook.launch.world_size, ITEM_SIZES[config.dtype]
     trained = _trained(config, sizes)
-    held = -(-_micro_batch(config, tokens) // outlook.launch.sp_degree)
     memory = {
         "weights": sizes.parameters * MASTER // ranks,
         "weights cast": sizes.parameters * item_size if item_size < MASTER else 0,
         "gradients": trained * MASTER,
         "optimizer": trained * 2 * MASTER // ranks,
-        "passes": held * _kept(config, sizes, item_size),
     }
     states = sizes.parameters + 2 * trained
     disk = {
@@ -82,14 +79,6 @@ def _ids(config: FinetuneVlm, tokens: TokensForeseen | None) -> dict[str, Any]:
         is_there = Path(config.init).is_dir() and not loading_mistakes(config.init, config.trust_remote_code)
         known = Vocabulary.of(Path(config.init)) if is_there else None
     return {} if known is None else {"eos_token_ids": known.eos_token_ids, "pad_token_id": known.pad_token_id}
-
-
-def _micro_batch(config: FinetuneVlm, tokens: TokensForeseen | None) -> int:
-    """The most tokens of a micro-batch: no more than a step has, and one sample at least."""
-    if tokens is None:
-        return config.micro_batch_tokens
-    step = config.batch_tokens or (config.batch_size or BATCH_SIZE) * tokens.longest
-    return max(tokens.longest, min(config.micro_batch_tokens, step))
 
 
 def _growth(config: FinetuneVlm, outlook: Outlook) -> Growth | None:
@@ -124,14 +113,3 @@ def _trained(config: FinetuneVlm, sizes: TargetSizes) -> int:
     """Parameters that get a gradient; the mergers count with the vision tower."""
     parts = {"vision": sizes.vision, "text": sizes.layers, "embeddings": sizes.embedding + sizes.head}
     return sum(count for part, count in parts.items() if part not in config.freeze)
-
-
-def _kept(config: FinetuneVlm, sizes: TargetSizes, item_size: int) -> int:
-    """Bytes a token that a pass keeps for its backward, and its logits, as if every token were an answer's."""
-    text = sizes.text
-    M, D = int(text["hidden_size"]), head_dim(text)
-    H, G = text["num_attention_heads"], text.get("num_key_value_heads", text["num_attention_heads"])
-    layer = 4 * M + 3 * H * D + 3 * G * D + 4 * int(text.get("intermediate_size", M))
-    count = int(text["num_hidden_layers"])
-    layers = layer + count * M if config.gradient_checkpointing else layer * count
-    return layers * item_size + int(text["vocab_size"]) * (item_size + 2 * MASTER)

@@ -6,9 +6,10 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from dsl.finding import Finding
 from ops.lib.drafts.backbone.config_contract import config_mistakes
 from ops.lib.drafts.backbone.contract_fields import DTYPES, table_of
-from ops.lib.drafts.backbone.mistakes import Mistake
+from ops.lib.drafts.backbone.mistakes import mistake
 from ops.load_draft.headers import StoredTensor
 from ops.load_draft.publishers import OF_DFLOW
 
@@ -17,7 +18,7 @@ IMPORT_AGAIN = "import the draft again from where it came"
 
 def record_mistakes(
     config: Mapping[str, Any], target: Mapping[str, Any] | None = None, pad_token_ids: Collection[int] = ()
-) -> list[Mistake]:
+) -> list[Finding]:
     """The fields of an export of dflow that were changed since it was written; none of a draft of others.
 
     target: its target.json, None if it is not known yet.
@@ -27,8 +28,8 @@ def record_mistakes(
         return []
     mistakes = config_mistakes(config, target, str(record.get("target")), pad_token_ids)
     if "imported" in record and not _is_import(record["imported"]):
-        wrong = f"config.json: dflow.imported is no record of an import: {json.dumps(record['imported'])}"
-        mistakes.append(Mistake(wrong, "does not read it", IMPORT_AGAIN))
+        wrong = f"is no record of an import: {json.dumps(record['imported'])}"
+        mistakes.append(mistake("config.json", wrong, "does not read it", IMPORT_AGAIN, part="dflow.imported"))
     return mistakes
 
 

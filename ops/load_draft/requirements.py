@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
+
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_object
 from ops.lib.drafts.backbone.mistakes import of_import
@@ -46,4 +48,4 @@ def refused(config: LoadDraft, target: Mapping[str, Any] | None) -> dict[str, st
 def _altered(directory: Path, written: Mapping[str, Any]) -> list[str]:
     """What was changed in the config.json of an export of dflow, one line each."""
     found = map(of_import, record_mistakes(written))
-    return [f"{directory}: {mistake.what}; {mistake.remedy}" for mistake in found]
+    return [f"{directory}: {evolve(each, what=each.what.split(chr(10))[0])}" for each in found]

@@ -9,9 +9,10 @@ from typing import Any
 from safetensors.torch import save_file
 
 from dsl.errors import ConfigError, DataError
+from dsl.files import replace_file
 from dsl.stage import Stage
 from ops.export_draft.card import CardFacts, model_card
-from ops.lib.data.files import replace_file, write_json
+from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.config_contract import training_record
 from ops.lib.drafts.backbone.load import read_config as read_draft_json

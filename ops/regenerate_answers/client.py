@@ -25,7 +25,8 @@ import httpx
 from attrs import define, field, frozen
 
 from dsl.errors import ConfigError, DataError, TransientError
-from ops.lib.data.files import parse_json, shown_json
+from dsl.json_files import parse_json
+from ops.lib.data.files import shown_json
 from ops.lib.data.proxies import Proxy, proxy_of
 from ops.lib.data.sample_account import Unusable
 from ops.regenerate_answers.api_key import api_key

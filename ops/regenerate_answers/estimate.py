@@ -1,4 +1,4 @@
-"""Needs of `regenerate_answers` if the target runs here: its weights, and a batch's cache and passes."""
+"""Needs of `regenerate_answers` if the target runs here: its weights."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: RegenerateAnswers, outlook: Outlook) -> Estimate:
-    """No memory if a server answers, or the data. A batch has at most batch_tokens, new ones included, or 1 sample."""
+    """No memory if a server answers, or the data."""
     target: TargetForeseen | None = outlook.inputs["target"]
     source: SamplesForeseen | None = outlook.inputs["samples"]
     growth = None
@@ -65,16 +65,8 @@ def estimate(config: RegenerateAnswers, outlook: Outlook) -> Estimate:
         return Estimate(growth=growth, foreseen=foreseen, notes=(KEPT,))
     if target is None or config.backend != "huggingface":
         return Estimate(growth=growth, foreseen=foreseen)
-    sizes, item_size = target.sizes, ITEM_SIZES[config.dtype]
-    tokens = max(config.batch_tokens, config.max_prompt_tokens + config.max_new_tokens)
-    sequences = max(1, config.batch_tokens // (config.max_new_tokens + 1))
-    vocabulary = int(sizes.text["vocab_size"])
     return Estimate(
-        memory={
-            "target": sizes.parameters * item_size,
-            "caches": (tokens * sizes.cache_per_token + sequences * sizes.state_per_sequence) * item_size,
-            "forward pass": sizes.forward_bytes(tokens, item_size) + sequences * vocabulary * (item_size + 8),
-        },
+        memory={"target": target.sizes.parameters * ITEM_SIZES[config.dtype]},
         growth=growth,
         foreseen=foreseen,
     )

@@ -11,10 +11,8 @@ from attrs import evolve
 
 from dsl.estimate import Estimate, Growth, Outlook
 from dsl.op import is_builtin
-from dsl.sizes import shown_bytes
 from ops.lib.data.files import artifact_file, read_json
 from ops.lib.estimates import (
-    MILLION,
     SamplesForeseen,
     TargetForeseen,
     TokensCounted,
@@ -62,7 +60,6 @@ def estimate(config: TokenizeChat, outlook: Outlook) -> Estimate:
     return Estimate(
         disk={"tokens": count * TOKEN_BYTES},
         disk_per=per,
-        notes=_pixels(target),
         growth=growth,
         foreseen=foreseen,
     )
@@ -97,11 +94,3 @@ def _longest(shard: Path) -> int:
     """Tokens of the longest sample of a shard: of its file, only the header and the offsets are read."""
     offsets = array("q", stored_bytes(shard, "token_offsets", MOST_OFFSETS))  # int64, as token_shards writes them
     return max((after - before for before, after in pairwise(offsets)), default=0)
-
-
-def _pixels(target: TargetForeseen | None) -> tuple[str, ...]:
-    """The size of an image token; their number is unknown before."""
-    if target is None or target.sizes.seeing is None:
-        return ()
-    size = target.sizes.pixel_bytes
-    return (f"pixels need {size:,} bytes for every token of an image, {shown_bytes(size * MILLION)} per million",)

@@ -1,4 +1,4 @@
-"""Needs of `train_dflash`: the memory of a rank, and the disk for draft and checkpoints."""
+"""Needs of `train_dflash`: what a rank holds between steps, and the disk for draft and checkpoints."""
 
 from __future__ import annotations
 
@@ -8,20 +8,10 @@ from typing import Any
 
 from dsl.estimate import CHECKPOINTS, Amount, Estimate, Growth, Outlook
 from dsl.sizes import shown_bytes
-from ops.capture_targets.estimate import capture_memory, feature_bytes
+from ops.capture_targets.estimate import feature_bytes
 from ops.lib.data.files import read_jsonl
 from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.backbone.footprint import (
-    MASTER,
-    Pass,
-    block_bytes,
-    cast_bytes,
-    context_bytes,
-    draft_parameters,
-    head_bytes,
-    joined_bytes,
-    waiting_bytes,
-)
+from ops.lib.drafts.backbone.footprint import MASTER, draft_parameters
 from ops.lib.estimates import (
     DraftForeseen,
     Kind,
@@ -33,10 +23,9 @@ from ops.lib.estimates import (
 from ops.lib.sequence_parallel.degree import check_degree
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.threads import threads_of_drafting
-from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
+from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.shape import expected_shape
 
-LONGEST = 3072  # tokens of a sample, if its length is unknown
 STEPS = 8  # of a trial
 
 threads = threads_of_drafting
@@ -52,7 +41,7 @@ def smoke(config: TrainDflash, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: TrainDflash, outlook: Outlook) -> Estimate:
-    """The rank with the largest need: one that trains, with the target if it captures for itself."""
+    """A rank that trains, with the target if it captures for itself."""
     launch, target = outlook.launch, outlook.inputs["target"]
     made = DraftForeseen.read(outlook.artifact, outlook.identity) if outlook.artifact is not None else None
     if target is None:
@@ -61,7 +50,6 @@ def estimate(config: TrainDflash, outlook: Outlook) -> Estimate:
     online = config.capture == "online"
     layers = len(config.target_layer_ids or ()) or config.capture_layers
     shape = expected_shape(config, target.config, features)
-    of_features = tokens if online else getattr(features, "tokens", None) or tokens
     ranks = launch.world_size - config.capture_ranks
     plan: StepsForeseen | None = outlook.inputs["batches"]
     check_degree(
@@ -74,27 +62,16 @@ def estimate(config: TrainDflash, outlook: Outlook) -> Estimate:
         pad_multiple=launch.sp_degree if plan is None or plan.pad_multiple is None else plan.pad_multiple,
     )
     dtype = config.capture_dtype if online else getattr(features, "dtype", config.dtype)
-    decoding = decoding_memory(config, shape, target, tokens, dtype) if config.measures_tau else {}
-    training = training_memory(
-        config, shape, ranks, launch.sp_degree, of_features, decoding, on_cpu=launch.device == "cpu"
-    )
-    training["embedding and head"] = 2 * shape.vocab_size * shape.hidden_size * ITEM_SIZES[config.dtype]
+    memory = training_memory(config, shape, ranks)
     if config.measures_tau:
-        training["draft that decodes"] = draft_parameters(shape) * ITEM_SIZES[config.dtype]
-        training["target"] = target.sizes.parameters * ITEM_SIZES[dtype]
-    notes = []
-    if online:
-        capture = capture_memory(target, tokens, layers, config.capture_dtype, config.capture_batch_tokens)
-        notes.append(_not_stored(config, target, tokens, layers, outlook.free_disk))
-        if config.capture_ranks:
-            need = shown_bytes(sum(capture.values()))
-            notes.append(f"{ranks} ranks train; {config.capture_ranks} capture for them and need {need} each")
-        training = larger(training, capture) if config.capture_ranks else {**training, **capture}
+        memory["draft that decodes"] = draft_parameters(shape) * ITEM_SIZES[config.dtype]
+    if config.measures_tau or (online and not config.capture_ranks):
+        memory["target"] = target.sizes.parameters * ITEM_SIZES[dtype]
     return Estimate(
-        memory=training,
+        memory=memory,
         disk=_disk(config, shape),
         less_disk="lower keep_checkpoints" if config.keep_checkpoints > 1 else "",
-        notes=tuple(notes),
+        notes=(_not_stored(config, target, tokens, layers, outlook.free_disk),) if online else (),
         growth=_growth(config, outlook),
         foreseen=made
         or DraftForeseen(
@@ -103,74 +80,27 @@ def estimate(config: TrainDflash, outlook: Outlook) -> Estimate:
     )
 
 
-def training_memory(
-    config: TrainDflash,
-    shape: DraftConfig,
-    ranks: int,
-    sp_degree: int,
-    tokens: TokensForeseen | None,
-    decoding: dict[str, int],
-    *,
-    on_cpu: bool,
-) -> dict[str, int]:
-    """One rank's weights and what its passes keep.
+def training_memory(config: TrainDflash, shape: DraftConfig, ranks: int) -> dict[str, int]:
+    """Bytes that one rank holds between steps, without what a pass keeps.
 
-    Over several ranks FSDP2 shards masters, moments and average; the weights of a step are gathered whole, in the
-    compute dtype, and its gradients are kept whole until they are reduced. One process keeps a copy in that dtype, also
-    between steps, if it is narrower than the masters. Of a pass, an update's scratch and decoding for tau, the largest
-    counts.
+    Over several ranks FSDP2 shards masters, moments and average, while the weights of a step are gathered whole in the
+    compute dtype and its gradients are kept whole until they are reduced. One process holds a copy in that dtype if it
+    is narrower than the masters.
     """
-    parameters, optimizer = draft_parameters(shape), 2 if config.optimizer == "adamw" else 1
-    longest = tokens.longest if tokens is not None else LONGEST
-    most = max(config.micro_batch_tokens, longest)
-    blocks = min(config.anchor_chunk, max(1, most // longest) * config.num_anchors)
-    work = Pass(
-        draft=shape,
-        item_size=ITEM_SIZES[config.dtype],
-        context=-(-most // sp_degree),
-        blocks=-(-blocks // sp_degree),
-        waiting=config.buffer_batches + 1,
-        checkpointed=config.activation_checkpointing,
-        teacher=config.needs_teacher,
-        on_cpu=on_cpu,
-    )
-    passes = {
-        "context of a micro-batch": context_bytes(work),
-        "blocks of a chunk": block_bytes(work) + head_bytes(work) + (0 if on_cpu else joined_bytes(work)),
-    }
-    whole = parameters * MASTER if ranks > 1 else 0  # gathered in float32, if nothing is cast
-    scratch = parameters * MASTER  # of the update, or of gathering and reducing, when no pass is under way
+    parameters, optimizer, size = draft_parameters(shape), _moments(config), ITEM_SIZES[config.dtype]
     return {
         "draft": parameters * MASTER // ranks,
-        "weights to compute with": cast_bytes(work) or whole,
+        "weights to compute with": parameters * size if size < MASTER or ranks > 1 else 0,
         "gradients": parameters * MASTER,
         "optimizer": parameters * MASTER * optimizer // ranks,
         "average": parameters * MASTER // ranks if config.ema_decay is not None else 0,
-        "micro-batches that wait": waiting_bytes(work),
-        **larger(larger(passes, {"scratch of an update": scratch}), decoding),
+        "embedding and head": 2 * shape.vocab_size * shape.hidden_size * size,
     }
 
 
-def decoding_memory(
-    config: TrainDflash, shape: DraftConfig, target: TargetForeseen, tokens: TokensForeseen | None, dtype: str
-) -> dict[str, int]:
-    """What a batch of prompts needs to measure tau, besides the weights of target and draft."""
-    sizes, size, own = target.sizes, ITEM_SIZES[dtype], ITEM_SIZES[config.dtype]
-    prompt = tokens.longest if tokens is not None else LONGEST
-    length = prompt + config.eval_new_tokens + shape.block_size
-    own_cache = shape.num_hidden_layers * 2 * shape.num_key_value_heads * shape.head_dim
-    features = len(shape.target_layer_ids) * shape.hidden_size
-    caches = length * (sizes.cache_per_token * size + own_cache * own) + 2 * sizes.state_per_sequence * size
-    together = PROMPTS_AT_ONCE
-    return {
-        "caches of prompts": together * caches,
-        "prefill of prompts": sizes.forward_bytes(together * prompt, size) + together * prompt * features * size,
-    }
-
-
-def larger(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-    """The one with the larger sum."""
-    return one if sum(one.values()) >= sum(other.values()) else other
+def _moments(config: TrainDflash) -> int:
+    """Moments of a weight that the optimizer keeps."""
+    return 2 if config.optimizer == "adamw" else 1
 
 
 def _disk(config: TrainDflash, shape: DraftConfig) -> dict[str, int]:
@@ -178,7 +108,7 @@ def _disk(config: TrainDflash, shape: DraftConfig) -> dict[str, int]:
     training has as many.
     """
     parameters = draft_parameters(shape) * MASTER
-    states = 1 + (2 if config.optimizer == "adamw" else 1) + (config.ema_decay is not None)
+    states = 1 + _moments(config) + (config.ema_decay is not None)
     return {
         "draft": parameters,
         CHECKPOINTS: _most_checkpoints(config) * states * parameters,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from dsl import document
 from dsl.document import merged, read_document
-from dsl.errors import PipelineError, Position
+from dsl.errors import PipelineError
+from dsl.finding import Position
 from dsl.graph import Graph
 from dsl.pipeline import Launch
 from dsl.read_toml import read_graph

@@ -6,7 +6,7 @@ import tomli
 from hypothesis import given
 from toml_documents import DOCUMENT, documents, key_paths
 
-from dsl.errors import Position
+from dsl.finding import Position
 from dsl.toml import key_positions
 
 

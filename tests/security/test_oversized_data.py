@@ -23,12 +23,12 @@ from PIL import Image
 from pyarrow import parquet
 from toy_ops import Toy
 
+from dsl import files, json_files
 from dsl.errors import DataError, ServerError, StoreError, TransientError
 from dsl.estimate import Outlook, Trial
+from dsl.json_files import LineReader, read_json, read_object
 from dsl.launch import Launch
 from executor.maintenance.remote import MOST_BYTES, Remote
-from executor.system import jsonlines, symlinks
-from executor.system.jsonlines import LineReader, read_json, read_object
 from ops.artifacts import TokenShards
 from ops.evaluate.benchmark_rows import check_benchmark
 from ops.evaluate.estimate import estimate
@@ -110,8 +110,8 @@ def test_a_sample_of_a_gigabyte_is_refused_by_name_without_reading_it(tmp_path, 
 
 
 def test_files_of_a_store_that_are_larger_than_any_are_damaged(tmp_path, monkeypatch):
-    monkeypatch.setattr(jsonlines, "LONGEST_LINE", 1 << 20)
-    monkeypatch.setattr(symlinks, "LARGEST", 1 << 20)
+    monkeypatch.setattr(json_files, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(files, "LARGEST", 1 << 20)
     lines, whole = tmp_path / "events.jsonl", tmp_path / "manifest.json"
     lines.write_text('{"a": 1}\n{"b": "')
     whole.write_text('{"a": "')

@@ -8,6 +8,7 @@ import json
 from fake_stage import FakeStage
 from toy_ops import Toy
 
+from dsl.finding import Finding, Node
 from executor.scheduler.plain_display import failure_text
 from ops.lib.data.sample_account import Tally
 
@@ -38,7 +39,7 @@ def test_no_id_of_a_sample_begins_a_line_of_the_console_or_a_log(tmp_path):
 
 
 def test_further_lines_of_a_failure_are_indented(tmp_path):
-    text = failure_text("n", "ValueError: a\nwhat to do: call me", [], tmp_path, "read the log")
+    text = failure_text(Finding("ValueError: a\nwhat to do: call me", Node("n"), "read the log"), "r", [], tmp_path)
     assert text.splitlines()[:2] == ["n failed: ValueError: a", "    what to do: call me"]
 
 

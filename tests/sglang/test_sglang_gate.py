@@ -16,6 +16,7 @@ from fake_stage import FakeStage
 from gate_cases import check
 
 from dsl.errors import DataError
+from dsl.finding import block
 from dsl.op import Ref
 from ops.artifacts import Draft, Report
 from ops.check_export.live import check_live, choose_dtype
@@ -99,7 +100,7 @@ def live(report, tmp_path):
 
 
 def told(result):
-    return "\n".join(str(mistake) for mistake in result.mistakes)
+    return "\n".join(map(block, result.mistakes))
 
 
 @pytest.mark.parametrize("name", ["text_case", "vision_case"])
@@ -209,7 +210,7 @@ def no_bias(patch):
 
 ERRORS = {
     layers_one_higher: ("text_case", r"states for layer 0 that differ by .* and are those of layer 1; .* of layer 2; "),
-    another_mask_token: ("text_case", r"mask_token_id is \d+\n    SGLang: reads 9\n"),
+    another_mask_token: ("text_case", r"mask_token_id is \d+\n  SGLang: reads 9\n"),
     another_theta: ("text_case", r"forward pass in float32 \(1 layers, block 6, context \d+\) differs by"),
     features_of_the_token_before: ("text_case", "states for layer 0 that .* match no layer's answer"),
     moved_by_the_mrope_delta: ("vision_case", r"the draft gets position \d+ for token 0 of the prompt"),
@@ -242,7 +243,7 @@ def test_a_server_that_gives_the_draft_something_else_is_caught_and_the_cause_na
 
 
 ERRORS_OF_DSPARK = {
-    slot_0_is_not_asked: r"the number of slots of a block is 5\n    SGLang: reads 6\n",
+    slot_0_is_not_asked: r"the number of slots of a block is 5\n  SGLang: reads 6\n",
     context_of_the_token_before: "states for layer 0 that .* match no layer's answer",
     no_bias: "features and positions are correct, so the difference arises after them",
     layers_one_higher: ERRORS[layers_one_higher][1],
@@ -300,7 +301,7 @@ def test_in_bfloat16_too_a_server_that_gives_the_draft_something_else_is_caught(
     result = live_in_bfloat16(case, case.drafts[quality])
     (mistake,) = result.mistakes
     assert re.search(expected, str(mistake))
-    assert "so the answers are still right" in mistake.effect
+    assert "so the answers are still right" in mistake.what
 
 
 @pytest.mark.parametrize("error", [another_mask_token, another_theta], ids=lambda error: error.__name__)
@@ -342,7 +343,7 @@ def test_an_export_that_is_not_the_draft_that_was_evaluated_is_caught(text_case,
     sound = text_case.drafts["noisy"]
     result = live(text_case, sound, changed(sound, tmp_path / "export", **damage))
     assert re.search(expected, told(result))
-    assert "remedy: write the export again: dflow resume RUN --from export" in told(result)
+    assert "what to do: write the export again: dflow resume RUN --from export" in told(result)
     if result.prompts:
         assert len(text_case.prompts) == result.details["equal_answers"]
         assert "prompts are accepted differently than in evaluate" in told(result)
@@ -356,7 +357,7 @@ def test_half_precision_is_measured_by_tau_and_tells_the_share_of_equal_steps(te
     assert 0 < result.details["equal_steps"] < 1
     assert all(" layers, block 6, context " in name for name in result.forward)
     # Answers without a rule are another text once a token is: tau falls, and the gate says by how much.
-    assert re.search(rf"^  tau is \d\.\d\d in SGLang, and {tau:.2f} in evaluate on the same 5 prompts", told(result))
+    assert re.search(rf"^tau is \d\.\d\d in SGLang, and {tau:.2f} in evaluate on the same 5 prompts", told(result))
     assert "SGLang serves in bfloat16 and evaluate decoded in float32" in told(result)
 
 

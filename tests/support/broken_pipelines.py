@@ -9,7 +9,8 @@ from pathlib import Path
 from attrs import frozen
 from hypothesis import strategies as st
 
-from dsl.errors import Mistake, PipelineError
+from dsl.errors import PipelineError
+from dsl.finding import Finding
 from dsl.read_toml import read_graph
 
 ENVIRONMENT = {"FUZZ_NAME": "name", "FUZZ_KEY": "value of the key"}
@@ -356,7 +357,7 @@ class Broken:
     overrides: tuple[str, ...]
     sweeps: tuple[str, ...]
 
-    def outcome(self, folder: Path) -> tuple[Mistake, ...]:
+    def outcome(self, folder: Path) -> tuple[Finding, ...]:
         """All mistakes that reading tells; none where the pipeline compiles. Anything else is raised."""
         for name, text in {**FOLDER_FILES, "base.toml": self.base, "p.toml": self.text}.items():
             (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -394,7 +395,7 @@ def _mutated(text: str, mutations: Sequence[tuple[int, int, int]]) -> str:
     return text
 
 
-def wrong_place(mistake: Mistake, folder: Path) -> str:
+def wrong_place(mistake: Finding, folder: Path) -> str:
     """What is wrong with the place of a mistake, "" where it can be found in a file or on the command line."""
     position = mistake.position
     if position is None:
@@ -406,7 +407,7 @@ def wrong_place(mistake: Mistake, folder: Path) -> str:
         return "no such file"
     lines = re.split(rb"\r?\n", file.read_bytes())
     if position.line == 0:
-        return "no line" if position.column == 0 and "not TOML" not in mistake.message else ""
+        return "no line" if position.column == 0 and "not TOML" not in mistake.what else ""
     if position.line > len(lines) or position.column > len(lines[position.line - 1]) + 1 or position.column < 1:
         return "outside the file"
     return ""

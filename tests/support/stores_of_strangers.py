@@ -20,13 +20,13 @@ from imitated_runs import dflow, edit, run, toy_pipeline
 from manifests import made
 from toy_ops import OPS, PIPELINE, Toy
 
+from dsl.json_files import append_line, write_json
 from executor.records.events import Event, Figure, Info, Metric, Progress, Warned
 from executor.records.record_trust import trust_op_files
 from executor.records.run_record import Record
 from executor.records.sent_run import SentNode, SentRun
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.commit_journal import PendingCommit
-from executor.system.jsonlines import append_line, write_json
 
 SECRET = "words-that-nobody-may-read"
 CANARY = "<canary>"  # in strategies; its folder's path where a change is applied

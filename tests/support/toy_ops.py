@@ -314,7 +314,9 @@ class Toy:
     def state(self) -> dict[str, Any]:
         """The state of the latest run, as it stands in its record."""
         newest = max(self.store.glob("records/*/state.jsonl"))
-        return attrs.asdict(Record.load(newest.parent).state)
+        state = Record.load(newest.parent).state
+        nodes = {name: {**attrs.asdict(node), "error": node.error} for name, node in state.nodes.items()}
+        return {**attrs.asdict(state), "nodes": nodes}
 
     def caches(self) -> dict[str, tuple[str, str]]:
         """(state, cache) of every node of the latest run."""

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
+from dsl.files import replace_file
+from dsl.json_files import parse_json
 from ops.lib.data.json_lines import bounded_lines, json_kind, parse_line, what_is_broken
 
 OF_CHECKPOINTS = (
@@ -35,15 +37,7 @@ def write_json(path: Path, data: object) -> None:
     Raises ValueError for nan and infinities, which JSON lacks: use None for a missing number.
     """
     text = json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    replace_file(path, (text + "\n").encode())
-
-
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises JSONDecodeError, also if it is nested too deeply to be read."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise json.JSONDecodeError("nested too deeply", "", 0) from None
+    replace_file(path, (text + "\n").encode(), durable=True)
 
 
 def shown_json(value: Any) -> str:
@@ -149,28 +143,6 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             mistake = mistake or f"not a JSON object but {json_kind(row)}"
             raise DataError(f"{path}:{number}: {mistake}; verify the store")
         yield row
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write beside the path, flush to disk, rename."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    finish_file(partial, path)
-
-
-def finish_file(partial: Path, path: Path) -> None:
-    """Flushes a written file to disk and renames it."""
-    sync(partial)
-    partial.replace(path)
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

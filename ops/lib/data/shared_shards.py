@@ -21,8 +21,9 @@ from typing import Any, TypeVar
 from attrs import define, field
 
 from dsl.errors import ConfigError, StopRequested
+from dsl.files import sync
 from dsl.stage import Stage
-from ops.lib.data.files import read_json, sync, write_json
+from ops.lib.data.files import read_json, write_json
 
 T = TypeVar("T")
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import ConfigError, DataError
+from dsl.json_files import parse_json
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
-from ops.lib.data.files import LARGEST_JSON, check_json_files, parse_json, read_object
+from ops.lib.data.files import LARGEST_JSON, check_json_files, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight_files
 from ops.lib.target.end_names import UnknownEnd, find_ends
 from ops.lib.target.sizes import check_tables, named_dtype

@@ -1,7 +1,6 @@
-"""Sizes of a target from its config.json: parameters of each part, caches, and the memory of forward passes.
+"""Sizes of a target from its config.json: parameters of each part, and the state of a sequence.
 
-Counts are exact for the families of ops/lib/vision/families.py; memory is that of transformers' code without custom
-kernels, the sum of the tensors that live at the same time.
+Counts are exact for the families of ops/lib/vision/families.py.
 
 Legend: M hidden size, W intermediate size, H query heads, G key/value heads, D head size, V vocabulary, E experts.
 """
@@ -23,7 +22,6 @@ ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 LINEAR = "linear_attention"
 # The sizes that every target has, and the most of each that dflow computes with.
 MOST = {"vocab_size": 10**8, "hidden_size": 10**6, "num_attention_heads": 10**5, "num_hidden_layers": 10**4}
-CHUNK = 64  # tokens that the gated delta rule processes at once
 
 Config = Mapping[str, Any]
 
@@ -61,8 +59,7 @@ class TargetSizes:
                 text=text,
                 seeing=seeing,
             )
-            used = (sizes.forward_bytes(1, 1), sizes.cache_per_token, sizes.state_per_sequence, sizes.pixel_bytes)
-            if min(sizes.parameters, *used) < 0:
+            if min(sizes.parameters, head_dim(text), sizes.state_per_sequence) < 0:
                 raise ValueError("a size is negative")
             return sizes
         except KeyError as error:
@@ -76,12 +73,6 @@ class TargetSizes:
         return self.embedding + self.head + self.layers + self.vision
 
     @property
-    def cache_per_token(self) -> int:
-        """Elements of keys and values of one token in all layers of full attention."""
-        full = sum(kind != LINEAR for kind in layer_types(self.text))
-        return full * 2 * self.text.get("num_key_value_heads", self.text["num_attention_heads"]) * head_dim(self.text)
-
-    @property
     def state_per_sequence(self) -> int:
         """Elements of the recurrent and convolution states of a sequence in all layers of linear attention."""
         linear = sum(kind == LINEAR for kind in layer_types(self.text))
@@ -90,39 +81,6 @@ class TargetSizes:
         keys, values, heads = _linear_widths(self.text)
         recurrent = heads * self.text["linear_key_head_dim"] * self.text["linear_value_head_dim"]
         return linear * (recurrent + self.text["linear_conv_kernel_dim"] * (2 * keys + values))
-
-    @property
-    def pixel_bytes(self) -> int:
-        """Bytes of the pixel rows, float32, behind one image token; 0 for a target without vision."""
-        if self.seeing is None:
-            return 0
-        return 4 * patch_dim(self.seeing) * self.seeing.get("spatial_merge_size", 2) ** 2
-
-    def forward_bytes(self, tokens: int, item_size: int) -> int:
-        """Peak bytes of a forward pass without gradients over this many tokens, without weights and caches.
-
-        With vision all tokens count as images: the vision tower runs before the layers, so the larger of the
-        two counts.
-        """
-        text = self.text
-        M, D = text["hidden_size"], head_dim(text)
-        H, G = text["num_attention_heads"], text.get("num_key_value_heads", text["num_attention_heads"])
-        mlp = 3 * max(text.get("intermediate_size", 0), _routed_width(text)) + 4 * M
-        attention = (2 + bool(text.get("attn_output_gate"))) * H * D + 2 * G * D + 2 * H * D + 4 * M
-        widest = max(mlp, attention) * item_size
-        if LINEAR in layer_types(text):
-            widest = max(widest, _delta_rule_bytes(text, item_size))
-        return tokens * max(widest, self._seeing_bytes(item_size))
-
-    def _seeing_bytes(self, item_size: int) -> int:
-        """Peak bytes of the vision tower for one image token, including its pixel rows (float32 and cast)."""
-        if self.seeing is None:
-            return 0
-        vision = self.seeing
-        hidden, rows = vision["hidden_size"], vision.get("spatial_merge_size", 2) ** 2
-        patch = patch_dim(vision)
-        inside = max(3 * vision["intermediate_size"], 7 * hidden) + 2 * hidden
-        return rows * (patch * (4 + item_size) + inside * item_size)
 
 
 def context_length(text: Config) -> int | None:
@@ -237,14 +195,6 @@ def _experts(text: Config) -> int:
     return int(text.get("num_experts") or text.get("num_local_experts") or 0)
 
 
-def _routed_width(text: Config) -> int:
-    """The intermediate width that a token passes in a layer of experts."""
-    if not _experts(text):
-        return 0
-    routed = text["moe_intermediate_size"] * text.get("num_experts_per_tok", 1)
-    return int(routed + (text.get("shared_expert_intermediate_size") or 0))
-
-
 def _mtp(text: Config) -> int:
     """Layers of full attention after a projection of [embedding, hidden state], with three norms."""
     count, M = text.get("mtp_num_hidden_layers") or 0, text["hidden_size"]
@@ -272,11 +222,3 @@ def _vision(vision: Config) -> int:
     deepstack = len(vision.get("deepstack_visual_indexes") or []) * (2 * merged + merger)
     stem = patch_dim(vision) * M + M + vision["num_position_embeddings"] * M
     return int(stem + blocks + 2 * M + merger + deepstack)
-
-
-def _delta_rule_bytes(text: Config, item_size: int) -> int:
-    """Bytes a token of the chunked gated delta rule in plain torch, which computes in float32."""
-    keys, values, heads = _linear_widths(text)
-    repeated = heads * text["linear_key_head_dim"]
-    projected = (2 * keys + values) * 2 + values
-    return item_size * projected + 4 * (5 * repeated + 5 * values + 4 * heads * CHUNK)

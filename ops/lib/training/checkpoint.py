@@ -31,8 +31,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dsl.errors import ConfigError, DataError
+from dsl.files import sync
 from ops.lib.data.background_writer import BackgroundWriter
-from ops.lib.data.files import read_json, sync, write_json
+from ops.lib.data.files import read_json, write_json
 from ops.lib.training.dtensors import gathered, load_whole, reshard
 from ops.lib.training.ema import Ema
 from ops.lib.training.optimizer import Optimizer, named_state, restore_state

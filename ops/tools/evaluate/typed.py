@@ -9,7 +9,8 @@ from pathlib import Path
 from attrs import evolve
 
 from dsl.edge_checks import COMMIT, MODEL_ID
-from dsl.errors import Mistake, PipelineError, shortened
+from dsl.errors import PipelineError, shortened
+from dsl.finding import Field, Finding
 from ops.tools.evaluate.pipeline import source_of
 
 DRAFT, TARGET = "DRAFT", "--target"
@@ -33,10 +34,10 @@ GATE_ADVICE = re.compile(r'add a node with op = "check_export": .*')
 WHERE = "it is on the model's page under Files and versions"
 
 
-def source_mistakes(draft: str, target: str) -> list[Mistake]:
+def source_mistakes(draft: str, target: str) -> list[Finding]:
     """What is neither a directory nor owner/name@COMMIT."""
     texts = {DRAFT: draft, TARGET: target}
-    return [Mistake(what, argument) for argument, text in texts.items() for what in _wrong_source(text)]
+    return [Finding(what, Field(argument)) for argument, text in texts.items() for what in _wrong_source(text)]
 
 
 def _wrong_source(text: str) -> Iterator[str]:
@@ -55,7 +56,7 @@ def _wrong_source(text: str) -> Iterator[str]:
         )
 
 
-def as_typed(error: PipelineError, known: Iterable[Mistake] = ()) -> PipelineError:
+def as_typed(error: PipelineError, known: Iterable[Finding] = ()) -> PipelineError:
     """The same mistakes with the command's arguments in place of fields of nodes; known: those that replace what the
     pipeline says of their arguments.
     """
@@ -72,9 +73,9 @@ def advice_as_typed(line: str) -> str:
     return GATE_ADVICE.sub("have it checked by the gate: evaluate without the -s that left it out", line)
 
 
-def _typed(mistake: Mistake) -> Mistake:
+def _typed(mistake: Finding) -> Finding:
     if argument := ARGUMENTS.get(mistake.path):
-        return evolve(mistake, path=argument, hint="")
+        return evolve(mistake.at(argument), advice="")
     if mistake.path.startswith(NODE):
-        return evolve(mistake, path=f"-s {mistake.path.removeprefix(NODE)}")
+        return mistake.at(f"-s {mistake.path.removeprefix(NODE)}")
     return mistake

@@ -12,8 +12,8 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import ServerError
+from dsl.json_files import parse_json
 from ops.lib.data.direct_http import open_directly
-from ops.lib.data.files import parse_json
 
 ANSWER_WITHIN_S = 600.0
 

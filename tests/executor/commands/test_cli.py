@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from toy_ops import PIPELINE, PROJECT, Toy
 
+from dsl.finding import Finding, Node
 from executor import cli
 from executor.records.events import Event, Metric, Progress
 from executor.records.run_record import NodeState, RunState
@@ -91,7 +92,8 @@ def test_a_status_row_has_these_fields(toy):
     node = toy.state()["nodes"]["d"]
     assert found["d"] == {
         "id": "d", "op": "steps", "key": node["key"], "digest": node["digest"], "state": "done", "cache": node["cache"],
-        "reason": node["reason"], "seconds": node["seconds"], "mlflow_run_id": None, "metrics": {"steps/loss": 0.2},
+        "reason": node["reason"], "advice": "", "seconds": node["seconds"], "mlflow_run_id": None,
+        "metrics": {"steps/loss": 0.2},
         "acceptance": node["acceptance"], "path": str(toy.store.resolve() / "objects" / node["digest"]),
     }  # fmt: skip
 
@@ -288,7 +290,7 @@ def test_the_live_table_shows_states_progress_and_failures(tmp_path):
     with LiveDisplay(state, Console(file=out, force_terminal=True, width=120)) as display:
         display.show([event("b", Progress(3, 4))])
         display.show([event("b", Metric(1, {"train/loss": 0.25}))])
-        display.failure("b", "DataError: x", ["last line"], tmp_path / "b.log", "mend x")
+        display.failure(Finding("DataError: x", Node("b"), "mend x"), ["last line"], tmp_path / "b.log")
     shown = out.getvalue()
     for expected in ("toy, run r1", "0123456789ab", "train/loss 0.25", "b failed: DataError: x", "    last line"):
         assert expected in shown
@@ -343,18 +345,22 @@ def test_a_high_table_shows_what_runs_what_failed_and_what_ended_last():
 def test_a_failure_is_shown_once_where_the_log_ends_with_the_same_lines(capsys, tmp_path):
     state = RunState(run="r1", pipeline="toy", experiment="toy", tracking_uri=None, nodes={})
     display = Display(state)
-    display.failure("b", "DataError: too few:\n  1 image", ["too few:", "  1 image"], tmp_path / "b.log", "add one")
-    display.failure("b", "KeyError: 'x'", ["  File run.py, line 3", "KeyError: 'x'"], tmp_path / "b.log", "read it")
+    few, broken = (
+        Finding("DataError: too few:\n1 image", Node("b"), "add one"),
+        Finding("KeyError: 'x'", Node("b"), "read it"),
+    )
+    display.failure(few, ["too few:", "1 image"], tmp_path / "b.log")
+    display.failure(broken, ["  File run.py, line 3", "KeyError: 'x'"], tmp_path / "b.log")
     assert capsys.readouterr().err.splitlines() == [
         "b failed: DataError: too few:",
-        "  1 image",
-        "what to do: add one",
-        f"log: {tmp_path}/b.log",
+        "    1 image",
+        "  what to do: add one",
+        f"  log: {tmp_path}/b.log",
         "b failed: KeyError: 'x'",
         "      File run.py, line 3",
         "    KeyError: 'x'",
-        "what to do: read it",
-        f"log: {tmp_path}/b.log",
+        "  what to do: read it",
+        f"  log: {tmp_path}/b.log",
     ]
 
 

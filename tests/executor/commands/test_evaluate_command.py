@@ -70,11 +70,11 @@ def test_a_draft_and_a_target_are_directories_or_model_ids_with_a_commit(text, w
     mistakes = source_mistakes(text, text)
     assert (["DRAFT", "--target"] if wrong else []) == [mistake.path for mistake in mistakes]
     if wrong:
-        assert wrong in mistakes[0].message
+        assert wrong in mistakes[0].what
         command = ["evaluate", text, "--target", text, "-s", "eval.max_new_tokens=0", "--store", str(tmp_path / "runs")]
         assert 2 == cli.main(command)
         told = capsys.readouterr().err.splitlines()
-        assert [f"DRAFT: {mistakes[0].message}", f"--target: {mistakes[0].message}"] == told[:2]
+        assert [f"DRAFT: {mistakes[0].what}", f"--target: {mistakes[0].what}"] == told[:2]
         assert ["-s eval.max_new_tokens=0: must be >= 1, got 0"] == told[2:]
 
 
@@ -146,7 +146,7 @@ def test_a_gate_that_is_asked_for_is_refused_where_it_could_compare_nothing(tmp_
         evaluated(tmp_path, "-s", "eval.temperature=0.5", "-s", "check.live=off")
     (mistake,) = error.value.mistakes
     assert "-s check.report" == mistake.path
-    assert "this evaluation has temperature = 0.5, and a served draft is compared with" in mistake.message
+    assert "this evaluation has temperature = 0.5, and a served draft is compared with" in mistake.what
 
 
 def test_a_draft_that_is_not_there_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys):

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from manifests import new_record
 
+from dsl.finding import Finding, Node
 from dsl.graph import Graph
+from dsl.json_files import append_line, write_json
 from dsl.launch import Machine
 from executor import cli
 from executor.launchers.cluster_address import remember_cluster
 from executor.records.run_record import NodeState
 from executor.store.artifact_store import Store
-from executor.system.jsonlines import append_line, write_json
 
 
 @pytest.fixture
@@ -93,16 +94,18 @@ def test_a_killed_run_says_so_and_how_to_go_on(store, capsys):
 
 
 def test_of_an_error_of_several_lines_the_first_is_shown_with_a_sign(store, capsys):
-    a_run(store, a=NodeState(state="failed", error="DataError: two lines\nof text"), b=NodeState())
+    a_run(
+        store, a=NodeState(state="failed", failure=Finding("DataError: two lines\nof text", Node("a"))), b=NodeState()
+    )
     assert dflow(store, capsys, "status").splitlines()[2].endswith("DataError: two lines ...")
 
 
 def test_of_a_long_run_the_cached_nodes_are_counted(store, capsys):
     cached = {f"n{k}": NodeState(state="done", cache="hit", digest="d") for k in range(60)}
-    a_run(store, **cached, x=NodeState(state="failed", error="DataError: x"))
+    a_run(store, **cached, x=NodeState(state="failed", failure=Finding("DataError: x", Node("x"))))
     shown = dflow(store, capsys, "status").splitlines()
-    assert [line.split()[0] for line in shown[2:-2]] == ["x"]
-    assert shown[-2] == "and 60 cached nodes"
+    assert [line.split()[0] for line in shown[2:-3]] == ["x"]
+    assert shown[-3:-1] == ["and 60 cached nodes", "x failed: DataError: x"]
 
 
 def test_runs_are_listed_the_newest_first(store, capsys):
@@ -209,7 +212,7 @@ def test_of_the_newest_runs_those_in_which_nothing_ran_do_not_count(store, capsy
 def test_of_a_node_that_ended_early_the_last_step_is_shown(store, capsys, state):
     record = a_running_run(store)
     node = record.state.nodes["b"]
-    node.state, node.error = state, "killed by SIGKILL" if state == "failed" else None
+    node.state, node.failure = state, Finding("killed by SIGKILL", Node("b")) if state == "failed" else None
     record.save_nodes(["b"])
     record.unlock()
     row = dflow(store, capsys, "status").splitlines()[3]

@@ -84,7 +84,7 @@ def test_members_are_absolute_paths_in_the_compiled_config(folder: Path) -> None
 def test_members_that_are_not_there_are_told_all_at_once(folder: Path) -> None:
     with pytest.raises(PipelineError) as caught:
         graph(folder, 'sources = ["gone1.txt", "", "gone2.txt"]')
-    messages = [mistake.message for mistake in caught.value.mistakes]
+    messages = [mistake.what for mistake in caught.value.mistakes]
     assert [
         f"there is no file or folder {folder / 'gone1.txt'}",
         f"there is no file or folder {folder / 'gone2.txt'}",

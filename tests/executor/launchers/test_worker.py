@@ -9,11 +9,11 @@ import pytest
 from stage_specs import stage_spec
 from toy_ops import PROJECT
 
+from dsl.json_files import read_lines
 from dsl.launch import Launch
 from executor.launchers import worker
 from executor.launchers.stage_environment import stage_environment
 from executor.launchers.worker import WorkerStage
-from executor.system.jsonlines import read_lines
 from executor.system.resource_pool import threads_of
 
 

@@ -34,6 +34,7 @@ from serve_cases import (
 )
 
 from dsl.errors import DataError, ServerError, StoreError
+from dsl.finding import Finding
 from executor.model_tools.engines import ENGINES
 from executor.model_tools.serve import EngineServer
 from executor.model_tools.served import find_served
@@ -65,9 +66,12 @@ def test_the_checked_draft_is_served(tmp_path):
     ("run", "warning"),
     [
         ({"more": ""}, "no node checks the draft of export"),
-        ({"states": {"check": {"state": "failed", "error": "DataError: tau"}}}, "check failed: DataError: tau"),
         (
-            {"states": {"check": {"state": "failed", "error": "DataError: it breaks\n  the contract\n"}}},
+            {"states": {"check": {"state": "failed", "failure": Finding("DataError: tau")}}},
+            "check failed: DataError: tau",
+        ),
+        (
+            {"states": {"check": {"state": "failed", "failure": Finding("DataError: it breaks\n  the contract\n")}}},
             "check failed: DataError: it breaks | the contract",
         ),
         ({"states": {"check": {"state": "pending", "digest": None}}}, "check is pending"),

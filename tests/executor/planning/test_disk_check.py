@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from toy_ops import Toy
 
-from executor.system.disk_space import free_bytes
+from dsl.os_errors import free_bytes
 
 OPS = '''
 from attrs import frozen

@@ -129,8 +129,8 @@ def test_the_files_that_it_opens_beside_those_do_not_grow_with_the_nodes(short, 
 
 
 def _same_name(file):
-    """The name of a file without what differs from run to run: the run's id, and a process's number at the end."""
-    return re.sub(r"\.\d+$", "", re.sub(r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN", Path(file).name))
+    """The name of a file without what differs from run to run: the run's id, and numbers of a process and a thread."""
+    return re.sub(r"(\.\d+)+$", "", re.sub(r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN", Path(file).name))
 
 
 def test_its_record_is_one_write_for_all_nodes_and_tells_neither_key_parts_nor_events(long):

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 from toy_ops import Toy
 
+from dsl.estimate import Estimate
+from dsl.os_errors import free_bytes
 from dsl.read_toml import read_graph
-from executor.planning.estimates import PROCESS_BYTES, graph_estimates
-from executor.system.disk_space import free_bytes
+from dsl.sizes import shown_bytes
+from executor.planning.estimates import graph_estimates, too_large
+from executor.records.run_record import Record
+from executor.store.artifact_store import Store
 
 TELLING = '''
 from pathlib import Path
@@ -109,11 +113,12 @@ def told(toy: Toy, *arguments: str) -> dict[str, dict]:
 def test_ops_are_told_what_is_foreseen_above_them(tmp_path: Path) -> None:
     assert told(telling(tmp_path)) == {
         "a": {
-            "memory": {}, "memory_total": 0, "disk": {"text": 5_000_000}, "disk_total": 5_000_000, "disk_per": "",
+            "memory": {}, "memory_total": 0, "memory_measured": None,
+            "disk": {"text": 5_000_000}, "disk_total": 5_000_000, "disk_per": "",
             "notes": ["writes 3"],
         },
         "c": {
-            "memory": {"small": 10**9, "large": 2 * 10**9}, "memory_total": 3 * 10**9,
+            "memory": {"small": 10**9, "large": 2 * 10**9}, "memory_total": 3 * 10**9, "memory_measured": None,
             "disk": {"all": 10**9}, "disk_total": 10**9, "disk_per": "a page",
             "notes": [f"sees [3, None, 3] in {tmp_path.name} on cpu"],
         },
@@ -149,37 +154,56 @@ def test_what_an_op_refuses_to_estimate_is_a_mistake_and_the_others_are_estimate
 def test_the_plan_prints_sums_parts_and_notes_below_the_nodes(tmp_path: Path) -> None:
     toy = telling(tmp_path)
     lines = [line.split() for line in toy.dflow("plan", str(toy.file)).stdout.splitlines()]
-    start = lines.index(["node", "ranks", "memory", "each", "disk"])
+    start = lines.index(["node", "ranks", "held", "each", "took", "last", "disk"])
     assert lines[start + 1 : start + 3] == [
         ["a", "1", "5", "MB"],
         ["c", "1", "3.0", "GB", "1.0", "GB", "for", "a", "page"],
     ]
-    assert "memory: of a GPU, or else of the machine;" == " ".join(lines[start + 3][:9])
-    assert [" ".join(line) for line in lines[start + 4 :]] == [
+    assert "took last: its peak when the node ran last;" in " ".join(lines[start + 3])
+    assert "of disk are free at" in " ".join(lines[start + 4])
+    assert [" ".join(line) for line in lines[start + 5 :]] == [
         "a: writes 3",
         "c: memory: large 2.0 GB, small 1.0 GB",
         f"c: sees [3, None, 3] in {tmp_path.name} on cpu",
     ]
 
 
-def test_a_rank_with_torch_on_the_cpu_also_needs_the_process_itself(tmp_path: Path) -> None:
+def test_an_op_hears_on_which_device_its_node_computes(tmp_path: Path) -> None:
     toy = telling(tmp_path)
     code = (tmp_path / "telling.py").read_text()
     (tmp_path / "telling.py").write_text(
         code.replace('run="telling:end")', 'run="telling:end", key_libraries=("torch",), gpu=True)')
     )
-    without = {"small": 10**9, "large": 2 * 10**9}
     (tmp_path / "on_any.toml").write_text(toy.file.read_text().replace('launch = { device = "cpu" }', ""))
-    for device, file, gpus, expected in (
-        ("cpu", toy.file, "0", {**without, "process": PROCESS_BYTES}),
-        ("cpu", tmp_path / "on_any.toml", "", {**without, "process": PROCESS_BYTES}),
-        ("auto", tmp_path / "on_any.toml", "0", without),
+    for device, file, gpus in (
+        ("cpu", toy.file, "0"),
+        ("cpu", tmp_path / "on_any.toml", ""),
+        ("auto", tmp_path / "on_any.toml", "0"),
     ):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CUDA_VISIBLE_DEVICES", gpus)
             found = graph_estimates(read_graph(file), {}, 0).needs["c"]
-        assert expected == found.memory
         assert found.notes[0].endswith(f" on {device}")
+
+
+def test_a_node_that_ran_before_shows_its_peak_memory_and_one_that_no_longer_fits_is_reported(tmp_path: Path) -> None:
+    toy = telling(tmp_path)
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    [record] = Store.open(toy.store, write=False).records.iterdir()
+    measured = Record.load(record).state.nodes["c"].memory
+    assert measured is not None and measured > 10**6
+    assert measured == told(toy, "-s", "a.length=4")["c"]["memory_measured"]
+    row = next(
+        line
+        for line in toy.dflow("plan", str(toy.file), "-s", "a.length=4").stdout.splitlines()
+        if line.startswith("c ") and " GB" in line
+    )
+    assert ["c", "1", "3.0", "GB", *shown_bytes(measured).split(), "1.0", "GB"] == row.split()[:8]
+    graph, needs = read_graph(toy.file), {"c": Estimate(memory={"small": 10})}
+    took = {"c": measured}
+    assert [] == too_large(graph, needs, lambda: None, measured, took)
+    [line] = too_large(graph, needs, lambda: None, measured - 1, took)
+    assert line.startswith("c: memory: DOES NOT FIT: needs ")
 
 
 def test_free_disk_is_that_of_the_nearest_folder_that_is_there(tmp_path: Path) -> None:

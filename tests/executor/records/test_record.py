@@ -10,14 +10,15 @@ from manifests import new_record
 from toy_ops import Toy
 
 from dsl.errors import StoreError
+from dsl.finding import Finding, Node
 from dsl.graph import Graph
+from dsl.json_files import LineReader, append_line, read_lines
 from dsl.read_toml import read_graph
 from executor.planning.session import new_run, resumed_run
 from executor.records.events import Cut, Event, Metric, RunChange, final_metrics, read_events, valid_points
 from executor.records.run_record import STATE, NodeState, Record, RunState, find_record, newest_records
 from executor.store.artifact_store import Store
 from executor.system import file_locks
-from executor.system.jsonlines import LineReader, append_line, read_lines
 
 
 def a_graph(name="p"):
@@ -93,7 +94,9 @@ def test_ids_sort_by_time_and_never_meet(tmp_path):
 
 def test_a_record_is_read_back_as_it_was_written(tmp_path):
     record = new_record(tmp_path, a_graph(), pinned={"a": "d1"}, forced=["b"])
-    record.state.nodes["b"] = NodeState(state="failed", error="DataError: x", attempt=2, metrics={"x": 1.0})
+    record.state.nodes["b"] = NodeState(
+        state="failed", failure=Finding("DataError: x", Node("b"), "fix x", code="data"), attempt=2, metrics={"x": 1.0}
+    )
     record.save_node("b")
     assert Record.load(record.folder).state == record.state
     assert record.graph() == a_graph()

@@ -110,7 +110,7 @@ def test_the_traceback_of_the_rank_that_died_is_what_is_shown_though_others_repo
     head = "r failed: ValueError (rank 1): shard 3 is broken (rank 0 ended after it)\n"
     trace = f'    Traceback (most recent call last):\n      File "{toy.folder / "dying_run.py"}", line'
     assert errors.startswith(head + trace)
-    assert "    ValueError: shard 3 is broken\nwhat to do: " in errors
+    assert "    ValueError: shard 3 is broken\n  what to do: " in errors
     assert "gloo" not in errors
     log = next(toy.store.glob("records/*/r.log")).read_text()
     assert log.index("gloo") < log.index("ValueError: shard 3 is broken")

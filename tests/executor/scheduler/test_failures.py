@@ -9,7 +9,7 @@ from side_ops import side
 from toy_ops import Toy
 
 from dsl.errors import DataError, TransientError
-from executor.launchers.failure import DISK_FULL, HINTS, NO_RESULT, TIMEOUT, Failure, ended_by
+from executor.launchers.failure import DISK_FULL, KINDS, NO_RESULT, TIMEOUT, ended_by, failure, failure_of
 
 SOON = "launch = { retry_wait = 0.1, cpus = 1 }\n"
 
@@ -143,31 +143,31 @@ class OutOfMemoryError(RuntimeError):
 
 
 @pytest.mark.parametrize(
-    ("failure", "expected"),
+    ("found", "expected"),
     [
-        (Failure.of(OutOfMemoryError("CUDA out of memory")), "the GPU's memory is full"),
-        (Failure.of(MemoryError()), "this machine ran out of memory"),
+        (failure_of(OutOfMemoryError("CUDA out of memory")), "the GPU's memory is full"),
+        (failure_of(MemoryError()), "this machine ran out of memory"),
         (ended_by(-9), "this machine ran out of memory"),
-        (Failure.of(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))), "the disk is full"),
+        (failure_of(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))), "the disk is full"),
         (ended_by(-7), "the disk is full"),
         (ended_by(-11), "a compiled library crashed"),
         (ended_by(3), "the process ended itself"),
         (ended_by(None), "this machine ran out of memory"),
-        (Failure.of(DataError("line 3")), "fix the data"),
-        (Failure.of(TransientError("busy")), "a service outside this machine kept failing"),
-        (Failure.of(ModuleNotFoundError("No module named 'sglang'")), "install the missing module"),
-        (Failure("", (TIMEOUT,)), "raise launch.timeout"),
-        (Failure.of(ValueError("a bug")), "fix the code, see the traceback"),
+        (failure_of(DataError("line 3")), "fix the data"),
+        (failure_of(TransientError("busy")), "a service outside this machine kept failing"),
+        (failure_of(ModuleNotFoundError("No module named 'sglang'")), "install the missing module"),
+        (failure("", (TIMEOUT,)), "raise launch.timeout"),
+        (failure_of(ValueError("a bug")), "fix the code, see the traceback"),
     ],
 )
-def test_a_failure_says_what_to_do(failure, expected):
-    assert failure.hint("r1").startswith(expected)
+def test_a_failure_says_what_to_do(found, expected):
+    assert found.advice.startswith(expected)
 
 
 def test_the_last_hint_fits_every_failure_and_no_name_stands_twice():
-    names = [name for row, _ in HINTS for name in row]
+    names = [name for _, row, _ in KINDS for name in row]
     assert len(names) == len(set(names))
-    assert HINTS[-1][0] == ()
+    assert KINDS[-1][1] == ()
     assert {DISK_FULL, TIMEOUT, NO_RESULT} <= set(names)
 
 

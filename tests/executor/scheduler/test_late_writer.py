@@ -11,9 +11,9 @@ import pytest
 from manifests import made
 from toy_ops import PROJECT, Toy, is_alive, wait_for
 
+from dsl.json_files import read_lines
 from executor.store import lease as lease_module
 from executor.store.artifact_store import Store
-from executor.system.jsonlines import read_lines
 
 OPS = '''
 import os, time

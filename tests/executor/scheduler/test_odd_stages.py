@@ -4,7 +4,7 @@ import pytest
 from side_ops import side
 from toy_ops import UNTRACKED, Toy
 
-from executor.launchers.failure import Failure
+from executor.launchers.failure import failure_of, of_node
 from executor.records.run_record import NodeState, RunState
 from executor.results.run_table import figures_text, print_figures, result_rows
 
@@ -134,8 +134,8 @@ def test_a_failure_is_told_when_it_happens_and_in_the_table_and_nowhere_else(tmp
         "e failed: DataError: the server is busy",
         "    try 0",
         "    DataError: the server is busy",
-        "what to do: fix the data or change the setting named in the message; finished work is kept",
-        f"log: {next(toy.store.glob('records/*/e.log'))}",
+        "  what to do: fix the data or change the setting named in the message; finished work is kept",
+        f"  log: {next(toy.store.glob('records/*/e.log'))}",
         f"run {toy.state()['run']} failed; after a fix of code or data: dflow resume {toy.state()['run']} --trust; "
         f"after a change of the pipeline file: dflow run {toy.file} --store {toy.store}",
     ]
@@ -143,10 +143,11 @@ def test_a_failure_is_told_when_it_happens_and_in_the_table_and_nowhere_else(tmp
 
 
 def test_only_of_a_resumable_op_is_saved_work_spoken_of():
-    bug = Failure.of(ValueError("a bug"))
-    assert bug.hint("dflow resume r1") == "fix the code, see the traceback"
-    hint = bug.hint("dflow resume r1 --trust", resumable=True)
-    assert hint.endswith("; then `dflow resume r1 --trust --adopt` continues from its saved work")
+    bug, again = failure_of(ValueError("a bug")), "dflow resume r1 --trust"
+    found = of_node(bug, "n", retries=0, resume=again, resumable=False)
+    assert found.advice == "fix the code, see the traceback"
+    found = of_node(bug, "n", retries=0, resume=again, resumable=True)
+    assert found.advice.endswith("; then `dflow resume r1 --trust --adopt` continues from its saved work")
 
 
 def test_a_node_that_fails_while_another_one_has_just_been_committed_ends_the_run_as_it_should(tmp_path):

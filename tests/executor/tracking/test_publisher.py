@@ -14,8 +14,8 @@ import pytest
 from toy_ops import ONE_NODE, TRACKED, Toy, is_alive, wait_for
 from tracked_toy import client_of, history, ids, newest_record, tracked_toy
 
+from dsl.json_files import read_json, read_lines
 from executor.records.run_record import Record
-from executor.system.jsonlines import read_json, read_lines
 from executor.system.supervisor import Finished
 from executor.tracking import publisher, publisher_process, report_writer, sync_state
 from executor.tracking.publisher import Publisher

@@ -7,8 +7,8 @@ import pytest
 from mlflow.exceptions import MlflowException
 from tracked_toy import accepted, client_of, copied, history, ids, newest_record, send, tracked_toy
 
+from dsl.json_files import append_line, read_json, write_json
 from executor.records.run_record import Record
-from executor.system.jsonlines import append_line, read_json, write_json
 from executor.tracking import sync_state
 from executor.tracking.run_publisher import RunPublisher
 from executor.tracking.sync_state import lacks

@@ -8,8 +8,8 @@ import pytest
 from toy_ops import ONE_NODE, PIPELINE, wait_for
 from tracked_toy import artifacts, child, client_of, history, ids, newest_record, send, tracked_toy
 
+from dsl.json_files import read_json, read_lines
 from executor.records.run_record import Record
-from executor.system.jsonlines import read_json, read_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -11,8 +11,8 @@ from report_page import Page
 from toy_ops import OPS, UNTRACKED, WITHOUT_USAGE, wait_for
 from tracked_toy import artifacts, client_of, ids, newest_record, send, tracked_toy
 
+from dsl.json_files import read_json
 from executor.commands.ui import links
-from executor.system.jsonlines import read_json
 from executor.tracking.mlflow_client import Tracker, tracking_uri
 
 NOTE = "mlflow.note.content"

@@ -8,9 +8,9 @@ from tracked_toy import fresh_database, newest_record
 
 from dsl.graph import compile_pipeline, graph_to_pipeline
 from dsl.graph_json import graph_from_json, graph_to_json
+from dsl.json_files import read_json
 from dsl.pipeline import Pipeline
 from executor.records.run_record import Record
-from executor.system.jsonlines import read_json
 from executor.tracking.mlflow_client import open_client
 from executor.tracking.sync_state import lacks, send_rest
 

@@ -152,9 +152,9 @@ def test_all_refused_server_arguments_are_named_at_once_with_their_place_in_the_
         graph_of(tmp_path, "chunked_prefill_size = 512\npage_size = 16\npp_size = 2\n")
     (mistake,) = caught.value.mistakes
     assert ("node.capture.server_args", 20) == (mistake.path, mistake.position.line)
-    assert "chunked_prefill_size is not allowed" in mistake.message
-    assert "pp_size is not allowed" in mistake.message
-    assert "page_size cannot" not in mistake.message
+    assert "chunked_prefill_size is not allowed" in mistake.what
+    assert "pp_size is not allowed" in mistake.what
+    assert "page_size cannot" not in mistake.what
 
 
 def test_a_server_argument_of_the_wrong_type_is_a_mistake(tmp_path):

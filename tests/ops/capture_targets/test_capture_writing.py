@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from dsl.errors import DataError
 from dsl.op import Ref
-from executor.system.os_errors import is_full
+from dsl.os_errors import is_full
 from ops.artifacts import TargetModel
 from ops.capture_targets import run as capture_run
 from ops.capture_targets.backend import States

@@ -32,7 +32,7 @@ from ops.export_draft.op import ExportDraft
 from ops.export_draft.report import report as export_draft_sections
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl, write_json
-from ops.lib.drafts.backbone.mistakes import Mistake
+from ops.lib.drafts.backbone.mistakes import mistake
 from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.lib.sglang.serve_command import launch_command
@@ -286,12 +286,12 @@ def test_what_sglang_served_stands_beside_what_evaluate_measured(tmp_path, gate_
 
 def test_a_draft_that_sglang_serves_otherwise_is_not_called_done(tmp_path, gate_inputs, monkeypatch):
     pretend_sglang(monkeypatch, tmp_path, "0.5.21")
-    wrong = Mistake("sample x: step 2 accepts 1, evaluate 3", "goes on", "look at the features")
+    wrong = mistake("", "sample x: step 2 accepts 1, evaluate 3", "goes on", "look at the features")
     monkeypatch.setattr(
         live, "check_live", Serving(lambda prompts: served(prompts, shorter=1, mistakes=(wrong,))).check_live
     )
     with pytest.raises(
-        DataError, match="step 2 accepts 1, evaluate 3\n    SGLang: goes on\n    remedy: look at"
+        DataError, match="step 2 accepts 1, evaluate 3\n    SGLang: goes on\n    what to do: look at"
     ) as error:
         check(tmp_path, gate_inputs)
     kept = tmp_path / "work" / "served.jsonl"

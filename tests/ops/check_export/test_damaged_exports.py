@@ -147,7 +147,7 @@ def test_wrong_tensors_are_told_with_what_sglang_does_and_the_remedy(tmp_path, d
 def test_a_stray_file_is_told(tmp_path, damaged, name, sglang):
     (damaged["draft"].path / name).write_bytes(b"")
     [(what, does, remedy)] = mistakes(tmp_path, damaged)
-    assert (f"{name}: does not belong here", "remedy: remove the file") == (what, remedy)
+    assert (f"{name}: does not belong here", "what to do: remove the file") == (what, remedy)
     assert sglang in does
 
 

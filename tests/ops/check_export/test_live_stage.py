@@ -8,6 +8,7 @@ import torch
 from dflash_cases import LAYERS, NEW_TOKENS, changed, make_case
 from fake_stage import FakeStage
 
+from dsl.finding import Finding
 from dsl.op import Ref
 from ops.artifacts import Report
 from ops.check_export.departures import (
@@ -93,16 +94,16 @@ def test_a_departure_names_the_sample_the_place_and_both_sides():
         "sample a: token 3 of the answer is none in SGLang, and 8 by the target itself",
     ] == [str(one) for one in found]
     assert [1.0, 0.5, 0.5] == [equal_steps([prompt], [answer]) for answer in served]
-    answers, lengths = departure_mistakes(found, 9, "it is so", "do this")
-    assert answers.what.startswith("2 of 9 answers are not the target's own:\n    sample a: token 2")
-    assert lengths.what.startswith("1 of 9 prompts are accepted differently than in evaluate:\n    sample a: step 1")
-    assert ("do this", True) == (lengths.remedy, lengths.effect.endswith("; it is so"))
+    answers, lengths = departure_mistakes(found, 9, Finding("it is so", advice="do this"))
+    assert answers.what.startswith("2 of 9 answers are not the target's own:\n  sample a: token 2")
+    assert lengths.what.startswith("1 of 9 prompts are accepted differently than in evaluate:\n  sample a: step 1")
+    assert ("do this", True) == (lengths.advice, lengths.what.endswith("; it is so"))
 
 
 def test_many_departures_are_counted_and_some_are_shown(prompts):
     found = [left_at_step(prompts[0], 0)] * 12
-    (mistake,) = departure_mistakes(found, 20, "why", "what to do")
-    assert (7, "    and 7 more") == (len(mistake.what.splitlines()), mistake.what.splitlines()[-1])
+    (mistake,) = departure_mistakes(found, 20, Finding("why", advice="what to do"))
+    assert (8, "  and 7 more") == (len(mistake.what.splitlines()), mistake.what.splitlines()[-2])
 
 
 def test_a_token_is_tied_where_the_targets_two_best_logits_are_close(case, draft, prompts):
@@ -211,7 +212,7 @@ def test_the_cause_is_named_from_what_the_draft_was_given(case, draft, prompts):
 
     def cause(**changes):
         compared = compare_watched(case.loaded, draft, [watched(case, prompts[0]), watched(case, image, **changes)])
-        return find_cause(case.loaded, draft, left_at_step(image, 0), compared).text
+        return find_cause(case.loaded, draft, left_at_step(image, 0), compared).what
 
     assert "position 3 for token 0 of the prompt" in cause(positions_S=positions + 3)
     late = positions + (positions >= image.sample.prompt_tokens + 2)
@@ -231,7 +232,7 @@ def test_the_cause_is_named_from_what_the_draft_was_given(case, draft, prompts):
     start = image.sample.prompt_tokens
     moved = torch.cat([features[:start], features[start:].roll(1, dims=0)])
     assert 4 == cause(features_SF=moved).count("match no layer's answer")
-    assert UNKNOWN.text == cause()
+    assert UNKNOWN.what == cause()
 
 
 def test_states_that_lie_closer_to_another_layers_are_told_though_the_limit_of_the_dtype_holds(case, draft, prompts):
@@ -269,8 +270,8 @@ def test_below_float32_a_draft_that_has_other_tokens_right_is_told(case, prompts
         print(f"{quality}: {compared.replayed:.2f} of the steps, features differ by {compared.feature_distance:.3f}")
         causes.append(compared.cause)
     assert causes[0] is None
-    assert "dflow's draft has as many tokens right in" in causes[1].text
-    assert "85% are expected" in causes[1].text
+    assert "dflow's draft has as many tokens right in" in causes[1].what
+    assert "85% are expected" in causes[1].what
 
 
 def test_prompts_with_and_without_images_and_departures_are_watched(prompts):
@@ -286,7 +287,7 @@ def test_lengths_that_dflow_gets_from_the_same_directory_point_at_the_report(cas
     prompt = prompts[0]
     served = decode_speculative(case.loaded, other, prompt.sample, NEW_TOKENS)
     departure = departures([prompt], [served])[0]
-    assert "the report is of other weights or of another config.json" in OTHER_REPORT.text
+    assert "the report is of other weights or of another config.json" in OTHER_REPORT.what
     assert OTHER_REPORT == find_cause(case.loaded, other, departure, Comparison(None, 1.0, 0.0))
 
 
@@ -312,7 +313,7 @@ def test_ties_are_counted_and_are_no_mistakes(case, draft, prompts):
     assert (2, ()) == (tied.ties, tied.mistakes)
     judged = judge(setting(case), draft, prompts, served, left, seen)
     assert (0, 1) == (judged.ties, len(judged.mistakes))
-    assert "2 of 5 prompts" in judged.mistakes[0].what and UNKNOWN.text in judged.mistakes[0].effect
+    assert "2 of 5 prompts" in judged.mistakes[0].what and UNKNOWN.what in judged.mistakes[0].what
 
 
 def test_below_float32_tau_decides(case, draft, prompts):
@@ -324,7 +325,7 @@ def test_below_float32_tau_decides(case, draft, prompts):
     (mistake,) = judge(half, draft, prompts, worse, left, seen).mistakes
     tau = sum(len(prompt.tokens) - 1 for prompt in prompts) / sum(len(prompt.accepted) for prompt in prompts)
     assert mistake.what.startswith(f"tau is 1.00 in SGLang, and {tau:.2f} in evaluate on the same 5 prompts")
-    assert "SGLang serves in bfloat16 and evaluate decoded in float32" in mistake.effect
+    assert "SGLang serves in bfloat16 and evaluate decoded in float32" in mistake.what
 
 
 def test_tau_is_below_the_interval_only_beyond_the_slack(prompts):

@@ -20,7 +20,7 @@ def mistakes(*arguments: str, sweeps: Sequence[str] = ()) -> list[tuple[str, str
     try:
         read_graph(TINY, list(arguments), list(sweeps))
     except PipelineError as error:
-        return [(mistake.path, mistake.message) for mistake in error.mistakes]
+        return [(mistake.path, mistake.what) for mistake in error.mistakes]
     return []
 
 
@@ -61,4 +61,4 @@ def test_the_mistake_stands_at_the_field_in_the_file(tmp_path: Path) -> None:
     with pytest.raises(PipelineError) as caught:
         read_graph(file)
     (mistake,) = caught.value.mistakes
-    assert (MISTAKE, 3) == ((mistake.path, mistake.message), mistake.position.line if mistake.position else None)
+    assert (MISTAKE, 3) == ((mistake.path, mistake.what), mistake.position.line if mistake.position else None)

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from attrs import evolve
 from fake_stage import FakeStage
-from family_checkpoints import FAMILIES, make_checkpoint, picture, token_sample
-from live_tensors import LiveTensors
+from family_checkpoints import FAMILIES, make_checkpoint
 from safetensors import safe_open
 
 from dsl.errors import ConfigError, DataError
@@ -26,29 +24,14 @@ from dsl.pipeline import Launch
 from ops.artifacts import TargetFeatures
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.finetune_vlm.batches import BATCH_SIZE
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.attention.blocks import choose_attention
-from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.footprint import (
-    Pass,
-    block_bytes,
-    cast_bytes,
-    context_bytes,
     draft_parameters,
-    head_bytes,
 )
-from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.drafts.backbone.step import Engine, MicroBatch
-from ops.lib.drafts.losses.kinds import LossKind, needs_teacher
-from ops.lib.drafts.losses.loss import Loss
 from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, read_config
-from ops.lib.sequence_parallel.context_range import ContextRange
-from ops.lib.sequence_parallel.exchange import Alone
-from ops.lib.target.model import Target, describe_target
+from ops.lib.target.model import Target
 from ops.lib.target.sizes import TargetSizes
-from ops.lib.vision.processor import load_processor
 from ops.load_target.estimate import dtype_of
 from ops.load_target.op import LoadTarget
 from ops.tokenize_chat.op import TokenizeChat
@@ -99,105 +82,8 @@ def test_parameters_of_every_family_are_those_of_the_model(family: str, tied: bo
     assert sizes.head == (0 if tied else model.get_output_embeddings().weight.numel())
 
 
-@pytest.mark.parametrize("family", HEADS)
-def test_the_memory_of_a_capture_is_that_of_its_tensors(family: str, tmp_path: Path) -> None:
-    folder = checkpoint(family, tmp_path / family)
-    processor, layer_ids = load_processor(str(folder)), (1, 2, 3, 4, 5)
-    target = Target.from_directory(folder, describe_target(folder, 3, processor.eos_token_ids))
-    images = [picture(512, 512, seed) for seed in range(6)] if FAMILIES[family].vision else []
-    question = "What is it?" if images else "What is it? " * 120
-    samples = [token_sample(processor, question, images=images, name=str(number)) for number in range(2)]
-    inputs = target.inputs(samples)
-    with torch.inference_mode(), LiveTensors() as seen, target.capture_inputs(layer_ids) as captured:
-        target.hidden(inputs)
-        captured.features()
-    tokens = inputs.input_ids.numel()
-    features = tokens * len(layer_ids) * TEXT["hidden_size"] * 4
-    foreseen = target_sizes(folder).forward_bytes(tokens, 4) + features
-    print(f"{family}: {tokens} tokens, {seen.peak / 1e6:.1f} MB, foreseen {foreseen / 1e6:.1f} MB")
-    assert seen.peak / FACTOR < foreseen < seen.peak * FACTOR
-
-
 def target_sizes(folder: Path) -> TargetSizes:
     return TargetSizes.of(read_config(folder / "config.json"))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "context", "blocks", "chunk", "checkpointed", "kind"),
-    [
-        (torch.float32, 1024, 64, 32, False, "dflash"),
-        (torch.bfloat16, 1024, 64, 32, False, "dflash"),
-        (torch.float32, 4096, 32, 16, False, "dflash"),
-        (torch.bfloat16, 4096, 32, 16, True, "dflash"),
-        (torch.bfloat16, 256, 96, 96, False, "dflash"),
-        (torch.float32, 1024, 64, 32, True, "dflash"),
-        (torch.float32, 256, 64, 64, True, "kl"),
-        (torch.float32, 256, 64, 64, True, "lk"),
-    ],
-)
-def test_the_memory_of_a_training_pass_is_that_of_its_tensors(
-    dtype: torch.dtype, context: int, blocks: int, chunk: int, checkpointed: bool, kind: LossKind
-) -> None:
-    shape = DraftConfig(
-        hidden_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        intermediate_size=768,
-        vocab_size=600,
-        block_size=8,
-        mask_token_id=3,
-        target_layer_ids=(1, 2, 3, 4, 5),
-        num_target_layers=9,
-        max_position_embeddings=4096,
-    )
-    model = DraftModel(shape)
-    model.initialise(0)
-    generator = torch.Generator().manual_seed(0)
-    ends_N = torch.randint(1, context, (blocks,), generator=generator).sort().values
-    weights_NK = torch.ones(blocks, 8)
-    weights_NK[:, 0] = 0
-    batch = MicroBatch(
-        features_tF=torch.randn(context, 5 * 256, generator=generator).to(dtype),
-        positions_t=torch.arange(context),
-        seen=(ContextRange(torch.zeros(blocks, dtype=torch.int64), ends_N),),
-        anchor_ids_N=torch.zeros(blocks, dtype=torch.int64),
-        positions_N=ends_N,
-        labels_NK=torch.zeros(blocks, 8, dtype=torch.int64),
-        weights_NK=weights_NK,
-        teacher_UM=torch.randn(blocks * 8, 256, generator=generator).to(dtype) if needs_teacher(kind) else None,
-        teacher_rows_NK=torch.arange(blocks * 8).view(blocks, 8) if needs_teacher(kind) else None,
-    )
-    ends = torch.randn(600, 256, generator=generator).to(dtype)
-    attend = choose_attention(torch.device("cpu"), shape, dtype)[1]
-    engine = Engine(
-        model=model,
-        embed_VM=ends,
-        head_VM=ends,
-        loss=Loss(kind=kind),
-        attend=attend,
-        exchange=Alone(),
-        anchor_chunk=chunk,
-        activation_checkpointing=checkpointed,
-    )
-    with LiveTensors() as seen:
-        engine.train(batch, 1.0)
-    work = Pass(
-        draft=shape,
-        item_size=dtype.itemsize,
-        context=context,
-        blocks=chunk,
-        waiting=0,
-        checkpointed=checkpointed,
-        teacher=needs_teacher(kind),
-        on_cpu=True,
-    )
-    features = batch.features_tF.nbytes  # made before
-    parts = (context_bytes(work) - features, block_bytes(work), head_bytes(work), cast_bytes(work))
-    foreseen = sum(parts) + 4 * draft_parameters(shape)
-    print(f"{dtype}, {context} tokens, {kind}: {seen.peak / 1e6:.1f} MB, foreseen {foreseen / 1e6:.1f} MB")
-    assert seen.peak / FACTOR < foreseen < seen.peak * FACTOR
 
 
 @pytest.mark.parametrize(("dtype", "final_hidden"), [("float32", False), ("bfloat16", True)])
@@ -256,18 +142,6 @@ def test_training_a_target_of_8_billion_parameters_is_said_to_need_its_whole_sta
     assert [131, 45] == [round(size / 1e9) for size in state]  # float32 weights, gradients and two moments
     held = "rank 0 keeps 98.3 GB of weights and moments in host memory while a checkpoint is written"
     assert (held,) == alone.notes == shared.notes
-
-
-def test_a_pass_of_a_target_that_is_trained_holds_no_more_than_a_step_has() -> None:
-    tokens = TokensForeseen(by_split=None, expected=None, longest=100, vocab_size=600)
-
-    def passes(**config: int) -> int:
-        return foresee(FinetuneVlm(tokens=Ref("t"), **config), inputs={"tokens": tokens}).memory["passes"]
-
-    token = passes(micro_batch_tokens=1) // 100  # one sample at least
-    assert 16_384 * token == passes(batch_size=1000)
-    assert (200 * token, 3200 * token, 700 * token) == (passes(batch_size=2), passes(), passes(batch_tokens=700))
-    assert BATCH_SIZE * 100 * token == passes()
 
 
 def test_a_target_of_experts_alone_needs_the_width_of_the_drafts_mlp(tmp_path: Path) -> None:

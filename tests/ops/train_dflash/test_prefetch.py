@@ -7,8 +7,7 @@ import time
 import pytest
 import torch
 
-from ops.lib.drafts.backbone.footprint import AHEAD_BYTES
-from ops.train_dflash.prefetch import Prefetch
+from ops.train_dflash.prefetch import AHEAD_BYTES, Prefetch
 
 PATIENCE_S = 120.0
 STILL_S = 0.5  # more than two polls of a full queue

@@ -11,6 +11,7 @@ import attrs
 from attrs import field, frozen
 
 from dsl.errors import ConfigError
+from dsl.finding import Finding
 from ops.lib.drafts.backbone import contract_effects
 from ops.lib.drafts.backbone.config import (
     ALGORITHM,
@@ -26,7 +27,7 @@ from ops.lib.drafts.backbone.config import (
     wrong_types,
 )
 from ops.lib.drafts.backbone.contract_fields import DTYPES, NESTS, contract_part, full_name, lookup, table_of
-from ops.lib.drafts.backbone.mistakes import REWRITE, Mistake
+from ops.lib.drafts.backbone.mistakes import OF_MAKER, REWRITE, mistake
 
 SGLANG = "sglang"  # the format of an export that every one has
 RETRAIN = "train the draft again with the desired value, or write the export of this training again"
@@ -82,7 +83,7 @@ def config_mistakes(
     target: Mapping[str, Any] | None,
     target_digest: str,
     pad_token_ids: Collection[int] = (),
-) -> list[Mistake]:
+) -> list[Finding]:
     """What is wrong with a config.json, by itself, beside the training, and beside the target.
 
     target: its target.json, None where only its digest is known.
@@ -101,33 +102,33 @@ def config_mistakes(
     if has_form:
         found.add(_draft_mistakes(config))
     found.add(_training_mistakes(config))
-    return [*(mistake for mistakes in found.by_field.values() for mistake in mistakes), *_unknown_fields(config)]
+    return [*(each for mistakes in found.by_field.values() for each in mistakes), *_unknown_fields(config)]
 
 
 @frozen
 class _Found:
     """Mistakes by field; a later check adds nothing to a field that an earlier one already reported."""
 
-    by_field: dict[str, list[Mistake]] = field(factory=dict)
+    by_field: dict[str, list[Finding]] = field(factory=dict)
 
-    def add(self, mistakes: Iterable[tuple[str, Mistake]]) -> None:
+    def add(self, mistakes: Iterable[tuple[str, Finding]]) -> None:
         known = set(self.by_field)
-        for name, mistake in mistakes:
+        for name, found in mistakes:
             if name not in known:
-                self.by_field.setdefault(name, []).append(mistake)
+                self.by_field.setdefault(name, []).append(found)
 
 
-def config_mistake(name: str, wrong: str, effect: str, remedy: str = REWRITE) -> Mistake:
-    return Mistake(f"config.json: {name} {wrong}", effect, remedy)
+def config_mistake(name: str, wrong: str, effect: str, remedy: str = REWRITE, code: str = "") -> Finding:
+    return mistake("config.json", wrong, effect, remedy, part=name, code=code)
 
 
-def _type_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
+def _type_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Finding]]:
     """Values of another JSON type than the contract's."""
     for name, wrong in wrong_types(config):
         yield name, config_mistake(name, wrong, _wrong(_last(name), config))
 
 
-def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[tuple[str, Mistake]]:
+def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[tuple[str, Finding]]:
     record = table_of(config, "dflow")
     for inner, kind in (("target", str), ("trained", Mapping), ("digest", Mapping)):
         name = f"dflow.{inner}"
@@ -147,7 +148,7 @@ def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[
     yield from _fields_digest_mistakes(record)
 
 
-def _fields_digest_mistakes(record: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
+def _fields_digest_mistakes(record: Mapping[str, Any]) -> Iterator[tuple[str, Finding]]:
     """Digests that are missing, and fields changed together with their record; `tensors_digest_mistakes` checks the
     tensors.
     """
@@ -164,7 +165,7 @@ def _fields_digest_mistakes(record: Mapping[str, Any]) -> Iterator[tuple[str, Mi
             yield "dflow.trained", config_mistake("dflow.trained", wrong, contract_effects.wrong("trained"))
 
 
-def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any] | None) -> Iterator[tuple[str, Mistake]]:
+def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any] | None) -> Iterator[tuple[str, Finding]]:
     expected = {
         "architectures": [algorithm_of(config).architecture],
         "model_type": "qwen3",
@@ -191,16 +192,16 @@ def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any] | None)
 
 def _mask_mistakes(
     config: Mapping[str, Any], target: Mapping[str, Any], pad_token_ids: Collection[int]
-) -> Iterator[tuple[str, Mistake]]:
+) -> Iterator[tuple[str, Finding]]:
     name = full_name("mask_token_id", config)
     mask = lookup(config, name)[1]
     for kind, ids in (("an EOS id", target["eos_token_ids"]), ("the pad id", pad_token_ids)):
         if isinstance(mask, int) and mask in ids:
             remedy = "set mask_token_id of train_dflash to an id that no text produces, and train again"
-            yield name, config_mistake(name, f"is {kind} of the target", contract_effects.EOS_MASK, remedy)
+            yield name, config_mistake(name, f"is {kind} of the target", contract_effects.EOS_MASK, remedy, OF_MAKER)
 
 
-def _draft_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
+def _draft_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Finding]]:
     """What DraftConfig refuses; its lines read "field: what is wrong"."""
     try:
         from_serving(config)
@@ -210,7 +211,7 @@ def _draft_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
             name = named.partition("(")[2].rstrip(")") or named  # "dflash2.group (conv_group_size)"
             remedy = REWRITE if name in UNREAD else RETRAIN
             place = full_name(name, config)
-            yield place, Mistake(f"config.json: {place}: {wrong}", _draft_effect(name, config), remedy)
+            yield place, config_mistake(place, wrong, _draft_effect(name, config), remedy, OF_MAKER)
 
 
 def _draft_effect(name: str, config: Mapping[str, Any]) -> str:
@@ -224,7 +225,7 @@ def _draft_effect(name: str, config: Mapping[str, Any]) -> str:
     return contract_effects.LAST_LAYER if all(0 <= layer < layers for layer in ids) else contract_effects.NO_LAYER
 
 
-def _training_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
+def _training_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Finding]]:
     trained = table_of(config, "dflow").get("trained")
     if not isinstance(trained, Mapping):
         return
@@ -236,10 +237,10 @@ def _training_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake
         elif present and value != trained[field_name]:
             wrong = f"is {json.dumps(value)}, but the draft was trained with {json.dumps(trained[field_name])}"
             remedy = REWRITE if field_name in UNREAD else RETRAIN
-            yield place, config_mistake(place, wrong, _wrong(_last(field_name), config), remedy)
+            yield place, config_mistake(place, wrong, _wrong(_last(field_name), config), remedy, OF_MAKER)
 
 
-def _unknown_fields(config: Mapping[str, Any]) -> list[Mistake]:
+def _unknown_fields(config: Mapping[str, Any]) -> list[Finding]:
     """Fields that the contract does not name, at the top and in both nests."""
     mistakes = []
     fields = example(config)

@@ -22,6 +22,7 @@ from attrs import frozen
 from safetensors import safe_open
 
 from dsl.errors import ConfigError, DataError
+from dsl.finding import Finding
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.files import read_json
 from ops.lib.drafts.algorithms import DFLASH
@@ -37,7 +38,7 @@ from ops.lib.drafts.backbone.contract_fields import (
     table_of,
 )
 from ops.lib.drafts.backbone.load import import_record
-from ops.lib.drafts.backbone.mistakes import REWRITE, Mistake, refuse
+from ops.lib.drafts.backbone.mistakes import OF_MAKER, mistake, refuse
 from ops.lib.drafts.backbone.speculators_contract import speculators_mistakes
 from ops.lib.drafts.backbone.speculators_format import FOLDER, Verifier
 from ops.lib.drafts.backbone.stored_tensors import Stored, stored_tensors, tensors_digest
@@ -94,19 +95,19 @@ def is_imported(directory: Path) -> bool:
     return False
 
 
-def serving_mistakes(directory: Path, target: ServedTarget) -> list[Mistake]:
+def serving_mistakes(directory: Path, target: ServedTarget) -> list[Finding]:
     """What is wrong with a serving directory: its files, config.json, the tensors, and then the folder of speculators'
     format.
     """
     entries = {path.name for path in directory.iterdir()} - {OF_THE_STORE}
     present = entries & NEEDED.keys()
-    mistakes = [Mistake(f"{name}: is missing", NEEDED[name], REWRITE) for name in sorted(NEEDED.keys() - entries)]
+    mistakes = [mistake(name, "is missing", NEEDED[name]) for name in sorted(NEEDED.keys() - entries)]
     mistakes += [_stray(name) for name in sorted(entries - NEEDED.keys() - {SPECULATORS})]
     names = {name for name in present if _is_plain(directory / name)}
     mistakes += [_not_plain(name, directory) for name in sorted(present - names)]
     config: dict[str, Any] = {}
-    wrong_config: list[Mistake] = []
-    wrong_weights: list[Mistake] = []
+    wrong_config: list[Finding] = []
+    wrong_weights: list[Finding] = []
     if CARD in names:
         mistakes += _card_mistakes(directory / CARD)
     if CONFIG in names:
@@ -119,7 +120,7 @@ def serving_mistakes(directory: Path, target: ServedTarget) -> list[Mistake]:
         return mistakes + ([_stray(SPECULATORS)] if SPECULATORS in entries and config else [])
     folder = directory / SPECULATORS
     if folder.is_symlink() or not folder.is_dir():
-        return [*mistakes, Mistake(f"{SPECULATORS}: is missing", "finds no draft in this format", REWRITE, "vLLM")]
+        return [*mistakes, mistake(SPECULATORS, "is missing", "finds no draft in this format", engine="vLLM")]
     return mistakes + speculators_mistakes(
         folder,
         None if wrong_config else from_serving(config),
@@ -140,26 +141,26 @@ def _is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def _not_plain(name: str, directory: Path) -> Mistake:
+def _not_plain(name: str, directory: Path) -> Finding:
     kind = "a link" if (directory / name).is_symlink() else "a directory"
-    return Mistake(f"{name}: is not a regular file but {kind}", NOT_PLAIN, REWRITE)
+    return mistake(name, f"is not a regular file but {kind}", NOT_PLAIN)
 
 
-def _card_mistakes(path: Path) -> list[Mistake]:
+def _card_mistakes(path: Path) -> list[Finding]:
     try:
         path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        return [Mistake(f"{CARD}: cannot be read as text in UTF-8 ({error})", "does not read it", REWRITE)]
+        return [mistake(CARD, f"cannot be read as text in UTF-8 ({error})", "does not read it")]
     return []
 
 
-def _read_config(path: Path) -> tuple[dict[str, Any], list[Mistake]]:
+def _read_config(path: Path) -> tuple[dict[str, Any], list[Finding]]:
     try:
         config = read_json(path)
     except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        return {}, [Mistake(f"{CONFIG}: not valid JSON ({error})", "refuses to start", REWRITE)]
+        return {}, [mistake(CONFIG, f"not valid JSON ({error})", "refuses to start")]
     if not isinstance(config, dict):
-        return {}, [Mistake(f"{CONFIG}: holds no object", "refuses to start", REWRITE)]
+        return {}, [mistake(CONFIG, "holds no object", "refuses to start")]
     try:
         algorithm_of(config)
     except ConfigError as error:
@@ -167,29 +168,30 @@ def _read_config(path: Path) -> tuple[dict[str, Any], list[Mistake]]:
     return config, []
 
 
-def _weight_mistakes(path: Path, config: Mapping[str, Any]) -> list[Mistake]:
+def _weight_mistakes(path: Path, config: Mapping[str, Any]) -> list[Finding]:
     try:
         stored = stored_tensors(path)
     except DataError as error:
-        return [Mistake(f"{WEIGHTS}: {error}", "refuses to start, or loads the rest of the file", REWRITE)]
+        return [mistake(WEIGHTS, str(error), "refuses to start, or loads the rest of the file")]
     # Mistakes of single tensors are more specific than a different digest.
     return [*tensor_mistakes(config, stored), *value_mistakes(path)] or tensors_digest_mistakes(
         config, tensors_digest(path)
     )
 
 
-def _stray(name: str) -> Mistake:
-    what, remedy = f"{name}: does not belong here", "remove the file"
+def _stray(name: str) -> Finding:
+    wrong, remedy = "does not belong here", "remove the file"
     if name == MASK_EMBEDDING:
-        return Mistake(
-            what,
+        return mistake(
+            name,
+            wrong,
             "overwrites the target's embedding of the mask token with it at the start, but the draft was trained with "
             "the target's own",
             remedy,
         )
     if name.endswith((".safetensors", ".bin", ".pt", ".pth", ".index.json")):
-        return Mistake(what, "may load it instead of, or over, the draft's own weights", remedy)
-    return Mistake(what, "may read it: files beside config.json decide how a model is loaded", remedy)
+        return mistake(name, wrong, "may load it instead of, or over, the draft's own weights", remedy)
+    return mistake(name, wrong, "may read it: files beside config.json decide how a model is loaded", remedy)
 
 
 PREFIX = "model."
@@ -206,7 +208,7 @@ REPLACED = (
 )
 
 
-def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Mistake]:
+def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Finding]:
     """What is wrong with the tensors beside a config.json.
 
     If the config lacks a size, also one of the algorithm, they cannot be compared; the config's own mistakes report it.
@@ -233,11 +235,11 @@ def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Mistake]:
     if prefixed:
         some = ", ".join(sorted(prefixed)[:3]) + (", ..." if len(prefixed) > 3 else "")
         wrong = f'{len(prefixed)} names begin with "{PREFIX}" ({some})'
-        listed.append(Mistake(f"model.safetensors: {wrong}", PREFIXED, REWRITE))
+        listed.append(mistake(WEIGHTS, wrong, PREFIXED))
     return listed
 
 
-def value_mistakes(path: Path) -> list[Mistake]:
+def value_mistakes(path: Path) -> list[Finding]:
     """The tensors with non-finite values. Reads all tensors, one after the other."""
     mistakes = []
     with safe_open(path, framework="pt") as tensors:
@@ -247,12 +249,19 @@ def value_mistakes(path: Path) -> list[Mistake]:
             if count:
                 wrong = f"has {count} non-finite values of {tensor.numel()}"
                 mistakes.append(
-                    _tensor_mistake(name, wrong, NOT_FINITE, "train again from a checkpoint before they appeared")
+                    mistake(
+                        WEIGHTS,
+                        wrong,
+                        NOT_FINITE,
+                        "train again from a checkpoint before they appeared",
+                        part=name,
+                        code=OF_MAKER,
+                    )
                 )
     return mistakes
 
 
-def tensors_digest_mistakes(config: Mapping[str, Any], found: str) -> list[Mistake]:
+def tensors_digest_mistakes(config: Mapping[str, Any], found: str) -> list[Finding]:
     """Whether tensors of this digest are those that were exported; not checked if the config has no digest of them."""
     digests = table_of(config, "dflow").get("digest")
     if not isinstance(digests, Mapping) or "tensors" not in digests:
@@ -261,8 +270,8 @@ def tensors_digest_mistakes(config: Mapping[str, Any], found: str) -> list[Mista
     if found == written:
         return []
     what = f"the tensors are not those of the export: {found[:12]}, but dflow.digest.tensors is {written[:12]}"
-    return [Mistake(f"model.safetensors: {what}", REPLACED, REWRITE)]
+    return [mistake(WEIGHTS, what, REPLACED)]
 
 
-def _tensor_mistake(name: str, wrong: str, effect: str, remedy: str = REWRITE) -> Mistake:
-    return Mistake(f"model.safetensors: {name} {wrong}", effect, remedy)
+def _tensor_mistake(name: str, wrong: str, effect: str) -> Finding:
+    return mistake(WEIGHTS, wrong, effect, part=name)

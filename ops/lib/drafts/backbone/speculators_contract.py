@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
+from dsl.finding import Finding
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.backbone.mistakes import REWRITE, Mistake
+from ops.lib.drafts.backbone.mistakes import REWRITE, mistake
 from ops.lib.drafts.backbone.speculators_format import (
     AUX_LAYER_IDS,
     FOLDER,
@@ -51,7 +52,7 @@ TENSORS = "silently leaves a missing tensor with arbitrary values, and loads wha
 
 def speculators_mistakes(
     directory: Path, config: DraftConfig | None, dtype: str, verifier: Verifier, weights: Path | None
-) -> list[Mistake]:
+) -> list[Finding]:
     """What is wrong with a directory in this format.
 
     config, dtype: of the serving directory, None where its config.json is wrong. weights: its tensors, None where they
@@ -73,7 +74,7 @@ def _is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def _config_mistakes(path: Path, config: DraftConfig, dtype: str, verifier: Verifier) -> list[Mistake]:
+def _config_mistakes(path: Path, config: DraftConfig, dtype: str, verifier: Verifier) -> list[Finding]:
     unfit = list(unwritable(config))
     if unfit:
         return [_mistake("config.json", f"cannot hold this draft: {why}", OTHER_DRAFT, NOT_THIS) for why in unfit]
@@ -90,15 +91,15 @@ def _config_mistakes(path: Path, config: DraftConfig, dtype: str, verifier: Veri
 NOT_THIS = 'leave "speculators" out of formats of export_draft, and write the export again'
 
 
-def _differences(expected: Mapping[str, Any], got: Mapping[str, Any]) -> Iterator[Mistake]:
+def _differences(expected: Mapping[str, Any], got: Mapping[str, Any]) -> Iterator[Finding]:
     for name, value in expected.items():
         if name not in got:
-            yield _mistake("config.json", f"{name} is missing", _effect(name))
+            yield _mistake("config.json", "is missing", _effect(name), part=name)
         elif json.dumps(got[name]) != json.dumps(value):
-            wrong = f"{name} must be {json.dumps(value)}, got {json.dumps(got[name])}"
-            yield _mistake("config.json", wrong, _effect(name))
+            wrong = f"must be {json.dumps(value)}, got {json.dumps(got[name])}"
+            yield _mistake("config.json", wrong, _effect(name), part=name)
     for name in sorted(got.keys() - expected.keys()):
-        yield _mistake("config.json", f"{name} is not a field of the export", UNKNOWN, f"remove {name}")
+        yield _mistake("config.json", "is not a field of the export", UNKNOWN, f"remove {name}", name)
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -118,27 +119,29 @@ def _effect(name: str) -> str:
     return next((EFFECTS[start] for start in starts if start in EFFECTS), OTHER_DRAFT)
 
 
-def _tensor_mistakes(path: Path, weights: Path) -> list[Mistake]:
+def _tensor_mistakes(path: Path, weights: Path) -> list[Finding]:
     try:
         stored, whole = stored_tensors(path), stored_tensors(weights)
     except DataError as error:
         return [_mistake("model.safetensors", str(error), REFUSES)]
-    by_name = [_mistake("model.safetensors", wrong, TENSORS) for wrong in _other_tensors(stored, whole)]
+    by_name = [
+        _mistake("model.safetensors", wrong, TENSORS, part=name) for name, wrong in _other_tensors(stored, whole)
+    ]
     if by_name or tensors_digest(path) == tensors_digest(weights):
         return by_name
     return [_mistake("model.safetensors", "the tensors are not those of the export", TENSORS)]
 
 
-def _other_tensors(stored: Stored, whole: Stored) -> Iterator[str]:
+def _other_tensors(stored: Stored, whole: Stored) -> Iterator[tuple[str, str]]:
     for name, (shape, dtype) in sorted(whole.items()):
         if name not in stored:
-            yield f"{name} is missing"
+            yield name, "is missing"
         elif stored[name] != (shape, dtype):
             found_shape, found_dtype = stored[name]
-            yield f"{name} must be {dtype} {list(shape)}, got {found_dtype} {list(found_shape)}"
+            yield name, f"must be {dtype} {list(shape)}, got {found_dtype} {list(found_shape)}"
     for name in sorted(stored.keys() - whole.keys()):
-        yield f"{name} does not belong here"
+        yield name, "does not belong here"
 
 
-def _mistake(file: str, wrong: str, effect: str, remedy: str = REWRITE) -> Mistake:
-    return Mistake(f"{FOLDER}/{file}: {wrong}", effect, remedy, engine="vLLM")
+def _mistake(file: str, wrong: str, effect: str, remedy: str = REWRITE, part: str = "") -> Finding:
+    return mistake(f"{FOLDER}/{file}", wrong, effect, remedy, part=part, engine="vLLM")

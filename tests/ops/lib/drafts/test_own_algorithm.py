@@ -267,8 +267,8 @@ def test_what_breaks_the_protocol_is_found_at_plan(written, file, old, new, mess
     with pytest.raises(PipelineError) as caught:
         read_graph(written)
     (found,) = caught.value.mistakes
-    assert str(written.parent / "slot_bias" / f"{file}.py") in found.message or file == "contract"
-    assert message in found.message and found.path.startswith("node.train.")
+    assert str(written.parent / "slot_bias" / f"{file}.py") in found.what or file == "contract"
+    assert message in found.what and found.path.startswith("node.train.")
 
 
 def test_the_mistakes_of_all_its_files_are_found_at_once(written):

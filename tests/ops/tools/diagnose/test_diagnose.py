@@ -32,6 +32,7 @@ from safetensors.torch import load_file, save_file
 from serve_cases import CHECK, commit, record_run
 
 from dsl.errors import DataError
+from dsl.finding import Finding
 from executor.cli import main
 from executor.model_tools import computation
 from executor.store.artifact_store import Store
@@ -397,7 +398,7 @@ def record(folder: Path, chain: Chain, export: Path) -> tuple[Store, str]:
     assert chain.training is not None and chain.features is not None
     artifacts = {"tokenize": chain.judged.path, "target": chain.target.path, "capture": chain.features.path}
     artifacts |= {"train": chain.training.path, "export": export}
-    failed = {"state": "failed", "error": "DataError: the draft breaks the serving contract"}
+    failed = {"state": "failed", "failure": Finding("DataError: the draft breaks the serving contract")}
     more = f"max_new_tokens = {NEW_TOKENS}\n{CHECK}"
     return record_run(folder, artifacts, more=more, states={"eval": failed, "check": failed})
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import attrs
 
-from executor.system.os_errors import clear_errors
-from executor.system.symlinks import NO_FILE, new_file, open_own, open_plain, read_plain
+from dsl.files import NO_FILE, open_own, open_plain, read_plain, replace_file, sync
+from dsl.os_errors import clear_errors
 
 LONGEST_LINE = 64 << 20  # bytes
 
@@ -47,7 +47,7 @@ def append_lines(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bo
         finally:
             os.close(descriptor)
         if durable:  # also for an existing file: its creator may have died before this
-            sync_folder(path.parent)
+            sync(path.parent)
 
 
 def compact(value: Any) -> bytes:
@@ -103,11 +103,11 @@ class LineReader:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """The value of a JSON text. Raises ValueError where it is not JSON, or nested too deeply to be read."""
+    """The value of a JSON text. Raises JSONDecodeError, also where it is nested too deeply, and UnicodeDecodeError."""
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
 
 
 def parsed_object(text: bytes | str) -> dict[str, Any] | None:
@@ -126,24 +126,6 @@ def write_json(path: Path, value: Any, *, durable: bool = False, in_one_line: bo
     """
     indented = json.dumps(value, indent=1, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
     replace_file(path, compact(value) if in_one_line else indented, durable=durable)
-
-
-def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Replace a file as a whole, as `write_json` does."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with clear_errors(path):
-        try:
-            with new_file(fresh) as file:
-                file.write(data)
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            fresh.replace(path)
-        except OSError:
-            fresh.unlink(missing_ok=True)
-            raise
-        if durable:
-            sync_folder(path.parent)
 
 
 def read_json(path: Path) -> Any:
@@ -165,12 +147,3 @@ def read_object(path: Path) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def sync_folder(folder: Path) -> None:
-    """fsync a folder's entries."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

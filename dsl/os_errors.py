@@ -10,7 +10,6 @@ from pathlib import Path
 
 from dsl.errors import DflowError, DiskFull, StoreError
 from dsl.sizes import shown_bytes
-from executor.system.disk_space import free_bytes
 
 NO_SPACE = 74  # the exit code of a stage that could not write why it failed
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -75,3 +74,15 @@ def is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def free_bytes(folder: Path) -> int:
+    """Free disk at a folder, or at its nearest parent that exists; 0 where none can be read."""
+    here = folder.absolute()
+    for place in (here, *here.parents):
+        try:
+            status = os.statvfs(place)
+        except OSError:
+            continue
+        return status.f_bavail * status.f_frsize
+    return 0
