@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import field, frozen
 
-from dsl.document import LAUNCH, TABLE_NAMES
 from dsl.errors import MOST_SHOWN, listed
 from dsl.named_function import named_function
+from dsl.tables import LAUNCH, TABLE_NAMES
 
 MOST_OF_KEYS = 1000  # characters of a list of keys
 NEAR_WORD = 0.7  # of difflib's ratio: "weigths" for "weights", but not "eval" for "max"

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsl.errors import did_you_mean, listed, shortened
 from dsl.finding import Finding
@@ -17,7 +17,9 @@ from dsl.order import cycles
 from dsl.paths import is_there
 from dsl.secrets import may_hold_secrets, secret_names
 from dsl.sizes import parsed_bytes
-from dsl.unchecked_node import WrittenNode
+
+if TYPE_CHECKING:
+    from dsl.node_check import NodeCheck
 
 MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -26,10 +28,8 @@ FieldCheck = Callable[[Mapping[str, Any], Any], Mapping[str, str]]  # the result
 Absent = dict[str, list[Finding]]  # mistakes about missing files and folders, by node
 
 
-def wiring_mistakes(
-    nodes: Mapping[str, WrittenNode], root: Path, machine: Machine, absent: Absent | None = None
-) -> list[Finding]:
-    """All mistakes between the nodes, also where some nodes are known in part. Paths are relative to root.
+def wiring_mistakes(nodes: Mapping[str, NodeCheck], machine: Machine, absent: Absent | None = None) -> list[Finding]:
+    """All mistakes between the nodes, also where some nodes are known in part.
 
     absent: if given, collects missing files and folders, which are then not among the mistakes.
     """
@@ -37,13 +37,13 @@ def wiring_mistakes(
     for node in nodes.values():
         if node.op is not None:
             mistakes += _edge_mistakes(node, node.op, nodes)
-            not_there = list(_absent_paths(node, node.op, root))
+            not_there = list(_absent_paths(node, node.op))
             if absent is None:
                 mistakes += not_there
             elif not_there:
                 absent[node.id] = not_there
             mistakes += _empty_paths(node, node.op)
-            mistakes += _pin_mistakes(node, node.op, root)
+            mistakes += _pin_mistakes(node, node.op)
             mistakes += _launch_mistakes(node, node.op)
             mistakes += _mistakes_with_nodes_above(node, node.op, nodes)
             mistakes += _machine_mistakes(node, machine)
@@ -96,7 +96,7 @@ def _may_be_model_id(value: str, field: ConfigField, path: Path) -> bool:
     return field.model_id and MODEL_ID.fullmatch(value) is not None and not is_there(path.parent, Path.is_dir)
 
 
-def _edge_mistakes(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNode]) -> Iterator[Finding]:
+def _edge_mistakes(node: NodeCheck, op: OpSpec, nodes: Mapping[str, NodeCheck]) -> Iterator[Finding]:
     for name, parents in inputs_of(op, node.values).items():
         wanted = op.edges[name].type
         for parent in parents:
@@ -110,14 +110,14 @@ def _edge_mistakes(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNod
                 yield node.mistake(name, message, _who_gives(wanted, nodes))
 
 
-def _who_gives(wanted: type, nodes: Mapping[str, WrittenNode]) -> str:
+def _who_gives(wanted: type, nodes: Mapping[str, NodeCheck]) -> str:
     givers = [f'"@{node.id}"' for node in nodes.values() if node.op is not None and issubclass(node.op.output, wanted)]
     return f"{wanted.__name__}: {listed(givers, 100)}" if givers else f"no node produces {wanted.__name__}"
 
 
-def _absent_paths(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Finding]:
+def _absent_paths(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
     for field, value in _external_values(node, op):
-        path = external_path(value, node.places.folder(field.name) or root)
+        path = external_path(value, node.folder(field.name))
         if not value or path is None or is_there(path) or _may_be_model_id(str(value), field, path):
             continue
         hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
@@ -126,13 +126,13 @@ def _absent_paths(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Finding
         yield node.mistake(field.name, f"there is no file or folder {path.parent / shortened(path.name)}", hint)
 
 
-def _empty_paths(node: WrittenNode, op: OpSpec) -> Iterator[Finding]:
+def _empty_paths(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
     for field, value in _external_values(node, op):
         if value == "":
             yield node.mistake(field.name, "expected a path, got an empty string")
 
 
-def _external_values(node: WrittenNode, op: OpSpec) -> Iterator[tuple[ConfigField, object]]:
+def _external_values(node: NodeCheck, op: OpSpec) -> Iterator[tuple[ConfigField, object]]:
     """Of a list each member."""
     for field in op.fields.values():
         if field.external:
@@ -140,13 +140,13 @@ def _external_values(node: WrittenNode, op: OpSpec) -> Iterator[tuple[ConfigFiel
             yield from ((field, value) for value in (given if isinstance(given, (tuple, list)) else (given,)))
 
 
-def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Finding]:
+def _pin_mistakes(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
     """A model id enters the key by its name, so what it names must not change: its commit has to be given."""
     for field in op.fields.values():
         if not field.pinned_by:
             continue
         value = node.values.get(field.name)
-        path = external_path(value, node.places.folder(field.name) or root)
+        path = external_path(value, node.folder(field.name))
         commit = node.values.get(field.pinned_by)
         if path is not None and is_there(path) and commit is not None and node.is_argument(field.pinned_by):
             message = f"a commit belongs to a model id, and {shortened(str(value))} is a path; leave it out"
@@ -165,7 +165,7 @@ def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Finding
         yield node.mistake(where, message, hint)
 
 
-def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Finding]:
+def _launch_mistakes(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
     several = [name for name in ("nproc", "hosts") if node.launch.get(name, 1) > 1]
     if op.single_process and (several or node.launch.get("kind") == "torchrun"):
         where = "kind" if node.launch.get("kind") == "torchrun" else several[0]
@@ -182,11 +182,11 @@ def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Finding]:
         yield node.mistake(name, message)
 
 
-def _mistakes_with_nodes_above(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNode]) -> Iterator[Finding]:
+def _mistakes_with_nodes_above(node: NodeCheck, op: OpSpec, nodes: Mapping[str, NodeCheck]) -> Iterator[Finding]:
     """What the op's own check finds wrong between its values and those of nodes above."""
 
     def above(*edges: str) -> Mapping[str, Any]:
-        reached: WrittenNode | None = node
+        reached: NodeCheck | None = node
         for edge in edges:
             reached = _read_by(reached, edge, nodes) if reached is not None else None
         return {} if reached is None else _known_values(reached)
@@ -196,19 +196,19 @@ def _mistakes_with_nodes_above(node: WrittenNode, op: OpSpec, nodes: Mapping[str
         yield node.mistake(name, message)
 
 
-def _read_by(node: WrittenNode, edge: str, nodes: Mapping[str, WrittenNode]) -> WrittenNode | None:
+def _read_by(node: NodeCheck, edge: str, nodes: Mapping[str, NodeCheck]) -> NodeCheck | None:
     """The node that an edge of one names."""
     read = () if node.op is None else inputs_of(node.op, node.values).get(edge, ())
     return nodes.get(read[0]) if len(read) == 1 else None
 
 
-def _known_values(node: WrittenNode) -> dict[str, Any]:
+def _known_values(node: NodeCheck) -> dict[str, Any]:
     """What was given and has no mistake, and the defaults of the others."""
     defaults = {name: field.default for name, field in node.fields.items() if not field.required}
     return {name: value for name, value in {**defaults, **node.values}.items() if name not in node.wrong}
 
 
-def _machine_mistakes(node: WrittenNode, machine: Machine) -> Iterator[Finding]:
+def _machine_mistakes(node: NodeCheck, machine: Machine) -> Iterator[Finding]:
     """A node that asks for more than the run may use would never start."""
     for name in ("cpus", "gpus", "memory"):
         asked, there = node.launch.get(name), getattr(machine, name)
@@ -219,7 +219,7 @@ def _machine_mistakes(node: WrittenNode, machine: Machine) -> Iterator[Finding]:
             yield node.mistake(f"launch.{name}", f"more than the {there} of [machine] {name}")
 
 
-def _secret_mistakes(node: WrittenNode) -> Iterator[Finding]:
+def _secret_mistakes(node: NodeCheck) -> Iterator[Finding]:
     for name, value in node.cells():
         for variable in secret_names(value) if may_hold_secrets(value) else ():
             if variable not in os.environ:
@@ -227,7 +227,7 @@ def _secret_mistakes(node: WrittenNode) -> Iterator[Finding]:
                 yield node.mistake(name, message, "export it before you call dflow")
 
 
-def _cycle_mistakes(nodes: Mapping[str, WrittenNode]) -> Iterator[Finding]:
+def _cycle_mistakes(nodes: Mapping[str, NodeCheck]) -> Iterator[Finding]:
     inputs = {node.id: inputs_of(node.op, node.values) for node in nodes.values() if node.op is not None}
     parents = {
         node_id: [parent for ids in edges.values() for parent in ids if parent in inputs]
@@ -253,9 +253,9 @@ def _ends(cycle: list[str]) -> list[str]:
     return cycle[: MOST_OF_CYCLE // 2] + cycle[-(MOST_OF_CYCLE // 2) :]
 
 
-def _with_place(node: WrittenNode, edge: str) -> str:
+def _with_place(node: NodeCheck, edge: str) -> str:
     """The node, and where it names the one before it."""
-    position = node.places.position(edge)
+    position = node.tree.position(node.path(edge))
     if position is None:
         return node.id
     return f"{node.id} ({position.file}:{position.line})" if position.line else f"{node.id} ({position})"

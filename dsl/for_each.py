@@ -5,7 +5,7 @@
     [for_each.draft.large]
     train.num_layers = 5
 
-    [sweep]                             # a group for every field, a variant for every value
+    [sweep]                             # a group for every field, a variant for every value; --sweep train.lr=[...]
     train.lr = [1e-3, 3e-4]
 
 Every node that a variant of a group changes, and every node that reads from one, directly or not, is copied once per
@@ -18,203 +18,331 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
-from attrs import define
+from attrs import frozen
 
-from dsl.document import Document, Places, merged
+from dsl.convert import typed_value
 from dsl.errors import known_nodes, shortened
 from dsl.finding import Field, Finding, Position
-from dsl.interpolation import FIELD, OPENING, TOKEN, Cell, referred_fields
+from dsl.interpolation import FIELD, OPENING, TOKEN, referred_fields
 from dsl.op import Ref
 from dsl.order import children_of, reached
 from dsl.pipeline import Copy
+from dsl.shown import toml_text
 from dsl.toml import KeyPath
-from dsl.unchecked_node import WrittenNode
-from dsl.variants import Group, Sweep, Variant, groups_of, mistake_at
+from dsl.tree import Tree, merged
 
 MAX_COPIES = 10_000
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+VALUE_LENGTH = 32
+NEGATIVE = re.compile(r"-(?:[0-9]|inf)")
+SORT = "sort"  # the key of [sweep] that sweeps nothing: the metric by which its table is sorted
+SWEEP, FOR_EACH = "sweep", "for_each"
 
-ReadNode = Callable[[str, Mapping[str, Any], Places], WrittenNode]
+
+@frozen
+class Variant:
+    """What one variant changes: node id -> the node's table as far as it is another one. place: where it stands.
+
+    shown: what a user reads of it, such as the value of a sweep; in a group no two are alike.
+    """
+
+    name: str
+    changes: Mapping[str, Mapping[str, Any]]
+    place: KeyPath
+    shown: str
+
+    def origins(self, node_id: str) -> dict[tuple[str, ...], KeyPath]:
+        """Where the values of its change of a node stand, and those in tables, by their paths in the node."""
+        is_swept = self.place[0] == SWEEP
+        paths = [path for path, _ in _cells(self.changes[node_id])]
+        return {path: self.place if is_swept else (*self.place, node_id, *path) for path in paths}
 
 
-def expanded(
-    nodes: Mapping[str, WrittenNode],
-    sweeps: Sequence[Sweep] = (),
-    document: Document | None = None,
-    read_node: ReadNode | None = None,
-) -> tuple[dict[str, WrittenNode], list[Finding]]:
-    """The nodes with the copies in the templates' places. read_node makes a node that a variant gives another op."""
-    groups, mistakes = groups_of(document, sweeps)
+@frozen
+class Group:
+    """Variants of which every copy has one."""
+
+    name: str
+    variants: tuple[Variant, ...]
+
+    @property
+    def shown(self) -> str:
+        """`draft` of `for_each.draft`, `train.lr` of `sweep.train.lr`."""
+        return self.name.partition(".")[2]
+
+
+def put_sweeps(tree: Tree, texts: Sequence[str]) -> None:
+    """Put each `--sweep node.field=[...]` into the table [sweep], in the place of what the file sweeps there."""
+    given: set[str] = set()
+    for text in texts:
+        position = Position(f"--sweep {text}", is_argument=True)
+        path, equals, value = (part.strip() for part in text.partition("="))
+        try:
+            values = typed_value(value, None)
+        except ValueError as error:
+            tree.mistakes.append(Finding(str(error), Field(position=position)))
+            continue
+        if not equals or path.count(".") < 1 or not all(path.split(".")):
+            tree.mistakes.append(Finding("expected node.field=[value, value]", Field(position=position)))
+        elif path in given:
+            message = f"{shortened(path)} is swept twice"
+            tree.mistakes.append(Finding(message, Field(position=position), "give all values at once"))
+        else:
+            tree.put((SWEEP, *path.split(".")), values, position)
+        given.add(path)
+
+
+def sort_of(tree: Tree) -> str:
+    """The metric that `[sweep] sort` names; empty where it names none."""
+    named = tree.table(SWEEP).get(SORT, "")
+    if isinstance(named, str):
+        return named
+    if not isinstance(named, dict):  # which is a node of that name
+        hint = 'sort = "eval/tau", "-train/loss" for the least first'
+        tree.report((SWEEP, SORT), "expected the name of a metric", hint)
+    return ""
+
+
+def expand(tree: Tree) -> None:
+    """Put the copies in the places of the nodes that they are copies of."""
+    groups = [*_written_groups(tree), *_swept_groups(tree)]
     if not groups:
-        return dict(nodes), mistakes
-    expansion = _Expansion(nodes, groups, document, read_node)
-    mistakes += expansion.unknown_nodes()
-    if expansion.count() > MAX_COPIES:
+        return
+    expansion = _Expansion(tree, groups)
+    expansion.report_unknown_nodes()
+    if (count := expansion.count()) > MAX_COPIES:
         names = " x ".join(f"{group.name} ({len(group.variants)})" for group in groups)
-        message = f"for_each and sweep make {expansion.count():,} nodes, more than {MAX_COPIES:,}: {names}"
-        return dict(nodes), [*mistakes, mistake_at(document, groups[-1].variants[0].place, message)]
-    return expansion.run(), [*mistakes, *expansion.mistakes]
+        message = f"for_each and sweep make {count:,} nodes, more than {MAX_COPIES:,}: {names}"
+        tree.report(groups[-1].variants[0].place, message)
+    else:
+        expansion.run()
 
 
-def merged_mistakes(mistakes: Sequence[Finding], nodes: Mapping[str, WrittenNode]) -> list[Finding]:
+def merged_mistakes(mistakes: Sequence[Finding], tree: Tree) -> list[Finding]:
     """The mistakes with the ids of copies as those of the nodes that they are copies of, each once: mistakes in the
     copies of a node are those of the node, under the names that the file gives.
     """
-    templates = {node.id: node.template for node in nodes.values() if node.template}
-    if not templates:
+    if not tree.copies:
         return list(mistakes)
-    longest_first = sorted(templates, key=len, reverse=True)
+    longest_first = sorted(tree.copies, key=len, reverse=True)
     copied = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w-])")
 
     def as_written(text: str) -> str:
-        return copied.sub(lambda found: templates[found[0]], text)
+        return copied.sub(lambda found: tree.template(found[0]), text)
 
-    renamed = [
-        attrs.evolve(mistake, what=as_written(mistake.what), advice=_hint(mistake, as_written))
-        if mistake.path.startswith("node.") or mistake.position is None or mistake.position.is_argument
-        else mistake
-        for mistake in mistakes
-    ]
-    return list(dict.fromkeys(renamed))
+    def renamed(mistake: Finding) -> Finding:
+        is_argument = mistake.position is not None and mistake.position.is_argument
+        if not (is_argument or mistake.path.startswith("node.") or mistake.position is None):
+            return mistake
+        # An argument may change a single copy, so its hint keeps the names of copies.
+        advice = mistake.advice if is_argument else as_written(mistake.advice)
+        return attrs.evolve(mistake, what=as_written(mistake.what), advice=advice)
 
-
-def _hint(mistake: Finding, as_written: Callable[[str], str]) -> str:
-    """The hint for an argument keeps the names of copies, because an argument may change a single copy."""
-    is_argument = mistake.position is not None and mistake.position.is_argument
-    return mistake.advice if is_argument else as_written(mistake.advice)
+    return list(dict.fromkeys(map(renamed, mistakes)))
 
 
-@define
+def _written_groups(tree: Tree) -> Iterator[Group]:
+    for name, variants in tree.table(FOR_EACH).items():
+        place = (FOR_EACH, name)
+        if not isinstance(variants, dict) or not variants:
+            hint = f"[for_each.{shortened(name)}.<variant>] with node.field = value"
+            tree.report(place, "a group has one table for each variant", hint)
+            continue
+        found = []
+        for variant, changes in variants.items():
+            if wrong := _wrong_variant(variant, changes):
+                tree.report((*place, variant), wrong, "train.num_layers = 2")
+            else:
+                found.append(Variant(variant, changes, (*place, variant), variant))
+        if found and not any(variant.changes for variant in found):
+            tree.report(place, "no variant of this group changes a value")
+        elif found:
+            yield Group(f"for_each.{name}", tuple(found))
+
+
+def _wrong_variant(name: str, changes: Any) -> str:
+    if not NAME.fullmatch(name):
+        return f'variant "{name}": letters, digits, "_" and "-" only, since it is a part of node ids'
+    if not isinstance(changes, dict) or not all(isinstance(change, dict) for change in changes.values()):
+        return "expected a table of node.field = value"
+    return ""
+
+
+def _swept_groups(tree: Tree) -> Iterator[Group]:
+    for keys, values in _leaves(tree.table(SWEEP)):
+        node_id, *field = keys
+        place = (SWEEP, *keys)
+        if keys == (SORT,):
+            continue
+        if not field:
+            tree.report(place, "expected node.field = [value, value]")
+        elif not isinstance(values, (list, tuple)) or not values:
+            tree.report(place, "expected a list of values, one for each copy", "[1e-3, 3e-4]")
+        elif field == ["launch"] and not all(isinstance(value, dict) for value in values):
+            message = "expected a list of tables, one for each copy"
+            tree.report(place, message, "[{ threads = 1 }, { threads = 2 }]")
+        elif len(set(map(toml_text, values))) < len(values):
+            tree.report(place, "a value is given twice")
+        else:
+            names = _value_names(field[-1], values)
+            variants = [
+                Variant(name, {node_id: _nested(field, value)}, place, toml_text(value))
+                for name, value in zip(names, values, strict=True)
+            ]
+            yield Group(f"sweep.{'.'.join(keys)}", tuple(variants))
+
+
+def _value_names(field: str, values: Iterable[Any]) -> list[str]:
+    """`lr_0_001`, `x_m1_0` for -1.0: the field and the value, in the characters of ids, each name once."""
+    names: list[str] = []
+    for number, value in enumerate(values, start=1):
+        shown = re.sub(r"[^A-Za-z0-9-]+", "_", toml_text(value)).strip("_")
+        shown = f"{'m' if NEGATIVE.match(shown) else ''}{shown.strip('_-')}"[:VALUE_LENGTH]
+        name = f"{field}_{shown or number}"
+        while name in names:
+            name = f"{name}_{number}"
+        names.append(name)
+    return names
+
+
+def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
+    for key in reversed(keys):
+        value = {key: value}
+    return value  # type: ignore[no-any-return]
+
+
+def _leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
 class _Expansion:
-    nodes: Mapping[str, WrittenNode]
-    groups: Sequence[Group]
-    document: Document | None
-    read_node: ReadNode | None
-    mistakes: list[Finding] = attrs.Factory(list)
-    member_of: dict[str, tuple[Group, ...]] = attrs.field(init=False)  # the groups of every node, in their order
+    def __init__(self, tree: Tree, groups: Sequence[Group]) -> None:
+        self.tree = tree
+        self.groups = groups
+        self.nodes = {node_id: table for node_id, table in tree.nodes.items() if isinstance(table, dict)}
+        self.member_of = self._memberships()  # the groups of every node, in their order
 
-    def __attrs_post_init__(self) -> None:
-        self.member_of = self._memberships()
-
-    def unknown_nodes(self) -> Iterator[Finding]:
+    def report_unknown_nodes(self) -> None:
         for group in self.groups:
-            for variant in group.variants:
-                for node_id in variant.changes:
-                    if node_id not in self.nodes:
-                        place = variant.place if isinstance(variant.place, Position) else (*variant.place, node_id)
-                        if group.name.startswith("sweep."):
-                            place = variant.place
-                        message = f'there is no node "{shortened(node_id)}"'
-                        yield mistake_at(self.document, place, message, known_nodes(node_id, self.nodes))
-                if group.name.startswith("sweep."):
-                    break
+            places = {
+                variant.place if variant.place[0] == SWEEP else (*variant.place, node_id): node_id
+                for variant in group.variants
+                for node_id in variant.changes
+                if node_id not in self.tree.nodes
+            }
+            for place, node_id in places.items():
+                message = f'there is no node "{shortened(node_id)}"'
+                self.tree.report(place, message, known_nodes(node_id, self.tree.nodes))
 
     def count(self) -> int:
         return sum(math.prod(len(group.variants) for group in groups) for groups in self.member_of.values())
 
-    def run(self) -> dict[str, WrittenNode]:
-        copies: dict[str, WrittenNode] = {}
-        for node_id, node in self.nodes.items():
-            groups = self.member_of[node_id]
+    def run(self) -> None:
+        nodes: dict[str, Any] = {}
+        for node_id, table in self.tree.nodes.items():
+            groups = self.member_of.get(node_id, ())
             for chosen in itertools.product(*(group.variants for group in groups)):
+                copy_id = "-".join([node_id, *(variant.name for variant in chosen)])
+                if chosen and (copy_id in nodes or copy_id in self.tree.nodes):
+                    message = f'the copy "{copy_id}" of node "{node_id}" would have the id of another node'
+                    self.tree.report(chosen[-1].place, message, "rename one of them")
+                    continue
                 names = {group.name: variant.name for group, variant in zip(groups, chosen, strict=True)}
-                copy = self._copy(node, chosen, names) if groups else self._shared(node)
-                if groups and (copy.id in copies or copy.id in self.nodes):
-                    message = f'the copy "{copy.id}" of node "{node_id}" would have the id of another node'
-                    self.mistakes.append(mistake_at(self.document, chosen[-1].place, message, "rename one of them"))
-                else:
-                    copies[copy.id] = copy
-        return copies
+                changed = self._changed_table(node_id, table, chosen, copy_id) if chosen else table
+                nodes[copy_id] = self._rewired_table(changed, names) if isinstance(changed, dict) else changed
+                if chosen:
+                    shown = {group.shown: each.shown for group, each in zip(groups, chosen, strict=True)}
+                    self.tree.copies[copy_id] = Copy(node_id, shown)
+        self.tree.values["node"] = nodes
 
     def _memberships(self) -> dict[str, tuple[Group, ...]]:
-        """A node is in the groups that change one of its values, and in those of all nodes that it reads."""
-        children = children_of({node_id: [*self._read_by(node)] for node_id, node in self.nodes.items()})
+        parents = {node_id: list(dict.fromkeys(self._read_by(node_id))) for node_id in self.nodes}
+        children = children_of(parents)
         users = self._users()
         member_of: dict[str, list[Group]] = {node_id: [] for node_id in self.nodes}
         for group in self.groups:
-            cells = reached({cell for cell in self._changed(group, users) if cell[0] in self.nodes}, users)
-            for node_id in reached({owner for owner, _field in cells}, children):
+            cells = reached(self._changed(group, users), users)
+            owners = {cell.partition(".")[0] for cell in cells}
+            for node_id in reached(owners & self.nodes.keys(), children):
                 member_of[node_id].append(group)
         return {node_id: tuple(groups) for node_id, groups in member_of.items()}
 
-    def _read_by(self, node: WrittenNode) -> Iterator[str]:
-        for table in self._tables_of(node):
+    def _read_by(self, node_id: str) -> Iterator[str]:
+        op = self.tree.op(node_id)
+        for table in self._tables_of(node_id):
             for name, value in table.items():
-                if node.op is None or name in node.edges or "op" in table:
+                if op is None or name in op.edges or "op" in table:
                     yield from (found for found in _references(value) if found in self.nodes)
 
-    def _users(self) -> dict[Cell, list[Cell]]:
-        """Field -> the fields whose texts refer to it."""
-        users: dict[Cell, list[Cell]] = {}
-        for node in self.nodes.values():
-            tables = [*self._tables_of(node), {"launch": node.launch}]
-            for name, value in [cell for table in tables for cell in _cells(table)]:
-                for cell in referred_fields(value):
-                    users.setdefault(cell, []).append((node.id, name))
+    def _users(self) -> dict[str, list[str]]:
+        """Field, as "node.field" or "node.table.field" -> the fields whose texts refer to it."""
+        users: dict[str, list[str]] = {}
+        for node_id in self.nodes:
+            for table in self._tables_of(node_id):
+                for path, value in _cells(table):
+                    for field in referred_fields(value):
+                        users.setdefault(field, []).append(".".join((node_id, *path)))
         return users
 
-    def _tables_of(self, node: WrittenNode) -> list[Mapping[str, Any]]:
+    def _tables_of(self, node_id: str) -> list[Mapping[str, Any]]:
         """What the node may be given, by its own table and by variants."""
-        variants = (variant.changes.get(node.id, {}) for group in self.groups for variant in group.variants)
-        return [node.values, *variants]
+        variants = (variant.changes.get(node_id, {}) for group in self.groups for variant in group.variants)
+        return [self.nodes[node_id], *variants]
 
-    def _changed(self, group: Group, users: Mapping[Cell, Sequence[Cell]]) -> Iterator[Cell]:
+    def _changed(self, group: Group, users: Mapping[str, Sequence[str]]) -> Iterator[str]:
         for variant in group.variants:
             for node_id, change in variant.changes.items():
-                yield from ((node_id, name) for name in _places_of_change(change, variant, node_id))
+                yield from (".".join((node_id, *path)) for path, _ in _cells(change))
                 if "op" in change:  # all values of the node may be others
-                    yield from (cell for cell in users if cell[0] == node_id)
+                    yield from (field for field in users if field.startswith(f"{node_id}."))
 
-    def _shared(self, node: WrittenNode) -> WrittenNode:
-        """The node itself; what it takes from a node that is copied comes from a copy."""
-        node.values = {name: self._rewired(value, {}, False) for name, value in node.values.items()}
-        node.launch = {name: self._rewired(value, {}, False) for name, value in node.launch.items()}
-        return node
-
-    def _copy(self, node: WrittenNode, chosen: Sequence[Variant], names: Mapping[str, str]) -> WrittenNode:
-        values, launch, places = node.values, node.launch, node.places
-        copy_id = "-".join([node.id, *names.values()])
-        op = node.op
+    def _changed_table(
+        self, node_id: str, table: Mapping[str, Any], chosen: Sequence[Variant], copy_id: str
+    ) -> Mapping[str, Any]:
+        origins = self.tree.origins
+        origins["node", copy_id] = (("node", node_id), None)
         for variant in chosen:
-            change = variant.changes.get(node.id)
+            change = variant.changes.get(node_id)
             if change is None:
                 continue
-            moved = _places_of_change(change, variant, node.id)
-            if "op" in change and self.read_node is not None and (op is None or change["op"] != op.name):
-                fresh = self.read_node(node.id, change, Places(self.document, ("node", node.id), moved))
-                op, values, launch, places = fresh.op, fresh.values, fresh.launch, fresh.places
-                continue
-            self._report_overridden(node, moved, variant, copy_id)
-            rest = {name: value for name, value in change.items() if name not in ("op", "launch")}
-            values = merged(values, rest)
-            launch = merged(launch, change.get("launch", {}))
-            places = places.moved(moved)
-        shown = {group.shown: variant.shown for group, variant in zip(self.member_of[node.id], chosen, strict=True)}
-        copy = WrittenNode(copy_id, op, {}, {}, places, copy=Copy(node.id, shown))
-        is_edge = {name: op is None or name in copy.edges for name in values}
-        copy.values = {name: self._rewired(value, names, is_edge[name]) for name, value in values.items()}
-        copy.launch = {name: self._rewired(value, names, False) for name, value in launch.items()}
-        return copy
+            if "op" in change and change["op"] != table.get("op"):
+                table = change
+                origins["node", copy_id] = ((*variant.place, node_id), None)
+            else:
+                self._report_overridden(node_id, variant, copy_id)
+                table = merged(table, change)
+            for path, place in variant.origins(node_id).items():
+                origins["node", copy_id, *path] = (place, None)
+        return table
 
-    def _report_overridden(self, node: WrittenNode, moved: Mapping[str, Any], variant: Variant, copy_id: str) -> None:
-        for name in moved:
-            for given in {name, name.partition(".")[0]}:
-                position = node.places.elsewhere.get(given)
-                if isinstance(position, Position) and position.is_argument:
-                    where = (
-                        variant.place.file if isinstance(variant.place, Position) else ".".join(map(str, variant.place))
-                    )
-                    message = f"{shortened(where)} sets this very value"
-                    mistake = Finding(
-                        message,
-                        Field(position=position),
-                        f"name one copy: -s {shortened(copy_id)}.{shortened(name)}=...",
-                    )
-                    if all(mistake.position != other.position for other in self.mistakes):
-                        self.mistakes.append(mistake)
+    def _report_overridden(self, node_id: str, variant: Variant, copy_id: str) -> None:
+        """An argument for all copies of a value that the variant sets."""
+        for path, value in _cells(variant.changes[node_id]):
+            for given in () if isinstance(value, dict) else {path, path[:1]}:
+                _, position = self.tree.origins.get(("node", node_id, *given), (given, None))
+                if position is None or any(position == other.position for other in self.tree.mistakes):
+                    continue
+                _, argument = self.tree.origin(variant.place)
+                where = ".".join(map(str, variant.place)) if argument is None else argument.file
+                hint = f"name one copy: -s {shortened(copy_id)}.{shortened('.'.join(path))}=..."
+                message = f"{shortened(where)} sets this very value"
+                self.tree.mistakes.append(Finding(message, Field(position=position), hint))
+
+    def _rewired_table(self, table: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+        """What the node takes from nodes that are copied comes from the copies of the same variants."""
+        op = self.tree.find_op(table.get("op"))
+        return {
+            name: self._rewired(value, names, name != "launch" and (op is None or name in op.edges))
+            for name, value in table.items()
+        }
 
     def _rewired(self, value: Any, names: Mapping[str, str], is_edge: bool) -> Any:
         if isinstance(value, Ref) and is_edge:
@@ -242,12 +370,12 @@ class _Expansion:
         return "-".join([node_id, *(names.get(group.name, group.variants[0].name) for group in groups)])
 
 
-def _cells(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The values, and those in tables as "table.key" too."""
+def _cells(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values by (field,), and those in tables by (field, key) too."""
     for name, value in table.items():
-        yield name, value
+        yield (name,), value
         if isinstance(value, dict):
-            yield from ((f"{name}.{key}", each) for key, each in value.items())
+            yield from (((name, key), each) for key, each in value.items())
 
 
 def _references(value: Any) -> Iterator[str]:
@@ -257,11 +385,3 @@ def _references(value: Any) -> Iterator[str]:
             yield member.node
         elif isinstance(member, str) and member.startswith("@"):
             yield member[1:]
-
-
-def _places_of_change(change: Mapping[str, Any], variant: Variant, node_id: str) -> dict[str, KeyPath | Position]:
-    """Where the values of a change stand, by field and "table.field"."""
-    fields = [name for name, value in _cells(change) if name != "launch" or not isinstance(value, dict)]
-    if isinstance(variant.place, Position) or variant.place[0] == "sweep":
-        return dict.fromkeys(fields, variant.place)
-    return {name: (*variant.place, node_id, *name.split(".")) for name in fields}

@@ -1,4 +1,4 @@
-"""Type-check and order a pipeline: `Pipeline` in, compiled `Graph` out, or every mistake at once."""
+"""A compiled pipeline: its nodes in the order of their edges, and what is asked of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 from attrs import frozen
 
-from dsl.edge_checks import Absent, absolute_path, all_of, external_value, inputs_of, wiring_mistakes
-from dsl.errors import PipelineError
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
-from dsl.order import above, below, in_order
-from dsl.pipeline import Copy, Node, Pipeline, selected_by
-from dsl.tables import tables_of, upload_mistakes
-from dsl.unchecked_node import written_nodes
+from dsl.order import above, below
+from dsl.pipeline import Copy, selected_by
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -114,75 +110,5 @@ class Graph:
         return graph
 
 
-def compile_pipeline(pipeline: Pipeline, absent: Absent | None = None) -> Graph:
-    """Check references, artifact types, external paths and cycles. Raises PipelineError with all mistakes.
-
-    absent: if given, collects missing files and folders, which by themselves are then no mistakes.
-    """
-    mistakes = wiring_mistakes(written_nodes(pipeline), pipeline.root, pipeline.machine, absent)
-    mistakes += upload_mistakes(tables_of(pipeline)["mlflow"], ids_to_upload(pipeline))
-    if mistakes:
-        raise PipelineError([*mistakes, *all_of(absent)])
-    return compiled(pipeline)
-
-
-def ids_to_upload(pipeline: Pipeline) -> list[str]:
-    """The names that `upload` may have: of nodes, and of templates, which stand for all their copies."""
-    return list(dict.fromkeys(name for node in pipeline.nodes.values() for name in _names(node)))
-
-
-def _names(node: Node | GraphNode) -> tuple[str, ...]:
+def _names(node: GraphNode) -> tuple[str, ...]:
     return (node.id,) if node.copy is None else (node.copy.template, node.id)
-
-
-def compiled(pipeline: Pipeline) -> Graph:
-    """The graph of a pipeline that is known to have no mistakes."""
-    nodes = {node.id: _compiled(node, pipeline.root) for node in pipeline.nodes.values()}
-    order = in_order({node.id: node.parents for node in nodes.values()})
-    return Graph(
-        name=pipeline.name,
-        seed=pipeline.seed,
-        experiment=pipeline.experiment,
-        tracking=pipeline.tracking,
-        tracking_uri=pipeline.tracking_uri,
-        root=pipeline.root,
-        op_files=tuple(absolute_path(file, pipeline.root) for file in pipeline.op_files),
-        nodes={node_id: nodes[node_id] for node_id in order},
-        tags=pipeline.tags,
-        notes=pipeline.notes,
-        machine=pipeline.machine,
-        sort_by=pipeline.sort_by,
-        upload=pipeline.upload,
-    )
-
-
-def graph_to_pipeline(graph: Graph) -> Pipeline:
-    """The pipeline that compiles to this graph, without positions."""
-    pipeline = Pipeline(
-        graph.name,
-        seed=graph.seed,
-        experiment=graph.experiment,
-        tracking=graph.tracking,
-        tracking_uri=graph.tracking_uri,
-        root=graph.root,
-        op_files=graph.op_files,
-        tags=graph.tags,
-        notes=graph.notes,
-        machine=graph.machine,
-        sort_by=graph.sort_by,
-        upload=graph.upload,
-    )
-    for node in graph.nodes.values():
-        pipeline.node(node.id, node.config, launch=node.launch, copy=node.copy)
-    return pipeline
-
-
-def _compiled(node: Node, root: Path) -> GraphNode:
-    op = node.op
-    paths = {
-        field.name: external_value(getattr(node.config, field.name), field, node.places.folder(field.name) or root)
-        for field in op.fields.values()
-        if field.external
-    }
-    config = attrs.evolve(node.config, **paths) if paths else node.config
-    return GraphNode(node.id, config, op, node.launch, inputs_of(op, attrs.asdict(config, recurse=False)), node.copy)

@@ -20,7 +20,8 @@ from dsl.graph import Graph, GraphNode
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
 from dsl.op_table import load_op
-from dsl.pipeline import Copy, check_tags
+from dsl.pipeline import Copy
+from dsl.tables import check_tags
 
 FORMAT = 2
 OTHER_VERSION = "use the version of dflow that wrote it, or start a new run"

@@ -1,8 +1,7 @@
 """References in texts: `${env:NAME}`, `${node.field}`, `${node.table.field}`, `${pipeline.name}`, and secrets.
 
 A text that is one reference as a whole takes the value with its type; within a longer text the value is put in as text.
-`$${` is a literal `${`. Secrets stay as they are written (dsl/secrets.py). Chains of references may be long, so nothing
-here calls itself along them.
+`$${` is a literal `${`. Secrets stay as they are written (dsl/secrets.py).
 """
 
 from __future__ import annotations
@@ -15,13 +14,15 @@ from typing import Any
 import attrs
 
 from dsl.convert import member_type, type_mistake, typed_value
-from dsl.document import LAUNCH, TABLE_NAMES
 from dsl.edge_checks import external_value
 from dsl.errors import did_you_mean, shortened
-from dsl.finding import Finding
-from dsl.op import ConfigField, chosen_tables
-from dsl.secrets import secret_names
-from dsl.unchecked_node import WrittenNode, ops_of, table_values, unknown_key
+from dsl.node_check import unknown_key
+from dsl.op import chosen_tables
+from dsl.order import cycles, in_order
+from dsl.secrets import secret_names, texts
+from dsl.tables import TABLE_NAMES
+from dsl.toml import KeyPath
+from dsl.tree import Tree, cells, owner_path, table_values
 
 OPENING = "${"
 TOKEN = re.compile(r"(?P<escape>\$\$\{)(?=(?P<ahead>[^{}]*\}?))|\$\{(?P<body>[^{}$]*)(?P<end>\}?)")
@@ -30,8 +31,6 @@ FIELD = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)\.((?:[A-Za-z_]\w*\.)?[A-Za-z_]\w*)
 TRACKING_URI = ("mlflow", "tracking_uri")
 OF_PIPELINE = ("name", "seed")
 KINDS = "${node.field}, ${env:NAME}, ${secret:NAME}, ${pipeline.name} or ${pipeline.seed}"
-
-Cell = tuple[str, str]  # a node's id or a table's name; "field", "table.field" or "launch.field"
 
 
 class _Refused(Exception):
@@ -43,138 +42,101 @@ class _Refused(Exception):
         self.hint = hint
 
 
-def interpolate(
-    nodes: Mapping[str, WrittenNode], tables: Mapping[str, WrittenNode], only_arguments: bool = False
-) -> list[Finding]:
-    """Put values in place of all references. Returns what is wrong; values that are wrong are taken out.
-
-    only_arguments: only in values that were given on the command line; all others are what they say.
-    """
-    return _Interpolation({**nodes, **tables}, only_arguments).run()
+def interpolate(tree: Tree) -> None:
+    """Put values in place of all references. What is wrong is reported to the tree, and taken out."""
+    _Interpolation(tree).run()
 
 
-def has_reference(value: Any) -> bool:
-    """Whether a text, or one in a list or table, holds `${`."""
-    if isinstance(value, str):
-        return OPENING in value
-    if isinstance(value, dict):
-        return any(has_reference(member) for member in value.values())
-    return isinstance(value, (list, tuple)) and any(has_reference(member) for member in value)
-
-
-def referred_fields(value: Any) -> Iterator[Cell]:
-    """The fields that the texts of a value refer to, known or not."""
-    for text in _texts(value):
+def referred_fields(value: Any) -> Iterator[str]:
+    """The fields that the texts of a value refer to, known or not, as "node.field" or "node.table.field"."""
+    for text in texts(value):
         for token in TOKEN.finditer(text):
-            found = None if token["escape"] else FIELD.fullmatch(token["body"])
-            if found is not None:
-                yield found[1], found[2]
+            if not token["escape"] and FIELD.fullmatch(token["body"]):
+                yield token["body"]
 
 
 class _Interpolation:
-    def __init__(self, owners: Mapping[str, WrittenNode], only_arguments: bool) -> None:
-        self.owners = owners
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
         self.copies: dict[str, list[str]] = {}
-        for node in owners.values():
-            if node.template:
-                self.copies.setdefault(node.template, []).append(node.id)
-        self.mistakes: list[Finding] = []
+        for node_id, copy in tree.copies.items():
+            self.copies.setdefault(copy.template, []).append(node_id)
         self.refused: list[_Refused] = []  # of the value that is filled in at the moment
-        self.waiting: dict[Cell, Any] = {}
-        for owner, node in owners.items():
-            cells = {(owner, name): value for name, value in node.cells() if has_reference(value)}
-            cells |= {(owner, f"launch.{name}"): value for name, value in node.launch.items() if has_reference(value)}
-            self.waiting |= {cell: cells[cell] for cell in cells if not only_arguments or node.is_argument(cell[1])}
+        self.waiting: dict[str, tuple[KeyPath, Any]] = {}  # by "node.field" or "node.table.field"
+        for owner in (*TABLE_NAMES, *tree.nodes):
+            whole = owner_path(owner)
+            for name, value in cells(tree.table(*whole), tree.fields(owner)):
+                path = (*whole, *name)
+                if any(texts(value)) and (not tree.is_literal or tree.is_argument(path)):
+                    self.waiting[".".join((owner, *name))] = path, value
 
-    def run(self) -> list[Finding]:
-        for first in list(self.waiting):
-            path = {first: None} if first in self.waiting else {}  # cells that wait for the next one each
-            while path:
-                last = next(reversed(path))
-                needed = next((cell for cell in self._needed(last) if cell in self.waiting), None)
-                if needed is None:
-                    del path[last]
-                    self._finish(last)
-                elif needed in path:
-                    cells = list(path)
-                    self._report_cycle(cells[cells.index(needed) :])
-                    path = {cell: None for cell in cells if cell in self.waiting}
-                else:
-                    path[needed] = None
-        return self.mistakes
+    def run(self) -> None:
+        while found := cycles(self._needed()):
+            for cycle in found:
+                self._report_cycle([cycle[0], *reversed(cycle[1:])])
+        for cell in in_order(self._needed()):
+            self._finish(*self.waiting[cell])
 
-    def _needed(self, cell: Cell) -> Iterator[Cell]:
-        for owner, name in referred_fields(self.waiting[cell]):
-            for copy in self._ids(owner):
-                yield copy, name
-                yield copy, name.partition(".")[0]
-                field = self.owners[copy].field(name)
-                yield from ((copy, f"{name}.{key}") for key in (field.fields if field is not None else ()))
+    def _needed(self) -> dict[str, list[str]]:
+        """Of each value that waits, those that have to be filled in before."""
+        inside: dict[str, list[str]] = {}
+        for cell in self.waiting:
+            inside.setdefault(cell.rpartition(".")[0], []).append(cell)
+        needed: dict[str, list[str]] = {cell: [] for cell in self.waiting}
+        for cell, (_, value) in self.waiting.items():
+            for owner, _, name in (field.partition(".") for field in referred_fields(value)):
+                for field in (f"{each}.{name}" for each in self._ids(owner)):
+                    near = (field, field.rpartition(".")[0], *inside.get(field, ()))
+                    needed[cell] += [each for each in near if each in self.waiting]
+        return needed
 
     def _ids(self, owner: str) -> list[str]:
         """The node itself, or its copies where a table outside the nodes names a node that was copied."""
-        return [owner] if owner in self.owners else self.copies.get(owner, [])
+        return [owner] if owner in TABLE_NAMES or owner in self.tree.nodes else self.copies.get(owner, [])
 
-    def _finish(self, cell: Cell) -> None:
-        value = self.waiting.pop(cell)
-        node = self.owners[cell[0]]
-        self.refused = []
-        filled = self._filled(value, self._type_of(cell), cell)
-        if not self.refused:
-            self._store(cell, filled)
-            return
-        self._take_out(cell)
-        wrong = dict.fromkeys((refused.message, refused.hint) for refused in self.refused if refused.message)
-        self.mistakes += [node.mistake(cell[1], *each) for each in wrong]
-
-    def _report_cycle(self, cells: list[Cell]) -> None:
-        names = [".".join(cell) for cell in cells]
-        node = self.owners[cells[0][0]]
-        message = f"the values refer to each other: {' -> '.join([*names, names[0]])}"
-        self.mistakes.append(node.mistake(cells[0][1], message))
+    def _report_cycle(self, cells: list[str]) -> None:
+        message = f"the values refer to each other: {' -> '.join([*cells, cells[0]])}"
+        self.tree.report(self.waiting[cells[0]][0], message)
         for cell in cells:
-            del self.waiting[cell]
-            self._take_out(cell)
+            self._take_out(self.waiting.pop(cell)[0])
 
-    def _store(self, cell: Cell, value: Any) -> None:
-        values, key = self._holder(cell)
-        values[key] = value
+    def _finish(self, path: KeyPath, value: Any) -> None:
+        self.refused = []
+        field = self.tree.field(path)
+        filled = self._filled(value, str if field is None else field.type, path)
+        if not self.refused:
+            self._holder(path)[str(path[-1])] = filled
+            return
+        self._take_out(path)
+        wrong = dict.fromkeys((refused.message, refused.hint) for refused in self.refused if refused.message)
+        for message, hint in wrong:
+            self.tree.report(path, message, hint)
 
-    def _take_out(self, cell: Cell) -> None:
-        values, key = self._holder(cell)
-        del values[key]
-        self.owners[cell[0]].wrong.add(cell[1])
+    def _take_out(self, path: KeyPath) -> None:
+        del self._holder(path)[str(path[-1])]
+        owner, *name = map(str, path[1:] if path[0] == "node" else path)
+        self.tree.wrong.setdefault(owner, set()).add(".".join(name))
 
-    def _holder(self, cell: Cell) -> tuple[dict[str, Any], str]:
-        """What holds the value, and its key there; of a table a copy, which may be changed, takes its place."""
-        node = self.owners[cell[0]]
-        table, _, key = cell[1].rpartition(".")
-        if table and table != LAUNCH:
-            node.values[table] = dict(node.values[table])
-            return node.values[table], key
-        return (node.launch if table else node.values), key
+    def _holder(self, path: KeyPath) -> dict[str, Any]:
+        return self.tree.table(*path[:-1])
 
-    def _type_of(self, cell: Cell) -> Any:
-        field = self.owners[cell[0]].field(cell[1])
-        return str if field is None else field.type
-
-    def _filled(self, value: Any, expected: Any, cell: Cell) -> Any:
+    def _filled(self, value: Any, expected: Any, path: KeyPath) -> Any:
         if isinstance(value, str):
-            return self._filled_text(value, expected, cell) if OPENING in value else value
+            return self._filled_text(value, expected, path) if OPENING in value else value
         if isinstance(value, dict):
             of_member = member_type(expected, dict)
-            return {key: self._filled(member, of_member, cell) for key, member in value.items()}
+            return {key: self._filled(member, of_member, path) for key, member in value.items()}
         if isinstance(value, (list, tuple)):
             of_member = member_type(expected, tuple)
-            return type(value)(self._filled(member, of_member, cell) for member in value)
+            return type(value)(self._filled(member, of_member, path) for member in value)
         return value
 
-    def _filled_text(self, text: str, expected: Any, cell: Cell) -> Any:
+    def _filled_text(self, text: str, expected: Any, path: KeyPath) -> Any:
         """What is refused is put down, and stays as it is written."""
         whole = TOKEN.fullmatch(text)
         if whole is not None and not whole["escape"]:
-            return self._or_refused(whole, lambda token: self._as_whole(token, expected, cell))
-        return TOKEN.sub(lambda token: str(self._or_refused(token, lambda token: self._as_text(token, cell))), text)
+            return self._or_refused(whole, lambda token: self._as_whole(token, expected, path))
+        return TOKEN.sub(lambda token: str(self._or_refused(token, lambda token: self._as_text(token, path))), text)
 
     def _or_refused(self, token: re.Match[str], meaning: Callable[[re.Match[str]], Any]) -> Any:
         try:
@@ -183,10 +145,10 @@ class _Interpolation:
             self.refused.append(refused)
             return token[0]
 
-    def _as_whole(self, token: re.Match[str], expected: Any, cell: Cell) -> Any:
-        value = self._meaning(token, expected, cell)
+    def _as_whole(self, token: re.Match[str], expected: Any, path: KeyPath) -> Any:
+        value = self._meaning(token, expected, path)
         variable = ENVIRONMENT.fullmatch(token["body"])
-        if variable is None or secret_names(token[0]) or self.owners[cell[0]].field(cell[1]) is None:
+        if variable is None or secret_names(token[0]) or self.tree.field(path) is None:
             return value
         message = type_mistake(expected, value)
         if message is not None:
@@ -195,11 +157,10 @@ class _Interpolation:
             raise _Refused(f"{token[0]}: {message}", hint)
         return value
 
-    def _as_text(self, token: re.Match[str], cell: Cell) -> str:
+    def _as_text(self, token: re.Match[str], path: KeyPath) -> str:
         if token["escape"]:  # what would be a secret keeps its second $ until the stage runs
-            is_secret = secret_names(OPENING + token["ahead"]) and (cell[0] not in TABLE_NAMES or cell == TRACKING_URI)
-            return token[0] if is_secret else OPENING
-        value = self._meaning(token, str, cell)
+            return token[0] if secret_names(OPENING + token["ahead"]) and _may_be_secret(path) else OPENING
+        value = self._meaning(token, str, path)
         if isinstance(value, bool):
             return "true" if value else "false"
         if isinstance(value, (str, int, float)):
@@ -207,14 +168,14 @@ class _Interpolation:
         kind = "none" if value is None else {dict: "a table"}.get(type(value), "a list")
         raise _Refused(f"{token[0]} is {kind}, which cannot be part of a string")
 
-    def _meaning(self, token: re.Match[str], expected: Any, cell: Cell) -> Any:
+    def _meaning(self, token: re.Match[str], expected: Any, path: KeyPath) -> Any:
         body = token["body"]
         if not token["end"]:
             raise _Refused(f'"{token[0]}" has no closing brace', "a literal ${ is written $${")
         if secret_names(token[0]):
-            if cell[0] in TABLE_NAMES and cell != TRACKING_URI:
+            if not _may_be_secret(path):
                 raise _Refused("secrets are allowed only in a node's values and in mlflow.tracking_uri")
-            if cell == TRACKING_URI:
+            if path == TRACKING_URI:
                 _from_environment(secret_names(token[0])[0], str)
             return token[0]
         environment = ENVIRONMENT.fullmatch(body)
@@ -223,32 +184,34 @@ class _Interpolation:
         field = FIELD.fullmatch(body)
         if field is None:
             raise _Refused(f'"{token[0]}" is not one of {KINDS}', "a literal ${ is written $${")
-        values = [self._value_of(owner, field[2], cell) for owner in self._ids(field[1]) or [field[1]]]
+        values = [self._value_of(owner, field[2], path) for owner in self._ids(field[1]) or [field[1]]]
         if any(value != values[0] for value in values):
             copies = ", ".join(self._ids(field[1]))
             raise _Refused(f"{token[0]} has a different value in each copy ({copies})", "name one of them")
         return values[0]
 
-    def _value_of(self, owner: str, name: str, cell: Cell) -> Any:
-        node = self.owners.get(owner)
+    def _value_of(self, owner: str, name: str, path: KeyPath) -> Any:
+        tree = self.tree
         if owner in TABLE_NAMES and (owner != "pipeline" or name not in OF_PIPELINE):
             hint = did_you_mean(name, OF_PIPELINE) if owner == "pipeline" else ""
             raise _Refused(f"${{{owner}.{name}}} is not one of {KINDS}", hint)
-        if node is None:
-            raise _Refused(f'there is no node "{owner}"', did_you_mean(owner, [*self.owners]))
-        field = node.field(name)
-        if field is None and node.op is None:
+        if owner not in TABLE_NAMES and owner not in tree.nodes:
+            raise _Refused(f'there is no node "{owner}"', did_you_mean(owner, [*tree.nodes, *TABLE_NAMES]))
+        there = (*owner_path(owner), *name.split("."))
+        field = tree.field(there)
+        op = tree.op(owner)
+        if field is None and op is None:
             raise _Refused
         if field is None:
-            if name in node.edges:
+            if op is not None and name in op.edges:
                 raise _Refused(f'node "{owner}": "{name}" reads another node, it has no value')
-            hint = unknown_key(node, name, ops_of(self.owners), fields_only=True).text
+            hint = unknown_key(tree, owner, name, fields_only=True).text
             raise _Refused(f'node "{owner}" has no field "{shortened(name)}"', hint)
         table, _, key = name.rpartition(".")
-        if not node.wrong.isdisjoint((name, table)):
+        if not tree.wrong.get(owner, set()).isdisjoint((name, table)):
             raise _Refused
-        values = self._values_of(node, table)
-        value = attrs.NOTHING if values is None else values.get(key, _default(field))
+        values = self._values_of(owner, table)
+        value = attrs.NOTHING if values is None else values.get(key, field.made_default)
         if value is attrs.NOTHING:
             if owner == "pipeline":
                 raise _Refused
@@ -256,23 +219,22 @@ class _Interpolation:
         if type_mistake(field.type, value) is not None:
             raise _Refused  # reported at that field
         if name == "seed" and value is None:
-            return self._value_of("pipeline", "seed", cell)
-        return self._as_seen_from(value, field, node, cell)
+            return self._value_of("pipeline", "seed", path)
+        if not field.external or tree.folder(there) == tree.folder(path):
+            return value
+        return external_value(value, field, tree.folder(there))  # a path that stands in another folder's file
 
-    @staticmethod
-    def _values_of(node: WrittenNode, table: str) -> Mapping[str, Any] | None:
-        """Those of the node, of its launch, or of a table in it; None where that is neither given nor chosen."""
-        if table in ("", LAUNCH):
-            return node.launch if table else node.values
-        default = {} if table in chosen_tables(node.fields, node.values) else _default(node.fields[table])
-        given = node.values.get(table)
-        return table_values(default if given is None else given)
+    def _values_of(self, owner: str, table: str) -> Mapping[str, Any] | None:
+        """Those of the node, or of a table in it, its launch too; None where that is neither given nor chosen."""
+        values, fields = self.tree.table(*owner_path(owner)), self.tree.fields(owner)
+        if not table:
+            return values
+        default = {} if table in chosen_tables(fields, values) else fields[table].made_default
+        return table_values(default if values.get(table) is None else values[table])
 
-    def _as_seen_from(self, value: Any, field: ConfigField, node: WrittenNode, cell: Cell) -> Any:
-        """A path that stands in another folder's file is made absolute."""
-        folder = node.places.folder(field.name) if field.external else None
-        here = self.owners[cell[0]].places.folder(cell[1])
-        return value if folder is None or folder == here else external_value(value, field, folder)
+
+def _may_be_secret(path: KeyPath) -> bool:
+    return path[0] == "node" or path == TRACKING_URI
 
 
 def _from_environment(name: str, expected: Any) -> Any:
@@ -283,19 +245,3 @@ def _from_environment(name: str, expected: Any) -> Any:
         return typed_value(os.environ[name], expected)
     except ValueError:
         return os.environ[name]
-
-
-def _default(field: ConfigField) -> Any:
-    return field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    pending = [value]
-    while pending:
-        member = pending.pop()
-        if isinstance(member, str):
-            yield member
-        elif isinstance(member, (list, tuple)):
-            pending += reversed(member)
-        elif isinstance(member, dict):
-            pending += reversed(list(member.values()))

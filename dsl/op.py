@@ -152,6 +152,11 @@ class ConfigField:
         return self.default is attrs.NOTHING
 
     @property
+    def made_default(self) -> Any:
+        """The default as a value; NOTHING of a required field."""
+        return self.default.factory() if isinstance(self.default, attrs.Factory) else self.default  # type: ignore[arg-type]
+
+    @property
     def chosen_by(self) -> ChosenBy | None:
         """The value of another field to which a table belongs."""
         return next((rule for rule in validators_of(self.validator) if isinstance(rule, ChosenBy)), None)

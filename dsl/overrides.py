@@ -11,32 +11,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
 from attrs import frozen
 
-from dsl.convert import member_type, structure, takes_table, type_mistake, typed_value
-from dsl.document import LAUNCH, TABLE_NAMES
-from dsl.edge_checks import Absent
-from dsl.errors import PipelineError, known_nodes, shortened
+from dsl.convert import member_type, type_mistake, typed_value
+from dsl.errors import known_nodes, shortened
 from dsl.finding import Field, Finding, Position
-from dsl.for_each import expanded
-from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
-from dsl.interpolation import interpolate
-from dsl.pipeline import Pipeline
-from dsl.tables import pipeline_of, tables_of
-from dsl.unchecked_node import (
-    LAUNCH_FIELDS,
-    WrittenNode,
-    add_checked_node,
-    ops_of,
-    table_values,
-    unknown_key,
-    written_nodes,
-)
-from dsl.variants import Sweep
+from dsl.op import ConfigField
+from dsl.tables import TABLE_NAMES
+from dsl.toml import KeyPath
+from dsl.tree import Tree, owner_path
 
 NONE = "none"
 
@@ -67,70 +53,33 @@ def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Finding
             message = "-s changes a node's values, not its op"
             mistakes.append(Finding(message, Field(position=position), "change the op in the file"))
         elif owner == "pipeline" and field in ("ops", "drafts"):
-            mistakes.append(
-                Finding(f"-s cannot change pipeline.{field}", Field(position=position), "change it in the file")
-            )
+            message = f"-s cannot change pipeline.{field}"
+            mistakes.append(Finding(message, Field(position=position), "change it in the file"))
         else:
             overrides.append(Override(owner, field, value, position))
     return overrides, mistakes
 
 
-def put_into(owners: Mapping[str, WrittenNode], overrides: Sequence[Override]) -> tuple[list[Override], list[Finding]]:
-    """Put the values into the nodes and tables, unchecked. Returns the overrides of others, and what is wrong."""
-    others, mistakes = [], []
-    ops = ops_of(owners)
+def put_overrides(tree: Tree, overrides: Sequence[Override]) -> list[Override]:
+    """Put the values into the tree, unchecked. Returns the overrides of nodes that it lacks."""
+    others = []
     for override in overrides:
-        if override.owner in owners:
-            mistakes += _put(owners[override.owner], override, ops)
-        else:
+        if override.owner not in (*TABLE_NAMES, *tree.nodes):
             others.append(override)
-    return others, mistakes
+            continue
+        holder = tree.nodes if override.owner in tree.nodes else tree.values
+        try:
+            if isinstance(holder.get(override.owner, {}), dict):  # what is no table is reported as such
+                _put(tree, override)
+        except ValueError as error:
+            tree.mistakes.append(Finding(str(error), Field(position=override.position)))
+    return others
 
 
-def unknown_owners(overrides: Sequence[Override], owners: Mapping[str, WrittenNode]) -> Iterator[Finding]:
-    for override in overrides:
-        copies = [owner for owner in owners if owner.startswith(f"{override.owner}-")]
-        hint = f"its copies: {', '.join(copies)}" if copies else known_nodes(override.owner, owners, TABLE_NAMES)
-        yield Finding(f'there is no node "{shortened(override.owner)}"', Field(position=override.position), hint)
-
-
-def apply_overrides(pipeline: Pipeline, texts: Sequence[str], sweeps: Sequence[Sweep] = ()) -> Pipeline:
-    """A pipeline with other values. Raises PipelineError with all mistakes in the overrides."""
-    overrides, mistakes = parsed_overrides(texts)
-    tables, nodes = tables_of(pipeline), written_nodes(pipeline)
-    for node in nodes.values():
-        node.values = _with_open_tables(node)
-    overrides, refused = put_into({**tables, **nodes}, overrides)
-    mistakes += refused
-    nodes, wrong = expanded(nodes, sweeps)
-    mistakes += wrong
-    overrides, refused = put_into(nodes, overrides)
-    mistakes += [*refused, *unknown_owners(overrides, nodes), *interpolate(nodes, tables, only_arguments=True)]
-    ops = ops_of(nodes)
-    changed, wrong = pipeline_of(tables, pipeline.root, pipeline.op_files, ops)
-    changed.root_given, changed.sort_by = pipeline.root_given, pipeline.sort_by
-    mistakes += wrong
-    for node in nodes.values():
-        mistakes += add_checked_node(changed, node, ops)
-    if mistakes:
-        raise PipelineError(mistakes)
-    return changed
-
-
-def override_graph(graph: Graph, overrides: Sequence[str], absent: Absent | None = None) -> Graph:
-    """A compiled graph, such as a recorded one, with other values, checked again as a whole.
-
-    Relative paths start at the graph's root. absent: as of `compile_pipeline`. Raises PipelineError with all mistakes.
-    """
-    if not overrides:
-        return graph
-    hint = "give a node its own: -s NODE.seed=1"
-    seeds = [each for each in parsed_overrides(overrides)[0] if (each.owner, each.field) == ("pipeline", "seed")]
-    message = "the nodes of a recorded run hold their seeds already"
-    refused = [Finding(message, Field(position=seed.position), hint) for seed in seeds]
-    if refused:
-        raise PipelineError(refused)
-    return compile_pipeline(apply_overrides(graph_to_pipeline(graph), overrides), absent)
+def unknown_owner(override: Override, nodes: Sequence[str]) -> Finding:
+    copies = [node_id for node_id in nodes if node_id.startswith(f"{override.owner}-")]
+    hint = f"its copies: {', '.join(copies)}" if copies else known_nodes(override.owner, nodes, TABLE_NAMES)
+    return Finding(f'there is no node "{shortened(override.owner)}"', Field(position=override.position), hint)
 
 
 def overridden_nodes(overrides: Sequence[str]) -> dict[str, str]:
@@ -144,93 +93,37 @@ def changed_values(overrides: Sequence[str]) -> list[str]:
     return [text for text in overrides if text in overridden_nodes([text]) or text.startswith("pipeline.seed")]
 
 
-def _put(node: WrittenNode, override: Override, ops: Mapping[str, str]) -> list[Finding]:
-    name, _, key = override.field.partition(".")
-    try:
-        if name == "launch" and node.id not in TABLE_NAMES:
-            return _put_launch(node, override, key)
-        if key:
-            return _put_key(node, override, name, key, ops)
-        _put_value(node.values, name, override.text, _type_of(node, name), _has_default(node, name))
-    except ValueError as error:
-        return [Finding(str(error), Field(position=override.position))]
-    node.places = node.places.moved(_places(name, node.values.get(name), override))
-    return []
+def _put(tree: Tree, override: Override) -> None:
+    """Raises ValueError for a text that begins as a TOML value and is none."""
+    fields = tree.fields(override.owner)
+    path, expected, has_default = _declared(fields, override.field)
+    op = tree.op(override.owner)
+    if op is not None and (edge := op.edges.get(override.field)) is not None:
+        expected = str | None if edge.optional else str
+    whole = (*owner_path(override.owner), *path)
+    field = fields.get(str(path[0]))
+    if len(path) == 2 and field is not None and field.table is None:
+        table = tree.table(*whole[:-1]) or dict(field.made_default if isinstance(field.made_default, dict) else {})
+        tree.put(whole[:-1], table, override.position)  # in which a wrong key is a mistake of the whole
+    is_reset = override.text == NONE and has_default and type_mistake(expected, None) is not None
+    tree.put(whole, None if is_reset else typed_value(override.text, expected), override.position)
+    if is_reset:
+        del tree.table(*whole[:-1])[str(path[-1])]
 
 
-def _places(name: str, value: Any, override: Override) -> dict[str, Position]:
-    """That of the whole value, and of each key where it is a table."""
-    keys = [f"{name}.{key}" for key in value] if isinstance(value, dict) else []
-    return dict.fromkeys([name, *keys], override.position)
-
-
-def _put_value(values: dict[str, Any], name: str, text: str, expected: Any, has_default: bool) -> None:
-    if text == NONE and has_default and type_mistake(expected, None) is not None:
-        values.pop(name, None)
-    else:
-        values[name] = typed_value(text, expected)
-
-
-def _put_launch(node: WrittenNode, override: Override, name: str) -> list[Finding]:
-    if name:
-        known = LAUNCH_FIELDS.get(name)
-        _put_value(node.launch, name, override.text, known.type if known else None, has_default=True)
-        node.places = node.places.moved({f"launch.{name}": override.position})
-        return []
-    value = {} if override.text == NONE else typed_value(override.text, None)
-    if not isinstance(value, dict):
-        hint = "{ nproc = 2 }, or node.launch.nproc=2"
-        return [Finding(f'expected a table, got "{shortened(override.text)}"', Field(position=override.position), hint)]
-    node.launch = value
-    node.places = node.places.moved(_places(LAUNCH, value, override))
-    return []
-
-
-def _put_key(node: WrittenNode, override: Override, name: str, key: str, ops: Mapping[str, str]) -> list[Finding]:
-    """One key of a field that is a table."""
-    field = node.fields.get(name)
-    if field is None or not (field.table is not None or takes_table(field.type)):
-        if node.op is None and node.id not in TABLE_NAMES:
-            return []  # the op is unknown, which is reported already
-        if field is not None or name in node.edges:
-            return [Finding(f'"{name}" has no keys', Field(position=override.position))]
-        hint = unknown_key(node, name, ops).text
-        return [Finding(f'unknown key "{shortened(name)}"', Field(position=override.position), hint)]
-    default = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
-    before = node.values.get(name, default)
-    table = dict(before) if isinstance(before, dict) else {}
-    if field.table is None:
-        _put_value(table, key, override.text, member_type(field.type, dict), has_default=True)
-        node.places = node.places.moved({name: override.position})
-    else:
-        inner = field.fields.get(key)
-        expected, has_default = (str, False) if inner is None else (inner.type, not inner.required)
-        _put_value(table, key, override.text, expected, has_default)
-        node.places = node.places.moved({f"{name}.{key}": override.position})
-    node.values[name] = table
-    return []
-
-
-def _with_open_tables(node: WrittenNode) -> dict[str, Any]:
-    """The node's values, each table as TOML has it. A chosen one that is as if it were left out is left out, so that
-    another may be chosen.
+def _declared(fields: Mapping[str, ConfigField], text: str) -> tuple[KeyPath, Any, bool]:
+    """The path of "field", "table.field" or "field.key", the type of what stands there, and whether it has a default.
+    All behind a field that is no declared table is one key.
     """
-    values: dict[str, Any] = {}
-    for name, value in node.values.items():
-        field = node.fields.get(name)
-        inside = table_values(value) if field is not None and field.table is not None else None
-        if field is None or inside is None:
-            values[name] = value
-        elif field.chosen_by is None or type_mistake(field.type, {}) or structure(field.type, {}) != value:
-            values[name] = inside
-    return values
-
-
-def _has_default(node: WrittenNode, name: str) -> bool:
-    return name in node.fields and not node.fields[name].required
-
-
-def _type_of(node: WrittenNode, name: str) -> Any:
-    if name in node.edges:
-        return str | None if node.edges[name].optional else str
-    return node.fields[name].type if name in node.fields else str
+    name, dot, rest = text.partition(".")
+    field = fields.get(name)
+    if field is None or not dot:
+        return (
+            (name, rest) if dot else (name,),
+            str if field is None else field.type,
+            field is not None and not field.required,
+        )
+    if field.table is None:
+        return (name, rest), member_type(field.type, dict), True
+    path, expected, has_default = _declared(field.fields, rest)
+    return (name, *path), expected, has_default

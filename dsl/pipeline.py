@@ -4,7 +4,7 @@
     samples = p.node("ingest", Ingest(source="builtin:digits"))
     images = p.node("inject", InjectImages(samples=samples))
 
-The TOML reader makes the same objects, with the position of every key.
+It becomes the tree that a pipeline file is (dsl/tree.py), so that both are checked alike.
 """
 
 from __future__ import annotations
@@ -19,49 +19,16 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.document import TABLE_NAMES, Places
 from dsl.draft_folders import INIT, use_checked_folders
-from dsl.errors import ConfigError, PipelineError, did_you_mean
+from dsl.errors import ConfigError, PipelineError
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec, Ref, op_of
-from dsl.shown import shown_value
+from dsl.tables import TABLE_NAMES, check_tags, check_tracking_uri
 
-__all__ = ["Launch", "Machine", "Node", "Pipeline", "check_tags"]
+__all__ = ["Launch", "Machine", "Node", "Pipeline"]
 
 NODE_ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 TAKEN_ID = 'node id "{0}": that is the table [{0}], in -s and in ${{...}}'
-RESERVED_TAGS = ("dflow.", "mlflow.")
-DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # with the name of a driver too: mysql+pymysql
-# The kinds of addresses that MLflow knows without plugins.
-SCHEMES = (*DATABASES, "http", "https", "file", "databricks", "databricks-uc", "uc")
-SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]*)(\+\w+)?:")
-
-
-def check_tags(tags: Mapping[str, str]) -> None:
-    """Raises ConfigError for a tag that MLflow could not hold, or that dflow writes itself."""
-    for name, value in tags.items():
-        if not name.strip():
-            raise ConfigError("a tag needs a name")
-        if name.startswith(RESERVED_TAGS):
-            raise ConfigError(f'the tag "{name}": names that begin with {" or ".join(RESERVED_TAGS)} are reserved')
-        if not isinstance(value, str):
-            raise ConfigError(f'the tag "{name}": expected a text, got {shown_value(value)}')
-
-
-def check_tracking_uri(uri: str) -> None:
-    """Raises ConfigError for a scheme that neither MLflow nor an installed plugin of it has. A path has none."""
-    found = SCHEME.match(uri)
-    if found is None:
-        return
-    scheme, driver = found[1].lower(), found[2]
-    if scheme in SCHEMES and (driver is None or scheme in DATABASES):
-        return
-    from importlib.metadata import entry_points  # slow to import
-
-    if entry_points(group="mlflow.tracking_store", name=scheme):
-        return
-    hint = did_you_mean(scheme, SCHEMES) or f"supported: {', '.join(SCHEMES)}"
-    raise ConfigError(f'MLflow does not support tracking servers of the kind "{found[0]}" ({hint})')
 
 
 @frozen
@@ -82,15 +49,20 @@ def selected_by(name: str, nodes: Mapping[str, Copy | None]) -> tuple[str, ...]:
     return tuple(node_id for node_id, copy in nodes.items() if copy is not None and copy.template == name)
 
 
+def wrong_id(node_id: str) -> str:
+    """Why a node cannot have that id; empty where it can."""
+    if not NODE_ID.fullmatch(node_id):
+        return f'node id "{node_id}": letters, digits, "_" and "-" only, and a letter first'
+    return TAKEN_ID.format(node_id) if node_id in TABLE_NAMES else ""
+
+
 @frozen
 class Node:
-    """One node as written. takes_seed: it gave no seed of its own, so its config holds the pipeline's."""
+    """One node as written."""
 
     id: str
     config: Any
     launch: Launch = attrs.field(factory=Launch)
-    places: Places = attrs.field(factory=Places, eq=False, repr=False)
-    takes_seed: bool = attrs.field(default=False, eq=False, repr=False)
     copy: Copy | None = None
 
     @property
@@ -158,27 +130,15 @@ class Pipeline:
         self.upload = upload
         self.nodes: dict[str, Node] = {}
 
-    def node(
-        self,
-        node_id: str,
-        config: Any,
-        *,
-        launch: Launch | None = None,
-        places: Places | None = None,
-        copy: Copy | None = None,
-    ) -> Any:
+    def node(self, node_id: str, config: Any, *, launch: Launch | None = None) -> Any:
         """Add a node and return the reference to its output, to be given to the configs of later nodes.
 
         A `seed` of None in the config becomes the pipeline's. Raises ConfigError for an id that is taken or malformed.
         """
-        if not NODE_ID.fullmatch(node_id):
-            raise ConfigError(f'node id "{node_id}": letters, digits, "_" and "-" only, and a letter first')
-        if node_id in TABLE_NAMES:
-            raise ConfigError(TAKEN_ID.format(node_id))
+        if wrong := wrong_id(node_id):
+            raise ConfigError(wrong)
         if node_id in self.nodes:
             raise ConfigError(f'there are two nodes "{node_id}"')
-        takes_seed = "seed" in op_of(config).fields and config.seed is None
-        if takes_seed:
-            config = attrs.evolve(config, seed=self.seed)
-        self.nodes[node_id] = Node(node_id, config, launch or Launch(), places or Places(), takes_seed, copy)
+        op_of(config)
+        self.nodes[node_id] = Node(node_id, config, launch or Launch())
         return Ref(node_id)

@@ -16,13 +16,12 @@ import attrs
 from attrs import validators
 
 from dsl.convert import unstructure
-from dsl.document import TABLE_NAMES
 from dsl.field_rules import Given, Needs, Only, validators_of
+from dsl.for_each import NAME, SORT
 from dsl.launch import Launch
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
-from dsl.pipeline import NODE_ID, RESERVED_TAGS
-from dsl.tables import CLASSES
-from dsl.variants import NAME, SORT
+from dsl.pipeline import NODE_ID
+from dsl.tables import CLASSES, RESERVED_TAGS, TABLE_NAMES
 
 Schema = dict[str, Any]
 

@@ -111,7 +111,7 @@ def _in_base64(raw: bytes) -> set[str]:
 
 def secret_names(value: object) -> tuple[str, ...]:
     """The variables of the secrets in a value, in lists and tables too, in the order of the text."""
-    return tuple(_name(found) for text in _texts(value) for found in _SECRET.finditer(text) if not found["escape"])
+    return tuple(_name(found) for text in texts(value) for found in _SECRET.finditer(text) if not found["escape"])
 
 
 def without_secrets(value: Any) -> Any:
@@ -135,11 +135,12 @@ def _with_secrets(config: object) -> Iterator[tuple[str, Any]]:
     """Fields whose value holds a secret, or a text that would be one without its second `$`."""
     for attribute in attrs.fields(type(config)):  # type: ignore[arg-type]
         value = getattr(config, attribute.name)
-        if any(_SECRET.search(text) for text in _texts(value)):
+        if any(_SECRET.search(text) for text in texts(value)):
             yield attribute.name, value
 
 
-def _texts(value: object) -> Iterator[str]:
+def texts(value: object) -> Iterator[str]:
+    """The texts in a value, lists and tables in it included, that hold `${`."""
     pending = [value]
     while pending:
         member = pending.pop()

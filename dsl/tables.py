@@ -1,21 +1,60 @@
-"""The tables of a pipeline file beside its nodes: the pipeline itself, MLflow and the machine."""
+"""The tables of a pipeline file beside its nodes: the pipeline itself, MLflow and the machine; and a node's launch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 from attrs import frozen, validators
 
-from dsl.document import Places
-from dsl.errors import did_you_mean, shortened
-from dsl.finding import Finding
-from dsl.launch import Machine
-from dsl.op import config_fields
-from dsl.pipeline import Pipeline, check_tags, check_tracking_uri
-from dsl.unchecked_node import WrittenNode, table_mistakes
+from dsl.errors import ConfigError, did_you_mean
+from dsl.launch import Launch, Machine
+from dsl.op import ConfigField, config_fields
+from dsl.shown import shown_value
+
+LAUNCH = "launch"  # the table of a node that says how it is started
+RESERVED_TAGS = ("dflow.", "mlflow.")
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # with the name of a driver too: mysql+pymysql
+# The kinds of addresses that MLflow knows without plugins.
+SCHEMES = (*DATABASES, "http", "https", "file", "databricks", "databricks-uc", "uc")
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]*)(\+\w+)?:")
+
+
+def check_tags(tags: Mapping[str, str]) -> None:
+    """Raises ConfigError for a tag that MLflow could not hold, or that dflow writes itself."""
+    for name, value in tags.items():
+        if not name.strip():
+            raise ConfigError("a tag needs a name")
+        if name.startswith(RESERVED_TAGS):
+            raise ConfigError(f'the tag "{name}": names that begin with {" or ".join(RESERVED_TAGS)} are reserved')
+        if not isinstance(value, str):
+            raise ConfigError(f'the tag "{name}": expected a text, got {shown_value(value)}')
+
+
+def check_tracking_uri(uri: str) -> None:
+    """Raises ConfigError for a scheme that neither MLflow nor an installed plugin of it has. A path has none."""
+    found = SCHEME.match(uri)
+    if found is None:
+        return
+    scheme, driver = found[1].lower(), found[2]
+    if scheme in SCHEMES and (driver is None or scheme in DATABASES):
+        return
+    from importlib.metadata import entry_points  # slow to import
+
+    if entry_points(group="mlflow.tracking_store", name=scheme):
+        return
+    hint = did_you_mean(scheme, SCHEMES) or f"supported: {', '.join(SCHEMES)}"
+    raise ConfigError(f'MLflow does not support tracking servers of the kind "{found[0]}" ({hint})')
+
+
+def _are_tags(_table: MlflowTable, _field: attrs.Attribute[dict[str, str]], tags: dict[str, str]) -> None:
+    check_tags(tags)
+
+
+def _is_known(_table: MlflowTable, _field: attrs.Attribute[str], uri: str) -> None:
+    check_tracking_uri(uri)
 
 
 @frozen(kw_only=True)
@@ -26,14 +65,6 @@ class PipelineTable:
     seed: int = 0
     ops: tuple[str, ...] = ()
     drafts: tuple[str, ...] = ()
-
-
-def _are_tags(_table: MlflowTable, _field: attrs.Attribute[dict[str, str]], tags: dict[str, str]) -> None:
-    check_tags(tags)
-
-
-def _is_known(_table: MlflowTable, _field: attrs.Attribute[str], uri: str) -> None:
-    check_tracking_uri(uri)
 
 
 @frozen(kw_only=True)
@@ -50,66 +81,14 @@ class MlflowTable:
     upload: tuple[str, ...] = ()
 
 
-CLASSES: Mapping[str, type] = {"pipeline": PipelineTable, "mlflow": MlflowTable, "machine": Machine}
-FIELDS = {name: config_fields(cls) for name, cls in CLASSES.items()}
+@frozen(kw_only=True)
+class _Node:
+    """What every node has beside the fields and edges of its op."""
+
+    launch: Launch = attrs.field(factory=Launch)
 
 
-def written_table(name: str, values: Mapping[str, Any], places: Places) -> WrittenNode:
-    return WrittenNode(name, None, dict(values), {}, places, table_fields=FIELDS[name])
-
-
-def tables_of(pipeline: Pipeline) -> dict[str, WrittenNode]:
-    """The tables of a pipeline as if they had been written out in full."""
-    values: dict[str, dict[str, Any]] = {
-        "pipeline": {"name": pipeline.name, "seed": pipeline.seed},
-        "mlflow": {
-            "tracking": pipeline.tracking,
-            "tracking_uri": pipeline.tracking_uri,
-            "tags": dict(pipeline.tags),
-            "notes": pipeline.notes,
-            "upload": list(pipeline.upload),
-        },
-        "machine": attrs.asdict(pipeline.machine),
-    }
-    if pipeline.experiment != pipeline.name:
-        values["mlflow"]["experiment"] = pipeline.experiment
-    return {name: written_table(name, values[name], Places(table=(name,))) for name in CLASSES}
-
-
-def pipeline_of(
-    tables: Mapping[str, WrittenNode], root: Path, op_files: tuple[Path, ...], ops: Mapping[str, str]
-) -> tuple[Pipeline, list[Finding]]:
-    """A pipeline without nodes, made of what is right in the tables, and all mistakes in them. ops: those of the nodes
-    that it will have, by id."""
-    mistakes = []
-    for name, table in tables.items():
-        if table.values or table.places.position("") is not None:  # a missing table is reported by itself
-            mistakes += table_mistakes(table, CLASSES[name], ops)
-    head, mlflow, machine = (tables[name].values for name in CLASSES)
-    pipeline = Pipeline(
-        head.get("name", ""),
-        seed=head.get("seed", 0),
-        experiment=mlflow.get("experiment"),
-        tracking=mlflow.get("tracking", True),
-        tracking_uri=mlflow.get("tracking_uri"),
-        root=root,
-        op_files=op_files,
-        tags=mlflow.get("tags"),
-        notes=mlflow.get("notes", ""),
-        upload=mlflow.get("upload", ()),
-        machine=Machine(**machine),
-    )
-    return pipeline, mistakes
-
-
-def upload_mistakes(mlflow: WrittenNode, nodes: Sequence[str]) -> list[Finding]:
-    """What `upload` names that is no node. nodes: ids, those of templates included."""
-    unknown = [name for name in mlflow.values.get("upload", ()) if name not in nodes]
-    return [
-        mlflow.mistake(
-            "upload",
-            f'there is no node "{name}"',
-            did_you_mean(name, nodes) or shortened(f"nodes: {', '.join(nodes) or 'none'}", 300),
-        )
-        for name in unknown
-    ]
+CLASSES: Mapping[str, type[Any]] = {"pipeline": PipelineTable, "mlflow": MlflowTable, "machine": Machine}
+TABLE_NAMES = tuple(CLASSES)
+FIELDS: Mapping[str, Mapping[str, ConfigField]] = {name: config_fields(cls) for name, cls in CLASSES.items()}
+LAUNCH_FIELD = config_fields(_Node)[LAUNCH]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
+from dsl.compile import compile_pipeline
 from dsl.errors import DataError, PipelineError
-from dsl.graph import Graph, compiled
-from dsl.read_toml import checked_pipeline
+from dsl.graph import Graph
 from executor.commands.arguments import add_overrides, add_store, add_trust, check_store, count, store_of
 from executor.planning.session import new_run
-from executor.report.in_short import in_short
+from executor.report.answers import in_short
 from executor.scheduler.run_and_report import run_and_report
 from executor.store.artifact_store import Store
 from executor.system.output import OK, print_lines
@@ -80,7 +80,7 @@ def checked_graph(options: argparse.Namespace) -> Graph:
     unlike = leave_out_gate(pipeline, options.set)
     wrong = source_mistakes(options.draft, options.target)
     try:
-        graph = compiled(checked_pipeline(pipeline, options.set))
+        graph = compile_pipeline(pipeline, options.set)
     except PipelineError as error:
         raise as_typed(error, wrong) from None
     if wrong:

@@ -42,9 +42,9 @@ def main(options: argparse.Namespace) -> int:
     decisions = make_planner(store, graph, absent=absent).plan()
     states = {node_id: WORDS[decision.cache] for node_id, decision in decisions.items()}
     if options.picture is not None:
-        from executor.report.graph_picture import save_picture  # loads matplotlib
+        from executor.report.pictures import save_graph  # loads matplotlib
 
-        save_picture(graph, states, options.picture)
+        save_graph(graph, states, options.picture)
     if options.json:
         print_json(_rows(graph, states))
     elif options.dot:

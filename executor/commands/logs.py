@@ -49,7 +49,9 @@ def main(options: argparse.Namespace) -> int:
     log.print_last(options.lines)
     if options.follow:
         _follow(record, options.node, log)
-    if not log.exists:
+    if log.exists:
+        _print_reached(record, options.node)
+    else:
         _print_source(store, record, options.node, options.lines)
     return OK
 
@@ -58,10 +60,9 @@ def _follow(record: Record, node_id: str, log: _Log) -> None:
     """Print new output across attempts, and how far the node is with its newest metrics, until it is done, has failed
     for good, or has no executor any more.
     """
-    is_over = False
     reader, live, shown_at = EventReader(record.events_path), Live(), 0.0
     is_new = False
-    while not is_over:
+    while True:
         # The state is read before the log, so that the last lines before the end are printed too.
         is_alive = record.is_alive()
         record.reload()
@@ -69,15 +70,22 @@ def _follow(record: Record, node_id: str, log: _Log) -> None:
         log.print_more()
         for event in reader.read():
             is_new = (event.node == node_id and live.add(event)) or is_new
-        if (
-            is_new
-            and live.done is not None
-            and (bool(shown_at) if is_over else time.monotonic() - shown_at >= SHOWN_EACH_S)
-        ):
+        if is_over:
+            return
+        if is_new and live.done is not None and time.monotonic() - shown_at >= SHOWN_EACH_S:
             print_lines(str(live))
             is_new, shown_at = False, time.monotonic()
-        if not is_over:
-            time.sleep(POLL_S)
+        time.sleep(POLL_S)
+
+
+def _print_reached(record: Record, node_id: str) -> None:
+    """Print how far the node is and its newest metrics, apart from the log's own text; nothing without progress."""
+    live = Live()
+    for event in EventReader(record.events_path).read():
+        if event.node == node_id:
+            live.add(event)
+    if live.done is not None:
+        print_lines(live.reached_with_metrics, error=True)
 
 
 def _print_source(store: Store, record: Record, node_id: str, lines: int | None) -> None:
@@ -100,11 +108,13 @@ def _print_source(store: Store, record: Record, node_id: str, lines: int | None)
         for name, producer in source.state.nodes.items()
         if node.digest is not None and producer.digest == node.digest
     ]
-    log = _Log(source.log_path(node_id if node_id in producers or not producers else producers[0]))
+    producer = node_id if node_id in producers or not producers else producers[0]
+    log = _Log(source.log_path(producer))
     if not log.exists:
         raise DflowError(f"{node_id} was computed by run {source.run}, whose log of it is gone")
     print_lines(f"{node_id} was computed by run {source.run}; this is its log:", error=True)
     log.print_last(lines)
+    _print_reached(source, producer)
 
 
 def _newest_log(store: Store, node_id: str) -> str:

@@ -78,14 +78,15 @@ class NodeDiff:
         found = self.values or self.code or self.inputs or self.unknown
         return self.where == "both" and None not in self.digests and len(set(self.digests)) == 1 and not found
 
-    def status(self, first: str = "the first", second: str = "the second") -> str:
-        """One phrase; first, second: what the runs are called."""
+    @property
+    def status(self) -> str:
+        """One phrase."""
         if self.where != "both":
             origin = f", a copy of {self.copy_of}" if self.copy_of else ""
-            return f"only in {first if self.where == 'first' else second}{origin}"
-        lacking = [name for name, digest in zip((first, second), self.digests, strict=True) if digest is None]
+            return f"only in the {self.where}{origin}"
+        lacking = [name for name, digest in zip(("first", "second"), self.digests, strict=True) if digest is None]
         if lacking:
-            return f"not finished in {' and '.join(lacking)}"
+            return f"not finished in the {' and the '.join(lacking)}"
         if self.digests[0] != self.digests[1]:
             return "another artifact"
         return "the same" if self.is_same else "the same artifact"
@@ -340,7 +341,7 @@ def _compared(nodes: Sequence[NodeDiff], every: str) -> list[str]:
 
 
 def _row(node: NodeDiff) -> tuple[str, ...]:
-    return (node.node, *(shown_digest(digest) or "-" for digest in node.digests), node.status())
+    return (node.node, *(shown_digest(digest) or "-" for digest in node.digests), node.status)
 
 
 def _details(node: NodeDiff) -> list[str]:
@@ -358,7 +359,7 @@ def _config(node: NodeDiff) -> list[str]:
     """The values of a node that only one run has, several in a line; None is left out."""
     values = [(change.name, change.new if node.where == "second" else change.old) for change in node.values]
     text = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in values if value is not None)
-    head = f"  {node.status()}: "
+    head = f"  {node.status}: "
     return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent="    ", break_long_words=False)
 
 

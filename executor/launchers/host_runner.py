@@ -14,7 +14,7 @@ from dsl.files import appended
 from dsl.os_errors import clear_errors
 from executor.launchers.backend import StageOrder, exits_path, host_log
 from executor.launchers.forkserver_client import Children
-from executor.launchers.redaction import RedactedLog
+from executor.launchers.redacted_log import RedactedLog
 from executor.launchers.stage_contract import LIFE_LINE
 from executor.launchers.stage_environment import stage_environment
 from executor.system.stage_mark import STAGE

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from dsl.errors import ServerError
 from dsl.files import new_file
-from executor.launchers.redaction import RedactedLog
+from executor.launchers.redacted_log import RedactedLog
 from executor.model_tools.engines import ENGINES, Engine
 from executor.model_tools.served import ServedRun, find_served
 from executor.records.run_record import Record, find_record

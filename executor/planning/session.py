@@ -8,12 +8,13 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from dsl.compile import override_graph
 from dsl.edge_checks import Absent
 from dsl.errors import PipelineError, StoreError, known_nodes
 from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode
 from dsl.os_errors import free_bytes
-from dsl.overrides import changed_values, overridden_nodes, override_graph
+from dsl.overrides import changed_values, overridden_nodes
 from dsl.paths import is_there
 from executor.keys.node_key import Sources, graph_parts, named_paths
 from executor.launchers.cluster_address import with_recorded_cluster

@@ -19,11 +19,13 @@ from dsl.finding import for_run
 from dsl.op_class import Question
 from dsl.op_table import load_op, op_names
 from executor.model_tools.diagnose import kept
-from executor.report.artifacts import ShownByOps
+from executor.records.run_record import Record
+from executor.report.artifacts import ShownByOps, sections_of
 from executor.report.op_sections import Shown
-from executor.report.run_data import MOST_NAMED, NodeFacts, RunFacts
-from executor.report.templates import render
+from executor.report.run_data import MOST_NAMED, NodeFacts, RunFacts, columns_of, read_runs
+from executor.report.templates import joined, render
 from executor.results.run_table import first_line
+from executor.store.artifact_store import Store
 from ops.lib.report_sections import Verdict
 
 QUESTIONS: Mapping[Question, str] = {
@@ -54,10 +56,29 @@ def answers(columns: Sequence[RunFacts], shown: ShownByOps) -> Markup:
     for column, lines in found:
         of_question = [(text, _in_order(lines, question)) for question, text in QUESTIONS.items()]
         warnings = sum(len(node.recorded.warnings) for node in column.nodes.values())
-        parts.append((column, render("answers.html", "answered", of_question, next_steps(column, lines), warnings)))
-    if not parts:
-        return Markup("")
-    return render("answers.html", "answers", parts[:MOST_OPEN], parts[MOST_OPEN:], len(columns) == 1)
+        parts.append((column.label, render("answered", of_question, next_steps(column, lines), warnings)))
+    if len(columns) == 1:
+        return joined(content for _, content in parts)
+    folded = [render("folded", label, content) for label, content in parts[MOST_OPEN:]]
+    return joined([render("side_by_side", parts[:MOST_OPEN]), *folded]) if parts else Markup("")
+
+
+def in_short(store: Store, record: Record) -> Iterator[str]:
+    """The first screen as text, for the end of a command: a line for each question, its verdicts below it, and what to
+    do next.
+    """
+    runs = read_runs(store, [record])
+    shown = sections_of(runs)
+    for column in columns_of(runs):
+        lines = lines_of(column, shown)
+        for question, text in QUESTIONS.items():
+            asked = [line for line in lines if line.verdict.question == question]
+            if asked:
+                yield text
+            for line in asked:
+                yield f"  {line.verdict.judgement}: {line.title}: {line.verdict.text}"
+        steps = next_steps(column, lines) if lines else []
+        yield from (f"next: {step}" for step in steps)
 
 
 def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:

@@ -1,11 +1,11 @@
-"""What the ops show of their artifacts, node by node, runs or combinations side by side; and the account of samples.
+"""What the ops show of their artifacts, node by node, runs or combinations side by side; the pictures that they drew
+while they ran; and the account of samples.
 
 Pictures and pages of artifacts are embedded up to a limit; larger ones are named by their paths.
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeGuard
@@ -15,12 +15,11 @@ from markupsafe import Markup
 
 from dsl.op_table import op_names
 from dsl.sizes import shown_bytes
-from executor.report.chart import drawn, is_named, together
 from executor.report.comparison import compared
 from executor.report.op_sections import Part, Request, Shown, shown_by_ops
 from executor.report.run_data import NodeFacts, RunFacts, named, node_ids, shared
-from executor.report.templates import faint, limited, mark, render, table
-from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section, Table, Verdict
+from executor.report.templates import embedded_file, faint, joined, limited, mark, render, table
+from ops.lib.report_sections import Account, Body, Html, Picture, Section, Table, Verdict
 
 PICTURE_MOST = 1_000_000  # bytes of a file
 PAGE_MOST = 2_000_000
@@ -49,14 +48,13 @@ class Embedded:
             content = path.read_bytes()
         except OSError as error:
             return faint(f"{alt}: {path} cannot be read ({error.strerror})")
-        data = base64.b64encode(content).decode("ascii")
-        return render("artifacts.html", "picture", kind, data, alt)
+        return embedded_file(kind, content, alt)
 
     def page(self, text: str, height: int, title: str, folder: Path | None) -> Markup:
         if not self._takes(len(text.encode(errors="replace")), PAGE_MOST):
             where = f"; it is in {folder}" if folder is not None else ""
             return faint(f"{title}: {shown_bytes(len(text))}, too large to be shown here{where}")
-        return render("artifacts.html", "page", text, title, height)
+        return render("frame", text, title, height)
 
     def _takes(self, size: int, most: int) -> bool:
         if size > most or self.used + size > TOTAL_MOST:
@@ -144,15 +142,12 @@ def compared_sections(shown: Mapping[str, Shown], embedded: Embedded) -> Markup:
     def of_node(name: str) -> Markup:
         one = shown[name]
         failed = [f"The comparison of {name} is missing here: {one.failed}"] if one.failed else []
-        sections = [
-            render(
-                *("artifacts.html", "titled", section.title, None),
-                _body(section.body, embedded, f"{name}: {section.title}"),
-                *((), [(None, section.note)] if section.note else [], needs_width(section.body)),
-            )
-            for section in one.sections
-        ]
-        return render("artifacts.html", "node", failed, sections, []) if failed or sections else Markup("")
+        sections = []
+        for section in one.sections:
+            content = _body(section.body, embedded, f"{name}: {section.title}")
+            notes = [("", section.note)] if section.note else []
+            sections.append(render("section", section.title, content, notes, needs_width(section.body)))
+        return render("node", failed, sections, []) if failed or sections else Markup("")
 
     return limited(list(shown), of_node)
 
@@ -162,13 +157,13 @@ def node_sections(columns: Sequence[RunFacts], shown: ShownByOps, embedded: Embe
 
     def of_node(node_id: str) -> Markup:
         failed, sections = _of_op(columns, node_id, shown, embedded)
-        figures = [
-            (run, name, embedded.picture(path, f"{node.id}: {name}"))
+        pictures = [
+            (f"{run.label}: {name}" if len(columns) > 1 else name, embedded.picture(path, f"{node.id}: {name}"))
             for run, node in shared(columns, node_id)
             for name, path in node.figures.items()
         ]
-        is_empty = not (failed or sections or figures)
-        return Markup("") if is_empty else render("artifacts.html", "node", failed, sections, figures)
+        is_empty = not (failed or sections or pictures)
+        return Markup("") if is_empty else render("node", failed, sections, pictures)
 
     return limited(node_ids(columns), of_node)
 
@@ -200,36 +195,29 @@ def _of_op(
 
 
 def _titled(title: str, pieces: Sequence[Piece], is_one: bool, embedded: Embedded) -> Markup:
-    """All runs' sections of that title: in one chart or table where they are alike, else side by side."""
-    sole_run = pieces[0].run if len(pieces) == 1 and not is_one else None
-    runs, notes = [piece.run for piece in pieces], _notes(pieces, is_one)
-
+    """All runs' sections of that title: names and values in one table, else side by side."""
     bodies = [piece.section.body for piece in pieces]
-    charts = [body for body in bodies if isinstance(body, Chart)]
     facts = [{str(name): value for name, value in body.rows} for body in bodies if is_facts(body)]
-    content, cells = Markup(""), list[tuple[RunFacts | None, Markup]]()
-    if len(charts) == len(pieces) and len({(chart.kind, is_named(chart)) for chart in charts}) == 1:
-        content = drawn(*together([(run.label, run.place, chart) for run, chart in zip(runs, charts, strict=True)]))
-    elif len(facts) == len(pieces) > 1:
-        content = compared(runs, facts, "")
-    else:
-        cells = [
-            (
-                piece.run if len(pieces) > 1 else None,
-                _body(piece.section.body, embedded, f"{piece.node.id}: {title}", piece.node.folder),
-            )
-            for piece in pieces
-        ]
-    is_wide = len(cells) > 1 or (len(cells) == 1 and needs_width(bodies[0]))
-    return render("artifacts.html", "titled", title, sole_run, content, cells, notes, is_wide)
+    notes = _notes(pieces, is_one)
+    if len(facts) == len(pieces) > 1:
+        return render("section", title, compared([piece.run for piece in pieces], facts, ""), notes, False)
+    cells = [
+        (
+            "" if is_one else piece.run.label,
+            _body(piece.section.body, embedded, f"{piece.node.id}: {title}", piece.node.folder),
+        )
+        for piece in pieces
+    ]
+    content = joined(cell for _, cell in cells) if is_one else render("side_by_side", cells)
+    return render("section", title, content, notes, len(cells) > 1 or needs_width(bodies[0]))
 
 
-def _notes(pieces: Sequence[Piece], is_one: bool) -> list[tuple[RunFacts | None, str]]:
-    """Each note once; with the run where they differ."""
+def _notes(pieces: Sequence[Piece], is_one: bool) -> list[tuple[str, str]]:
+    """Each note once; with the label of the run where they differ."""
     noted = [piece for piece in pieces if piece.section.note]
     if is_one or len({piece.section.note for piece in pieces}) == 1:
-        return [(None, piece.section.note) for piece in noted[:1]]
-    return [(piece.run, piece.section.note) for piece in noted]
+        return [("", piece.section.note) for piece in noted[:1]]
+    return [(piece.run.label, piece.section.note) for piece in noted]
 
 
 def needs_width(body: Body) -> bool:
@@ -250,8 +238,6 @@ def _body(body: Body, embedded: Embedded, title: str, folder: Path | None = None
     """title: of a page. folder: where it is."""
     if isinstance(body, Table):
         return table(body.columns, body.rows)
-    if isinstance(body, Chart):
-        return drawn(body)
     if isinstance(body, Picture):
         return embedded.picture(body.path, body.alt)
     if isinstance(body, Html):
@@ -273,7 +259,7 @@ def samples(runs: Sequence[RunFacts], accounts: Mapping[str, Mapping[str, Accoun
     shown = [(run, checked(run, accounts.get(run.run, {}))) for run in runs]
     if len({repr(rows) for _, rows in shown}) == 1:
         return _account_table(shown[0][1]) if shown[0][1] else Markup("")
-    return render("artifacts.html", "samples", [(run, _account_table(rows)) for run, rows in shown if rows])
+    return render("side_by_side", [(run.label, _account_table(rows)) for run, rows in shown if rows])
 
 
 def checked(run: RunFacts, accounts: Mapping[str, Account]) -> list[Checked]:
@@ -312,7 +298,7 @@ def _account_table(rows: Sequence[Checked]) -> Markup:
 def _account_row(row: Checked, splits: Sequence[str]) -> list[object]:
     account = row.account
     by_count = sorted(account.dropped.items(), key=lambda item: (-item[1], item[0]))
-    reasons = render("artifacts.html", "reasons", [(reason, count) for reason, count in by_count if count])
+    reasons = render("reasons", [(reason, count) for reason, count in by_count if count])
     return [
         row.node,
         account.came_in,

@@ -31,9 +31,9 @@ from dsl.op_table import load_op
 from executor.store.run_measurements import with_own_files
 from executor.system.supervisor import Finished, run_module
 from executor.system.symlinks import links_in
-from ops.lib.report_sections import Account, Body, Chart, Compared, Html, Picture, Section, Series, Table, Verdict
+from ops.lib.report_sections import Account, Body, Compared, Html, Picture, Section, Table, Verdict
 
-BODIES: dict[str, type[Body]] = {kind.__name__: kind for kind in (Table, Chart, Html, Picture, Account, Verdict)}
+BODIES: dict[str, type[Body]] = {kind.__name__: kind for kind in (Table, Html, Picture, Account, Verdict)}
 TIME_S = 20.0  # of one op's function
 TOTAL_S = 30.0  # of all; MLflow's report of a run waits a little longer
 
@@ -123,10 +123,8 @@ def section_to_json(section: Section, folder: Path) -> dict[str, Any]:
 
 
 def section_from_json(data: Mapping[str, Any], folder: Path) -> Section:
-    """The values as they are: a chart of an op has 3, not 3.0, where the op gave an int."""
+    """The values as they are: a table of an op has 3, not 3.0, where the op gave an int."""
     values = dict(data["body"])
-    if data["kind"] == "Chart":
-        values["series"] = [Series(**series) for series in values["series"]]
     if data["kind"] == "Picture":
         values["path"] = folder / values["path"]
     return Section(data["title"], BODIES[data["kind"]](**values), data["note"])

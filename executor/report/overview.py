@@ -1,4 +1,4 @@
-"""The runs and their nodes: a summary, the graph, time, memory and disk, warnings and errors."""
+"""The runs and their nodes: a summary, the graph, time, memory and disk of each node, warnings and errors."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from markupsafe import Markup
 
 from dsl.finding import block, for_run, line
 from dsl.sizes import shown_bytes
-from executor.report.chart import drawn, together
-from executor.report.graph_svg import graph_svg
+from executor.report.pictures import embedded, graph_figure, shown_name
 from executor.report.run_data import NodeFacts, RunFacts
-from executor.report.templates import chart_grid, mark, render, run_columns, table
-from executor.results.run_table import first_line
+from executor.report.templates import faint, joined, mark, render, run_columns, table
+from executor.results.run_table import first_line, shown_seconds
 from executor.system.output import moment, shown_digest, shown_duration
-from ops.lib.report_sections import Chart, Series
 
 STATUS_KINDS = {"done": "good", "failed": "bad", "killed": "bad", "stopped": "warn", "running": "warn"}
 STATE_KINDS = {"done": "good", "cached": "info", "failed": "bad", "running": "warn", "interrupted": "warn"}
 MOST_GONE = 12
-MOST_BARS = 40
+MOST_DRAWN = 150  # nodes of a graph
 GPU = "GPU memory"
 NAMES = ("node", "op", "state", "time", "memory", GPU, "disk", "artifact", "why")
 
@@ -30,7 +28,7 @@ def overview(runs: Sequence[RunFacts]) -> Markup:
     facts = [_facts(run) for run in runs]
     rows = [[name, *(of_run[name] for of_run in facts)] for name in facts[0]]
     notices = [notice for run in runs for notice in _notices(run, len(runs) > 1)]
-    return render("overview.html", "overview", table(run_columns("run", runs), rows), notices)
+    return render("overview", table(run_columns("run", runs), rows), notices)
 
 
 def _facts(run: RunFacts) -> dict[str, object]:
@@ -75,8 +73,31 @@ def _notices(run: RunFacts, is_named: bool) -> Iterable[str]:
 
 def pipelines(runs: Sequence[RunFacts]) -> Markup:
     """The graph with a table of the nodes beside or below it; of several runs the graphs, with folded tables."""
-    views = [(run, *graph_svg(run), _table(run)) for run in runs]
-    return render("overview.html", "pipelines", views)
+    if len(runs) == 1:
+        return render("beside", _graph(runs[0]), _table(runs[0]))
+    graphs = render("side_by_side", [(run.label, _graph(run)) for run in runs])
+    return joined([graphs, *(render("folded", f"{run.label}: all nodes", _table(run)) for run in runs)])
+
+
+def _graph(run: RunFacts) -> Markup:
+    nodes = run.nodes
+    if not nodes:
+        return faint("the run has no nodes")
+    if len(nodes) > MOST_DRAWN:
+        return faint(f"{len(nodes)} nodes are too many for a picture; see the table")
+    copies = {node.id: node.copy for row in run.combinations for node in row.combination.nodes}
+    figure = graph_figure(
+        {node_id: node.parents for node_id, node in nodes.items()},
+        {node_id: shown_name(node_id, copies.get(node_id)) for node_id in nodes},
+        {node_id: node.shown_state for node_id, node in nodes.items()},
+        {node_id: _state_text(node) for node_id, node in nodes.items()},
+    )
+    return embedded(figure, "the nodes and what reads from what")
+
+
+def _state_text(node: NodeFacts) -> str:
+    seconds = shown_duration(node.seconds) if node.seconds is not None else shown_seconds(node.recorded)
+    return f"{node.shown_state}, {seconds}" if seconds and node.shown_state != "pending" else node.shown_state
 
 
 def _table(run: RunFacts) -> Markup:
@@ -106,34 +127,10 @@ def _row(node: NodeFacts) -> dict[str, object]:
     return dict(zip(NAMES, cells, strict=True))
 
 
-def time_and_disk(runs: Sequence[RunFacts]) -> Markup:
-    """How long the nodes took, in this run or in an earlier one, and how large their artifacts are."""
-    seconds = [{node.id: node.seconds for node in run.nodes.values()} for run in runs]
-    sizes = [{node.id: _megabytes(node) for node in run.nodes.values()} for run in runs]
-    return chart_grid([*_bars(runs, "seconds", seconds), *_bars(runs, "megabytes", sizes)])
-
-
-def _bars(
-    runs: Sequence[RunFacts], label: str, values: Sequence[dict[str, float | None]]
-) -> Iterable[tuple[str, Markup]]:
-    drawings = []
-    for run, of_run in zip(runs, values, strict=True):
-        known = {node_id: value for node_id, value in of_run.items() if value is not None}
-        if 0 < len(known) <= MOST_BARS:
-            series = Series(label, list(known), list(known.values()))
-            drawings.append((run.label, run.place, Chart([series], "node", label, "bars")))
-    if drawings:
-        yield f"{label} by node", drawn(*together(drawings))
-
-
-def _megabytes(node: NodeFacts) -> float | None:
-    return None if node.size is None else node.size / 1e6
-
-
 def troubles(runs: Sequence[RunFacts]) -> Markup:
     """Errors first, as recorded; then each warning once, with its nodes and runs."""
     failed = [
-        (run, node.id, block(node.failure, run.run))
+        render("folded", f"{run.label}: {node.id}", render("text", block(node.failure, run.run)), True)
         for run in runs
         for node in run.nodes.values()
         if node.recorded.failure
@@ -145,7 +142,8 @@ def troubles(runs: Sequence[RunFacts]) -> Markup:
                 given.setdefault(warning, []).append((run, node.id))
     warned = []
     for warning, givers in given.items():
-        by_place = {run.place: run for run, _ in givers}
-        text = for_run(warning, givers[0][0].run) if len(by_place) == 1 else warning
-        warned.append((text, list(dict.fromkeys(node_id for _, node_id in givers)), list(by_place.values())))
-    return render("overview.html", "troubles", failed, warned, len(runs) == 1)
+        labels = {run.run: run.label for run, _ in givers}
+        text = for_run(warning, givers[0][0].run) if len(labels) == 1 else warning
+        nodes = list(dict.fromkeys(node_id for _, node_id in givers))
+        warned.append((text, nodes, list(labels.values()) if len(runs) > 1 else ()))
+    return joined([*failed, *([render("warnings", warned)] if warned else [])])

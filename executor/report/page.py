@@ -23,7 +23,7 @@ from executor.report.artifacts import (
 )
 from executor.report.comparison import configs, differences, environment
 from executor.report.figures import combinations, curves, results
-from executor.report.overview import overview, pipelines, time_and_disk, troubles
+from executor.report.overview import overview, pipelines, troubles
 from executor.report.run_data import RunFacts, columns_of, find_records, read_runs
 from executor.report.templates import page
 from executor.store.artifact_store import Store
@@ -63,7 +63,7 @@ def report_text(store: Store, records: Sequence[Record]) -> str:
 def _blocks(store: Store, runs: Sequence[RunFacts]) -> list[Block]:
     """What a reader wants to know of a draft comes first; with several runs, then what differs."""
     (shown, together), columns, embedded = sections_and_comparisons(runs), columns_of(runs), Embedded()
-    several = [Block("differences", "Differences", differences(store, runs, columns))] if len(runs) > 1 else []
+    several = [Block("differences", "Differences", differences(store, runs))] if len(runs) > 1 else []
     return [
         Block("answers", "In short", answers(columns, shown)),
         Block("runs", "Runs" if len(runs) > 1 else "Run", overview(runs)),
@@ -75,7 +75,6 @@ def _blocks(store: Store, runs: Sequence[RunFacts]) -> list[Block]:
         Block("curves", "Curves", curves(columns)),
         Block("samples", "Samples", samples(runs, accounts_of(shown))),
         Block("artifacts", "Artifacts", node_sections(columns, shown, embedded)),
-        Block("cost", "Time and disk", time_and_disk(runs)),
         Block("troubles", "Warnings and errors", troubles(runs)),
         Block("configs", "Configs", configs(runs)),
         Block("environment", "Environment", environment(runs)),

@@ -19,7 +19,7 @@ from executor.records.metric_points import NodeEvents
 from executor.records.record_trust import require_trusted_op_files
 from executor.records.run_record import FIGURES, NodeState, PlanRow, Record, find_record, load_begun, plan_of
 from executor.records.run_tags import tags_of
-from executor.results.sweep import Row, combinations, sorted_rows
+from executor.results.sweep import CombinationsTable, Row, combinations, sorted_rows, sweep_cells
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
 from executor.store.manifest import Manifest
@@ -28,7 +28,7 @@ from executor.store.run_measurements import own_files
 from executor.system.symlinks import is_plain
 
 EVENTS = "events.jsonl"
-MOST_COLUMNS = 16  # of all combinations: more cannot be distinguished
+MOST_COLUMNS = 16  # of all combinations: a table of more is not read
 MOST_NAMED = 3
 
 
@@ -81,13 +81,12 @@ class NodeFacts:
 
 @frozen(kw_only=True)
 class RunFacts:
-    """A run. op_files: None where they are not trusted. place: among those of the report, from 0; label: a short name.
+    """A run. op_files: None where they are not trusted. label: a short name.
 
     seconds: see `run_seconds`. results: the nodes with the pipeline's figures. combinations: of its sweep, the best by
-    the metric sorted_by first.
+    the metric sorted_by first; combinations_table: of `sweep_cells`.
     """
 
-    place: int
     label: str
     record: Record
     status: str
@@ -97,6 +96,7 @@ class RunFacts:
     results: Sequence[str] = ()
     combinations: Sequence[Row] = ()
     sorted_by: str = ""
+    combinations_table: CombinationsTable = ((), [], 0)
     op_files: Sequence[Path] | None = ()
     damage: Sequence[str] = field(factory=list)
 
@@ -126,7 +126,7 @@ def read_runs(store: Store, records: Sequence[Record]) -> list[RunFacts]:
     """The facts of all, in the order given."""
     labels = _labels([record.run for record in records])
     reader = _Reader(store)
-    return [reader.run(place, label, record) for place, (label, record) in enumerate(zip(labels, records, strict=True))]
+    return [reader.run(label, record) for label, record in zip(labels, records, strict=True)]
 
 
 class _Reader:
@@ -137,7 +137,7 @@ class _Reader:
         self._events: dict[str, dict[str, NodeEvents]] = {}
         self._sources: dict[str, Mapping[str, NodeState]] = {}
 
-    def run(self, place: int, label: str, record: Record) -> RunFacts:
+    def run(self, label: str, record: Record) -> RunFacts:
         damage: list[str] = []
         status = record.status()
         recorded: Mapping[str, RecordedNode] = {}
@@ -151,7 +151,7 @@ class _Reader:
             op_files = None
         except StoreError as error:
             damage.append(str(error))
-        rows, sorted_by = _combinations(record, recorded, damage)
+        rows, sorted_by, table = _combinations(record, recorded, damage)
         plan = plan_of(record.folder)
         self._sources[record.run] = record.state.nodes
         nodes: dict[str, NodeFacts] = {}
@@ -160,7 +160,6 @@ class _Reader:
                 facts = recorded.get(node_id, RecordedNode())
                 nodes[node_id] = self._node(record, node_id, facts, plan.get(node_id), status, nodes)
         return RunFacts(
-            place=place,
             label=label,
             record=record,
             status=status,
@@ -170,6 +169,7 @@ class _Reader:
             results=record.state.result_nodes,
             combinations=rows,
             sorted_by=sorted_by,
+            combinations_table=table,
             op_files=op_files,
             damage=damage,
         )
@@ -255,16 +255,19 @@ def _ran_together(one: NodeState, other: NodeState) -> bool:
     return other.started < one.ended and (other.ended is None or one.started < other.ended)
 
 
-def _combinations(record: Record, recorded: Mapping[str, RecordedNode], damage: list[str]) -> tuple[Sequence[Row], str]:
-    """Those of a sweep and the metric that they are sorted by; none where its ops cannot be loaded."""
+def _combinations(
+    record: Record, recorded: Mapping[str, RecordedNode], damage: list[str]
+) -> tuple[Sequence[Row], str, CombinationsTable]:
+    """Those of a sweep, the metric that they are sorted by, and their table; none where its ops cannot be loaded."""
     if all(node.copy is None for node in recorded.values()):
-        return (), ""
+        return (), "", ((), [], 0)
     try:
         graph = record.graph()
     except DflowError as error:
         damage.append(f"the combinations of the sweep cannot be determined: {error}")
-        return (), ""
-    return sorted_rows(graph, record.state.nodes, combinations(graph))
+        return (), "", ((), [], 0)
+    rows, sorted_by = sorted_rows(graph, record.state.nodes, combinations(graph))
+    return rows, sorted_by, sweep_cells(graph, rows, sorted_by, has_state=True)
 
 
 def _labels(runs: Sequence[str]) -> list[str]:
@@ -285,7 +288,7 @@ def columns_of(runs: Sequence[RunFacts]) -> list[RunFacts]:
     for run in runs:
         rows = run.combinations[: max(1, MOST_COLUMNS // len(runs))]
         found += [_column(run, row, is_alone=len(runs) == 1) for row in rows] if rows else [run]
-    return [attrs.evolve(column, place=place) for place, column in enumerate(found)]
+    return found
 
 
 def shared(columns: Sequence[RunFacts], node_id: str) -> list[tuple[RunFacts, NodeFacts]]:

@@ -1,7 +1,8 @@
-"""The report's templates, *.html and *.svg beside this file, which show values escaped, and None as a dash."""
+"""The report's templates, page.html and parts.html beside this file, which show values escaped, and None as a dash."""
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -22,9 +23,9 @@ MOST_NAMED = 20
 EMBEDDED = re.compile(r' (?:src|srcdoc)="[^"]*"')
 
 
-def render(file: str, macro: str, *values: object) -> Markup:
-    """The output of a template's macro for these values."""
-    content: Markup = getattr(_environment().get_template(file).module, macro)(*values)
+def render(macro: str, *values: object) -> Markup:
+    """The output of a macro of parts.html for these values."""
+    content: Markup = getattr(_environment().get_template("parts.html").module, macro)(*values)
     return content
 
 
@@ -55,32 +56,27 @@ def joined(parts: Iterable[Markup]) -> Markup:
 
 def table(columns: Sequence[object], rows: Sequence[Sequence[object]], class_: str | None = None) -> Markup:
     """A table that scrolls where it is wide; numbers are aligned right if the columns have names."""
-    return render("parts.html", "table", columns, rows, class_)
+    return render("table", columns, rows, class_)
 
 
 def run_columns(head: str, runs: Sequence[RunFacts]) -> Sequence[str]:
     """The columns of a table with a value for each run; without names for one run."""
-    return [head, *map(run_name, runs)] if len(runs) > 1 else ("", "")
-
-
-def run_name(run: RunFacts) -> Markup:
-    """The label beside the run's colour in all charts."""
-    return render("parts.html", "run_name", run)
+    return [head, *(run.label for run in runs)] if len(runs) > 1 else ("", "")
 
 
 def mark(text: str, kind: str = "") -> Markup:
     """A text on a coloured background. kind: good, info, warn or bad."""
-    return render("parts.html", "mark", text, kind)
+    return render("mark", text, kind)
 
 
 def faint(*sentences: str) -> Markup:
     """A paragraph for each sentence."""
-    return joined(render("parts.html", "faint", sentence) for sentence in sentences)
+    return joined(render("sentence", sentence, "faint") for sentence in sentences)
 
 
-def chart_grid(charts: Sequence[tuple[str, Markup]]) -> Markup:
-    """Charts under their titles, side by side; empty without charts."""
-    return render("parts.html", "chart_grid", charts) if charts else Markup("")
+def embedded_file(kind: str, content: bytes, alt: str, width: int | None = None) -> Markup:
+    """A picture within the page, as wide as the page has room, or of that many px."""
+    return render("picture", kind, base64.b64encode(content).decode("ascii"), alt, width)
 
 
 def limited(names: Sequence[str], build: Callable[[str], Markup], *, has_heads: bool = True) -> Markup:
@@ -93,7 +89,7 @@ def limited(names: Sequence[str], build: Callable[[str], Markup], *, has_heads: 
             break
         content = build(name)
         size += len(EMBEDDED.sub("", content))
-        parts.append(render("parts.html", "headed", name, content) if content and has_heads else content)
+        parts.append(render("headed", name, content) if content and has_heads else content)
     return joined(parts)
 
 

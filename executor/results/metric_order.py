@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Iterable
 
 # What the built-in ops are judged by, where the ops of a run are not loaded.
 JUDGED = frozenset({"eval/tau"})
 
 
-def figures_in_order(
-    names: Iterable[str], judged: Collection[str] = JUDGED, differing: Container[str] = ()
-) -> list[str]:
+def figures_in_order(names: Iterable[str], judged: Collection[str] = JUDGED) -> list[str]:
     """What is judged by (`eval/tau`), its parts (`eval/tau_image`), all others; of each those with an interval come
-    first, of them the differing ones, and then it goes by name.
+    first, and then it goes by name.
 
     names: the ends of intervals, `x_low` and `x_high`, included. Each may have a node as prefix: `eval_long/eval/tau`.
     """
     known = set(names)
 
-    def place(name: str) -> tuple[int, bool, bool, str]:
-        return _rank(name, judged), not {f"{name}_low", f"{name}_high"} <= known, name not in differing, name
+    def place(name: str) -> tuple[int, bool, str]:
+        return _rank(name, judged), not {f"{name}_low", f"{name}_high"} <= known, name
 
     return sorted(known, key=place)
 

@@ -22,6 +22,7 @@ MOST_NAMES = 400  # characters
 MOST_METRICS = 6
 
 Choice = frozenset[tuple[str, str]]  # by group, the variant
+CombinationsTable = tuple[tuple[str, ...], list[tuple[str, ...]], int]  # header, rows, the number of other metrics
 
 
 @define
@@ -173,9 +174,7 @@ def sweep_table(graph: Graph, states: Mapping[str, NodeState]) -> str:
     return "\n".join([*lines, *filter(None, [sort_note(graph, names)])])
 
 
-def sweep_cells(
-    graph: Graph, rows: Sequence[Row], sort_by: str, *, has_state: bool
-) -> tuple[tuple[str, ...], list[tuple[str, ...]], int]:
+def sweep_cells(graph: Graph, rows: Sequence[Row], sort_by: str, *, has_state: bool) -> CombinationsTable:
     """The header and a row of cells for each combination: swept values, state, first metrics with their intervals; and
     the number of the other metrics.
     """

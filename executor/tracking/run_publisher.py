@@ -18,12 +18,12 @@ from functools import cached_property
 from itertools import starmap
 from pathlib import Path
 
-from dsl.document import TABLE_NAMES
 from dsl.errors import StageError, StoreError
 from dsl.finding import for_run
 from dsl.graph import Graph, GraphNode
 from dsl.secrets import redact, secret_names, values_of
 from dsl.sizes import shown_bytes
+from dsl.tables import TABLE_NAMES
 from executor.records.duration import run_seconds
 from executor.records.events import Accepted, EventReader
 from executor.records.metric_points import NodeEvents

@@ -19,7 +19,7 @@ from attrs import frozen
 from ops.evaluate.intervals import interval, resampled
 from ops.evaluate.metric_names import ALL
 from ops.lib.data.files import read_json, read_jsonl
-from ops.lib.report_sections import Cell, Chart, Compared, Section, Series, Table, Variant, variants
+from ops.lib.report_sections import Cell, Compared, Section, Table, Variant, variants
 
 RESAMPLINGS, SEED = 2000, 0
 FEWEST = 2  # prompts or batches of an interval
@@ -38,7 +38,7 @@ class Measured:
 
 
 def compare_evaluations(artifacts: Sequence[Compared]) -> Iterator[Section]:
-    """Tables and pictures of tau and of the speed-up; of what was not measured alike nothing but the reason."""
+    """Tables of tau and of the speed-up; of what was not measured alike nothing but the reason."""
     found = variants(artifacts)
     yield from _tau(found)
     yield from _speedup(found)
@@ -60,8 +60,6 @@ def _tau(found: Sequence[Variant]) -> Iterator[Section]:
         if measured is None or (category != ALL and len(chosen) == len(common)):
             continue
         rows += _rows([category, len(chosen)], found, measured)
-        if category == ALL:
-            chart = _chart("tau", found, measured)
     others = sum(len(one) for one in every) - len(every) * len(common)
     note = (
         "Tokens per verification step, with 95 % intervals. Those of the difference resample the same prompts of both, "
@@ -75,7 +73,6 @@ def _tau(found: Sequence[Variant]) -> Iterator[Section]:
         ),
         note + (f" {others} answers to prompts that not all have are left out." if others else ""),
     )
-    yield Section("tau", chart)
 
 
 def _speedup(found: Sequence[Variant]) -> Iterator[Section]:
@@ -106,7 +103,6 @@ def _speedup(found: Sequence[Variant]) -> Iterator[Section]:
         Table(columns, list(_rows([ALL, len(batches)], found, measured))),
         "Over plain decoding of the same batch directly before or after. Intervals as those of tau.",
     )
-    yield Section("speed-up", _chart("speed-up", found, measured))
 
 
 def measure_ratios(sums: Sequence[np.ndarray], *, is_ratio: bool) -> Measured | None:
@@ -185,12 +181,6 @@ def _rows(head: Sequence[Cell], found: Sequence[Variant], measured: Measured) ->
 
 def _text(bounds: tuple[float, float] | None) -> str | None:
     return None if bounds is None else f"{bounds[0]:.2f} to {bounds[1]:.2f}"
-
-
-def _chart(name: str, found: Sequence[Variant], measured: Measured) -> Chart:
-    low, high = ([None if bounds is None else bounds[place] for bounds in measured.intervals] for place in (0, 1))
-    series = Series(name, [variant.name for variant in found], list(measured.values), low, high)
-    return Chart([series], "draft", name, "bars")
 
 
 def _missing(name: str, why: str) -> Section:

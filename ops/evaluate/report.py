@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,7 @@ from ops.evaluate.comparison import compare_evaluations
 from ops.evaluate.metric_names import ALL
 from ops.evaluate.verdicts import verdicts
 from ops.lib.data.files import read_json
-from ops.lib.report_sections import (
-    NOT_KNOWN,
-    Cell,
-    Chart,
-    Compared,
-    Html,
-    Section,
-    Series,
-    Table,
-    interval_text,
-    is_known,
-)
+from ops.lib.report_sections import NOT_KNOWN, Cell, Compared, Html, Section, Table, interval_text, is_known
 
 PAGE_HEIGHT = 640
 
@@ -33,8 +22,7 @@ def report(folder: Path) -> Sequence[Section]:
     measured = read_json(measurements) if measurements.exists() else None
     return [
         _tau(report),
-        *(_curves(report) if report["tau"][ALL]["steps"] else ()),
-        *(_confidence(measured["confidence"]) if measured is not None and "confidence" in measured else ()),
+        *([_confidence(measured["confidence"])] if measured is not None and "confidence" in measured else ()),
         _lossless(report),
         *(() if measured is None else (_speed(measured),)),
         Section("Answers", Html((folder / "prompts.html").read_text("utf-8"), PAGE_HEIGHT)),
@@ -68,7 +56,9 @@ def _tau(report: Mapping[str, Any]) -> Section:
         "tau",
         Table(("prompts", "number", "tau", "95 % interval", "random draft"), rows),
         f"Tokens per verification step, of prompts from {source}: {way}, {size}, {report['dtype']}, at most "
-        f"{report['max_new_tokens']} tokens each. 1 is plain decoding. Intervals resample prompts.",
+        f"{report['max_new_tokens']} tokens each. 1 is plain decoding. Intervals resample prompts. "
+        f"{report['tau'][ALL]['cut_steps']} steps accepted more than the answer contains, after its end or its maximum "
+        "length: they would not gain from larger blocks.",
     )
 
 
@@ -76,64 +66,8 @@ def _rounded(tau: float | None) -> float | None:
     return None if tau is None else round(tau, 2)
 
 
-def _curves(report: Mapping[str, Any]) -> Iterator[Section]:
-    shares = report["acceptance_by_slot"]
-    slots = [Series("trained draft", list(range(1, len(shares) + 1)), shares)]
-    if "acceptance_by_slot_random" in report:
-        by_chance = report["acceptance_by_slot_random"]
-        slots.append(Series("random draft", list(range(1, len(by_chance) + 1)), by_chance))
-    yield Section(
-        "Acceptance by slot",
-        Chart(slots, "slot of the block", "share of steps in which it was accepted"),
-        "It falls from slot to slot, since a slot counts only if all before it were accepted. Tokens accepted "
-        "beyond the end of an answer, or its maximum length, count here.",
-    )
-    counts = report["accepted_lengths"]
-    yield Section(
-        "Accepted lengths",
-        Chart(
-            [Series("steps", list(range(len(counts))), counts)],
-            "tokens of the draft that a step accepted",
-            "steps",
-            "bars",
-        ),
-        f"At steps with 0 the draft fails. {report['tau'][ALL]['cut_steps']} steps accepted more "
-        "than the answer contains, after its end or its maximum length: they count in full here, and would not gain "
-        "from larger blocks.",
-    )
-    parts = report["tau_by_position"]
-    series = Series(
-        "tau",
-        [f"{part['first']}-{part['last']}" for part in parts],
-        [part["tau"] for part in parts],
-        [part["low"] for part in parts],
-        [part["high"] for part in parts],
-    )
-    yield Section(
-        "tau by position in the answer",
-        Chart([series], "token at which the step began", "tau", "bars"),
-        f"{sum(part['steps'] for part in parts)} steps; a decrease to the right means answers longer than those "
-        "trained on, or wrong positions.",
-    )
-
-
-def _confidence(confidence: Mapping[str, Any]) -> Iterator[Section]:
+def _confidence(confidence: Mapping[str, Any]) -> Section:
     parts = confidence["reliability"]
-    accepted = [part["accepted"] for part in parts]
-    ends = (parts[0]["low"], parts[-1]["high"])
-    yield Section(
-        "Reliability of the confidence head",
-        Chart(
-            [
-                Series("accepted", [part["confidence"] for part in parts], accepted),
-                Series("calibrated", ends, ends),
-            ],
-            "confidence",
-            "share accepted",
-        ),
-        f"Over {confidence['slots']} proposals that a step reached, in {confidence['bins']} bins of equal width. The "
-        "head is trained to say how probable a token that is drawn at temperature 1 is to be accepted.",
-    )
     rows: list[Sequence[Cell]] = [
         (
             f"{part['low']:g} to {part['high']:g}",
@@ -144,11 +78,12 @@ def _confidence(confidence: Mapping[str, Any]) -> Iterator[Section]:
         for part in parts
     ]
     total = (confidence["slots"], round(confidence["confidence"], 3), round(confidence["accepted"], 3))
-    yield Section(
+    return Section(
         "Confidence head",
         Table(("confidence", "slots", "mean confidence", "accepted"), [*rows, ("all", *total)]),
         f"Expected calibration error {confidence['ece']:.4f} ({confidence['bins']} bins), Brier score "
-        f"{confidence['brier']:.4f}.",
+        f"{confidence['brier']:.4f}. The head is trained to say how probable a token that is drawn at temperature 1 is "
+        "to be accepted.",
     )
 
 

@@ -25,6 +25,7 @@ SLOWER = (
 UNCERTAIN = (
     f"whether it is faster than plain decoding cannot be told: {MORE_PROMPTS}, or measure where it will be served"
 )
+DFLOW = "dflow"  # as a publisher
 NEARLY_NONE = 1.1  # a tau of a draft of which hardly a token is accepted
 ITS_TARGET = (
     "evaluate it with the target that it was trained for: its publisher names the model and the version; a base model, "
@@ -88,6 +89,8 @@ def _with_target(tau: Verdict, report: Mapping[str, Any]) -> Verdict:
     if imported is None:
         return tau
     other = imported.get("trained_for")
+    if other is None and imported.get("publisher") == DFLOW:
+        return tau  # its record names this target
     named = f"its record names another target, {other[:12]}" if other else ""
     chance = report["tau_random"][ALL]["tau"] if "tau_random" in report else 1.0
     if report["tau"][ALL]["tau"] < max(NEARLY_NONE, (1 + LEAST_GAIN) * chance):
@@ -104,8 +107,10 @@ def _against_plain(measured: Mapping[str, Any] | None) -> Verdict:
         return Verdict("good", "not measured: measurements.json of this run is gone", "warn", "evaluate again")
     low, high = measured["speedup_low"], measured["speedup_high"]
     interval = "no interval of one batch" if low is None else f"{low:.2f} to {high:.2f}"
-    number = f"{measured['speedup']:.2f}" if is_known(low, high) else f"{NOT_KNOWN}:"
-    text = f"{number} ({interval}) times as fast as plain decoding, in batches of {measured['batch_size']} at most"
+    number = (
+        f"{measured['speedup']:.2f} ({interval})" if is_known(low, high) else f"{NOT_KNOWN}, somewhere in {interval}"
+    )
+    text = f"{number} times as fast as plain decoding, in batches of {measured['batch_size']} at most"
     if low is None:
         advice = "evaluate more batches: raise max_prompts, or lower batch_size"
         return Verdict("good", f"{text}. An interval needs two batches", "warn", advice)

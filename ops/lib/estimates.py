@@ -24,9 +24,11 @@ from dsl.op import Artifact
 from ops.lib.data.files import read_json, read_jsonl, read_object
 from ops.lib.data.sample_account import SPLITS, summary_splits
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
+from ops.lib.target.checkpoint_check import processor_folder_mistakes
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.target.token_ids import foreign_tokens
 from ops.lib.vision.pixel_limits import chosen_limits, image_settings
+from ops.lib.vision.processor_files import template_texts
 
 MILLION = 1_000_000
 SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained")  # of an evaluation
@@ -124,14 +126,16 @@ class TargetForeseen(TargetStated):
 @frozen(kw_only=True)
 class Answered:
     """How a target was asked for the answers of samples. has_target: it was a node's, None where that is not known;
-    target: its identity; chat_template: the SHA-256 of the one that was given. An artifact only has enable_thinking,
-    so that a server's answers and those of a node's target may be one artifact.
+    target: its identity; chat_template: the SHA-256 of the one that was given, templates: those of a processor's
+    directory, None where they are not known. An artifact only has enable_thinking, so that a server's answers and those
+    of a node's target may be one artifact.
     """
 
     enable_thinking: bool | None
     has_target: bool | None = None
     target: str | None = None
     chat_template: str | None = None
+    templates: frozenset[str] | None = None
 
     @classmethod
     def read(cls, file: Path) -> Answered:
@@ -374,6 +378,15 @@ def template_digest(chat_template: str | None) -> str | None:
     if chat_template is None or not Path(chat_template).is_file():
         return None
     return hashlib.sha256(Path(chat_template).read_bytes()).hexdigest()
+
+
+def processor_templates(processor: str | None) -> frozenset[str] | None:
+    """The SHA-256 of the chat templates in a processor's directory; None where they are not known."""
+    if processor is None or not Path(processor).is_dir() or processor_folder_mistakes(processor):
+        return None
+    return frozenset(
+        hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() for text in template_texts(Path(processor))
+    )
 
 
 def is_promised(identity: str | None) -> bool:

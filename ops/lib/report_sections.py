@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -31,10 +29,8 @@ from ops.lib.data.sample_account import NOT_TAKEN, losses_of
 
 Judgement = Literal["good", "info", "warn", "bad"]
 Cell = str | int | float | None
-MOST = int(sys.float_info.max)
 DROPPED_SHOWN = 20
 ROWS_READ = 50_000  # of samples.jsonl: a report must not take minutes
-BINS = 16
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -53,52 +49,6 @@ class Table:
         wrong = [row for row in self.rows if len(row) != len(self.columns)]
         if wrong:
             raise ConfigError(f"a table of {len(self.columns)} columns has the row {shortened(str(list(wrong[0])))}")
-
-
-@frozen
-class Series:
-    """Points of one colour. x are numbers, or names for bars; low and high: the interval of each y, None without one.
-
-    A y that is not finite leaves a gap. Raises ConfigError for lists of different lengths, for a y or a bound
-    that is not a number, and for an x that is not finite.
-    """
-
-    name: str
-    x: Sequence[float] | Sequence[str]
-    y: Sequence[float]
-    low: Sequence[float | None] = ()
-    high: Sequence[float | None] = ()
-
-    def __attrs_post_init__(self) -> None:
-        lengths = {len(values) for values in (self.x, self.y, self.low or self.y, self.high or self.y)}
-        if len(lengths) > 1 or bool(self.low) != bool(self.high):
-            raise ConfigError(f'series "{self.name}": x, y, low and high differ in length')
-        bounds = [bound for bound in (*self.low, *self.high) if bound is not None]
-        wrong = [value for value in (*self.y, *bounds) if not _is_number(value)]
-        if wrong:
-            raise ConfigError(f'series "{self.name}": {_shown_number(wrong[0])} is not a number')
-        nowhere = [x for x in self.x if not isinstance(x, str) and not (_is_number(x) and math.isfinite(x))]
-        if nowhere:
-            raise ConfigError(f'series "{self.name}": {_shown_number(nowhere[0])} is not finite')
-
-
-@frozen
-class Chart:
-    """Lines over numbers, or bars with whiskers. log_y: a logarithmic y axis where all values are above 0 and the
-    largest is a hundred times the smallest. Raises ConfigError for x that are not all numbers nor, of bars, all names.
-    """
-
-    series: Sequence[Series]
-    x_label: str
-    y_label: str
-    kind: Literal["lines", "bars"] = "lines"
-    log_y: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        every = [x for series in self.series for x in series.x]
-        is_named = self.kind == "bars" and all(isinstance(x, str) for x in every)
-        if not is_named and not all(isinstance(x, (int, float)) for x in every):
-            raise ConfigError(f'chart of "{self.y_label}": its x are not all numbers')
 
 
 @frozen
@@ -137,9 +87,9 @@ class Verdict:
     better; "good", is the draft good; "safe", is it safe
     to serve; "limit", what limits it. The section's title is what was judged.
 
-    judgement: how it is marked. advice: what to do about it, listed under "what to do next"; RUN in it becomes the
-    run's id, as in warnings of the op's node, which stand beside its verdicts. is_timed: its figure is a measured time,
-    so the report adds which nodes of the run ran meanwhile.
+    judgement: how it is marked. advice: what to do about it, listed under "what to do next"; RUN in its commands
+    becomes the run's id, as in warnings of the op's node, which stand beside its verdicts. is_timed: its figure is a
+    measured time, so the report adds which nodes of the run ran meanwhile.
     """
 
     question: Question
@@ -149,14 +99,15 @@ class Verdict:
     is_timed: bool = False
 
 
-Body = Table | Chart | Html | Picture | Account | Verdict
+Body = Table | Html | Picture | Account | Verdict
 
 
 @frozen
 class Section:
     """A part of a report: a title, what is shown, and a note below in plain text.
 
-    In a report of several runs, sections of the same title and node are side by side, and their charts are one.
+    In a report of several runs, sections of the same title and node are side by side. Curves and bars are pictures that
+    the op draws while it runs (`stage.figure`), for MLflow and the report alike.
     """
 
     title: str
@@ -275,19 +226,8 @@ def first_rows(file: Path) -> list[dict[str, Any]]:
     return list(islice(read_jsonl(file), ROWS_READ))
 
 
-def histogram(name: str, values: Sequence[float]) -> Series:
-    """Counts of the values in up to BINS bins of equal width; x: the lower bound of a bin."""
-    low, high = min(values), max(values)
-    width = max(1, -(-(int(high) - int(low) + 1) // BINS))
-    counts = Counter((int(value) - int(low)) // width for value in values)
-    bins = range(max(counts) + 1)
-    return Series(name, [int(low) + place * width for place in bins], [counts[place] for place in bins])
-
-
-def _is_number(value: object) -> bool:
-    """Whether a float can hold it."""
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= MOST)
-
-
-def _shown_number(value: object) -> str:
-    return "an int too large for a float" if isinstance(value, int) else shortened(str(value))
+def spread(values: Sequence[float]) -> Table:
+    """The smallest, the median, the value that 95 % of them reach at most, and the largest."""
+    found = sorted(values)
+    places = {"smallest": 0, "median": (len(found) - 1) // 2, "95 % up to": -(-95 * len(found) // 100) - 1}
+    return Table(("", ""), [*((name, found[place]) for name, place in places.items()), ("largest", found[-1])])

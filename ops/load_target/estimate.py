@@ -71,11 +71,15 @@ def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, 
     if directory.is_dir():
         return read_config(directory / "config.json")
     kept = Path(checkpoint) / f"{revision}.json"
-    cached = hub_cache() / f"models--{checkpoint.replace('/', '--')}" / "snapshots" / str(revision) / "config.json"
-    for path in (root / "targets" / kept, TARGETS / kept, cached):
+    for path in (root / "targets" / kept, TARGETS / kept, snapshot(checkpoint, str(revision)) / "config.json"):
         if path.is_file():
             return read_config(path)
     raise NotKnown(f"the sizes of {checkpoint} are unknown: put its config.json at {root / 'targets' / kept}")
+
+
+def snapshot(model_id: str, revision: str) -> Path:
+    """The folder of a commit in Hugging Face's cache, where it is if it was downloaded."""
+    return hub_cache() / f"models--{model_id.replace('/', '--')}" / "snapshots" / revision
 
 
 def hub_cache() -> Path:

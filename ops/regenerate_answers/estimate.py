@@ -15,6 +15,7 @@ from ops.lib.estimates import (
     TargetForeseen,
     identity_of,
     kept_samples,
+    processor_templates,
     template_digest,
 )
 from ops.lib.target.sizes import ITEM_SIZES
@@ -73,14 +74,18 @@ def estimate(config: RegenerateAnswers, outlook: Outlook) -> Estimate:
 
 
 def _foreseen(config: RegenerateAnswers, outlook: Outlook, source: SamplesForeseen | None) -> SamplesForeseen:
-    if outlook.artifact is not None:
-        return SamplesForeseen.read(outlook.artifact, outlook.identity)
     answered = Answered(
         enable_thinking=config.enable_thinking,
         has_target=config.target is not None,
         target=identity_of(outlook.inputs["target"]),
         chat_template=template_digest(config.chat_template),
+        templates=processor_templates(config.processor),
     )
+    if outlook.artifact is not None:
+        made = SamplesForeseen.read(outlook.artifact, outlook.identity)
+        if made.answered is not None:  # it holds how they were generated, and the node where
+            made = evolve(made, answered=evolve(answered, enable_thinking=made.answered.enable_thinking))
+        return made
     return SamplesForeseen(
         identity=outlook.identity,
         empty=source.empty if source is not None else frozenset(),

@@ -10,7 +10,7 @@ from typing import Any
 
 from dsl.errors import shortened
 from ops.lib.data.files import read_json
-from ops.lib.report_sections import Chart, Section, Table, account_sections, facts, first_rows, histogram
+from ops.lib.report_sections import Section, Table, account_sections, facts, first_rows, spread
 
 ANSWERS_SHOWN = 12
 LETTERS = 400
@@ -24,8 +24,7 @@ def report(folder: Path) -> Sequence[Section]:
     sections = [*account_sections(folder)]
     if lengths:
         sections.append(Section("finish reasons", Table(("reason", "answers"), reasons.most_common())))
-        chart = Chart([histogram("answers", lengths)], "tokens", "answers", "bars")
-        sections.append(Section("length of answers", chart))
+        sections.append(Section("tokens of an answer", spread(lengths)))
     answers = [
         (row["id"], row["split"], _text(row, "user"), _text(row, "assistant")) for row in islice(rows, ANSWERS_SHOWN)
     ]

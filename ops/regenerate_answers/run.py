@@ -39,9 +39,9 @@ TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_toke
 RETOKENISED = "tokenised otherwise than generated"
 KEPT = 'answers = "data": those of the data set stay, and nothing was generated'
 UNTRAINED = "a target that writes tokens of the chat template is probably not trained, or has another chat template"
-OTHER_TOKENS = (
-    "set drop_retokenised = true, which drops their samples; the usual causes are answers that were cut, and a chat "
-    "template that changes answers, such as their thoughts (enable_thinking)"
+USUAL_CAUSES = (
+    "the usual causes are answers that were cut (max_new_tokens), and a chat template that changes answers, such as "
+    "their thoughts (enable_thinking)"
 )
 # How to keep answers that were dropped for a reason.
 REMEDIES = {
@@ -185,7 +185,7 @@ def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> int
 def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
     """Write samples.jsonl, summary.json and dropped.csv from the finished shards, and log the counts."""
     outcomes = (outcome for shard in shards(folder, config, stage.work_dir) for outcome in read_jsonl(shard.path))
-    answers = tokens = retokenised = trained_on = prompted = kept = 0
+    answers = tokens = retokenised = trained_on = prompted = kept = spoilt = 0
     tally = Tally(stage, "regenerate", REMEDIES)
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8", newline="\n") as file:
         for row in read_jsonl(folder / "samples.jsonl"):
@@ -198,7 +198,9 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
                     tally.drop(fault[0], row["id"], fault[1])
                     continue
                 row = regenerated_row(row, outcome)
-                retokenised += sum(answer["retokenised_differently"] for answer in outcome["answers"])
+                differently = sum(answer["retokenised_differently"] for answer in outcome["answers"])
+                retokenised += differently
+                spoilt += differently > 0
                 trained_on += len(outcome["answers"])
                 kept += 1
             file.write(json_line(row))
@@ -206,7 +208,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
     if not kept:
         raise DataError(f"no answer of the target is left:\n{tally.reasons()}\n{remedies(tally.dropped)}")
     why = f"are {RETOKENISED}: the draft is trained on tokens that the target did not generate"
-    tally.spoilt(retokenised, trained_on, why, OTHER_TOKENS)
+    tally.spoilt(retokenised, trained_on, why, other_tokens(spoilt, kept))
     tally.finish(config.max_dropped)
     if SPECIAL_IN_ANSWER in tally.dropped:
         stage.warn(f"{tally.dropped[SPECIAL_IN_ANSWER]} answers contain special tokens: {UNTRAINED}")
@@ -232,6 +234,16 @@ def refusal(config: RegenerateAnswers, outcome: Mapping[str, Any]) -> tuple[str,
         if config.drop_retokenised and answer["retokenised_differently"]:
             return RETOKENISED, ""
     return (outcome["reason"], outcome["detail"]) if outcome["reason"] else None
+
+
+def other_tokens(spoilt: int, samples: int) -> str:
+    """What to do about samples, of those that were answered, whose tokens are not those that were generated."""
+    if 2 * spoilt > samples:
+        return (
+            f"remove the cause, since drop_retokenised = true would drop {spoilt:,} of {samples:,} samples; "
+            f"{USUAL_CAUSES}, or a tokenizer that is not the target's"
+        )
+    return f"set drop_retokenised = true, which drops their samples; {USUAL_CAUSES}"
 
 
 def regenerated_row(row: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,17 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ops.lib.data.files import read_json
-from ops.lib.report_sections import (
-    ROWS_READ,
-    Chart,
-    Html,
-    Section,
-    Table,
-    account_sections,
-    first_rows,
-    histogram,
-    shard_counts,
-)
+from ops.lib.report_sections import ROWS_READ, Html, Section, Table, account_sections, first_rows, shard_counts, spread
 
 
 def report(folder: Path) -> Sequence[Section]:
@@ -33,6 +23,6 @@ def report(folder: Path) -> Sequence[Section]:
     return [
         *account_sections(folder),
         Section("tokens", Table(("split", "samples", "tokens"), by_split)),
-        Section("length of samples", Chart([histogram("samples", lengths)], "tokens", "samples", "bars"), note),
+        Section("tokens of a sample", spread(lengths), note),
         Section("loss mask", Html(preview, height=560)),
     ]

@@ -15,6 +15,7 @@ from ops.lib.estimates import (
     by_field,
     identity_of,
     pixels_misfit,
+    processor_templates,
     template_digest,
 )
 from ops.tokenize_chat.op import TokenizeChat
@@ -46,11 +47,19 @@ def _of_answers(config: TokenizeChat, answered: Answered, target: TargetStated |
         yield "enable_thinking", f"the answers were generated with {asked}, and this node has {here}: {remedy}"
     if are_different(answered.target, identity_of(target)):
         yield "target", f"the answers are those of another target: {SAME} target"
-    if answered.has_target and config.target is None and is_builtin(config.processor):
-        yield "processor", "the answers are those of a target, whose tokenizer this is not: give the target instead"
-    if (
-        answered.has_target is False
-        and config.target is None
-        and answered.chat_template != template_digest(config.chat_template)
-    ):
+    if config.target is not None or answered.has_target is None:
+        return
+    if is_builtin(config.processor):
+        own, remedy = ("target", "give the target instead") if answered.has_target else ("server", f"{SAME} processor")
+        yield "processor", f"the answers are those of a {own}, whose tokenizer this is not: {remedy}"
+    elif not answered.has_target:
+        yield from _of_templates(config, answered)
+
+
+def _of_templates(config: TokenizeChat, answered: Answered) -> Iterator[tuple[str, str]]:
+    if answered.chat_template != template_digest(config.chat_template):
         yield "chat_template", f"the answers were generated with another one: {SAME} chat_template"
+    elif config.chat_template is None:
+        here = processor_templates(config.processor)
+        if here is not None and answered.templates is not None and here.isdisjoint(answered.templates):
+            yield "processor", f"the answers were generated with another chat template: {SAME} processor"

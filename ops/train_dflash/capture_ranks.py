@@ -31,12 +31,11 @@ import torch.distributed as dist
 from attrs import Factory, frozen
 from torch import Tensor
 
-from dsl.errors import ConfigError, StopRequested
+from dsl.errors import StopRequested
 from dsl.stage import Stage
 from ops.lib.training.ranks import deal, meeting_store
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.online import RowStates, Take
-from ops.train_dflash.op import TrainDflash
 
 
 @frozen
@@ -107,15 +106,6 @@ class TrainingStage:
 
     def stop_requested(self) -> bool:
         return self.whole.stop_requested() or self.stop.is_set()
-
-
-def training_stage(stage: Stage, capture_ranks: int) -> TrainingStage:
-    """The stage of the training ranks. Raises ConfigError if none or no whole groups are left."""
-    launch = {"nproc": stage.world_size, "sp_degree": stage.sp_degree}
-    mistakes = TrainDflash.launch_mistakes({"capture_ranks": capture_ranks}, launch)
-    if mistakes:
-        raise ConfigError("; ".join(f"{field}: {mistake}" for field, mistake in mistakes.items()))
-    return TrainingStage(stage, stage.world_size - capture_ranks)
 
 
 def capture_ranks_of(row: int, rows: int, capture_ranks: int) -> list[int]:

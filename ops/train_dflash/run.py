@@ -28,7 +28,7 @@ from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.ema import Ema
 from ops.lib.training.nonfinite import SKIPPED, NonFinite
 from ops.lib.training.optimizer import gradient_norm, learning_rate, limit_gradients, make_optimizer, set_rate
-from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, answer_requests, training_stage
+from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, answer_requests
 from ops.train_dflash.engine import Setup, set_up
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.inputs import Inputs, open_inputs
@@ -61,7 +61,7 @@ def train_dflash(config: TrainDflash, stage: Stage) -> None:
     others. Raises DataError for inputs that do not belong together and for losses that stay non-finite, ConfigError for
     a mesh that does not fit, and StopRequested after saving when the stage is asked to stop.
     """
-    training = training_stage(stage, config.capture_ranks)
+    training = TrainingStage(stage, stage.world_size - config.capture_ranks)
     if stage.rank >= training.world_size:
         captured = describe_features(config, stage.inputs["tokens"], stage.inputs["target"])
         answer_requests(_capture(config, stage, captured).take, stage, training)

@@ -10,10 +10,10 @@ import pytest
 
 from dsl.aliases import MOST_OF_KEYS, key_hint, nearest_key
 from dsl.errors import ConfigError, PipelineError, known_nodes, listed
+from dsl.node_check import LAUNCH_FIELDS
 from dsl.op_table import all_ops
 from dsl.read_toml import read_graph
 from dsl.tables import FIELDS
-from dsl.unchecked_node import LAUNCH_FIELDS
 from ops.aliases import ALIASES
 from ops.train_dflash.op import TrainDflash
 
@@ -226,7 +226,7 @@ def test_a_name_outside_the_nodes_and_one_in_a_reference_are_answered_too(tmp_pa
     assert mistakes(file, "learning_rate=1", "train.optim.lr=1", "zzz=1") == [
         '-s learning_rate=1: expected node.field=value (it is "lr" of train_dflash)',
         "-s zzz=1: expected node.field=value",
-        '-s train.optim.lr=1: unknown key "optim" (here it is "optimizer"; "adamw" or "muon")',
+        '-s train.optim.lr=1: train.optim: unknown key (here it is "optimizer"; "adamw" or "muon")',
     ]
 
 

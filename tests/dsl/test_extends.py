@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl import document
-from dsl.document import merged, read_document
+from dsl import tree
 from dsl.errors import PipelineError
 from dsl.finding import Position
 from dsl.graph import Graph
 from dsl.pipeline import Launch
 from dsl.read_toml import read_graph
+from dsl.tree import merged, read_tree
 from ops.ingest.op import Ingest
 
 BASE = """\
@@ -187,19 +187,20 @@ def test_a_right_file_is_never_scanned_for_places(tmp_path: Path, monkeypatch: p
 
     file = write(tmp_path, top='extends = "base.toml"\n[node.ingest]\nmax_samples = 2\n', base=BASE)
     (tmp_path / "a.jsonl").touch()
-    monkeypatch.setattr(document, "key_positions", lambda _text, _file: {("extends",): Position("x", 1, 1)})
+    monkeypatch.setattr(tree, "key_positions", lambda _text, _file: {("extends",): Position("x", 1, 1)})
     assert read_graph(file, ["ingest.source=a.jsonl"]).nodes["ingest"].config.max_samples == 2
-    monkeypatch.setattr(document, "key_positions", refuse)
+    monkeypatch.setattr(tree, "key_positions", refuse)
     (tmp_path / "base.toml").replace(file)
     assert read_graph(file).name == "base"
 
 
 def test_a_place_is_looked_up_in_the_file_whose_value_counts(tmp_path: Path) -> None:
     file = write(tmp_path, top='extends = "base.toml"\n[node.ingest]\nmax_samples = 2\n', base=BASE)
-    found = read_document(file)
+    found = read_tree(file)
     assert found.position(("node", "ingest", "max_samples")) == Position(str(file), 3, 1)
     assert found.position(("node", "ingest", "source")) == Position(f"{tmp_path}/base.toml", 6, 1)
-    assert found.position(("node", "ingest", "nothing")) is None
+    assert found.position(("node", "ingest", "nothing")) == found.position(("node", "ingest"))
+    assert found.position(("nothing",)) is None
 
 
 PLAIN = st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 3) | st.lists(st.integers(0, 3), max_size=2))

@@ -10,17 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.document import Places
+from dsl.compile import override_graph
 from dsl.errors import PipelineError
-from dsl.for_each import expanded
+from dsl.for_each import expand, put_sweeps
 from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import op_of
-from dsl.overrides import override_graph
 from dsl.pipeline import Copy, Launch
 from dsl.read_toml import read_graph
-from dsl.unchecked_node import WrittenNode
-from dsl.variants import Sweep
+from dsl.tree import Tree
 from ops.ingest.op import Ingest
 
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
@@ -256,7 +254,10 @@ def test_an_override_of_what_a_variant_sets_is_refused(tmp_path: Path) -> None:
             ["19:14: for_each.g.v.train.launch.threads: must be >= 0, got -1"],
         ),
         ("[for_each.g.v]\ntrain = 1", ["18:13: for_each.g.v: expected a table of node.field = value (HINT)"]),
-        ("[for_each.g.v]\ntrain.launch = 1", ["18:13: for_each.g.v: launch: expected a table (HINT)"]),
+        (
+            "[for_each.g.v]\ntrain.launch = 1",
+            ["19:7: for_each.g.v.train.launch: expected a table (launch = { nproc = 2 })"],
+        ),
         ("[for_each.g.v]", ["18:11: for_each.g: no variant of this group changes a value"]),
         (
             "[for_each.g]",
@@ -363,14 +364,15 @@ def test_more_copies_than_anybody_means_are_refused(tmp_path: Path) -> None:
 def test_sweeps_give_the_product_of_their_values_each_with_an_id_of_its_own(counts: list[int]) -> None:
     fields = ["max_samples", "val_fraction", "question"][: len(counts)]
     values = {field: list(range(count)) for field, count in zip(fields, counts, strict=True)}
-    node = WrittenNode("n", op_of(Ingest), {"source": "builtin"}, {}, Places(table=("node", "n")))
-    copies, mistakes = expanded({"n": node}, [Sweep(f"n.{field}={given}") for field, given in values.items()])
-    assert mistakes == []
-    assert len(copies) == math.prod(counts)
-    assert {tuple(copy.values[field] for field in fields) for copy in copies.values()} == set(
+    tree = Tree({"node": {"n": {"op": op_of(Ingest), "source": "builtin"}}}, Path.cwd())
+    put_sweeps(tree, [f"n.{field}={given}" for field, given in values.items()])
+    expand(tree)
+    assert tree.mistakes == []
+    assert len(tree.nodes) == math.prod(counts)
+    assert {tuple(copy[field] for field in fields) for copy in tree.nodes.values()} == set(
         itertools.product(*values.values())
     )
-    assert all(copy.values["source"] == "builtin" and copy.template == "n" for copy in copies.values())
+    assert all(copy["source"] == "builtin" and tree.template(copy_id) == "n" for copy_id, copy in tree.nodes.items())
 
 
 def test_a_key_of_thousands_of_characters_is_shortened_in_every_message(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.compile import compile_pipeline
 from dsl.errors import PipelineError
-from dsl.graph import Graph, compile_pipeline
+from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import Ref, field, op
-from dsl.overrides import apply_overrides
 from dsl.pipeline import Launch, Pipeline
 from executor.keys.node_key import key_config
 from ops.artifacts import ImageSamples, Samples
@@ -274,7 +274,7 @@ def test_an_edge_that_is_not_given_survives_an_override() -> None:
 
     pipeline = Pipeline("p", seed=3)
     pipeline.node("seeded", Seeded())
-    assert apply_overrides(pipeline, ["seeded.seed=4"]).nodes["seeded"].config == Seeded(seed=4)
+    assert compile_pipeline(pipeline, ["seeded.seed=4"]).nodes["seeded"].config == Seeded(seed=4)
 
 
 def test_a_record_that_does_not_fit_is_refused() -> None:

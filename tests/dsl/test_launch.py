@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.compile import override_graph
 from dsl.errors import ConfigError, PipelineError
 from dsl.graph_json import graph_from_json, graph_to_json
-from dsl.overrides import override_graph
 from dsl.pipeline import Launch, Machine, Pipeline
 from dsl.read_toml import read_graph
 from dsl.sizes import POWERS_OF_TWO, parsed_bytes, shown_bytes

@@ -13,12 +13,12 @@ from ops_with_tables import HEAD, read, train, written
 
 import ops.aliases
 from dsl.aliases import Alias
+from dsl.compile import compile_pipeline, override_graph
 from dsl.errors import ConfigError, PipelineError
 from dsl.field_rules import ChosenBy, Only
-from dsl.graph import Graph, compile_pipeline
+from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import field, op
-from dsl.overrides import override_graph
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
 from dsl.schema import pipeline_schema
@@ -100,7 +100,7 @@ def test_a_field_of_a_table_is_changed_on_the_command_line(tmp_path: Path) -> No
     assert [
         '-s train.low.rank=x: expected int, got "x"',
         '-s train.low.rnk=1: unknown key (did you mean "rank"?)',
-        '-s train.low.form.a=1: unknown key (did you mean "form"?)',
+        '-s train.low.form.a=1: train.low.form: expected one of "square", "round", got { a = 1 } (table)',
         "-s train.pace.steps=1.5: expected int, got 1.5 (float)",
     ] == mistakes(tmp_path, LOW, "train.low.rank=x", "train.low.rnk=1", "train.low.form.a=1", "train.pace.steps=1.5")
     assert ["-s train.low={rank=0}: train.low.rank: must be >= 1, got 0"] == mistakes(

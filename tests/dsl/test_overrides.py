@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dsl.compile import compile_pipeline, override_graph
 from dsl.errors import ConfigError, PipelineError
-from dsl.graph import Graph, compile_pipeline
+from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
-from dsl.overrides import apply_overrides, override_graph
 from dsl.pipeline import Launch, Pipeline
 from dsl.read_toml import read_graph
 from ops.capture_targets.op import CaptureTargets
@@ -29,7 +29,7 @@ def example(root: Path) -> Pipeline:
 
 
 def changed(root: Path, *overrides: str) -> Graph:
-    return compile_pipeline(apply_overrides(example(root), overrides))
+    return compile_pipeline(example(root), overrides)
 
 
 def mistakes(root: Path, *overrides: str) -> list[str]:
@@ -64,7 +64,7 @@ def test_a_value_is_read_as_toml_or_as_a_bare_word(tmp_path: Path, override: str
 
 def test_nothing_else_changes(tmp_path: Path) -> None:
     assert changed(tmp_path) == compile_pipeline(example(tmp_path))
-    graph = compile_pipeline(apply_overrides(example(tmp_path), ["capture.num_layers=4"]))
+    graph = compile_pipeline(example(tmp_path), ["capture.num_layers=4"])
     expected = graph_to_json(compile_pipeline(example(tmp_path)))
     expected["nodes"][-1]["config"]["num_layers"] = 4
     assert graph_to_json(graph) == expected
@@ -73,7 +73,7 @@ def test_nothing_else_changes(tmp_path: Path) -> None:
 def test_an_edge_can_be_moved(tmp_path: Path) -> None:
     pipeline = example(tmp_path)
     pipeline.node("more", Ingest(source="builtin:digits"))
-    graph = compile_pipeline(apply_overrides(pipeline, ["inject.samples=@more"]))
+    graph = compile_pipeline(pipeline, ["inject.samples=@more"])
     assert graph.nodes["inject"].inputs == {"samples": ("more",)}
 
 
@@ -293,7 +293,7 @@ def test_the_seed_of_a_python_pipeline_reaches_the_nodes_that_gave_none(tmp_path
     pipeline = Pipeline("p", seed=1, root=tmp_path)
     pipeline.node("own", Ingest(source="builtin", seed=1))
     pipeline.node("none", Ingest(source="builtin"))
-    nodes = compile_pipeline(apply_overrides(pipeline, ["pipeline.seed=2"])).nodes
+    nodes = compile_pipeline(pipeline, ["pipeline.seed=2"]).nodes
     assert {node_id: node.config.seed for node_id, node in nodes.items()} == {"own": 1, "none": 2}
     with pytest.raises(PipelineError) as caught:
         override_graph(compile_pipeline(pipeline), ["pipeline.seed=2"])
@@ -304,14 +304,14 @@ def test_the_seed_of_a_python_pipeline_reaches_the_nodes_that_gave_none(tmp_path
 
 def test_every_mistake_is_shown_at_its_argument(tmp_path: Path) -> None:
     overrides = {
-        "n.lr.x=1": '"lr" has no keys',
-        "n.samples.x=1": '"samples" has no keys',
-        "n.lrr.x=1": 'unknown key "lrr" (did you mean "lr"?)',
+        "n.lr.x=1": "n.lr: expected float, got { x = 1 } (table)",
+        "n.samples.x=1": 'n.samples: expected a reference to Samples ("@node"), got { x = 1 } (table)',
+        "n.lrr.x=1": 'n.lrr: unknown key (did you mean "lr"?)',
         "n.weights.b=x": 'n.weights: b: expected float, got "x"',
         "n.layers=[1, 2": "not TOML: Unclosed array; text in a list needs quotes, as in TOML",
         "n.layers=[1, x]": "not TOML: Invalid value; text in a list needs quotes, as in TOML",
         "n.needed=none": 'expected int, got "none"',
-        "n.launch=2": 'expected a table, got "2" ({ nproc = 2 }, or node.launch.nproc=2)',
+        "n.launch=2": "expected a table (launch = { nproc = 2 })",
         "n.launch={nproc=0}": "n.launch.nproc: must be >= 1, got 0",
         "pipeline.ops=[]": "-s cannot change pipeline.ops (change it in the file)",
         "pipeline.seeds=1": 'unknown key (did you mean "seed"?)',

@@ -9,7 +9,7 @@ from dsl.errors import PipelineError
 from dsl.graph import Graph
 from dsl.op import Ref
 from dsl.pipeline import Launch
-from dsl.read_toml import read_graph, read_pipeline
+from dsl.read_toml import read_graph
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
 
@@ -148,13 +148,13 @@ def test_a_file_that_is_not_utf_8_is_reported_with_its_line(tmp_path: Path) -> N
     file = tmp_path / "p.toml"
     file.write_bytes(HEAD.encode() + b"# caf\xe9\n")
     with pytest.raises(PipelineError) as caught:
-        read_pipeline(file)
+        read_graph(file)
     assert str(caught.value) == f"{file}:3:6: the file is not UTF-8"
 
 
 def test_a_missing_file_and_an_unknown_kind_of_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PipelineError) as caught:
-        read_pipeline(tmp_path / "p.toml")
+        read_graph(tmp_path / "p.toml")
     assert str(caught.value) == f"there is no pipeline file {tmp_path}/p.toml"
     assert mistakes(tmp_path, "", name="p.yaml") == ["p.yaml is not a pipeline file: its name must end in .toml or .py"]
 

@@ -18,12 +18,12 @@ from jsonschema import Draft7Validator
 
 from dsl.errors import ConfigError, PipelineError
 from dsl.field_rules import Needs
+from dsl.node_check import LAUNCH_FIELDS
 from dsl.op import Ref
 from dsl.op_table import all_ops
 from dsl.read_toml import op_files_of, read_graph
 from dsl.schema import LAUNCH_HELP, SIZE, pipeline_schema, validators_of
 from dsl.sizes import parsed_bytes
-from dsl.unchecked_node import LAUNCH_FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINES = sorted((ROOT / "pipelines").glob("*.toml"))

@@ -11,8 +11,8 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.compile import compile_pipeline
 from dsl.errors import ConfigError, PipelineError
-from dsl.graph import compile_pipeline
 from dsl.graph_json import graph_to_json
 from dsl.op import field, op
 from dsl.pipeline import Pipeline

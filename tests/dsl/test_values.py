@@ -6,14 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.document import Places
 from dsl.errors import PipelineError
 from dsl.graph import Graph
 from dsl.interpolation import interpolate
-from dsl.pipeline import Pipeline
+from dsl.op import op_of
 from dsl.read_toml import read_graph
-from dsl.tables import tables_of
-from dsl.unchecked_node import WrittenNode
+from dsl.tree import Tree
 from ops.ingest.op import Ingest
 
 OPS = """
@@ -234,12 +232,10 @@ JSON = st.recursive(
 
 @given(JSON, st.text())
 def test_a_value_without_a_reference_stays_as_it_is(value: object, text: str) -> None:
-    pipeline = Pipeline("p")
-    pipeline.node("a", Ingest(source="builtin"))
-    op = pipeline.nodes["a"].op
     escaped = text.replace("${", "$${")
-    values = {"question": value, "answer": escaped}
-    node = WrittenNode("a", op, dict(values), {"device": value}, Places(table=("node", "a")))
-    assert interpolate({"a": node}, tables_of(pipeline)) == []
-    assert (node.values["question"], node.launch) == (value, {"device": value})
-    assert node.values["answer"] == text
+    node = {"op": op_of(Ingest), "question": value, "answer": escaped, "launch": {"device": value}}
+    tree = Tree({"node": {"a": node}}, Path.cwd())
+    interpolate(tree)
+    assert tree.mistakes == []
+    assert (tree.nodes["a"]["question"], tree.nodes["a"]["launch"]) == (value, {"device": value})
+    assert tree.nodes["a"]["answer"] == text

@@ -19,7 +19,7 @@ import json, os, subprocess, sys, time
 from pathlib import Path
 from attrs import frozen
 from dsl.op import Artifact, field, op
-from ops.lib.report_sections import Account, Chart, Html, Picture, Section, Series, Table, variants
+from ops.lib.report_sections import Account, Html, Picture, Section, Table, variants
 
 
 @frozen
@@ -87,7 +87,6 @@ def shown(came_in, kept, lost, text):
     yield Section("samples", Account(came_in=came_in, kept={"train": kept}, dropped=dropped))
     yield Section("a table" + text, Table(("name" + text, "value"), [(text, 0.000123456), ("none", None)]), note=text)
     yield Section("facts", Table(("", ""), [("kept", kept), ("of", came_in)]))
-    yield Section("a chart", Chart([Series("s" + text, [1, 2], [float(kept), 2.0])], "x", "y"))
     yield Section("a page", Html("<p>page of " + str(kept) + "</p>" + "x" * PAD))
     yield Section("a picture", Picture(Path("pixel.png"), "a pixel" + text))
 """

@@ -12,7 +12,7 @@ FIXTURES = (
 )
 CHAINS = re.compile(rf"def \w+\((?:[^()]*\W)?(?:{FIXTURES})\b|draft_chain|family_checkpoints|finetune_cases|overfit")
 
-# In one process, but five seconds and more.
+# In one process, but five seconds and more; or two, of what says little beside other tests.
 LONG = {
     "test_broken_pipelines",
     "test_capture_config",
@@ -26,13 +26,20 @@ LONG = {
     "test_diagnose_certainty",
     "test_encode_batch",
     "test_fuzz",
+    "test_graph_layout",
+    "test_ingest_digits",
     "test_inject_images",
     "test_key_meaning",
     "test_loss_masks",
+    "test_placement",
+    "test_prefetch",
     "test_scheduler",
     "test_slot_losses",
     "test_tensor_batch",
+    "test_threads",
     "test_tokenize_workers",
+    "test_twin_pipelines",
+    "test_two_runs_share_cores",
 }
 
 

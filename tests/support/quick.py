@@ -28,19 +28,24 @@ def main(given: Sequence[str]) -> int:
     if missing:
         print(f"no such file: {', '.join(missing)}; give paths from the project's root", file=sys.stderr)
         return 2
-    chosen = [str(path.relative_to(ROOT)) for path in affected(files)] if files else []
+    tests = affected(files) if files else [path for path in all_tests() if kind_of(path) == "unit"]
+    chosen = [str(path.relative_to(ROOT)) for path in tests]  # others are not even imported
     if files and not chosen:
         print("no test imports it; `make test` runs all", file=sys.stderr)
         return 2
-    options = ["-m", "not slow" if files else "not slow and unit", "--numprocesses", "2", "--dist", "loadfile"]
+    options = ["-m", "not slow", "--numprocesses", "2", "--dist", "loadfile"]
     environment = {**os.environ, SECONDS: str(BEGINS_WITHIN_S)} if files else None
     command = [sys.executable, "-m", "pytest", *options, *chosen]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
+def all_tests() -> list[Path]:
+    return [path for path in sorted(TESTS.rglob("test_*.py")) if "sglang" not in path.parts]
+
+
 def affected(files: Sequence[Path]) -> list[Path]:
     """The test files to run for these files: their own ones, then the nearest first."""
-    tests = [path for path in sorted(TESTS.rglob("test_*.py")) if "sglang" not in path.parts]
+    tests = all_tests()
     mirrored = {TESTS / path.relative_to(ROOT).with_name(f"test_{path.name}") for path in files}
     own = [path for path in tests if path in mirrored]
     far = {path: steps for path in tests if path not in own and (steps := distance(path, files)) is not None}

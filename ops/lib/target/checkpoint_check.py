@@ -129,8 +129,8 @@ def pixel_mistakes(processor: str | None, min_pixels: int | None, max_pixels: in
 
 
 def chat_template_mistakes(file: str | None) -> dict[str, str]:
-    """Why the file of the field chat_template is no template; nothing without one."""
-    if file is None:
+    """Why the file of the field chat_template is no template; nothing without one, which a graph reports."""
+    if file is None or not Path(file).exists():
         return {}
     from ops.lib.vision.chat_template import read_chat_template  # loads jinja2
 
@@ -142,7 +142,7 @@ def thinking_mistakes(
     enable_thinking: bool | None, chat_template: str | None, processor: str | None, builtin: str = ""
 ) -> dict[str, str]:
     """Why no chat template reads enable_thinking: that of the file, else of the directory, else the built-in one."""
-    if enable_thinking is None:
+    if enable_thinking is None or (chat_template is not None and not Path(chat_template).exists()):
         return {}
     from ops.lib.vision.chat_template import check_thinking, read_chat_template  # loads jinja2
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import attrs
 
+from dsl.compile import compile_pipeline
 from dsl.errors import DataError, PipelineError
-from dsl.overrides import apply_overrides, overridden_nodes
+from dsl.overrides import overridden_nodes
 from dsl.pipeline import Pipeline
 from ops.check_export.op import CheckExport, unlike_serving
 from ops.evaluate.op import Evaluate
@@ -18,6 +19,7 @@ from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.drafts.backbone.contract_fields import lookup
 from ops.lib.target.token_ids import Vocabulary
 from ops.load_draft.op import LoadDraft
+from ops.load_target.estimate import snapshot
 from ops.load_target.op import LoadTarget
 from ops.tokenize_chat.op import TokenizeChat
 
@@ -37,10 +39,10 @@ def evaluation_pipeline(
     """
     p = Pipeline("evaluate", drafts=tuple(Path(folder) for folder in drafts))
     checkpoint, revision = source_of(target)
-    mask = draft_mask(Path(draft), Path(target))
+    source, commit = source_of(draft)
+    mask = draft_mask(_directory(source, commit), _directory(checkpoint, revision))
     model = p.node("target", LoadTarget(checkpoint=checkpoint, revision=revision, mask_token_id=mask))
-    source, revision = source_of(draft)
-    loaded = p.node("draft", LoadDraft(target=model, source=source, revision=revision))
+    loaded = p.node("draft", LoadDraft(target=model, source=source, revision=commit))
     samples = p.node(
         "ingest",
         Ingest(source=prompts or str(PROMPTS), split="test", require_answers=False, duplicate_ids="number"),
@@ -53,17 +55,22 @@ def evaluation_pipeline(
 
 
 def draft_mask(draft: Path, target: Path) -> int | None:
-    """The id of the mask token that the draft was trained with, where the target's tokenizer and family name none; None
-    where they do, or where either is no directory that can be read: the nodes report what is wrong with it.
+    """The id of the mask token that the draft was trained with, where the target's tokenizer and family name none, or
+    the target is not there yet; None where they do, or where either cannot be read: the nodes report what is wrong.
     """
     try:
         vocabulary, config = Vocabulary.of(target), read_settings(draft / CONFIG)
     except DataError:
         return None
-    if vocabulary is None or vocabulary.known_mask_id is not None:
+    if target.exists() and (vocabulary is None or vocabulary.known_mask_id is not None):
         return None
     found = (lookup(config, name) for name in ("dflash_config.mask_token_id", "mask_token_id"))
     return next((value for is_there, value in found if is_there and type(value) is int), None)
+
+
+def _directory(source: str, revision: str | None) -> Path:
+    """Of a model id that of its commit in Hugging Face's cache, where it may not be."""
+    return Path(source) if revision is None else snapshot(source, revision)
 
 
 def source_of(text: str) -> tuple[str, str | None]:
@@ -78,13 +85,14 @@ def leave_out_gate(pipeline: Pipeline, overrides: Sequence[str]) -> list[str]:
     """
     if GATE in overridden_nodes(overrides).values():
         return []
+    gate = pipeline.nodes.pop(GATE)
     try:
-        evaluated = attrs.asdict(apply_overrides(pipeline, overrides).nodes["eval"].config, recurse=False)
+        evaluated = attrs.asdict(compile_pipeline(pipeline, overrides).nodes["eval"].config, recurse=False)
     except PipelineError:
-        return []  # reported with the mistakes between the nodes
+        return []  # the caller reports the same mistakes
     unlike = unlike_serving(evaluated, None)
     if evaluated["block_size"] is not None:  # that of the training is known once the draft is read
         unlike.append(f"block_size = {evaluated['block_size']}")
-    if unlike:
-        del pipeline.nodes[GATE]
+    if not unlike:
+        pipeline.nodes[GATE] = gate
     return [f"eval.{text}" for text in unlike]

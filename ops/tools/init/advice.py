@@ -77,12 +77,7 @@ def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
     rules = found.rules if max_pixels is None else attrs.evolve(found.rules, max_pixels=max_pixels.value)
     prompts = [length.prompt(rules) for length in found.lengths]
     max_new = _max_new_tokens(answers)
-    longest = _rounded_up(round(max(prompts) * 1.25), 256)
-    about = "" if found.exact else "about "
-    max_prompt = Choice(
-        min(max(longest, SHORTEST_LIMIT), LONGEST_PROMPT),
-        f"the longest of {len(prompts):,} prompts examined has {about}{max(prompts):,} tokens",
-    )
+    max_prompt = _max_prompt_tokens(found, rules, prompts, max_new.value)
     context = None if target is None else target.context
     is_limited = context is not None and max_prompt.value + max_new.value >= context
     if context is not None and is_limited:
@@ -156,6 +151,17 @@ def _max_new_tokens(answers: list[int]) -> Choice:
     usual = percentile(answers, 0.95)
     value = min(max(_rounded_up(2 * usual, 128), SHORTEST_LIMIT), LONGEST_ANSWER)
     return Choice(value, f"95 % of the data's answers have at most {usual:,} tokens; the target's own may be longer")
+
+
+def _max_prompt_tokens(found: Survey, rules: PixelRules, prompts: list[int], max_new: int) -> Choice:
+    """Later prompts of a chat hold the target's own answers to its earlier turns, longer perhaps than the data's."""
+    regenerated = max(length.regenerated_prompt(rules, max_new) for length in found.lengths)
+    about = "" if found.exact else "about "
+    why = f"the longest of {len(prompts):,} prompts examined has {about}{max(prompts):,} tokens"
+    if regenerated > max(prompts):
+        why += f", and up to {regenerated:,} if its earlier answers have max_new_tokens"
+    longest = _rounded_up(max(round(max(prompts) * 1.25), regenerated), 256)
+    return Choice(min(max(longest, SHORTEST_LIMIT), LONGEST_PROMPT), why)
 
 
 def _within(context: int, max_new: Choice) -> tuple[Choice, Choice]:

@@ -63,6 +63,11 @@ class Length:
         """Tokens of the last prompt, images included."""
         return self.before + sum(map(rules.tokens, self.images))
 
+    def regenerated_prompt(self, rules: PixelRules, max_answer: int) -> int:
+        """Tokens that the last prompt has if the target answers each turn before it with max_answer tokens."""
+        earlier = self.answers[:-1] if self.last else self.answers
+        return self.prompt(rules) + sum(max(max_answer + TURN_TOKENS - tokens, 0) for tokens in earlier)
+
     def whole(self, rules: PixelRules) -> int:
         return self.prompt(rules) + self.last
 

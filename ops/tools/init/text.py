@@ -82,7 +82,11 @@ def _about_data(found: Survey) -> list[str]:
     if found.decoded:
         good = found.decoded - found.faults.total()
         lines.append(f"images: {good} of {found.decoded} examined can be decoded{_sizes(found)}")
-    lines += [f"images: {count} ({reason}), such as {found.examples[reason]}" for reason, count in found.faults.items()]
+    lines += [
+        f"images: {count} ({reason}), such as {found.examples[reason]}; inject_images drops their samples, which count "
+        "here"
+        for reason, count in found.faults.items()
+    ]
     return lines
 
 

@@ -14,14 +14,13 @@ from fake_stage import FakeStage
 from family_checkpoints import HIDDEN, LAYERS, VOCABULARY, make_checkpoint
 from safetensors.torch import save_file
 
+from dsl.compile import compile_pipeline
 from dsl.draft_folders import INIT, own_algorithms, use_draft_folders
 from dsl.errors import ConfigError, DataError, PipelineError
-from dsl.graph import compiled
-from dsl.read_toml import checked_pipeline
 from executor import cli
 from executor.commands.evaluate import add_arguments, checked_graph
 from executor.records.run_record import Record
-from executor.report.in_short import in_short
+from executor.report.answers import in_short
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED
 from ops.evaluate.verdicts import MORE_PROMPTS, verdicts
@@ -44,7 +43,7 @@ def test_a_draft_and_its_target_become_a_pipeline_up_to_the_gate(tmp_path, monke
         (tmp_path / name).mkdir()
     (tmp_path / "mine.jsonl").write_text("")
     pipeline = evaluation_pipeline("draft", "target", "mine.jsonl", 5)
-    nodes = compiled(checked_pipeline(pipeline, ["eval.dtype=bfloat16"])).nodes
+    nodes = compile_pipeline(pipeline, ["eval.dtype=bfloat16"]).nodes
     assert ["target", "draft", "ingest", "inject", "tokenize", "eval", "check"] == list(nodes)
     assert str(tmp_path / "draft") == nodes["draft"].config.source
     assert str(tmp_path / "mine.jsonl") == nodes["ingest"].config.source
@@ -100,7 +99,7 @@ def evaluated(tmp_path, *arguments):
     [
         ("eval.temperature=0.5", "eval.temperature = 0.5"),
         ("eval.block_size=4", "eval.block_size = 4"),
-        ("eval.benchmark=bench.jsonl", "eval.benchmark = bench.jsonl"),
+        ("eval.benchmark=bench.jsonl", "/bench.jsonl\n"),
     ],
 )
 def test_an_evaluation_that_no_server_repeats_is_made_without_the_gate(override, named, tmp_path, monkeypatch, capsys):
@@ -258,7 +257,7 @@ def test_an_evaluation_that_did_not_finish_ends_with_what_is_open(tmp_path, monk
     for name in ("draft", "target"):
         (tmp_path / name).mkdir()
     store = Store.open(tmp_path / "runs", write=True)
-    record = new_record(store.records, compiled(evaluation_pipeline("draft", "target", None, 1)))
+    record = new_record(store.records, compile_pipeline(evaluation_pipeline("draft", "target", None, 1)))
     record.save_all()
     lines = list(in_short(store, record))
     assert "Is it safe to serve?" in lines
@@ -306,6 +305,24 @@ def test_a_target_without_a_mask_token_takes_that_of_the_draft(tmp_path, config,
     (target / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
     nodes = evaluation_pipeline(str(draft), str(target), None, None).nodes
     assert expected == nodes["target"].config.mask_token_id
+
+
+def test_a_model_id_without_a_mask_token_takes_that_of_the_draft_before_and_after_its_download(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    draft, commit = tmp_path / "draft", "a" * 40
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps({"mask_token_id": 6}))
+
+    def mask() -> int | None:
+        return evaluation_pipeline(str(draft), f"owner/name@{commit}", None, None).nodes["target"].config.mask_token_id
+
+    assert 6 == mask()
+    target = tmp_path / "hub" / "models--owner--name" / "snapshots" / commit
+    target.mkdir(parents=True)
+    (target / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 8}))
+    for tokens, expected in (({"a": 0}, 6), ({"a": 0, "<|MASK|>": 1}, None)):
+        (target / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}}))
+        assert expected == mask()
 
 
 def test_the_mask_token_of_what_cannot_be_read_is_left_to_the_nodes(tmp_path):

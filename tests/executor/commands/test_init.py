@@ -55,6 +55,17 @@ def test_lengths_are_counted_with_the_targets_tokenizer(project: Path, capsys: p
     assert (16, 32) == (made["train"]["block_size"], made["tokenize"]["min_loss_tokens"])
 
 
+def test_prompts_of_several_turns_have_room_for_the_target_s_own_answers(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"role": role, "content": "one two"} for role in ("user", "assistant") * 3]
+    (project / "chat.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 20)
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    regenerate = nodes(project / "pipeline.toml")["regenerate"]
+    assert regenerate["max_prompt_tokens"] >= 3 * (2 + TURN_TOKENS) + 2 * regenerate["max_new_tokens"]
+    assert "up to 543 if its earlier answers have max_new_tokens" in (project / "pipeline.toml").read_text()
+
+
 def test_several_sources_are_surveyed_as_one_and_become_the_list_of_ingest(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +250,7 @@ def test_large_images_get_a_limit_and_broken_ones_are_counted(
     assert "relative paths start from the file's own folder; --image-root names another one" in " ".join(said.split())
     assert "images: 5 of 10 examined can be decoded, 2048 x 2048 to 2048 x 2048 pixels" in said
     assert "images: 5 (image undecodable), such as 2: 16 bytes" in said
+    assert "inject_images drops their samples, which count here" in " ".join(said.split())
     made = nodes(project / "pipeline.toml")
     assert [1_048_576] * 2 == [made[node]["max_pixels"] for node in ("regenerate", "tokenize")]
     assert 1280 + 256 == made["regenerate"]["max_prompt_tokens"]  # 1,024 for the image, and a quarter more

@@ -257,5 +257,5 @@ def test_the_files_of_a_list_are_named_and_not_their_places_in_the_key(tmp_path:
         (change["name"], change["path"]) for change in diff(toy, *runs[1:])["a"]["changes"]
     ]
     result = toy.dflow("report", *runs[1:])
-    [rows] = Page.read(Path(result.stdout.strip())).tables["differences"]
-    assert ["a", f"files[0] (content of {b}, now {c})"] == rows[1][:2]
+    told = Page.read(Path(result.stdout.strip())).text("differences")
+    assert f"content changed: a.files[0] ({b}, now {c})" in told

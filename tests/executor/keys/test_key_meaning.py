@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.graph import Graph, compile_pipeline
+from dsl.compile import compile_pipeline
+from dsl.graph import Graph
 from dsl.op import OpSpec
 from dsl.op_table import load_op
 from dsl.pipeline import Pipeline

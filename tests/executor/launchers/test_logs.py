@@ -69,6 +69,15 @@ def test_the_losses_of_a_node_are_followed_with_its_log(tmp_path):
     assert 0 == running.returncode
     follows = re.compile(r"\d+ of 12, (?:[\d.]+/s|[\d.]+ s each), [\d.]+ s left: steps/loss 0\.\d+")
     assert any(map(follows.fullmatch, shown)), shown
+    run = toy.state()["run"]
+    for follow in ([], ["-f"]):  # once it has ended
+        said = toy.dflow("logs", run, "d", *follow).stderr
+        assert re.fullmatch(r"12 of 12: steps/loss 0\.\d+\n", said), said
+    assert 0 == toy.dflow("run", str(toy.file)).returncode
+    cached = toy.state()["run"]
+    assert run != cached
+    said = toy.dflow("logs", cached, "d").stderr.splitlines()
+    assert [f"d was computed by run {run}; this is its log:", "12 of 12"] == [said[0], said[1].split(":")[0]]
 
 
 def test_following_a_node_that_has_ended_ends(done):

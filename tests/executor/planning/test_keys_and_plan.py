@@ -10,8 +10,8 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.compile import compile_pipeline
 from dsl.errors import StoreError
-from dsl.graph import compile_pipeline
 from dsl.op import Artifact, Ref, field, op
 from dsl.op_class import HOOK_FILES, METHODS
 from dsl.pipeline import Pipeline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,16 @@ import pytest
 from init_cases import TEXT, VISION, chat, checkpoint, write_flat_photos
 from safetensors.numpy import save_file
 
+from dsl.estimate import Outlook
+from dsl.launch import Launch
+from dsl.op import Ref
 from executor.cli import main
 from ops.ingest.tables import NEEDS_DATASETS
 from ops.lib.sglang import version
+from ops.regenerate_answers.estimate import estimate
+from ops.regenerate_answers.op import RegenerateAnswers
+from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.requirements import unfit
 
 HEAD = """
 [pipeline]
@@ -267,6 +275,39 @@ def test_a_value_that_does_not_fit_files_that_exist_is_refused(
     assert found.startswith(line.replace("HERE", str(data)))
 
 
+def test_prompts_that_another_processor_answered_are_refused(capsys: pytest.CaptureFixture[str], data: Path) -> None:
+    nodes = DATA + INJECT + REGENERATE + TOKENIZE
+    read = ("tokenize.samples=@answers", "tokenize.processor=other")
+    shutil.copytree(data / "target", data / "other")
+    assert [] == refused(capsys, nodes, *read)
+    template = data / "other" / "chat_template.jinja"
+    template.write_text(template.read_text().replace("user", "User") + "\n")
+    same = "give regenerate_answers and tokenize_chat the same"
+    assert [
+        f"node.tokenize.processor: the answers were generated with another chat template: {same} processor"
+    ] == refused(capsys, nodes, *read)
+    assert [] == refused(capsys, nodes, *read, 'answers.answers="data"')
+    assert [
+        f"node.tokenize.processor: the answers are those of a server, whose tokenizer this is not: {same} processor"
+    ] == refused(capsys, nodes, *read[:1])
+
+
+def test_answers_that_are_in_the_store_are_still_those_of_their_processor(data: Path) -> None:
+    shutil.copytree(data / "target", data / "other")
+    (data / "other" / "chat_template.jinja").write_text("{{ messages[0] }}")
+    (data / "made").mkdir()
+    (data / "made" / "answered.json").write_text('{"enable_thinking": null}')
+    asked = RegenerateAnswers(
+        samples=Ref("s"), backend="endpoint", endpoint="http://127.0.0.1:1/v1", model="m", processor="target"
+    )
+    outlook = Outlook(
+        launch=Launch(), inputs={"samples": None, "target": None}, artifact=data / "made", root=data, free_disk=0
+    )
+    for processor, fields in (("target", set()), ("other", {"processor"})):
+        reader = TokenizeChat(samples=Ref("a"), processor=processor)
+        assert fields == set(unfit(reader, {"samples": estimate(asked, outlook).foreseen}))
+
+
 def test_ranks_that_cannot_share_the_sequences_of_a_target_are_refused(
     capsys: pytest.CaptureFixture[str], data: Path
 ) -> None:
@@ -369,6 +410,17 @@ def test_an_embedding_or_a_head_that_is_not_known_is_refused(
     assert found.startswith("node.target." + line.replace("TARGET", str(data / "target")))
 
 
+def test_a_step_that_is_shorter_than_samples_may_be_is_a_note_of_the_plan(
+    capsys: pytest.CaptureFixture[str], data: Path
+) -> None:
+    Path("refused.toml").write_text(HEAD + DATA + INJECT + TOKENIZE + TARGET + TRAIN)
+    given = ["-s", "tokenize.processor=none", "-s", "tokenize.target=@target"]
+    for length, said in ((4096, []), (4097, ["samples may have 4,097 tokens, and one of the split train with "])):
+        assert 0 == main(["plan", "refused.toml", "--json", *given, "-s", f"tokenize.max_length={length}"])
+        notes = json.loads(capsys.readouterr().out)["resources"]["shard"]["notes"]
+        assert said == [note.partition("more")[0] for note in notes]
+
+
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
@@ -420,6 +472,18 @@ def test_a_file_that_is_no_chat_template_is_refused(
     given = (f"tokenize.chat_template={TEMPLATE}", "tokenize.processor=target", "tokenize.enable_thinking=true")
     [found] = refused(capsys, DATA + INJECT + TOKENIZE, *given)
     assert found.startswith(f"node.tokenize.chat_template: {data / TEMPLATE}: {line}")
+
+
+@pytest.mark.parametrize(("nodes", "name"), [(TARGET, "target"), (TOKENIZE, "tokenize")])
+def test_a_chat_template_that_is_not_there_is_reported_once(
+    capsys: pytest.CaptureFixture[str], data: Path, nodes: str, name: str
+) -> None:
+    Path("refused.toml").write_text(HEAD + DATA + INJECT + nodes)
+    given = ["-s", f"{name}.chat_template=none.jinja"]
+    given += ["-s", "tokenize.processor=target", "-s", "tokenize.enable_thinking=true"] if name == "tokenize" else []
+    assert 2 == main(["plan", "refused.toml", "--json", *given])
+    [found] = json.loads(capsys.readouterr().out)["unmet"]
+    assert found.endswith(f": there is no file or folder {data / 'none.jinja'}")
 
 
 def test_a_target_whose_rope_no_draft_can_have_is_refused(capsys: pytest.CaptureFixture[str], data: Path) -> None:

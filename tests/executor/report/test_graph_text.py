@@ -40,8 +40,6 @@ def test_a_line_leaves_a_gap_around_a_lane_that_it_does_not_read() -> None:
 def graphs(draw: st.DrawFn) -> dict[str, tuple[str, ...]]:
     size = draw(st.integers(1, 12))
     ids = [f"n{k}" for k in range(size)]
-    some = [st.lists(st.sampled_from(ids[:k]), max_size=4, unique=True) if k else st.just([]) for k in range(size)]
-    return {node_id: tuple(draw(each)) for node_id, each in zip(ids, some, strict=True)}
     return {
         ids[k]: tuple(draw(st.lists(st.sampled_from(ids[:k]), max_size=4, unique=True)) if k else ())
         for k in range(size)

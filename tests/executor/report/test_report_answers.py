@@ -44,7 +44,7 @@ class Judge:
     def report(folder):
         tau = float((folder / "tau.txt").read_text())
         level = "good" if tau > 2 else "bad"
-        yield Section("tau", Verdict("good", f"tau is {tau}", level, "" if tau > 2 else "look at RUN"))
+        yield Section("tau", Verdict("good", f"tau is {tau}", level, "" if tau > 2 else "look at dflow status RUN"))
         yield Section("data", Verdict("limit", "few samples <b>", "warn", "more samples"))
         yield Section("time", Verdict("limit", "too slow", "bad", "a faster one"))
 
@@ -125,7 +125,7 @@ def test_the_first_part_answers_what_ops_judge_and_names_what_nobody_did(toy: To
 def test_advice_names_the_run_and_that_of_what_is_bad_comes_first(toy: Toy) -> None:
     second = runs_of(toy)[1]
     text = page(toy, second).text("answers")
-    assert f"What to do next look at {second} a faster one" in text
+    assert f"What to do next look at dflow status {second} a faster one" in text
 
 
 def test_several_runs_answer_side_by_side(toy: Toy) -> None:
@@ -210,7 +210,7 @@ def test_a_node_that_failed_has_answered_nothing_and_the_run_is_to_be_resumed(tm
     assert 1 == toy.dflow("run", str(toy.file), "-s", "eval.fails=true").returncode
     text, run = page(toy).text("answers"), runs_of(toy)[0]
     assert "not measured it failed: ValueError: no room (eval)" in text
-    assert f"correct what made eval fail; then dflow resume {run}" in text
+    assert "correct what made eval fail (" in text and f"see the traceback); then dflow resume {run}" in text
     assert f"finish the run: dflow resume {run}" in text
 
 

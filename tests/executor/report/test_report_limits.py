@@ -15,11 +15,11 @@ from toy_ops import is_alive, wait_for
 from executor.keys.differences import ABSENT
 from executor.records.events import Event, System
 from executor.records.metric_points import Point
-from executor.report import op_sections
+from executor.report import figures, op_sections
 from executor.report.comparison import differ
-from executor.report.figures import MOST_FOLDED, curves, figures_table
+from executor.report.figures import curves, figures_table
 from executor.report.page import write_report
-from executor.report.run_data import find_records, read_runs
+from executor.report.run_data import RunFacts, find_records, read_runs
 from executor.report.templates import MOST_ROWS, MOST_TEXT, limited, render, table
 from executor.store.artifact_store import Store
 from executor.tracking import report_writer
@@ -63,7 +63,7 @@ def test_the_parts_of_nodes_end_where_the_page_would_grow_too_large_and_the_rest
 
 
 def test_what_is_embedded_has_a_limit_of_its_own_and_leaves_nothing_else_out() -> None:
-    text = limited(["a", "b"], lambda name: render("artifacts.html", "page", "<p>" * MOST_TEXT, name, 480))
+    text = limited(["a", "b"], lambda name: render("frame", "<p>" * MOST_TEXT, name, 480))
     assert 2 == text.count("<h3>")
 
 
@@ -74,39 +74,42 @@ def test_a_table_has_a_limit_of_rows_and_counts_the_others() -> None:
     assert "more rows" not in table(("a",), [(place,) for place in range(MOST_ROWS)])
 
 
-def test_a_node_that_logs_very_many_figures_has_a_limit_of_charts(tmp_path: Path) -> None:
-    toy = counting(tmp_path)
-    run(toy)
-    store = Store.open(toy.store, write=False)
-    facts = read_runs(store, find_records(store.records, []))[0]
+def test_a_node_that_logs_very_many_figures_has_a_small_picture_of_the_main_ones(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path)
     point = facts.nodes["filter"].events.points[0]
-    many = {f"many/m{place:04d}": 1.0 for place in range(MOST_FOLDED + 30)}
+    many = {f"many/m{place:04d}": 1.0 for place in range(90)}
     facts.nodes["filter"].events.points.extend(Point(point.time, step, many) for step in (7, 8))
-    text = curves([facts])
-    assert text.count("<svg") < MOST_FOLDED + 10
-    assert f"{MOST_FOLDED} more: " in text
-    assert "to keep the page small: " in text
+    assert ['alt="tau, train/loss over steps"'] * 2 == re.findall('alt="[^"]*"', curves([facts]))
+    facts.nodes["filter"].events.points[:] = [Point(1.0, step, many) for step in (7, 8)]
+    shown = re.findall('alt="([^"]*)"', curves([facts]))
+    assert "many/m0000, many/m0001, many/m0002 over steps" == shown[1], "without a known name the first ones"
 
 
-def test_what_nodes_used_of_the_machine_is_folded_away_behind_all_that_they_logged(tmp_path: Path) -> None:
-    toy = counting(tmp_path)
+def test_of_very_many_nodes_with_curves_the_first_are_drawn_and_the_others_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "MOST_DRAWN", 1)
+    text = curves([facts_of(tmp_path)])
+    assert 1 == text.count("<img")
+    assert "to keep the page small: filter" in text
+
+
+def test_what_nodes_used_of_the_machine_is_left_to_mlflow(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path)
+    for node in facts.nodes.values():
+        node.events.points.clear()
+        for second in (100.0, 110.5):
+            used = System(metrics={"memory_usage_megabytes": 5.0})
+            node.events.add(Event(time=second, node=node.id, attempt=1, body=used))
+    assert "" == curves([facts])
+
+
+def facts_of(folder: Path) -> RunFacts:
+    """A run of two nodes that log curves."""
+    toy = counting(folder)
     run(toy)
     store = Store.open(toy.store, write=False)
-    facts = read_runs(store, find_records(store.records, []))[0]
-    for node in facts.nodes.values():
-        node.events.points[:] = [point for point in node.events.points if "train/loss" in point.metrics]
-        for second in (100.0, 110.5):
-            gpus = {f"gpu_{gpu}_power_usage_watts": 70.0 + gpu for gpu in range(2)}
-            used = System(metrics={"memory_usage_megabytes": 5.0} | gpus)
-            node.events.add(Event(time=second, node=node.id, attempt=1, body=used))
-    facts.nodes["source"].events.points[:] = facts.nodes["source"].events.points[-2:]
-    logged, _, system = curves([facts]).partition("<summary>System")
-    assert ["filter"] == re.findall("<h3>(.*?)</h3>", logged)
-    assert "memory_usage" not in logged
-    assert ["source", "filter"] == re.findall("<h3>(.*?)</h3>", system)
-    assert ["system/memory_usage_megabytes", "gpu_power_usage_watts"] * 2 == re.findall("<h4>(.*?)</h4>", system)
-    assert "system/gpu_1_power_usage_watts: 71 at 10.5<" in system, "seconds since the first sample"
-    assert "train/loss" not in system
+    return read_runs(store, find_records(store.records, []))[0]
 
 
 @pytest.mark.parametrize(
@@ -128,11 +131,8 @@ def test_values_differ_as_they_do_for_keys(values: list[object], expected: bool)
 
 
 def test_a_figure_that_is_nan_in_both_runs_is_the_same(tmp_path: Path) -> None:
-    toy = counting(tmp_path)
-    run(toy)
-    store = Store.open(toy.store, write=False)
-    facts = read_runs(store, find_records(store.records, []))[0]
-    other = evolve(facts, place=1, label="other")
+    facts = facts_of(tmp_path)
+    other = evolve(facts, label="other")
     text = figures_table([(facts, {"a": NAN, "b": 1.0}), (other, {"a": NAN, "b": 2.0})], is_one=False)
     assert "nan" in text and "+nan" not in text
-    assert text.index(">b<") < text.index(">a<"), "what differs comes first"
+    assert 1 == text.count('class="change"')

@@ -38,9 +38,7 @@ def test_nothing_is_wider_than_the_screen_and_texts_stand_out(tmp_path: Path, wi
     text = (EVIL + LONG).replace("'", "")
     toy = counting(tmp_path, PIPELINE.replace("kept = 7", f"kept = 7\ntext = '''{text}'''"))
     shows = tmp_path / "shows.py"
-    shows.write_text(
-        f"{shows.read_text().replace('Section, Series, Table', 'Section, Series, Table, Verdict')}{JUDGES}"
-    )
+    shows.write_text(f"{shows.read_text().replace('Section, Table', 'Section, Table, Verdict')}{JUDGES}")
     run(toy)
     run(toy, "-s", "filter.kept=5")
     for runs in (runs_of(toy)[:1], runs_of(toy)):
@@ -84,7 +82,7 @@ def test_a_table_that_is_wider_than_the_screen_shows_that_it_goes_on(tmp_path: P
     write_report(toy.store, [], tmp_path / "page.html")
     with Browser(tmp_path / "profile") as browser:
         browser.show(tmp_path / "page.html", 390, 800)
-        table = "document.querySelector('#pipeline .scroll:not(.graph)')"
+        table = "document.querySelector('#pipeline .scroll:has(table)')"
         assert browser.value(f"{table}.scrollWidth > {table}.clientWidth")
         attachments = "local, local, scroll, scroll"
         assert attachments == browser.value(f"getComputedStyle({table}).backgroundAttachment")

@@ -8,9 +8,9 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.compile import override_graph
 from dsl.convert import typed_value
 from dsl.graph import Graph
-from dsl.overrides import override_graph
 from dsl.read_toml import read_graph
 from dsl.shown import toml_text
 from executor.records.run_record import NodeState

@@ -145,7 +145,7 @@ def test_a_report_of_two_runs_shows_both_figures_and_once_what_is_the_same(
     assert ["eval/speed", "1", "2 +1"] in page.table("results", "figure", *names[:2])
     assert ["1", "2"] == speeds(page)
     assert 1 == len([rows for rows in page.tables["artifacts"] if rows[0] == ["answer", "number"]])
-    assert "; settings that are not part of the key: speed" in page.text("differences")
+    assert "setting changed: m.speed from 1.0 to 2.0" in page.text("differences")
     assert f"2 runs: {names[0]}, {names[1]}" in page.text("")
     page = report(toy, second, third)
     assert ["eval/speed", "2"] in page.table("results", "figure", f"{names[1]}; {names[2]}")

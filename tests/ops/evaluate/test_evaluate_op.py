@@ -221,20 +221,11 @@ def parts(folder):
 
 def test_the_report_shows_every_part(stage):
     sections = {section.title: section for section in parts(stage.out_dir)}
-    assert [
-        "tau",
-        "Acceptance by slot",
-        "Accepted lengths",
-        "tau by position in the answer",
-        "Losslessness",
-        "Speed",
-        "Answers",
-    ] == list(sections)
+    assert ["tau", "Losslessness", "Speed", "Answers"] == list(sections)
+    assert {"acceptance_by_slot", "accepted_lengths", "tau_by_position"} == set(stage.figures)
     assert ["all", "image", "text"] == sorted(row[0] for row in sections["tau"].body.rows)
     cut = read_json(stage.out_dir / "report.json")["tau"]["all"]["cut_steps"]
-    assert f"{cut} steps accepted more than the answer contains" in sections["Accepted lengths"].note
-    lengths = sections["Accepted lengths"].body.series[0]
-    assert list(range(len(lengths.y))) == lengths.x, "numbers, so that the bars stand upright beside each other"
+    assert f"{cut} steps accepted more than the answer contains" in sections["tau"].note
     (stage.out_dir / "measurements.json").rename(stage.work_dir / "away.json")
     assert "Speed" not in [section.title for section in evaluate_sections(stage.out_dir)]
     (stage.work_dir / "away.json").rename(stage.out_dir / "measurements.json")
@@ -267,8 +258,8 @@ def test_a_confidence_head_is_measured_by_what_was_accepted(confident, target, t
     assert "confidence" in stage.figures
     sections = {section.title: section for section in parts(stage.out_dir)}
     assert f"{0.9 - share:.4f} (10 bins)" in sections["Confidence head"].note
-    series = sections["Reliability of the confidence head"].body.series[0]
-    assert (list(series.x), list(series.y)) == ([pytest.approx(0.9)], [pytest.approx(share)])
+    rows = sections["Confidence head"].body.rows
+    assert (rows[-2][2:], rows[-1][2:]) == ((0.9, round(share, 3)), (0.9, round(share, 3)))
 
 
 def test_without_a_confidence_head_nothing_of_it_appears(stage):

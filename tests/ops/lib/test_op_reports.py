@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fake_stage import FakeStage
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dsl.op import Ref
 from ops.artifacts import BatchPlan
@@ -18,7 +19,7 @@ from ops.export_draft.report import report as export_draft_sections
 from ops.ingest.report import report as ingest_sections
 from ops.lib.data.files import json_line, read_json, write_json
 from ops.lib.data.sample_account import NOT_TAKEN, Tally
-from ops.lib.report_sections import DROPPED_SHOWN, Account, Html, Section, Verdict, histogram, shown_value
+from ops.lib.report_sections import DROPPED_SHOWN, Account, Html, Section, Verdict, shown_value, spread
 from ops.load_target.report import report as target_sections
 from ops.regenerate_answers.report import LETTERS
 from ops.regenerate_answers.report import report as regenerate_answers_sections
@@ -70,7 +71,11 @@ def test_the_tokens_show_their_loss_mask_and_how_long_samples_are(tokens) -> Non
     rows = [json.loads(line) for line in (tokens.path / "samples.jsonl").read_text().splitlines()]
     assert account(sections).kept == read_json(tokens.path / "summary.json")["splits"]
     assert sum(row["tokens"] for row in rows) == sum(row[2] for row in body(sections, "tokens").rows)
-    assert len(rows) == sum(body(sections, "length of samples").series[0].y)
+    lengths = dict(body(sections, "tokens of a sample").rows)
+    assert (min(row["tokens"] for row in rows), max(row["tokens"] for row in rows)) == (
+        lengths["smallest"],
+        lengths["largest"],
+    )
     assert isinstance(body(sections, "loss mask"), Html)
     assert "in the loss mask" in body(sections, "loss mask").text
     share = sum(row["loss_tokens"] for row in rows) / sum(row["tokens"] for row in rows)
@@ -90,7 +95,7 @@ def test_what_is_captured_and_planned_is_what_was_tokenised(tokens, tmp_path: Pa
     assert {split: tokenized[split] for split in ("train", "val")} == captured.kept
     assert ("train", "val") == captured.splits
     assert {"train": tokenized["train"]} == planned.kept
-    assert read_json(stage.out_dir / "plan.json")["steps"] == len(body(sections, "tokens of the steps").series[0].y)
+    assert dict(body(sections, "padded tokens of a step").rows)["largest"] <= 2048
 
 
 def test_what_max_steps_left_out_was_not_seen_by_the_training(tmp_path: Path) -> None:
@@ -150,12 +155,14 @@ def test_answers_are_shown_beside_what_was_asked_and_cut_where_they_are_long(tmp
     assert [("requests", 3)] == body(sections, "measured").rows
 
 
-@pytest.mark.parametrize("values", [[5], [1, 2, 3], list(range(1000)), [10, 10, 500_000]])
-def test_a_histogram_counts_every_value_once(values: list[int]) -> None:
-    series = histogram("samples", values)
-    assert len(values) == sum(series.y)
-    assert len(series.x) <= 17
-    assert min(values) == series.x[0]
+@given(st.lists(st.integers(0, 1000), min_size=1))
+def test_a_spread_is_made_of_the_values_themselves(values: list[int]) -> None:
+    rows = dict(spread(values).rows)
+    assert (min(values), max(values)) == (rows["smallest"], rows["largest"])
+    assert 2 * sum(value <= rows["median"] for value in values) >= len(values)
+    assert 2 * sum(value >= rows["median"] for value in values) >= len(values)
+    of = rows["95 % up to"]
+    assert 100 * sum(value <= of for value in values) >= 95 * len(values) > 100 * sum(value < of for value in values)
 
 
 def test_a_digest_is_shown_by_its_beginning_and_a_list_as_it_is_written() -> None:

@@ -16,7 +16,7 @@ from dsl.hooks import hook
 from dsl.op import Artifact, field, op, op_of
 from dsl.op_table import all_ops
 from executor.report.op_sections import section_from_json, section_to_json
-from ops.lib.report_sections import Chart, Series, Table
+from ops.lib.report_sections import Table
 
 
 @frozen
@@ -33,32 +33,9 @@ class Shown:
     output = Text
 
 
-@pytest.mark.parametrize(
-    ("values", "problem"),
-    [
-        ({"x": [1, 2], "y": [1.0]}, "x, y, low and high differ in length"),
-        ({"x": [1], "y": [1.0], "low": [0.5]}, "x, y, low and high differ in length"),
-        ({"x": [1], "y": ["much"]}, "much is not a number"),
-        ({"x": [1], "y": [1.0], "low": ["a"], "high": [2.0]}, "a is not a number"),
-        ({"x": [1], "y": [10**400]}, "an int too large for a float is not a number"),
-        ({"x": [10**400], "y": [1.0]}, "an int too large for a float is not finite"),
-        ({"x": [1, float("nan")], "y": [1.0, 2.0]}, "nan is not finite"),
-        ({"x": [float("-inf")], "y": [1.0]}, "-inf is not finite"),
-        ({"x": [None], "y": [1.0]}, "None is not finite"),
-    ],
-)
-def test_a_series_whose_lists_do_not_fit_is_refused_when_it_is_made(values, problem) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        Series("loss", **values)
-
-
-def test_a_table_with_a_row_of_another_length_and_a_chart_over_names_and_numbers_are_refused() -> None:
+def test_a_table_with_a_row_of_another_length_is_refused() -> None:
     with pytest.raises(ConfigError, match="a table of 2 columns has the row"):
         Table(("a", "b"), [(1, 2), (1,)])
-    with pytest.raises(ConfigError, match="not all numbers"):
-        Chart([Series("tau", ["image", 2], [1.0, 2.0])], "category", "tau", "bars")
-    with pytest.raises(ConfigError, match="not all numbers"):
-        Chart([Series("tau", ["image"], [1.0])], "category", "tau", "lines")
 
 
 def test_every_built_in_op_shows_its_artifact() -> None:
@@ -79,7 +56,7 @@ def test_the_example_in_the_documentation_gives_sections_that_a_report_takes(tmp
     summary = {"in": 3, "kept": 2, "dropped": {"too long": 1}, "splits": {"train": 2}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     sections = names["report"](tmp_path)
-    assert ["samples", "lengths", "reach", "first rows"] == [section.title for section in sections]
+    assert ["samples", "tokens", "reach", "first rows"] == [section.title for section in sections]
     carried = [section_to_json(section, tmp_path) for section in sections]
-    assert ["Account", "Chart", "Verdict", "Table"] == [section["kind"] for section in carried]
+    assert ["Account", "Table", "Verdict", "Table"] == [section["kind"] for section in carried]
     assert unstructure(sections) == unstructure([section_from_json(section, tmp_path) for section in carried])

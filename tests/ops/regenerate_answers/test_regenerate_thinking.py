@@ -195,6 +195,10 @@ def test_a_thought_that_was_cut_is_counted_and_dropped_on_demand(thinker, tmp_pa
     assert {shorter} == set(answers_of(stage))
     assert {"tokenised otherwise than generated": 1} == read_json(stage.out_dir / "summary.json")["dropped"]
     assert "warning: 50% of the samples (1 of 2) are dropped: 1 tokenised otherwise than" in capsys.readouterr().out
+    stage = run(tmp_path / "both", samples, target.artifact, max_new_tokens=thoughts[shorter] - 2, **options)
+    assert [2] == stage.metric("regenerate/retokenised_differently")
+    [loss] = losses_of(read_json(stage.out_dir / "summary.json"))
+    assert loss.remedy.startswith("remove the cause, since drop_retokenised = true would drop 2 of 2 samples; ")
 
 
 def test_an_answer_that_lacks_its_end_alone_is_learnt_without_it(thinker, tmp_path):

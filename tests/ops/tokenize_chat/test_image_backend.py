@@ -7,8 +7,8 @@ from chat_samples import conversation, png, run_tokenize, write_samples
 from fake_stage import FakeStage
 from family_checkpoints import make_checkpoint
 
+from dsl.compile import compile_pipeline
 from dsl.errors import ConfigError
-from dsl.graph import compile_pipeline
 from dsl.op import Ref
 from dsl.pipeline import Pipeline
 from executor.keys.node_key import Sources, graph_parts, key_config

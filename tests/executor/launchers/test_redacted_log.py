@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.launchers import redaction
-from executor.launchers.redaction import RedactedLog
+from executor.launchers import redacted_log
+from executor.launchers.redacted_log import RedactedLog
 
 
 def log_of(folder, secrets, *pieces):
@@ -31,7 +31,7 @@ def test_no_secret_gets_through_wherever_lines_and_writes_end(tmp_path_factory, 
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(redaction, "LONGEST", 16)
+        patched.setattr(redacted_log, "LONGEST", 16)
         shown = log_of(tmp_path_factory.mktemp("log"), ["s3cr3t-value"], *pieces)
     assert shown == re.sub(b"\n*".join(re.escape(bytes([byte])) for byte in b"s3cr3t-value"), b"***", text)
 
@@ -66,7 +66,7 @@ def test_much_output_without_ends_of_lines_gets_through(tmp_path):
 
 
 def test_where_the_log_cannot_be_written_the_stage_learns_of_it_and_nothing_hangs(tmp_path, monkeypatch):
-    monkeypatch.setattr("executor.launchers.redaction.appended", lambda _log: open("/dev/full", "ab"))  # noqa: PTH123, SIM115
+    monkeypatch.setattr("executor.launchers.redacted_log.appended", lambda _log: open("/dev/full", "ab"))  # noqa: PTH123, SIM115
     copy = RedactedLog(tmp_path / "pipe", tmp_path / "a.log", ["s3cr3t-value"])
     learned = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The log of a stage with secrets: its output goes through a pipe, and no secret value reaches the disk."""
+"""The log of a stage with secrets: its output goes through a pipe, where dsl/secrets.py replaces each value."""
 
 from __future__ import annotations
 

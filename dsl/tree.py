@@ -1,0 +1,279 @@
+"""A pipeline as one tree of plain tables, and the place of every path in it: file, line and column, or an argument.
+
+    extends = "base.toml"          # relative to the file in which it stands; that file may extend another one
+
+All that changes a pipeline rewrites this tree: `extends` here, `-s` in overrides.py, `[for_each]` and `[sweep]` in
+for_each.py, `${...}` in interpolation.py. Then compile.py makes a graph of it. Tables of files that extend each other
+are merged key by key, the extending file's values winning; a node that is given another `op` replaces that of the base
+as a whole. Places are looked up only when one is asked for, so a file without mistakes is never scanned.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import define
+
+from dsl.errors import PipelineError, shortened
+from dsl.finding import Field, Finding, Position
+from dsl.op import ConfigField, OpSpec
+from dsl.pipeline import Copy
+from dsl.shown import shown_value
+from dsl.tables import FIELDS, LAUNCH, LAUNCH_FIELD
+from dsl.toml import KeyPath, key_positions, parsed
+
+EXTENDS = "extends"
+Origin = tuple[KeyPath, Position | None]
+
+
+@define(slots=False)
+class SourceFile:
+    """One TOML file: its text, and the values in it."""
+
+    path: Path
+    text: str
+    values: dict[str, Any]
+
+    @cached_property
+    def positions(self) -> dict[KeyPath, Position]:
+        return key_positions(self.text, str(self.path))
+
+    @property
+    def folder(self) -> Path:
+        return Path(os.path.normpath(self.path.parent.absolute()))
+
+    def holds(self, path: KeyPath) -> bool:
+        here: Any = self.values
+        for key in path:
+            if not isinstance(here, dict) or key not in here:
+                return False
+            here = here[key]
+        return True
+
+
+@define
+class Tree:
+    """The tables of a pipeline by name, its nodes under "node"; an `op` is a name, or the op itself.
+
+    files: those it was read from, the extending one first. root: the folder that relative paths start from.
+    find_op: the op of a node's `op`, None for what is none.
+    knows_all_ops: whether all op files could be read.
+    is_literal: its texts are what they say, as in Python; only in arguments `${...}` is a reference.
+    origins: of a value that stands elsewhere than at its path, the path that it was taken from, and the argument that
+    gave it.
+    copies: which copy a node is.
+    mistakes: found so far. wrong: the fields ("field", "table.field") of nodes and tables whose values are taken out,
+    since they are among the mistakes.
+    """
+
+    values: dict[str, Any]
+    root: Path
+    files: tuple[SourceFile, ...] = ()
+    op_files: tuple[Path, ...] = ()
+    find_op: Callable[[Any], OpSpec | None] = lambda op: op if isinstance(op, OpSpec) else None
+    knows_all_ops: bool = True
+    is_literal: bool = False
+    origins: dict[KeyPath, Origin] = attrs.field(factory=dict)
+    copies: dict[str, Copy] = attrs.field(factory=dict)
+    mistakes: list[Finding] = attrs.field(factory=list)
+    wrong: dict[str, set[str]] = attrs.field(factory=dict)
+
+    @property
+    def nodes(self) -> Mapping[str, Any]:
+        return self.table("node")
+
+    def table(self, *path: str | int) -> dict[str, Any]:
+        """The table at a path; empty where there is none."""
+        here: Any = self.values
+        for key in path:
+            here = here.get(key) if isinstance(here, dict) else None
+        return here if isinstance(here, dict) else {}
+
+    def op(self, node_id: str) -> OpSpec | None:
+        return self.find_op(self.table("node", node_id).get("op"))
+
+    def fields(self, owner: str) -> Mapping[str, ConfigField]:
+        """The fields of a node, its launch among them, or of a table beside the nodes."""
+        if owner in FIELDS:
+            return FIELDS[owner]
+        op = self.op(owner)
+        return {LAUNCH: LAUNCH_FIELD, **({} if op is None else op.fields)}
+
+    def template(self, node_id: str) -> str:
+        """The id in the file of a node, which of a copy is that of the node that it is a copy of."""
+        return self.copies[node_id].template if node_id in self.copies else node_id
+
+    def field(self, path: KeyPath) -> ConfigField | None:
+        """The declaration of a field, or of one in a table of a node; None for anything else."""
+        owner, *names = map(str, path[1:] if path[0] == "node" else path)
+        fields, found = self.fields(owner), None
+        for name in names:
+            found = fields.get(name)
+            fields = {} if found is None else found.fields
+        return found
+
+    def put(self, path: KeyPath, value: Any, position: Position) -> None:
+        """Set a value that an argument gives."""
+        table: Any = self.values
+        for end, key in enumerate(path[:-1], start=1):
+            if not isinstance(table.get(key), dict):
+                if key in table:
+                    self.origins[path[:end]] = (path[:end], position)
+                table[key] = {}
+            table = table[key]
+        table[path[-1]] = value
+        for each in (path, *((*path, key) for key in (value if isinstance(value, dict) else ()))):
+            self.origins[each] = (each, position)
+
+    def origin(self, path: KeyPath) -> Origin:
+        """Where the value at a path was written: a path in the files, or the argument that gave it.
+
+        A table may be taken from several places: the nearest that has the value counts.
+        """
+        there: Origin = path, None
+        for end in range(len(path), 0, -1):
+            if found := self.origins.get(path[:end]):
+                there = (*found[0], *path[end:]), found[1]
+                there = there if found[1] is not None else self.origin(there[0])
+                if there[1] is not None or self._source(there[0]) is not None:
+                    break
+        return there
+
+    def position(self, path: KeyPath) -> Position | None:
+        """That of the value; else of an argument that gave a key in it; else of the nearest table around it."""
+        where, given = self.origin(path)
+        found = given or self._in_files(where) or self._given_inside(path) or self._given_inside(where)
+        return found or next(filter(None, (self._in_files(where[:end]) for end in range(len(where) - 1, 0, -1))), None)
+
+    def is_argument(self, path: KeyPath) -> bool:
+        """Whether the command line gave the value."""
+        return self.origin(path)[1] is not None
+
+    def folder(self, path: KeyPath) -> Path:
+        """The folder that a relative path in the value starts from."""
+        where, given = self.origin(path)
+        source = self._source(where) if given is None and len(self.files) > 1 else None
+        return self.root if source is None else source.folder
+
+    def report(self, path: KeyPath, message: str, hint: str = "") -> None:
+        self.mistakes.append(self.mistake(path, message, hint))
+
+    def mistake(self, path: KeyPath, message: str, hint: str = "") -> Finding:
+        """A mistake at a value, under the path that the user wrote, and with its position where that is known."""
+        where, _ = self.origin(path)
+        position = self.position(path)
+        if position is not None and position.is_argument:
+            where = where[1:] if where[0] in ("node", "sweep") else where
+            given = position.file.partition(" ")[2].partition("=")[0].strip()
+            where = () if given in (_dotted(where), _dotted(path[1:])) else where
+        return Finding(message, Field(_dotted(where), position), hint)
+
+    def _source(self, path: KeyPath) -> SourceFile | None:
+        return next((source for source in self.files if source.holds(path)), None)
+
+    def _in_files(self, path: KeyPath) -> Position | None:
+        source = self._source(path)
+        return None if source is None else source.positions.get(path)
+
+    def _given_inside(self, path: KeyPath) -> Position | None:
+        given = (origin[1] for at, origin in self.origins.items() if at[: len(path)] == path and len(at) > len(path))
+        return next(filter(None, given), None)
+
+
+def owner_path(owner: str) -> KeyPath:
+    """The path of a node, or of a table beside the nodes."""
+    return (owner,) if owner in FIELDS else ("node", owner)
+
+
+def cells(values: Mapping[str, Any], fields: Mapping[str, ConfigField]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values by (field,); those in a table of a node by (table, field)."""
+    for name, value in values.items():
+        inside = table_values(value) if name in fields and fields[name].table is not None else None
+        yield from [((name,), value)] if inside is None else (((name, key), each) for key, each in inside.items())
+
+
+def table_values(value: Any) -> dict[str, Any] | None:
+    """The values in a table, which is an object or as TOML has it; None for what is no table."""
+    if isinstance(value, dict):
+        return value
+    return attrs.asdict(value, recurse=False) if attrs.has(type(value)) else None
+
+
+def read_tree(file: Path) -> Tree:
+    """Read a file and all that it extends. Raises PipelineError where one of them cannot be read."""
+    files = [_read(file, None)]
+    seen = [os.path.realpath(file)]
+    while EXTENDS in files[-1].values:
+        base, position = _base_of(files[-1])
+        source = _read(base, position)
+        real = os.path.realpath(base)
+        if real in seen:
+            shown = [str(each.path) for each in files[seen.index(real) :]]
+            message = f"the files extend each other: {' -> '.join([*shown, str(base)])}"
+            raise PipelineError([Finding(message, Field(EXTENDS, position))])
+        files.append(source)
+        seen.append(real)
+    values: dict[str, Any] = {}
+    for source in reversed(files):
+        values = merged(values, source.values)
+    values.pop(EXTENDS, None)
+    return Tree(values, files[0].folder, tuple(files))
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any], path: KeyPath = ()) -> dict[str, Any]:
+    """The tables as one, key by key; neither of them is changed, and those of `over` are copied. The recursion is as
+    deep as the tables are nested.
+    """
+    result = dict(base)
+    for key, value in over.items():
+        before = base.get(key)
+        if isinstance(value, dict) and isinstance(before, dict) and not _is_another_op(before, value, (*path, key)):
+            result[key] = merged(before, value, (*path, key))
+        else:
+            result[key] = merged({}, value, (*path, key)) if isinstance(value, dict) else value
+    return result
+
+
+def _is_another_op(base: Mapping[str, Any], over: Mapping[str, Any], path: KeyPath) -> bool:
+    return len(path) == 2 and path[0] == "node" and "op" in over and over["op"] != base.get("op", over["op"])
+
+
+def _base_of(source: SourceFile) -> tuple[Path, Position | None]:
+    value = source.values[EXTENDS]
+    position = source.positions.get((EXTENDS,))
+    if not isinstance(value, str) or not value:
+        message = f"expected the path of another pipeline file, got {shown_value(value)}"
+        raise PipelineError([Finding(message, Field(EXTENDS, position), 'extends = "base.toml"')])
+    base = Path(os.path.normpath(source.path.parent / value))
+    if base.suffix != ".toml":
+        message = f"only a TOML file can be extended, not {shortened(str(base), 300)}"
+        raise PipelineError([Finding(message, Field(EXTENDS, position))])
+    return base, position
+
+
+def _read(file: Path, named_at: Position | None) -> SourceFile:
+    """named_at: where another file extends this one."""
+    try:
+        data = file.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        message = f"the pipeline file {file} cannot be read: {reason}"
+        raise PipelineError([Finding(message, Field(EXTENDS if named_at else "", named_at))]) from error
+    try:
+        text = data.decode("utf-8-sig")  # editors put a mark before the first line
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        column = len(error.object[: error.start].split(b"\n")[-1].decode()) + 1
+        raise PipelineError(
+            [Finding("the file is not UTF-8", Field(position=Position(str(file), line, column)))]
+        ) from error
+    return SourceFile(file, text, parsed(text, str(file)))
+
+
+def _dotted(path: KeyPath) -> str:
+    return ".".join(map(str, path))

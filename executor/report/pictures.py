@@ -1,0 +1,208 @@
+"""Pictures drawn by matplotlib: the graph of a pipeline, and the metrics of a node over its steps.
+
+A report holds them as PNG, so that no name in them can be markup.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from attrs import frozen
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+from dsl.graph import Graph
+from dsl.os_errors import output_errors
+from dsl.pipeline import Copy
+from executor.report.graph_text import levels, rows_of
+from executor.report.templates import embedded_file
+
+DPI, MOST_PIXELS = 144, 60_000  # of a side, beyond which matplotlib draws nothing
+SHOWN = 96  # px of a page to an inch
+UNITS = 72.0  # of a graph to an inch, so that a unit is a point
+WIDTH, LINE, PADDING, GAP, TITLE, LETTERS = 116.0, 11.0, 4.0, 20.0, 22.0, 20  # of a box, and between boxes
+EDGE, BORDER = "#777777", "#999999"
+FILLS = {
+    "done": "#cdebd6",
+    "cached": "#d3e2fa",
+    **dict.fromkeys(("runs", "running", "interrupted"), "#fbe6b0"),
+    "failed": "#f8cdc8",
+}
+OTHER = "#e6e8ec"
+PANEL = (3.3, 2.2)  # inches
+LOG_FROM = 100.0  # times that the largest value exceeds the smallest
+NEVER_LOG = "lr"  # a schedule that ends near 0 would show only its end
+MOST = 1e30  # of a value
+MOST_MARKED = 40  # points of a curve
+
+
+@frozen
+class Curve:
+    """Values over steps. bounds: of each of its points the interval, None without."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    bounds: Sequence[tuple[float, float] | None] = ()
+
+
+@frozen
+class Box:
+    """Of a node, in units from the left and from the top."""
+
+    left: float
+    top: float
+    height: float
+
+
+def embedded(figure: Figure, alt: str) -> Markup:
+    """The figure within the page, in its own size, which scrolls where it is wide."""
+    file = io.BytesIO()
+    _save(figure, file, DPI)
+    return embedded_file("image/png", file.getvalue(), alt, round(figure.get_figwidth() * SHOWN))
+
+
+def save_graph(graph: Graph, states: Mapping[str, str], file: Path) -> None:
+    """Write a PNG, SVG or PDF, by the end of the name. Raises DflowError where the file cannot be written."""
+    nodes = graph.nodes.values()
+    names = {node.id: shown_name(node.id, node.copy) for node in nodes}
+    figure = graph_figure({node.id: node.parents for node in nodes}, names, states, states, graph.name)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": graph.name}), output_errors(file):
+        _save(figure, file, min(DPI, MOST_PIXELS / max(figure.get_size_inches())))
+
+
+def _save(figure: Figure, file: Path | io.BytesIO, dpi: float) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names may be in any script, values as large as a float
+        figure.savefig(file, dpi=dpi)
+
+
+def shown_name(node_id: str, copy: Copy | None) -> list[str]:
+    """The name of a node; for a copy that of its template, and below it each value that was chosen for it."""
+    if copy is None:
+        return [node_id]
+    ends = Counter(group.rpartition(".")[2] for group in copy.values)
+    short = {group: end if ends[end := group.rpartition(".")[2]] == 1 else group for group in copy.values}
+    return [copy.template, *(f"{short[group]}={value}" for group, value in copy.values.items())]
+
+
+def graph_figure(
+    parents: Mapping[str, Sequence[str]],
+    names: Mapping[str, Sequence[str]],
+    states: Mapping[str, str],
+    notes: Mapping[str, str],
+    title: str = "",
+) -> Figure:
+    """A level to a row, the data flows down. parents come first in the order; names: the lines of each, as
+    `shown_name`; states: decide the colours; notes: the last line of each box.
+    """
+    rows = list(rows_of(parents, levels(parents)).values())
+    lines = {
+        node_id: [
+            (line, k == 0)
+            for k, text in enumerate([*names[node_id], notes.get(node_id, "")])
+            for line in textwrap.wrap(text, LETTERS)
+        ]
+        for node_id in parents
+    }
+    heights = [2 * PADDING + LINE * max(len(lines[node_id]) for node_id in row) for row in rows]
+    width = max(map(len, rows), default=1) * (WIDTH + GAP) + GAP
+    top = TITLE if title else PADDING
+    tops = [top + sum(heights[:k]) + k * GAP for k in range(len(rows))]
+    height = top + sum(heights) + len(rows) * GAP - GAP + PADDING
+    is_side = len(rows) > 2 and max(map(len, rows)) == 1  # room for the edges that pass a row by
+    right = width + is_side * WIDTH / 2
+    figure = Figure(figsize=(right / UNITS, height / UNITS))
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, right), ylim=(height, 0))
+    axes.set_axis_off()
+    axes.text(GAP, TITLE / 2, title, fontsize=9, fontweight="bold", va="center", parse_math=False)
+    boxes: dict[str, Box] = {}
+    for row, y, tall in zip(rows, tops, heights, strict=True):
+        start = (width - len(row) * (WIDTH + GAP) + GAP) / 2
+        boxes |= {node_id: Box(start + k * (WIDTH + GAP), y, tall) for k, node_id in enumerate(row)}
+    for node_id, box in boxes.items():
+        _draw_box(axes, box, FILLS.get(states.get(node_id, ""), OTHER), lines[node_id])
+    for down, ids in parents.items():
+        for up in ids:
+            _draw_edge(axes, boxes[up], boxes[down], f"{up} -> {down}")
+    return figure
+
+
+def _draw_box(axes: Axes, box: Box, fill: str, lines: Sequence[tuple[str, bool]]) -> None:
+    """lines: each with whether it is the name of the node."""
+    shape: dict[str, Any] = {
+        "boxstyle": "round,pad=0,rounding_size=6",
+        "facecolor": fill,
+        "edgecolor": BORDER,
+        "linewidth": 0.6,
+    }
+    axes.add_patch(FancyBboxPatch((box.left, box.top), WIDTH, box.height, **shape))
+    for k, (line, is_name) in enumerate(lines):
+        middle = (box.left + WIDTH / 2, box.top + PADDING + LINE * (k + 0.5))
+        weight = "bold" if is_name else "normal"
+        axes.text(*middle, line, ha="center", va="center", fontsize=8, fontweight=weight, parse_math=False)
+
+
+def _draw_edge(axes: Axes, above: Box, below: Box, name: str) -> None:
+    """From the bottom of a box to the top of another; around those between them if they stand in one column."""
+    start, end = (above.left + WIDTH / 2, above.top + above.height), (below.left + WIDTH / 2, below.top)
+    style = "arc3"
+    if above.left == below.left and below.top - start[1] > GAP:
+        start = (above.left + WIDTH, above.top + above.height / 2)
+        end = (below.left + WIDTH, below.top + below.height / 2)
+        style = f"arc3,rad={-min(0.4, 3.8 / math.sqrt(end[1] - start[1])):.3f}"
+    look: dict[str, Any] = {
+        "arrowstyle": "->",
+        "mutation_scale": 9,
+        "color": EDGE,
+        "linewidth": 0.9,
+        "shrinkA": 0,
+        "shrinkB": 0,
+    }
+    axes.add_patch(FancyArrowPatch(start, end, connectionstyle=style, zorder=0.5, gid=name, **look))
+
+
+def curves_figure(panels: Mapping[str, Sequence[Curve]]) -> Figure:
+    """A panel for each title, side by side. An axis is logarithmic where that shows the values better."""
+    figure = Figure(figsize=(PANEL[0] * len(panels), PANEL[1]), layout="constrained")
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for curve in curves:
+            steps, values = (list(map(_drawable, each)) for each in zip(*curve.points, strict=True))
+            marker = "." if len(steps) <= MOST_MARKED else None
+            (line,) = axes.plot(steps, values, linewidth=1, marker=marker, markersize=4)
+            line.set_label(f" {curve.name}")  # one that began with _ would be left out
+            bounds = [
+                (step, *map(_drawable, of)) for step, of in zip(steps, curve.bounds, strict=False) if of is not None
+            ]
+            if bounds:
+                axes.fill_between(*zip(*bounds, strict=True), color=line.get_color(), alpha=0.18)
+        if title.rpartition("/")[2] != NEVER_LOG and _is_wide([value for curve in curves for _, value in curve.points]):
+            axes.set_yscale("log")
+        axes.set_title(title, fontsize=9, parse_math=False)
+        axes.set_xlabel("step", fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.grid(alpha=0.3)
+        if len(curves) > 1:
+            for text in axes.legend(fontsize=7).get_texts():
+                text.set_parse_math(False)
+    return figure
+
+
+def _drawable(value: float) -> float:
+    """The value, or a gap where it is not finite or too large for an axis."""
+    return float(value) if abs(value) <= MOST else math.nan
+
+
+def _is_wide(values: Sequence[float]) -> bool:
+    """Whether a logarithmic axis shows them better: all above 0, over two powers of ten."""
+    finite = [value for value in map(_drawable, values) if not math.isnan(value)]
+    return bool(finite) and min(finite) > 1 / MOST and max(finite) >= LOG_FROM * min(finite)
