@@ -9,7 +9,7 @@ from typing import Any
 def named_function(place: str) -> Any:
     """What "module:name" names. Raises ImportError or AttributeError, as imports do.
 
-    It keeps a module out of a process that does not need it, and its code out of keys: `code_fingerprints` does not
+    It keeps a module out of a process that does not need it, and its code out of keys: `dsl/closure.py` does not
     follow names that are constants or computed. It returns Any because mypy does not follow them either, so every
     caller declares the type of what it gets.
     """

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 Question = Literal["target", "good", "safe", "limit"]  # of the report's first screen, see ops/lib/report_sections.py
 Folders = Mapping[str, Path | tuple[Path, ...] | None]  # of the artifacts that a node reads, by edge
-REQUIRED_FILES = "required_files"  # of an artifact type
 NEAR = 0.85  # from which likeness on a name is taken for a misspelled one
 # The files beside a built-in op's op.py in which its hooks lie, as functions of the same names.
 HOOK_FILES = {

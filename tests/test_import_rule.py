@@ -113,7 +113,7 @@ def test_a_declaration_reaches_no_torch_and_no_run_module(path: Path) -> None:
 
 def test_reading_and_compiling_a_pipeline_loads_neither_torch_nor_mlflow() -> None:
     script = (
-        "import sys; from pathlib import Path; import dsl.fingerprint; from dsl.op_table import all_ops\n"
+        "import sys; from pathlib import Path; import dsl.closure; from dsl.op_table import all_ops\n"
         "from dsl.read_toml import read_graph\n"
         "all_ops(); read_graph(Path('pipelines/vlm_dflash.toml'))\n"
         f"print(sorted(set({sorted(HEAVY)}) & sys.modules.keys()))"

@@ -15,10 +15,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from dsl.errors import PipelineError
-from dsl.fingerprint import key_config
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes
+from executor.keys.node_key import key_config
 from executor.planning.disk_check import disk_mistakes
 from executor.planning.estimates import estimate_row, graph_estimates
 from executor.planning.planner import Decision

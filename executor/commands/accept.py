@@ -1,17 +1,16 @@
-"""`dflow accept`: keep a node's artifact valid across a harmless change of its code."""
+"""`dflow accept`: keep artifacts valid across a change of code that does not affect them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from dsl.errors import StoreError
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_overrides, add_store, add_trust, check_store, open_store, store_of
-from executor.explain.accept import accept, make_offer
-from executor.explain.explanation import module_file
-from executor.keys.code_diff import code_text
-from executor.keys.node_key import code_roots
+from executor.explain.keep_valid import keep_valid, offer_of, offers
+from executor.keys.differences import difference_text
 from executor.planning.selection import require_node
 from executor.planning.session import make_planner
 from executor.records.record_trust import trust_op_files
@@ -24,7 +23,9 @@ from executor.tracking.sync_state import is_tracked, send_rest
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_overrides(parser)
-    parser.add_argument("node", metavar="NODE")
+    parser.add_argument(
+        "node", nargs="?", metavar="NODE", help="default: all nodes that differ by code only from finished artifacts"
+    )
     parser.add_argument("--reason", default="", metavar="TEXT", help="why the change is harmless")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_store(parser)
@@ -33,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     graph = read_graph(options.file, options.set)
-    require_node(graph, options.node)
+    if options.node is not None:
+        require_node(graph, options.node)
     if not options.yes and not sys.stdin.isatty():
         print_lines("dflow: no terminal to ask on; check `dflow explain`, then pass --yes", error=True)
         return USAGE
@@ -41,18 +43,20 @@ def main(options: argparse.Namespace) -> int:
     store = open_store(options, write=True)
     trust_op_files(graph.op_files)
     planner = make_planner(store, graph)
-    offer = make_offer(store, planner, options.node)
-    roots = code_roots(graph)
-    origin = f"{shown_digest(offer.line.digest)} was made by run {offer.line.run}"
-    print_lines(f"{offer.node}: {origin}; since then its code changed:")
-    print_lines("\n".join(f"  {line}" for line in code_text(offer.changes, lambda module: module_file(module, roots))))
-    if not options.yes and not _confirm("Is the artifact still valid with this code? [y/N] "):
+    found = offers(store, planner) if options.node is None else [offer_of(store, planner, options.node)]
+    for offer in found:
+        print_lines(f"{offer.node}: {shown_digest(offer.line.digest)} was made by run {offer.line.run}; since then:")
+        print_lines("\n".join(f"  {difference_text(offer.node, each)}" for each in offer.changes))
+    subject = "Is the artifact" if len(found) == 1 else f"Are these {len(found)} artifacts"
+    if not options.yes and not _confirm(f"{subject} still valid with this code? [y/N] "):
         print_lines("nothing was accepted")
         return FAILED
-    record, outcome = accept(store, planner, offer, options.reason)
-    print_lines(f"{offer.node}: {outcome}")
-    warning = _send(store, record) if record is not None else None
-    if warning is not None:
+    records: dict[Path, Record] = {}
+    for offer in found:
+        record, outcome = keep_valid(store, planner, offer, options.reason)
+        print_lines(f"{offer.node}: {outcome}")
+        records |= {record.folder: record} if record is not None else {}
+    for warning in filter(None, (_send(store, record) for record in records.values())):
         print_lines(f"dflow: {warning}", error=True)
     return OK
 

@@ -9,7 +9,6 @@ from dsl.errors import PipelineError
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps, open_store
 from executor.explain.explanation import explain, explanation_text
-from executor.keys.node_key import code_roots
 from executor.planning.selection import missing_data, require_node
 from executor.planning.session import make_planner
 from executor.system.output import OK, print_json, print_lines
@@ -37,5 +36,5 @@ def main(options: argparse.Namespace) -> int:
         first, *above = [each.to_json() for each in explanations]
         print_json({**first, "above": above})
     else:
-        print_lines(explanation_text(explanations, code_roots(graph)))
+        print_lines(explanation_text(explanations))
     return OK

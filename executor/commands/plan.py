@@ -23,6 +23,7 @@ from executor.commands.arguments import (
 from executor.launchers.cluster_address import use_cluster
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
+from executor.planning.planner import earlier_rule_note
 from executor.planning.preflight import preflight
 from executor.planning.selection import missing_data, require_others, selected
 from executor.planning.session import make_planner
@@ -70,7 +71,7 @@ def main(options: argparse.Namespace) -> int:
         plan = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk}
         print_json({**plan, "unmet": missing, "does_not_fit": does_not_fit, "cluster": cluster})
     else:
-        print_plan(graph, decisions, missing)
+        print_plan(graph, decisions, missing, earlier_rule_note(decisions, str(options.file)))
         print_estimates(graph, needs, measured, free_disk, store.path)
         for line in [*does_not_fit, *cluster]:
             print_lines(line)

@@ -11,9 +11,7 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import listed
-from dsl.graph import Graph, GraphNode
-from executor.keys.code_archive import kept_text, texts_now
-from executor.keys.code_diff import CodeChange, code_changes, code_text
+from dsl.graph import GraphNode
 from executor.keys.differences import Difference, difference_text, differences, with_paths
 from executor.keys.external_inputs import changed_since
 from executor.planning.planner import WORDS, Cache, Decision, Planner, Previous
@@ -58,7 +56,7 @@ class Made:
 class Explanation:
     """What is known of one node. reason: that of the plan, for what no difference accounts for.
 
-    changes: without the code. against: the run with which the node was compared, where that is not the latest.
+    against: the run with which the node was compared, where that is not the latest.
     """
 
     node: str
@@ -68,14 +66,12 @@ class Explanation:
     digest: str | None
     reason: str
     changes: tuple[Difference, ...] = ()
-    code: tuple[CodeChange, ...] = ()
     inputs: tuple[InputChange, ...] = ()
     made: Made | None = None
     against: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        nested = {name: [each.to_json() for each in getattr(self, name)] for name in ("changes", "code")}
-        return {**attrs.asdict(self), **nested}
+        return {**attrs.asdict(self), "changes": [each.to_json() for each in self.changes]}
 
 
 def explain(store: Store, planner: Planner, node_id: str) -> list[Explanation]:
@@ -115,18 +111,6 @@ def maker_of(record: Record, line: IndexLine, key: str) -> str | None:
     return next(iter([*by_key, *makers]), None)
 
 
-def changed_code(store: Store, graph: Graph, node_id: str, old: Mapping[str, str]) -> tuple[CodeChange, ...]:
-    """From old hashes to the code of the node as it is now."""
-    now = texts_now(graph, node_id)
-
-    def text_of(place: str, hash: str) -> str | None:
-        if place in now and now[place][0] == hash:
-            return now[place][1]
-        return kept_text(store.path, hash)
-
-    return tuple(code_changes(old, {place: hash for place, (hash, _text) in now.items()}, text_of))
-
-
 def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mapping[str, Decision]) -> Explanation:
     decision = decisions[node.id]
     whole = Explanation(node.id, node.op.name, decision.cache, decision.key, decision.digest, decision.reason)
@@ -141,12 +125,10 @@ def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mappi
         return attrs.evolve(whole, inputs=tuple(_awaited(parent, decisions[parent], None) for parent in missing))
     found = differences(previous.parts, planner.parts[node.id])
     named = with_paths(found, attrs.asdict(node.config, recurse=False))
-    is_code_changed = any(each.kind == "code" for each in found)
     return attrs.evolve(
         whole,
         against=previous.run if previous != planner.previous.get(node.id) else "",
-        changes=tuple(_with_files(store, previous.run, each) for each in named if each.kind != "code"),
-        code=changed_code(store, planner.graph, node.id, previous.parts.code) if is_code_changed else (),
+        changes=tuple(_with_files(store, previous.run, each) for each in named),
         inputs=tuple(_inputs(store, node, decisions, previous)),
     )
 
@@ -180,9 +162,9 @@ def _inputs(store: Store, node: GraphNode, decisions: Mapping[str, Decision], pr
     return changes + [InputChange(parent, "removed", previous.input_digests[parent]) for parent in gone]
 
 
-def explanation_text(explanations: Sequence[Explanation], roots: Sequence[Path]) -> str:
+def explanation_text(explanations: Sequence[Explanation]) -> str:
     """The node, then each one above it, separated by empty lines."""
-    return "\n\n".join("\n".join(_explanation_lines(each, roots)) for each in explanations)
+    return "\n\n".join("\n".join(_explanation_lines(each)) for each in explanations)
 
 
 def accepted_text(user: str, at: float, reason: str) -> str:
@@ -190,26 +172,15 @@ def accepted_text(user: str, at: float, reason: str) -> str:
     return f"accepted by {user} on {moment(at)}: {reason or 'no reason given'}"
 
 
-def module_file(module: str, roots: Sequence[Path]) -> str:
-    """A module's file relative to its root; the module's name where it is gone."""
-    for root in roots:
-        for name in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__init__.py"):
-            if (root / name).is_file():
-                return name
-    return module
-
-
-def _explanation_lines(each: Explanation, roots: Sequence[Path]) -> list[str]:
+def _explanation_lines(each: Explanation) -> list[str]:
     if each.cache == "hit":
         return [
             f"{each.node}: cached as {shown_digest(each.digest)}{each.reason and f'; {each.reason}'}",
             *(_origin(each.made) if each.made is not None else []),
         ]
     lines = [difference_text(each.node, value) for value in each.changes]
-    code = code_text(each.code, lambda module: module_file(module, roots))
-    lines += [line if line.startswith(" ") else f"code changed: {line}" for line in code]
     lines += [_input_text(change) for change in each.inputs]
-    if not each.changes and not each.code and not any(change.state != "may change" for change in each.inputs):
+    if not each.changes and not any(change.state != "may change" for change in each.inputs):
         lines = each.reason.split("; ") if not each.inputs else lines
     if each.reason.startswith(("artifact gone", "new", "forced")):
         lines.insert(0, each.reason)

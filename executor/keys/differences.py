@@ -14,10 +14,13 @@ from dsl.convert import unstructure
 from executor.keys.node_key import KeyParts
 from executor.system.output import shown_digest
 
-Kind = Literal["op", "config", "content", "code", "library", "setting", "value"]
+Kind = Literal["op", "config", "content", "code", "code rule", "library", "setting", "value"]
+CODE: Final = frozenset({"code", "code rule"})
 
 ABSENT: Final = object()
 REASONS_SHOWN = 3
+EARLIER_RULE = "recorded by an earlier dflow"
+OTHER_RULE = f"code rule changed: {EARLIER_RULE}"  # the reason of a node without another difference
 
 
 @frozen
@@ -35,9 +38,10 @@ class FileContent:
 class Difference:
     """One named value that is not the same in two nodes; ABSENT where one of them lacks it.
 
-    kind: "op", "config", "content", "code" and "library" enter the key. A "setting" does not, or names the nodes on an
-    edge. "value": the key parts are gone, so it may be either.
-    name: a field; of code "module:symbol", whose values are hashes; of a library its distribution.
+    kind: "op", "config", "content", "code" and "library" enter the key. "code rule": only one of both has its code by
+    file, so that it is not compared. A "setting" does not enter the key, or names the nodes on an edge. "value": the
+    key parts are gone, so it may be either.
+    name: a field; of code a source file, whose values are digests; of a library its distribution.
     path: the file or folder whose content differs, where it is known; "OLD, now NEW" where it is another one.
     old, new: of "config" a FileContent where the field named a file in only one of the nodes.
     given: what the user gave, where a trial run takes `new` in its place.
@@ -89,11 +93,25 @@ def differences(old: KeyParts, new: KeyParts) -> list[Difference]:
     replaced = {*old_files, *new_files}
     content = ({name: each.external[name] for name in each.external if name not in replaced} for each in (old, new))
     found += value_differences("content", *content)
-    code = value_differences("code", old.code, new.code)
-    if values:  # they may choose other code: what changed itself is on both sides
-        code = [each for each in code if ABSENT not in (each.old, each.new)]
-    found += code
+    found += code_differences(old.code, new.code, is_chosen_anew=bool(values))
     return found + value_differences("library", old.libraries, new.libraries)
+
+
+def code_differences(
+    old: Mapping[str, str], new: Mapping[str, str], *, is_chosen_anew: bool = False
+) -> list[Difference]:
+    """The files whose code is not the same. is_chosen_anew: other values may choose other code, so only files that both
+    have tell what changed itself.
+    """
+    if is_of_earlier_rule(old) != is_of_earlier_rule(new):
+        return [Difference("code rule", EARLIER_RULE, "", "")]
+    found = value_differences("code", old, new)
+    return [each for each in found if not is_chosen_anew or ABSENT not in (each.old, each.new)]
+
+
+def is_of_earlier_rule(code: Mapping[str, str]) -> bool:
+    """Whether an earlier dflow recorded the code, by "module:symbol"."""
+    return any(":" in place for place in code)
 
 
 def with_given(found: Iterable[Difference], taken: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
@@ -181,7 +199,9 @@ def distance(found: Sequence[Difference]) -> int:
 
 
 def difference_text(node: str, difference: Difference) -> str:
-    """One line: the kind, the name, and both values."""
+    """One line: the kind, the name, and both values; of code only the file, and whether both nodes have it."""
+    if difference.kind in CODE:
+        return f"{difference.kind} changed: {code_text(difference)}"
     place = f" ({difference.path})" if difference.path else ""
     return f"{difference.kind} changed: {difference.label(node)}{place} {difference}"
 
@@ -195,10 +215,19 @@ def reasons(node: str, found: Iterable[Difference]) -> list[str]:
 
 
 def _listed(node: str, kind: Kind, found: Sequence[Difference]) -> str:
-    if kind == "code":
-        from executor.keys.code_diff import summary
-
-        return summary([difference.name for difference in found])
-    shown = [each.label(node) if kind == "content" else f"{each.label(node)} {each}" for each in found[:REASONS_SHOWN]]
+    shown = [_reason(node, each) for each in found[:REASONS_SHOWN]]
     rest = len(found) - REASONS_SHOWN
     return ", ".join(shown) + (f", and {rest} more" if rest > 0 else "")
+
+
+def _reason(node: str, difference: Difference) -> str:
+    if difference.kind in CODE:
+        return code_text(difference)
+    return difference.label(node) + ("" if difference.kind == "content" else f" {difference}")
+
+
+def code_text(difference: Difference) -> str:
+    """A file whose code differs, in a list of them."""
+    if difference.old is ABSENT:
+        return f"{difference.name} (imported now)"
+    return f"{difference.name} (no longer imported)" if difference.new is ABSENT else difference.name

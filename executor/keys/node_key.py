@@ -13,12 +13,13 @@ import attrs
 from attrs import frozen
 
 from dsl.convert import unstructure
-from dsl.encoding import Encoded
-from dsl.fingerprint import fingerprint, is_path, key_config
+from dsl.encoding import Encoded, fingerprint
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import method
 from dsl.imports import search_path
-from executor.keys.code_cache import CodeHashes, CodeMemo
+from dsl.op import ConfigField
+from dsl.secrets import without_secrets
+from executor.keys.code_memo import CodeDigests, CodeMemo
 from executor.keys.external_inputs import External, ExternalDigests
 
 FORMAT = 1
@@ -33,8 +34,8 @@ Inputs = Mapping[str, str | tuple[str, ...] | None]  # digests by edge
 class KeyParts:
     """The parts of a node's key that do not depend on other nodes.
 
-    code maps "module:symbol" to a hash, external a field, or its member, to the digest of its content,
-    libraries a distribution to its version.
+    code maps a source file to a digest (dsl/closure.py; an earlier dflow wrote "module:symbol"), external a field, or
+    its member, to the digest of its content, libraries a distribution to its version.
     """
 
     op: str
@@ -46,14 +47,14 @@ class KeyParts:
 
     def key(self, inputs: Inputs) -> str:
         """SHA-256 in hex."""
-        code = self.code if isinstance(self.code, CodeHashes) else CodeHashes(self.code)
+        code = self.code if isinstance(self.code, CodeDigests) else CodeDigests(self.code)
         return self._hash(inputs, code)
 
     def key_without_code(self, inputs: Inputs) -> str:
         """The same for every state of the code: by this, work in progress is found again after a fix."""
-        return self._hash(inputs, CodeHashes())
+        return self._hash(inputs, CodeDigests())
 
-    def _hash(self, inputs: Inputs, code: CodeHashes) -> str:
+    def _hash(self, inputs: Inputs, code: CodeDigests) -> str:
         return fingerprint(
             {
                 "format": FORMAT,
@@ -97,7 +98,7 @@ class Sources:
     @classmethod
     def now(cls, external_memo: Path | None, externals: ExternalDigests | None = None) -> Sources:
         """With the memos of a store, of which that of external inputs is named; None without a store."""
-        code_memo = external_memo.with_name("code.jsonl") if external_memo is not None else None
+        code_memo = external_memo.with_name("modules.jsonl") if external_memo is not None else None
         return cls(externals or ExternalDigests(external_memo), CodeMemo(code_memo))
 
 
@@ -174,6 +175,33 @@ def externals_of(node: GraphNode, without: Container[str] = ()) -> dict[str, Ext
     if files is not None and EXTERNAL_FILES not in without:
         found[EXTERNAL_FILES] = files(node.config)
     return found
+
+
+def key_config(node: GraphNode) -> dict[str, object]:
+    """The config as it enters the key: without neutral fields, edges and external paths; tables with their defaults.
+
+    Edges and external paths enter by the digest of their content. An external field that names something built in,
+    or a model id, enters by that name. Of a list of paths the places are left.
+    """
+    return _keyed(node.op.fields, node.config)
+
+
+def _keyed(fields: Mapping[str, ConfigField], config: object) -> dict[str, object]:
+    keyed: dict[str, object] = {}
+    for field in fields.values():
+        value = getattr(config, field.name)
+        if field.neutral or (field.external and is_path(value)):
+            continue
+        if field.external and isinstance(value, tuple):
+            value = tuple(None if is_path(member) else member for member in value)
+        is_table = field.table is not None and value is not None
+        keyed[field.name] = _keyed(field.fields, value) if is_table else without_secrets(value)
+    return keyed
+
+
+def is_path(value: object) -> bool:
+    """Whether the compiled value of an external field names a file or folder, whose content enters the key."""
+    return isinstance(value, str) and Path(value).is_absolute()
 
 
 def named_paths(node: GraphNode) -> dict[str, Path]:

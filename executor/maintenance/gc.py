@@ -16,16 +16,18 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from dsl.errors import StoreError
 from dsl.files import replace_file
 from dsl.json_files import compact, read_lines, read_object
 from dsl.os_errors import clear_errors
 from executor.maintenance.retention import InUse, Kept, all_records, in_use, kept_runs, read_index
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import exclusive_gc_lock
-from executor.store.integrity import MEMO
+from executor.store.integrity import VERIFIED
 from executor.store.lease import Holder, current_holder, move_away, written_from_elsewhere
 from executor.store.manifest import Manifest
 from executor.store.names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
+from executor.store.seen_stamps import SEEN
 from executor.system.crash_points import fail_point
 from executor.system.disk_space import folder_size
 from executor.system.output import shown_digest
@@ -95,7 +97,11 @@ def collect(store: Store, *, keep: int, pulled: bool = True) -> Survey:
         with clear_errors(path), suppress(FileNotFoundError):  # another gc is removing the same leftover
             remove(path)
         fail_point("gc:removed")
-    _shorten(store.path / MEMO, {item.path.name for item in found.goes if item.kind == "artifact"})
+    if store.memos is not None:
+        removed = {item.path.name for item in found.goes if item.kind == "artifact"}
+        for name in (VERIFIED, SEEN):
+            with suppress(OSError, StoreError):  # a memo only saves time
+                _shorten(store.memos / name, removed)
     return found
 
 

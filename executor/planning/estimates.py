@@ -9,12 +9,13 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from dsl.encoding import fingerprint
 from dsl.errors import DflowError, NotKnown
 from dsl.estimate import PROMISED, Estimate, Outlook, Trial
-from dsl.fingerprint import fingerprint, key_config
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.sizes import shown_bytes
+from executor.keys.node_key import key_config
 from executor.records.run_record import NodeState
 from executor.system.resource_pool import computes_on_gpu, devices
 

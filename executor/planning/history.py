@@ -8,9 +8,8 @@ from typing import Any
 
 from attrs import frozen
 
-from dsl.fingerprint import key_config
 from dsl.graph import GraphNode
-from executor.keys.node_key import EXTERNAL_FILES, KeyParts, named_paths
+from executor.keys.node_key import EXTERNAL_FILES, KeyParts, key_config, named_paths
 from executor.planning.planner import Decision, Previous
 from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import NodeState, PlanRow, Record, load_begun, newest_records, plan_of

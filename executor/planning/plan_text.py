@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from executor.records.run_record import NodeState
 
 
-def print_plan(graph: Graph, decisions: Mapping[str, Decision], missing: Sequence[str]) -> None:
-    """Print a table of what is cached, what runs and why, and what may be cut off; then what is missing."""
+def print_plan(graph: Graph, decisions: Mapping[str, Decision], missing: Sequence[str], note: str) -> None:
+    """Print a table of what is cached, what runs and why, and what may be cut off; then a note, and what is missing."""
     rows = [
         (node_id, graph.nodes[node_id].op.name, WORDS[each.cache], shown_digest(each.digest), each.reason)
         for node_id, each in decisions.items()
@@ -25,6 +25,8 @@ def print_plan(graph: Graph, decisions: Mapping[str, Decision], missing: Sequenc
     print_lines(columns(("node", "op", "plan", "digest", "why"), rows))
     if any(decision.cache == "maybe" for decision in decisions.values()):
         print_lines(f"\n{WORDS['maybe']}: runs unless its inputs come out the same")
+    if note:
+        print_lines(f"\n{note}")
     if missing:
         print_lines("\n".join(["", "missing or wrong, so `dflow run` would refuse to start:", *missing]))
 

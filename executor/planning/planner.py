@@ -203,6 +203,22 @@ class Planner:
         return "; ".join(lines) or "not finished before"
 
 
+def earlier_rule_note(decisions: Mapping[str, Decision], file: str = "FILE") -> str:
+    """How what an earlier dflow made is kept; empty where no node runs for the rule of its code only."""
+    if all(decision.cache == "hit" for decision in decisions.values()):
+        return ""
+    from executor.keys.differences import OTHER_RULE
+
+    nodes = [node_id for node_id, decision in decisions.items() if decision.reason == OTHER_RULE]
+    if not nodes:
+        return ""
+    return (
+        f"{', '.join(nodes)}: an earlier dflow recorded their code by another rule: what changed in it is not known. "
+        f"If what they compute is the same, `dflow accept {file}` keeps what is finished and `dflow resume --adopt` "
+        "continues what is not; otherwise they run again"
+    )
+
+
 def kept_text(run: str) -> str:
     return f"its data is not there any more; its artifact is kept as run {run} recorded it"
 

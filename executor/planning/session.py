@@ -19,7 +19,7 @@ from dsl.paths import is_there
 from executor.keys.node_key import Sources, graph_parts, named_paths
 from executor.launchers.cluster_address import with_recorded_cluster
 from executor.planning.history import Content, PreviousNodes, SourceRuns
-from executor.planning.planner import Decision, Planner, kept_text
+from executor.planning.planner import Decision, Planner, earlier_rule_note, kept_text
 from executor.planning.preflight import preflight
 from executor.planning.selection import missing_data, require_others
 from executor.records.run_record import NodeState, PlanRow, Record, StartedBy, find_record
@@ -30,7 +30,7 @@ from executor.store.gc_lock import shared_gc_lock
 @frozen
 class Session:
     """What scheduler/run_loop.py needs of a run. The record has the plan's hits as done. notes: on nodes that are kept
-    though their data is gone.
+    though their data is gone, and on nodes that run though an earlier dflow may have made the same.
     """
 
     store: Store
@@ -245,7 +245,8 @@ def _new(
     record = Record.prepare(store.records, planner.graph, nodes=fresh, **state)
     session = _session(store, record, attrs.evolve(planner, run=record.run), decisions, rows)
     gone = {node_id: planner.recorded.get(node_id, planner.source) for node_id in absent or () if node_id in decisions}
-    return attrs.evolve(session, notes=tuple(f"{node_id}: {kept_text(run)}" for node_id, run in gone.items()))
+    kept = tuple(f"{node_id}: {kept_text(run)}" for node_id, run in gone.items())
+    return attrs.evolve(session, notes=(*session.notes, *kept))
 
 
 def _session(
@@ -270,7 +271,8 @@ def _session(
         record.state.status = "running"
         record.state.ended = None
         record.save_all()
-    return Session(store, record, planner, decisions)
+    note = earlier_rule_note(decisions)
+    return Session(store, record, planner, decisions, notes=(note,) if note else ())
 
 
 def _checked_plan(

@@ -9,8 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from dsl.errors import StoreError
-from executor.explain.run_diff import compare_runs
-from executor.explain.run_diff_text import runs_text
+from executor.explain.run_diff import compare_runs, runs_text
 from executor.keys.differences import ABSENT, is_different
 from executor.records.graph_file import recorded_nodes
 from executor.report.run_data import NodeFacts, RunFacts, node_ids

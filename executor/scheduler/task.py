@@ -20,7 +20,6 @@ from dsl.graph_json import node_to_json
 from dsl.imports import search_path
 from dsl.json_files import write_json
 from dsl.op import ConfigField
-from executor.keys.code_archive import keep_texts
 from executor.keys.node_key import Inputs, KeyParts, node_inputs
 from executor.launchers.stage_contract import InputArtifact, StageSpec
 from executor.planning.input_snapshot import Snapshot
@@ -151,7 +150,6 @@ class Task:
         is_resumed = any(lease.work_dir.iterdir())
         write_json(lease.folder / "work.json", {"key_without_code": self.key_without_code, "node": self.node.id})
         digest = snapshot.write_sources(self.sources)
-        keep_texts(self.store.path, self.planner.graph, self.node.id, snapshot.parts.code)
         if not is_resumed:
             first_byte = events.stat().st_size if events.exists() else 0
             return AttemptStart(cache="miss", time=time.time()), first_byte, digest

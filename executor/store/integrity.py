@@ -30,7 +30,7 @@ from executor.system.output import shown_digest
 from executor.system.stamps import Stamp, is_settled
 from executor.system.symlinks import plain_status, remove
 
-MEMO = "verified.jsonl"
+VERIFIED = "verified.jsonl"
 CHUNK = 1 << 24  # bytes read between two calls of progress
 
 What = Literal["missing", "size", "content", "extra", "unreadable", "link"]
@@ -197,7 +197,7 @@ def _refused(path: Path, error: OSError) -> StoreError:
 def _known_stamps(store: Store) -> dict[tuple[str, str], Stamp]:
     fields = [field.name for field in attrs.fields(Stamp)]
     known = {}
-    for line in read_lines(store.memos / MEMO) if store.memos is not None else ():
+    for line in read_lines(store.memos / VERIFIED) if store.memos is not None else ():
         if all(isinstance(line.get(name), int) for name in fields):
             known[str(line.get("digest")), str(line.get("name"))] = Stamp(**{name: line[name] for name in fields})
     return known
@@ -208,6 +208,6 @@ def _append(store: Store, digest: str, stamps: Mapping[str, Stamp]) -> None:
         return
     lines = [{"digest": digest, "name": name, **attrs.asdict(stamp)} for name, stamp in stamps.items()]
     try:
-        append_lines(store.memos / MEMO, lines)
+        append_lines(store.memos / VERIFIED, lines)
     except (OSError, StoreError):  # a full disk: the next time they are read again
         return

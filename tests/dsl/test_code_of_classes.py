@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from source_trees import changed_in_main, write
 
-from dsl.fingerprint import read_code
+from dsl.closure import Project
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from executor.keys.code_archive import keep_texts, kept_text, texts_now
 from executor.keys.node_key import Sources, class_symbols, node_parts
 
 OPS = """
@@ -81,90 +80,80 @@ def graph(tmp_path: Path) -> Iterator[Graph]:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "expected"),
+    ("old", "new", "counts"),
     [
-        ("+ 1\n", "+ 2\n", {"Text"}),
-        ("return 10", "return 0", {"Pages"}),
-        ("cls.mark = 11", "cls.mark = 0", {"marked"}),
-        ("= 12", "= 0", {"Make"}),
-        ("= 13", "= 0", {"Make"}),
-        ("= 14", "= 0", {"Make"}),
-        ("= 15", "= 0", {"Make"}),
-        ("* 16", "* 0", {"Make"}),
-        ("return 17", "return 0", {"Make"}),
-        ("at=18", "at=0", {"Make"}),
-        ("return 19", "return 0", {"make"}),
-        ("x / 2", "x // 2", {"half"}),
-        ("@marked\n", "", {"Make", "marked"}),
-        ("default=20", "default=21", set()),
-        ("how many", "how many of them", set()),
-        ('help="what', 'validator=print, help="what', set()),
-        ("Makes a text.", "Makes one.", set()),
-        ("pages.txt", "other.txt", set()),
-        ('("pages.txt",)', '("pages.txt", "more.txt")', set()),
-        ('    required_files = ("pages.txt",)\n', "", set()),
-        ("@op(version=1", "@op(resumable=True, version=1", set()),
-        ("eval/tau", "eval/speedup", set()),
-        ("len(folder.name)", "3", set()),
-        ('"missing"', '"missing, install it"', set()),
+        ("+ 1\n", "+ 2\n", True),
+        ("return 10", "return 0", True),
+        ("cls.mark = 11", "cls.mark = 0", True),
+        ("= 12", "= 0", True),
+        ("= 13", "= 0", True),
+        ("= 14", "= 0", True),
+        ("= 15", "= 0", True),
+        ("* 16", "* 0", True),
+        ("return 17", "return 0", True),
+        ("at=18", "at=0", True),
+        ("return 19", "return 0", True),
+        ("x / 2", "x // 2", True),
+        ("@marked\n", "", True),
+        ("default=20", "default=21", False),
+        ("how many", "how many of them", False),
+        ('help="what', 'validator=print, help="what', False),
+        ("Makes a text.", "Makes one.", False),
+        ("text.txt", "other.txt", False),
+        ('("pages.txt",)', '("pages.txt", "more.txt")', True),
+        ("@op(version=1", "@op(resumable=True, version=1", False),
+        ("eval/tau", "eval/speedup", False),
+        ("len(folder.name)", "3", False),
+        ('"missing"', '"missing, install it"', False),
     ],
 )
 def test_the_code_of_a_node_has_the_classes_of_its_op(
-    tmp_path: Path, graph: Graph, old: str, new: str, expected: set[str]
+    tmp_path: Path, graph: Graph, old: str, new: str, counts: bool
 ) -> None:
     before = node_parts(graph, "a", Sources.now(None)).code
     write(tmp_path, {"classes_ops.py": (tmp_path / "classes_ops.py").read_text().replace(old, new, 1)})
     after = node_parts(graph, "a", Sources.now(None)).code
     differ = {place for place in before.keys() | after.keys() if before.get(place) != after.get(place)}
-    assert differ == {f"classes_ops:{name}" for name in expected}
-    assert dict(after) == {place: hash for place, (hash, _text) in texts_now(graph, "a").items()}
+    assert differ == ({"classes_ops.py"} if counts else set())
 
 
-def test_an_op_that_does_not_use_a_class_keeps_its_code(tmp_path: Path, graph: Graph) -> None:
-    text = (tmp_path / "classes_ops.py").read_text().replace("@marked\n", "")
-    write(tmp_path, {"classes_ops.py": text})
-    before = node_parts(graph, "pages", Sources.now(None)).code
-    write(tmp_path, {"classes_ops.py": text.replace("+ 1", "+ 2").replace("* 16", "* 0").replace("x / 2", "x")})
-    assert before == node_parts(graph, "pages", Sources.now(None)).code
+def test_the_file_of_a_class_is_code_of_a_run_function_that_does_not_import_it(tmp_path: Path, graph: Graph) -> None:
+    (tmp_path / "elsewhere.py").write_text("def make(config, stage): return 19\n")
+    ops = (tmp_path / "classes_ops.py").read_text().replace("classes_ops:make", "elsewhere:make")
+    write(tmp_path, {"classes_ops.py": ops})
+    sys.modules.pop("classes_ops", None)
+    code = node_parts(read_graph(tmp_path / "pipeline.toml"), "a", Sources.now(None)).code
+    assert {"classes_ops.py", "elsewhere.py"} == set(code)
 
 
 def test_of_the_config_of_an_op_the_fields_alone_do_not_count_however_op_is_imported(tmp_path: Path) -> None:
-    for head, mark in (
-        ("from dsl.op import field, op", "op"),
-        ("import dsl.op", "dsl.op.op"),
-        ("from dsl.op import op as o", "o"),
-    ):
+    for head, mark in (("from dsl.op import field, op", "op"), ("import dsl.op", "dsl.op.op")):
         text = (
             f"{head}\n"
-            "def limit(): return 3\n"
             f"@{mark}(version=1, run='main:run')\nclass Work:\n"
             "    steps: int = field(default=1, help='steps')\n"
-            "    def total(self): return self.steps * limit()\n"
+            "    def total(self): return self.steps * 3\n"
             "def run(config: Work, stage): return config.total()\n"
         )
-        assert changed_in_main(tmp_path, text, text.replace("'steps'", "'number of steps'")) == set()
-        assert changed_in_main(tmp_path, text, text.replace("self.steps *", "2 *")) == {"main:Work"}
-        assert changed_in_main(tmp_path, text, text.replace("return 3", "return 4")) == {"main:limit"}
+        assert not changed_in_main(tmp_path, text, text.replace("'steps'", "'number of steps'"))
+        assert not changed_in_main(tmp_path, text, text.replace("default=1", "default=2"))
+        assert changed_in_main(tmp_path, text, text.replace("self.steps *", "2 *"))
 
 
-def test_a_class_from_elsewhere_is_left_out_and_one_of_another_name_is_its_whole_module(
-    tmp_path: Path, graph: Graph
-) -> None:
+def test_what_another_op_decorates_counts_whole(tmp_path: Path) -> None:
+    text = "from mine import op\n@op(1)\nclass Work:\n    steps: int = 1\ndef run(config, stage): return Work.steps\n"
+    assert changed_in_main(tmp_path, text, text.replace("= 1", "= 2"))
+
+
+def test_of_a_table_the_help_of_fields_does_not_count_and_defaults_do(tmp_path: Path) -> None:
+    text = "from dsl.op import field\nclass Table:\n    size: int = field(default=1, help='size')\ndef run(): Table()\n"
+    assert not changed_in_main(tmp_path, text, text.replace("'size'", "'its size'"))
+    assert changed_in_main(tmp_path, text, text.replace("default=1", "default=2"))
+
+
+def test_a_class_from_elsewhere_is_left_out(tmp_path: Path, graph: Graph) -> None:
     assert {"classes_ops:Make", "classes_ops:Text", "classes_ops:Pages"} == set(class_symbols(graph.nodes["a"]))
-    write(tmp_path, {"main.py": "def run(): pass\n", "texts.py": "def rows(self): pass\nT = type('Text', (), {})\n"})
-    assert {"main:run"} == set(read_code(["main:run"], [tmp_path], ["elsewhere:Text", "dsl.op:Artifact"]).hashes)
-    assert {"main:run", "texts:rows", "texts:T"} == set(read_code(["main:run"], [tmp_path], ["texts:Text"]).hashes)
-
-
-def test_no_text_is_kept_for_code_that_was_edited_since_its_key_was_made(tmp_path: Path, graph: Graph) -> None:
-    code = node_parts(graph, "a", Sources.now(None)).code
-    text = (tmp_path / "classes_ops.py").read_text()
-    write(tmp_path, {"classes_ops.py": text.replace("x / 2", "x // 2")})
-    keep_texts(tmp_path / "store", graph, "a", code)
-    assert kept_text(tmp_path / "store", code["classes_ops:half"]) is None
-    assert "def make(config, stage): return 19\n" == kept_text(tmp_path / "store", code["classes_ops:make"])
-    kept = [path.name for path in (tmp_path / "store").rglob("*") if path.is_file()]
-    assert sorted(set(code.values()) - {code["classes_ops:half"]}) == sorted(kept)
-    write(tmp_path, {"classes_ops.py": text})
-    keep_texts(tmp_path / "store", graph, "a", code)
-    assert "def half(x): return x / 2\n" == kept_text(tmp_path / "store", code["classes_ops:half"])
+    write(tmp_path, {"main.py": "def run(): pass\n", "texts.py": "T = type('Text', (), {})\n"})
+    project = Project([tmp_path])
+    assert {"main.py"} == set(project.closure(["main:run"], ["elsewhere:Text", "dsl.op:Artifact"]).digests)
+    assert {"main.py", "texts.py"} == set(project.closure(["main:run"], ["texts:Text"]).digests)

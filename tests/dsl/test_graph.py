@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from dsl.compile import compile_pipeline
 from dsl.errors import PipelineError
-from dsl.fingerprint import key_config
 from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import Ref, field, op
 from dsl.pipeline import Launch, Pipeline
+from executor.keys.node_key import key_config
 from ops.artifacts import ImageSamples, Samples
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages

@@ -14,7 +14,7 @@ import pytest
 from toy_ops import ONE_NODE, Toy
 
 from executor.store.artifact_store import Store
-from executor.store.integrity import MEMO
+from executor.store.integrity import VERIFIED
 from executor.system.stamps import Stamp
 from executor.system.user_cache import user_cache
 
@@ -36,7 +36,7 @@ def test_a_store_that_says_of_its_files_that_they_were_read_is_not_believed(tmp_
     file.chmod(0o644)
     file.write_text("jello")
     line = {"digest": digest, "name": "text.txt", **attrs.asdict(Stamp.of(file))}
-    (toy.store / MEMO).write_text(json.dumps(line) + "\n")
+    (toy.store / VERIFIED).write_text(json.dumps(line) + "\n")
     verified = toy.dflow("verify")
     assert (1, True) == (verified.returncode, f"{digest[:12]}: text.txt" in verified.stderr)
 
@@ -72,7 +72,7 @@ def test_a_plan_leaves_its_memos_and_no_store(tmp_path, home):
     assert 0 == toy.dflow("plan", str(toy.file)).returncode
     memos = Store.open(toy.store, write=False).memos
     assert home in memos.parents
-    assert (memos / "code.jsonl").is_file()
+    assert (memos / "modules.jsonl").is_file()
     assert not toy.store.exists()
     (home / ".cache" / "dflow").chmod(0o777)
     assert Store.open(toy.store, write=False).external_memo is None
@@ -86,15 +86,15 @@ def test_memos_in_a_store_are_not_believed_though_they_would_be_in_the_users_cac
     time.sleep(SETTLED_S)
     assert 0 == toy.dflow("run", str(toy.file)).returncode
     memos, file = Store.open(toy.store, write=True).memos, tmp_path / changed
-    code, external = (json.loads((memos / name).read_text()) for name in ("code.jsonl", "external.jsonl"))
+    code, external = (json.loads((memos / name).read_text()) for name in ("modules.jsonl", "external.jsonl"))
     shutil.rmtree(memos)
     file.write_text(file.read_text().replace("hello", "jello").replace('count_call("make")', 'count_call("make"); 1'))
     if changed == "toy.py":
-        code["files"][str(file)] = attrs.astuple(Stamp.of(file))
+        code["state"][:4] = attrs.astuple(Stamp.of(file))
     else:
         external |= attrs.asdict(Stamp.of(file))
     folder = toy.store if forged_in == "store" else Store.open(toy.store, write=True).memos
-    (folder / "code.jsonl").write_text(json.dumps(code) + "\n")
+    (folder / "modules.jsonl").write_text(json.dumps(code) + "\n")
     (folder / "external.jsonl").write_text(json.dumps(external) + "\n")
     toy.calls()
     assert 0 == toy.dflow("run", str(toy.file)).returncode

@@ -141,20 +141,6 @@ def test_tags_of_a_record_that_mlflow_or_dflow_reserve_are_not_sent(received):
     assert result.returncode == 1 and "are reserved" in result.stderr
 
 
-def test_the_text_of_code_in_a_store_shows_no_other_file(received, tmp_path):
-    """`explain` shows what code was before."""
-    (tmp_path / "private.txt").write_text("nobody else's")
-    assert received.dflow("run", str(received.file), "--trust").returncode == 0
-    for kept in received.store.glob("code/*/*"):
-        kept.unlink()
-        kept.symlink_to(tmp_path / "private.txt")
-    source = tmp_path / "toy.py"
-    source.write_text(source.read_text().replace('count_call("make")', 'count_call("make", )[0:0] if 0 else None'))
-    result = received.dflow("explain", str(received.file), "a")
-    assert result.returncode == 0 and "code changed: make" in result.stdout, result.stderr
-    assert "nobody" not in result.stdout + result.stderr
-
-
 @pytest.mark.parametrize(
     ("source", "beside"),
     [

@@ -17,7 +17,7 @@ LONG = {
     "test_broken_pipelines",
     "test_capture_config",
     "test_classification",
-    "test_code_fingerprints",
+    "test_closure",
     "test_data_memory",
     "test_device_kernels",
     "test_dflash_cuda",

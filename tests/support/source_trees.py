@@ -1,10 +1,10 @@
-"""Small source trees, and which symbols an edit of them changes."""
+"""Small source trees, and which modules an edit of them changes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from dsl.fingerprint import code_fingerprints
+from dsl.closure import Project
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -14,18 +14,23 @@ def write(root: Path, files: dict[str, str]) -> None:
         file.write_text(text)
 
 
-def symbols(root: Path, run: str = "main:run") -> set[str]:
-    return set(code_fingerprints(run, [root]))
+def digests(root: Path, run: str = "main:run") -> dict[str, str]:
+    """By file, the code of a function."""
+    return Project([root]).closure([run]).digests
+
+
+def modules(root: Path, run: str = "main:run") -> set[str]:
+    return set(digests(root, run))
 
 
 def changed(root: Path, files: dict[str, str], edited: dict[str, str]) -> set[str]:
-    """Symbols of main:run that an edit changes, adds or takes away."""
+    """Files of main:run that an edit changes, adds or takes away."""
     write(root, files)
-    before = code_fingerprints("main:run", [root])
+    before = digests(root)
     write(root, edited)
-    after = code_fingerprints("main:run", [root])
+    after = digests(root)
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
-def changed_in_main(root: Path, before: str, after: str) -> set[str]:
-    return changed(root, {"main.py": before}, {"main.py": after})
+def changed_in_main(root: Path, before: str, after: str) -> bool:
+    return changed(root, {"main.py": before}, {"main.py": after}) == {"main.py"}

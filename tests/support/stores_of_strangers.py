@@ -123,7 +123,8 @@ class Home:
         ]
         assert dflow(self.toy, "push", str(self.remote), self.runs[0].run) == 0
         assert dflow(self.toy, "tag", self.runs[1].run, "best") == 0
-        ops.write_text(OWN_OPS.replace("return between.join(texts)", "return str(between).join(texts)"))
+        joining = ops.with_name("toy_join.py")
+        joining.write_text(joining.read_text().replace("return between.join(texts)", "return str(between).join(texts)"))
         trust_op_files([ops])
 
     def _received(self) -> Record:

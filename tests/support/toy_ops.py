@@ -1,4 +1,4 @@
-"""A file of ops without torch, written into a test's folder, and a pipeline of them."""
+"""A file of ops without torch, with the code of one of them in a module of its own, and a pipeline of them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def upper(config, stage):
     (stage.out_dir / "text.txt").write_text((stage.inputs["text"].path / "text.txt").read_text().upper())
 
 
-@op(version=1, run="toy:join")
+@op(version=1, run="toy_join:join")
 @frozen(kw_only=True)
 class Join:
     """Joins texts."""
@@ -77,24 +77,6 @@ class Join:
     between: str = field(default="-", help="stands between the texts")
     weight: float = field(default=1.0, help="a number")
     output = Text
-
-
-def join(config, stage):
-    count_call("join")
-    texts = [text.path.joinpath("text.txt").read_text() for text in stage.inputs["texts"]]
-    joined = glue(texts, config.between)
-    (stage.out_dir / "text.txt").write_text(joined)
-    stage.log({"join/length": len(joined), "join/weight": config.weight}, step=1)
-    stage.figure("plot", Plot())
-
-
-class Plot:
-    def savefig(self, path):
-        Path(path).write_bytes(b"a picture")
-
-
-def glue(texts, between):
-    return between.join(texts)
 
 
 @op(version=1, run="toy:steps", resumable=True)
@@ -168,6 +150,29 @@ def ranks(config, stage):
     if stage.rank == 0:
         (stage.out_dir / "text.txt").write_text(f"{stage.world_size} ranks, threads {os.environ['OMP_NUM_THREADS']}")
 '''
+
+JOIN = """
+from pathlib import Path
+from toy import count_call
+
+
+def join(config, stage):
+    count_call("join")
+    texts = [text.path.joinpath("text.txt").read_text() for text in stage.inputs["texts"]]
+    joined = glue(texts, config.between)
+    (stage.out_dir / "text.txt").write_text(joined)
+    stage.log({"join/length": len(joined), "join/weight": config.weight}, step=1)
+    stage.figure("plot", Plot())
+
+
+class Plot:
+    def savefig(self, path):
+        Path(path).write_bytes(b"a picture")
+
+
+def glue(texts, between):
+    return between.join(texts)
+"""
 
 PIPELINE = """
 [pipeline]
@@ -279,6 +284,7 @@ class Toy:
         self.store = folder / "runs"
         self.file = folder / "pipeline.toml"
         (folder / "toy.py").write_text(OPS)
+        (folder / "toy_join.py").write_text(JOIN)
         self.file.write_text(pipeline)
         if own and self.store.is_dir():
             trust_store(self.store)

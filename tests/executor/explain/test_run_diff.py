@@ -12,8 +12,7 @@ from report_page import Page
 from toy_ops import Toy
 
 from executor.cli import main
-from executor.explain.run_diff import MetricPair, NodeDiff, RunsDiff, compare_runs
-from executor.explain.run_diff_text import runs_text
+from executor.explain.run_diff import MetricPair, NodeDiff, RunsDiff, compare_runs, runs_text
 from executor.keys.differences import Difference
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
@@ -25,7 +24,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     """Three runs: the first, one with other values, code and nodes, and the first once more."""
     made = Toy(tmp_path_factory.mktemp("toy"))
     first = made.file.read_text()
-    code = (made.folder / "toy.py").read_text()
+    code = (made.folder / "toy_join.py").read_text()
     runs = []
     for text, ops, overrides in (
         (first, code, ()),
@@ -39,7 +38,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
         (first, code, ()),
     ):
         made.file.write_text(text)
-        (made.folder / "toy.py").write_text(ops)
+        (made.folder / "toy_join.py").write_text(ops)
         result = made.dflow("run", str(made.file), *overrides)
         assert result.returncode == 0, result.stderr
         runs.append(made.state()["run"])
@@ -70,8 +69,7 @@ def test_values_code_inputs_artifacts_and_metrics_of_each_node_are_compared(toy:
         {"kind": "config", "name": "weight", "old": 1.0, "new": 2.0},
         {"kind": "setting", "name": "texts", "old": ["@a", "@b"], "new": ["@b", "@a"]},
     ] == nodes["c"]["changes"]
-    assert ["toy:glue"] == [change["place"] for change in nodes["c"]["code"]]
-    assert "+    return between.join(texts) + ''" in nodes["c"]["code"][0]["diff"]
+    assert ["toy_join.py"] == [change["name"] for change in nodes["c"]["code"]]
     assert ["b", "a"] == nodes["c"]["inputs"]
     assert ("second", None) == (nodes["e"]["in"], nodes["e"]["digests"][0])
     assert nodes["c"]["digests"][0] != nodes["c"]["digests"][1]

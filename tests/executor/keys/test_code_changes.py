@@ -1,66 +1,45 @@
-"""What became of each definition between two keys, each accounted for once, on one line where they are many."""
+"""How a change of code is worded: the files in which it is, and what cannot be compared."""
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from executor.keys.code_diff import CodeChange, code_changes, code_text, summary
-from executor.keys.differences import differences, reasons
+from executor.keys.differences import difference_text, differences, distance, reasons
 from executor.keys.node_key import KeyParts
 
-places = st.sampled_from([f"m{module}:f{name}" for module in range(3) for name in range(4)])
-codes = st.dictionaries(places, st.sampled_from(["h0", "h1", "h2", "h3", "h4", "h5"]))
+
+def parts(code: dict[str, str], algorithm: str = "dflash") -> KeyParts:
+    return KeyParts("train", 1, code, {"algorithm": algorithm}, {}, {})
 
 
-def text_of(place: str, hash: str) -> str:
-    return f"def {place.partition(':')[2]}():\n    return '{hash}'\n"
+def texts(old: dict[str, str], new: dict[str, str]) -> list[str]:
+    return [difference_text("train", each) for each in differences(parts(old), parts(new))]
 
 
-@given(codes, codes)
-def test_every_definition_that_differs_is_told_once_and_no_other(old: dict[str, str], new: dict[str, str]) -> None:
-    changes = code_changes(old, new, text_of)
-    now = [change.place for change in changes if change.kind != "removed"]
-    before = [change.before for change in changes if change.before]
-    before += [change.place for change in changes if change.kind == "removed"]
-    assert sorted(place for place in new if old.get(place) != new[place]) == sorted(now)
-    assert sorted(place for place in old if place not in new) == sorted(before)
-    assert all(change.diff for change in changes if change.kind == "changed")
+def test_every_file_that_differs_is_named_once_and_no_other() -> None:
+    old = {"ops/a.py": "1", "ops/b.py": "2", "ops/c.py": "3"}
+    new = {"ops/a.py": "1", "ops/b.py": "9", "ops/d.py": "4"}
+    assert [
+        "code changed: ops/b.py",
+        "code changed: ops/c.py (no longer imported)",
+        "code changed: ops/d.py (imported now)",
+    ] == texts(old, new)
+    assert [] == texts(old, dict(reversed(old.items())))
 
 
-@given(codes)
-def test_the_same_code_has_no_changes(code: dict[str, str]) -> None:
-    assert [] == code_changes(code, dict(reversed(code.items())), text_of)
+def test_a_reason_names_few_files_and_counts_the_rest() -> None:
+    old = {f"ops/{name}.py": "1" for name in "abcde"}
+    found = differences(parts(old), parts(dict.fromkeys(old, "2")))
+    assert ["code changed: ops/a.py, ops/b.py, ops/c.py, and 2 more"] == reasons("train", found)
+    assert 1 == distance(found)
 
 
-def test_few_are_named_and_many_are_counted_by_file() -> None:
-    assert "m:a, m:b, n:c" == summary(["m:a", "m:b", "n:c"])
-    many = [f"m{module}:f{name}" for module in range(5) for name in range(module + 1)]
-    expected = "5 definitions in m4.py, 4 definitions in m3.py, 3 definitions in m2.py, and in 2 more files"
-    assert expected == summary(many, lambda module: f"{module}.py")
-
-
-def test_what_is_not_known_of_the_text_is_said() -> None:
-    unknown = code_changes({"m:f": "h0"}, {"m:f": "h1"}, lambda place, hash: None)
-    assert "    m:f: its earlier text was not kept" in code_text(unknown, str)
-    same = code_changes({"m:f": "h0"}, {"m:f": "h1"}, lambda place, hash: "def f(): return g()\n")
-    assert "    m:f: its text is the same; something that it imports changed" in code_text(same, str)
-
-
-def test_very_long_differences_are_cut_on_the_screen_alone() -> None:
-    change = CodeChange("changed", "m:f", diff=tuple(f"+line {number}" for number in range(1000)))
-    lines = code_text([change], str)
-    assert "... 600 more lines of differences: --json" == lines[-1]
-    assert 1000 == len(change.to_json()["diff"])
+def test_code_of_the_earlier_rule_is_not_compared_with_that_of_this_one() -> None:
+    old, new = {"ops.a:f": "1", "ops.a:g": "2"}, {"ops/a.py": "3"}
+    assert ["code rule changed: recorded by an earlier dflow"] == texts(old, new) == texts(new, old)
+    assert ["code changed: ops.a:g"] == texts(old, {**old, "ops.a:g": "4"})
 
 
 def test_code_that_another_value_chose_is_no_changed_code() -> None:
-    def parts(algorithm: str, code: dict[str, str]) -> KeyParts:
-        return KeyParts("train", 1, code, {"algorithm": algorithm}, {}, {})
-
-    old = parts("dflash", {"run:train": "1", "dflash:loss": "2"})
+    old = {"run.py": "1", "dflash.py": "2"}
     chosen = 'config changed: train.algorithm from "dflash" to "dspark"'
-    other = parts("dspark", {"run:train": "1", "dspark:loss": "3"})
-    assert [chosen] == reasons("train", differences(old, other))
-    edited = parts("dspark", {"run:train": "4", "dspark:loss": "3"})
-    assert [chosen, "code changed: run:train"] == reasons("train", differences(old, edited))
-    same = parts("dflash", {"run:train": "1", "dspark:loss": "3"})
-    assert ["code changed: dflash:loss, dspark:loss"] == reasons("train", differences(old, same))
+    other = parts({"run.py": "1", "dspark.py": "3"}, "dspark")
+    assert [chosen] == reasons("train", differences(parts(old), other))
+    edited = parts({"run.py": "4", "dspark.py": "3"}, "dspark")
+    assert [chosen, "code changed: run.py"] == reasons("train", differences(parts(old), edited))

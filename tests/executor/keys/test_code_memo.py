@@ -1,4 +1,4 @@
-"""Remembered fingerprints of code say what fingerprinting anew says, whatever is done to the files."""
+"""What is remembered of source files says what reading them anew says, whatever is done to them."""
 
 import json
 import os
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from source_trees import digests
 
 from dsl.errors import ConfigError
-from dsl.fingerprint import code_fingerprints
-from executor.keys import code_cache
-from executor.keys.code_cache import CodeMemo
+from executor.keys import code_memo
+from executor.keys.code_memo import CodeMemo
 from executor.keys.node_key import KeyParts
 
 GRAIN_S = 0.02  # more than the kernel's
@@ -39,14 +39,22 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 
 def remembered(root: Path) -> dict[str, str]:
-    return dict(CodeMemo(root / "code.jsonl", later).of(["main:run"], [root]))
+    return dict(CodeMemo(root / "modules.jsonl", later).of(["main:run"], [root]))
+
+
+SPOILT = "from the memo"
 
 
 def spoil(root: Path) -> None:
-    """Other hashes in the memo, so that what is taken from it can be told."""
-    lines = [json.loads(line) for line in (root / "code.jsonl").read_text().splitlines()]
-    spoilt = [{**line, "hashes": {"main:run": "from the memo"}} for line in lines]
-    (root / "code.jsonl").write_text("".join(json.dumps(line) + "\n" for line in spoilt))
+    """Other digests in the memo, so that what is taken from it can be told."""
+    lines = [json.loads(line) for line in (root / "modules.jsonl").read_text().splitlines()]
+    spoilt = [{**line, "source": {**line["source"], "digest": SPOILT}} for line in lines]
+    (root / "modules.jsonl").write_text("".join(json.dumps(line) + "\n" for line in spoilt))
+
+
+def is_remembered(root: Path) -> bool:
+    """Whether every module is taken from a spoilt memo."""
+    return {SPOILT} == {digest for file, digest in remembered(root).items() if file.endswith(".py")}
 
 
 def edit_same_size(root: Path) -> None:
@@ -98,49 +106,48 @@ def rename_over(root: Path) -> None:
         rename_over,
     ],
 )
-def test_what_can_change_the_fingerprint_ends_what_is_remembered(
-    tmp_path: Path, change: Callable[[Path], None]
-) -> None:
+def test_what_can_change_the_code_is_noticed(tmp_path: Path, change: Callable[[Path], None]) -> None:
     write(tmp_path, FILES)
     before = remembered(tmp_path)
-    spoil(tmp_path)
-    assert {"main:run": "from the memo"} == remembered(tmp_path)
     time.sleep(GRAIN_S)
     change(tmp_path)
     after = remembered(tmp_path)
-    assert code_fingerprints("main:run", [tmp_path]) == after
+    assert digests(tmp_path) == after
     assert before != after
 
 
-def test_other_files_beside_the_code_do_not_end_what_is_remembered(tmp_path: Path) -> None:
+def test_an_edited_file_alone_is_read_again(tmp_path: Path) -> None:
     write(tmp_path, FILES)
     remembered(tmp_path)
     spoil(tmp_path)
-    write(tmp_path, {"notes.txt": "x", "package/stranger.py": "x = 1\n", "unrelated/__init__.py": ""})
-    assert {"main:run": "from the memo"} == remembered(tmp_path)
+    assert is_remembered(tmp_path)
+    time.sleep(GRAIN_S)
+    edit_same_size(tmp_path)
+    after = remembered(tmp_path)
+    assert (digests(tmp_path)["package/__init__.py"], SPOILT) == (after["package/__init__.py"], after["main.py"])
 
 
-def test_another_way_of_fingerprinting_ends_what_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_dflow_remembered_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, FILES)
-    (tmp_path / "fingerprinting.py").write_text("one")
-    monkeypatch.setattr(code_cache, "FINGERPRINTING", (tmp_path / "fingerprinting.py",))
+    (tmp_path / "reader.py").write_text("one")
+    monkeypatch.setattr(code_memo, "READERS", (tmp_path / "reader.py",))
     remembered(tmp_path)
     spoil(tmp_path)
-    assert {"main:run": "from the memo"} == remembered(tmp_path)
-    (tmp_path / "fingerprinting.py").write_text("another")
-    assert code_fingerprints("main:run", [tmp_path]) == remembered(tmp_path)
+    assert is_remembered(tmp_path)
+    (tmp_path / "reader.py").write_text("another")
+    assert digests(tmp_path) == remembered(tmp_path)
 
 
 def test_code_edited_within_the_grain_of_the_clock_is_not_remembered(tmp_path: Path) -> None:
     write(tmp_path, FILES)
-    CodeMemo(tmp_path / "code.jsonl", lambda: (tmp_path / "main.py").stat().st_mtime).of(["main:run"], [tmp_path])
-    assert not (tmp_path / "code.jsonl").exists()
+    CodeMemo(tmp_path / "modules.jsonl", lambda: (tmp_path / "main.py").stat().st_mtime).of(["main:run"], [tmp_path])
+    assert not (tmp_path / "modules.jsonl").exists()
 
 
-def test_the_memo_is_for_one_run_function_and_its_roots(tmp_path: Path) -> None:
+def test_files_of_one_name_under_two_roots_are_remembered_apart(tmp_path: Path) -> None:
     for name, size in (("one", 1), ("two", 2)):
         write(tmp_path / name, {**FILES, "package/__init__.py": f"size = {size}\n"})
-    memo = tmp_path / "code.jsonl"
+    memo = tmp_path / "modules.jsonl"
     both = [CodeMemo(memo, later).of(["main:run"], [tmp_path / name]) for name in ("one", "two", "one")]
     assert both[0] == both[2] != both[1]
     with pytest.raises(ConfigError, match="has no function stop"):
@@ -149,7 +156,7 @@ def test_the_memo_is_for_one_run_function_and_its_roots(tmp_path: Path) -> None:
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 6))
-def test_after_any_edits_the_memo_says_what_fingerprinting_anew_says(
+def test_after_any_edits_the_memo_says_what_reading_anew_says(
     tmp_path_factory: pytest.TempPathFactory, seed: int, steps: int
 ) -> None:
     random_source = random.Random(seed)
@@ -172,7 +179,7 @@ def test_after_any_edits_the_memo_says_what_fingerprinting_anew_says(
         else:
             path.parent.mkdir(exist_ok=True)
             path.write_text(random_source.choice(texts))
-        assert code_fingerprints("main:run", [root]) == remembered(root)
+        assert digests(root) == remembered(root)
 
 
 def test_nodes_of_one_op_share_the_encoded_code_and_their_keys_are_those_of_a_plain_mapping(tmp_path: Path) -> None:
@@ -189,7 +196,7 @@ def test_nodes_of_one_op_share_the_encoded_code_and_their_keys_are_those_of_a_pl
 def test_folders_in_another_order_are_another_question(tmp_path: Path) -> None:
     write(tmp_path, {"one/main.py": "def run(): return 1\n", "two/main.py": "def run(): return 2\n"})
     roots = [tmp_path / "one", tmp_path / "two"]
-    memo = tmp_path / "code.jsonl"
+    memo = tmp_path / "modules.jsonl"
     first = dict(CodeMemo(memo, later).of(["main:run"], roots))
     assert first == dict(CodeMemo(memo, later).of(["main:run"], roots))
     assert first != dict(CodeMemo(memo, later).of(["main:run"], roots[::-1]))
@@ -200,7 +207,7 @@ def test_an_installed_module_that_comes_later_is_noticed(tmp_path: Path) -> None
     installed.mkdir()
     write(tmp_path, {"own/main.py": "import part\ndef run(): return part.x\n", "own/part.py": "x = 1\n"})
     roots = [installed, tmp_path / "own"]
-    memo = tmp_path / "code.jsonl"
-    assert "part:x" in CodeMemo(memo, later).of(["main:run"], roots)
+    memo = tmp_path / "modules.jsonl"
+    assert "part.py" in CodeMemo(memo, later).of(["main:run"], roots)
     (installed / "part.py").write_text("x = 2\n")
-    assert "part:x" not in CodeMemo(memo, later).of(["main:run"], roots)
+    assert "part.py" not in CodeMemo(memo, later).of(["main:run"], roots)

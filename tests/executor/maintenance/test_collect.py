@@ -19,11 +19,13 @@ from manifests import made, new_record
 from toy_ops import PROJECT, Toy
 
 from dsl.errors import StoreError
+from dsl.json_files import append_lines, read_lines
 from executor.maintenance.gc import collect, survey
 from executor.records.run_record import find_record
 from executor.records.run_tags import add_tag
 from executor.store.artifact_store import Store
-from executor.store.integrity import check, set_aside
+from executor.store.integrity import VERIFIED, check, set_aside
+from executor.store.seen_stamps import SEEN
 
 UNKNOWN_KEY = "5" * 64  # of which no record knows
 
@@ -192,10 +194,10 @@ def test_a_commit_that_was_cut_off_can_be_completed(toy, monkeypatch):
 
 def test_unfinished_work_stays_while_its_run_is_kept(toy):
     failed = run(toy, fail_at="c")
-    run(toy, "a.text=x", name="other")
+    run(toy, "a.text=x", name="other", contents="x")
     gc(toy, 1)
     assert work_folders(toy) == {failed.state.nodes["c"].key}
-    run(toy, "a.text=y")
+    run(toy, "a.text=y", contents="y")
     gc(toy, 1)
     assert work_folders(toy) == set()
 
@@ -233,6 +235,18 @@ def test_damaged_artifacts_and_the_rest_of_a_killed_gc_go(toy):
     gc(toy, 1)
     assert artifacts(toy) == digests(kept) - {kept.state.nodes["d"].digest}
     assert (store.newest(kept.state.nodes["d"].key) is not None, work_folders(toy)) == (True, set())
+
+
+def test_memos_keep_only_the_lines_of_artifacts_that_stay(toy):
+    gone, kept = run(toy, contents="old"), run(toy, "a.text=new", contents="new")
+    store = Store.open(toy.store, write=True)
+    check(store, digests(gone, kept))
+    lines = [{"digest": digest, "name": "text.txt"} for digest in sorted(digests(gone, kept))]
+    for name in (VERIFIED, SEEN):
+        append_lines(store.memos / name, lines)
+    collect(store, keep=1)
+    for name in (VERIFIED, SEEN):
+        assert {line["digest"] for line in read_lines(store.memos / name)} == digests(kept)
 
 
 def test_a_key_does_not_fall_back_to_an_older_result_when_the_kept_one_is_damaged(toy):

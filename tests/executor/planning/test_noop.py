@@ -121,7 +121,7 @@ def test_the_files_that_it_opens_beside_those_do_not_grow_with_the_nodes(short, 
         for watched in (short, long)
     ]
     counts = [Counter({_same_name(file): count for file, count in found.items()}) for found in others]
-    for name in ("toy.py", "code.jsonl", "code_texts"):  # code that was written just now is not remembered yet
+    for name in ("toy.py", "toy_join.py", "modules.jsonl"):  # code that was written just now is not remembered yet
         for found in counts:
             found.pop(name, None)
     assert counts[0] == counts[1]

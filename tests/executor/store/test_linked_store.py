@@ -37,7 +37,7 @@ READING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["objects", "index", "work", "records", "code", "smoke"])
+@pytest.mark.parametrize("name", ["objects", "index", "work", "records", "smoke"])
 def test_what_is_behind_a_linked_folder_of_a_store_stays(toy, canary, tmp_path, capsys, name):
     """The real folder of a store that was used, with other things beside what dflow put there."""
     done = run(toy, "a.text=x")
@@ -178,7 +178,6 @@ def test_a_run_writes_through_no_link(tmp_path, canary):
         (unfinished / name).symlink_to(canary / Path(name).name)
     (unfinished / "state" / "inside").symlink_to("place")
     (toy.store / "index" / nodes["d"]["key"]).symlink_to(canary / OTHER)
-    shutil.rmtree(toy.store / "code")
     before = look(canary)
     ran = toy.dflow("run", str(toy.file))
     assert 0 == ran.returncode, ran.stderr

@@ -12,9 +12,6 @@ from manifests import made
 from toy_ops import Toy
 
 from dsl.convert import unstructure
-from dsl.read_toml import read_graph
-from executor.keys.code_archive import keep_texts, kept_text
-from executor.keys.node_key import Sources, node_parts
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.commit_journal import NOTE
 from executor.store.digests import MANIFEST
@@ -123,7 +120,7 @@ def test_a_pull_that_goes_on_writes_through_no_link_in_what_was_fetched(toy, can
 
 
 def test_what_a_run_keeps_beside_its_artifacts_is_written_through_no_link(toy, canary, tmp_path):
-    """Its own measurements, in its record, and the text of code, in the store."""
+    """Its own measurements, in its record."""
     record = run(toy)
     (tmp_path / "measurements.json").write_text("{}")
     (canary / HASH / "measurements.json").write_text("theirs")
@@ -134,15 +131,4 @@ def test_what_a_run_keeps_beside_its_artifacts_is_written_through_no_link(toy, c
     keep_own_files(record.folder, HASH, tmp_path)
     kept_here = kept / HASH / "measurements.json"
     assert (False, "{}") == (kept.is_symlink(), kept_here.read_text())
-    shutil.rmtree(toy.store / "code", ignore_errors=True)
-    graph = read_graph(toy.file, ())
-    code = node_parts(graph, "a", Sources.now(None)).code
-    keep_texts(toy.store, graph, "a", code)
-    folders = {path.name for path in (toy.store / "code").iterdir()}
-    for name in folders:
-        shutil.rmtree(toy.store / "code" / name)
-        (toy.store / "code" / name).symlink_to(canary)
-    keep_texts(toy.store, graph, "a", code)
     assert before == look(canary)
-    assert [False] * len(folders) == [(toy.store / "code" / name).is_symlink() for name in folders]
-    assert all(kept_text(toy.store, hash) for hash in code.values())

@@ -15,7 +15,7 @@ from executor.cli import main
 from executor.store import integrity
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
-from executor.store.integrity import MEMO, artifact_digests, check, set_aside
+from executor.store.integrity import VERIFIED, artifact_digests, check, set_aside
 
 
 @pytest.fixture
@@ -102,15 +102,15 @@ def test_what_may_change_unseen_is_not_remembered(damaged, monkeypatch):
     store, digest, _ = damaged
     monkeypatch.setattr(integrity, "is_settled", lambda stamp, now: False)
     assert check(store, [digest]) == {}
-    assert not (store.memos / MEMO).exists()
+    assert not (store.memos / VERIFIED).exists()
 
 
 def test_a_broken_memo_costs_time_only(damaged, monkeypatch):
     store, digest, _path = damaged
     monkeypatch.setattr(integrity, "is_settled", lambda stamp, now: True)
-    (store.memos / MEMO).write_text('{"digest": 1}\nxx\n[]\n{"digest":"d","name":"n","size":"1"}\n')
+    (store.memos / VERIFIED).write_text('{"digest": 1}\nxx\n[]\n{"digest":"d","name":"n","size":"1"}\n')
     assert check(store, [digest]) == {}
-    assert len((store.memos / MEMO).read_text().splitlines()) == 5
+    assert len((store.memos / VERIFIED).read_text().splitlines()) == 5
 
 
 def test_a_damaged_artifact_is_set_aside_and_no_longer_there(damaged):

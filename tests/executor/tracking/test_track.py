@@ -26,9 +26,9 @@ class Tracked:
 
     def __init__(self, toy):
         self.toy = toy
-        source = (toy.folder / "toy.py").read_text()
+        source = (toy.folder / "toy_join.py").read_text()
         large = CALLED + f'\n    (stage.out_dir / "large.bin").write_bytes(bytes({FILE_LIMIT} + 1))'
-        (toy.folder / "toy.py").write_text(source.replace(CALLED, large))
+        (toy.folder / "toy_join.py").write_text(source.replace(CALLED, large))
         self.first = self.run()
         toy.tracked = False  # that a run is sent as it goes on is seen by the first one
         self.second = self.run("-s", "d.steps=7")

@@ -30,8 +30,8 @@ WHOLE = [f"artifact/{name}" for name in ("large1.bin", "large2.bin", "text.txt")
 def toy(tmp_path: Path) -> Toy:
     """Run once, with nothing sent."""
     made = tracked_toy(tmp_path, f'{PIPELINE}\n[mlflow]\nupload = ["c"]\n', tracked=False)
-    source = (made.folder / "toy.py").read_text()
-    (made.folder / "toy.py").write_text(source.replace(CALLED, LARGE))
+    source = (made.folder / "toy_join.py").read_text()
+    (made.folder / "toy_join.py").write_text(source.replace(CALLED, LARGE))
     trust_store(made.store)
     assert 0 == made.dflow("run", str(made.file)).returncode
     return made

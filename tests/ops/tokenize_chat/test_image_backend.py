@@ -9,10 +9,9 @@ from family_checkpoints import make_checkpoint
 
 from dsl.compile import compile_pipeline
 from dsl.errors import ConfigError
-from dsl.fingerprint import key_config
 from dsl.op import Ref
 from dsl.pipeline import Pipeline
-from executor.keys.node_key import Sources, graph_parts
+from executor.keys.node_key import Sources, graph_parts, key_config
 from ops.artifacts import TargetModel, TokenShards
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages

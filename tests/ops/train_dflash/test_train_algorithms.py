@@ -8,8 +8,8 @@ from draft_chain import make_inputs, make_plan, tiny_config, train_config
 from fake_stage import FakeStage, folder_digest
 from safetensors.torch import load_file
 
+from dsl.closure import Project
 from dsl.errors import ConfigError, DataError, StopRequested
-from dsl.fingerprint import code_fingerprints
 from dsl.op import op_of
 from ops.artifacts import Draft
 from ops.lib.data.files import read_json, write_json
@@ -145,8 +145,10 @@ def test_a_table_of_another_algorithm_is_refused():
 @pytest.mark.parametrize(
     ("edited", "file", "runs_again"),
     [
-        *((name, file, True) for name in FIELDS for file in ("config", "model", "loss")),
-        *((name, "reference", False) for name in ("dflash2", "dspark")),
+        *((name, file, {name}) for name in FIELDS for file in ("model", "loss")),
+        ("dflash", "config", {"dflash"}),
+        *((name, "config", set(FIELDS)) for name in ("dflash2", "dspark")),  # its table is in every training's config
+        *((name, "reference", set()) for name in ("dflash2", "dspark")),
     ],
 )
 def test_editing_an_algorithm_changes_the_code_of_its_own_trainings_alone(tmp_path, edited, file, runs_again):
@@ -156,13 +158,10 @@ def test_editing_an_algorithm_changes_the_code_of_its_own_trainings_alone(tmp_pa
     changed = set()
     for name in FIELDS:
         symbols = [op_of(TrainDflash).run, *train_config(**FIELDS[name]).chosen_code()]
-        codes = [
-            {place: digest for each in symbols for place, digest in code_fingerprints(each, [root]).items()}
-            for root in (ROOT, tmp_path)
-        ]
+        codes = [Project([root]).closure(symbols).digests for root in (ROOT, tmp_path)]
         if codes[0] != codes[1]:
             changed.add(name)
-    assert ({edited} if runs_again else set()) == changed
+    assert runs_again == changed
 
 
 def test_drafts_side_by_side_show_what_an_algorithm_adds_and_what_its_step_costs(tmp_path, inputs):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from attrs import frozen
 
 from dsl.errors import ConfigError, StoreError
-from executor.explain.explanation import accepted_text, changed_code, maker_of
-from executor.keys.code_diff import CodeChange
-from executor.keys.differences import difference_text, differences
+from executor.explain.explanation import accepted_text, maker_of
+from executor.keys.differences import CODE, Difference, code_differences, difference_text, differences
 from executor.keys.node_key import Inputs, Sources, node_inputs, node_parts
 from executor.planning.planner import Planner
 from executor.records.events import Accepted, Event
@@ -35,11 +34,31 @@ class Offer:
     old_key: str
     line: IndexLine
     without_code: str
-    changes: tuple[CodeChange, ...]
+    changes: tuple[Difference, ...]
 
 
-def make_offer(store: Store, planner: Planner, node_id: str) -> Offer:
-    """What may be accepted for the node.
+def offers(store: Store, planner: Planner) -> list[Offer]:
+    """What may be kept valid of all nodes, in their order, each with what is offered above it as its inputs.
+
+    Raises ConfigError where there is nothing, StoreError where artifacts are damaged.
+    """
+    digests: dict[str, str] = {}
+    found = []
+    for node_id in planner.graph.nodes:
+        decision = planner.decide(node_id, digests)
+        if decision.digest is None and decision.key is not None:
+            offer = _offer(store, planner, node_id, decision.key, digests)
+            found += [offer] if offer is not None else []
+        digest = decision.digest or next((each.line.digest for each in found if each.node == node_id), None)
+        digests |= {node_id: digest} if digest is not None else {}
+    if not found:
+        raise ConfigError("no node has a finished artifact from which it differs by its code only")
+    _check(store, found)
+    return found
+
+
+def offer_of(store: Store, planner: Planner, node_id: str) -> Offer:
+    """What may be kept valid for the node.
 
     Raises ConfigError that says why nothing may be, StoreError where the artifact is damaged.
     """
@@ -55,21 +74,33 @@ def make_offer(store: Store, planner: Planner, node_id: str) -> Offer:
             f'node "{node_id}" reads from {", ".join(waiting)}, which will run, so its inputs are not known yet; '
             f"accept or run {', '.join(waiting)} first"
         )
-    inputs = node_inputs(node, digests.__getitem__)
-    without_code = planner.parts[node_id].key_without_code(inputs)
+    offer = _offer(store, planner, node_id, decision.key, digests)
+    if offer is None:
+        raise ConfigError(_why_nothing(planner, node_id, node_inputs(node, digests.__getitem__)))
+    _check(store, [offer])
+    return offer
+
+
+def _offer(store: Store, planner: Planner, node_id: str, key: str, digests: Mapping[str, str]) -> Offer | None:
+    node, parts = planner.graph.nodes[node_id], planner.parts[node_id]
+    without_code = parts.key_without_code(node_inputs(node, digests.__getitem__))
     found = _newest_finished(store, node.op.name, without_code)
     if found is None:
-        raise ConfigError(_why_nothing(planner, node_id, inputs))
+        return None
     old_key, line, code = found
-    damages = check(store, [line.digest])
-    if damages:
-        listed = "; ".join(map(str, damages[line.digest]))
-        raise StoreError(f'the artifact of node "{node_id}" is damaged ({listed}); it has to run again')
-    changes = changed_code(store, planner.graph, node_id, code)
-    return Offer(node_id, decision.key, old_key, line, without_code, changes)
+    return Offer(node_id, key, old_key, line, without_code, tuple(code_differences(code, parts.code)))
 
 
-def accept(store: Store, planner: Planner, offer: Offer, reason: str) -> tuple[Record | None, str]:
+def _check(store: Store, found: Sequence[Offer]) -> None:
+    """Raises StoreError where an artifact is damaged."""
+    for offer in found:
+        damages = check(store, [offer.line.digest])
+        if damages:
+            listed = "; ".join(map(str, damages[offer.line.digest]))
+            raise StoreError(f'the artifact of node "{offer.node}" is damaged ({listed}); it has to run again')
+
+
+def keep_valid(store: Store, planner: Planner, offer: Offer, reason: str) -> tuple[Record | None, str]:
     """Enter the new key into the index, and the event into the record of the run that computed the artifact.
 
     Returns that record, if it still exists, and the entry as text. Raises ConfigError where the code was
@@ -136,7 +167,7 @@ def _why_nothing(planner: Planner, node_id: str, inputs: Inputs) -> str:
     if previous is None or previous.digest is None:
         return f'node "{node_id}" was never finished: there is no artifact to accept'
     found = differences(previous.parts, planner.parts[node_id])
-    others = [difference_text(node_id, each) for each in found if each.kind != "code"]
+    others = [difference_text(node_id, each) for each in found if each.kind not in CODE]
     others += [
         f"input changed: {parent}"
         for parent, digest in previous.input_digests.items()
