@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from imitated_runs import dflow, edit, run, toy_pipeline
 from manifests import made
-from toy_ops import OPS, PIPELINE, Toy
+from toy_ops import JOIN, OPS, PIPELINE, Toy
 
 from dsl.json_files import append_line, write_json
 from executor.records.events import Event, Figure, Info, Metric, Progress, Warned
@@ -33,7 +33,10 @@ CANARY = "<canary>"  # in strategies; its folder's path where a change is applie
 THEIRS = "their_ops"  # the module of a stranger's op file
 NO_SERVER = "http://127.0.0.1:9"
 # The ops of a real stage find their files where imitated runs write them.
-OWN_OPS = OPS.replace('"text.txt"', '"sub/text.txt"').replace("(stage.out_dir /", "(with_sub(stage.out_dir) /")
+OWN_OPS, OWN_JOIN = (
+    text.replace('"text.txt"', '"sub/text.txt"').replace("(stage.out_dir /", "(with_sub(stage.out_dir) /")
+    for text in (OPS, JOIN.replace("import count_call", "import count_call, with_sub"))
+)
 OWN_OPS += """
 
 def with_sub(folder):
@@ -114,6 +117,8 @@ class Home:
         shutil.rmtree(folder / "state")
         ops = self.toy.folder / "toy.py"
         ops.write_text(OWN_OPS)
+        joining = ops.with_name("toy_join.py")
+        joining.write_text(OWN_JOIN)
         self.toy.file.write_text(f'{PIPELINE}\n[mlflow]\ntracking_uri = "{NO_SERVER}"\n')
         self.runs = [
             done(self.toy),
@@ -123,8 +128,7 @@ class Home:
         ]
         assert dflow(self.toy, "push", str(self.remote), self.runs[0].run) == 0
         assert dflow(self.toy, "tag", self.runs[1].run, "best") == 0
-        joining = ops.with_name("toy_join.py")
-        joining.write_text(joining.read_text().replace("return between.join(texts)", "return str(between).join(texts)"))
+        joining.write_text(OWN_JOIN.replace("return between.join(texts)", "return str(between).join(texts)"))
         trust_op_files([ops])
 
     def _received(self) -> Record:
