@@ -151,8 +151,8 @@ def _unknown(question: Question, column: RunFacts, node: NodeFacts, failed: str)
     resume = f"dflow resume {column.run}"
     if node.state == "failed":
         text = f"it failed: {first_line(node.failure.what)}"
-        how = f": {node.failure.advice}" if node.failure.advice else ""
-        return verdict(question, text, "error", f"correct what made {node.id} fail; then {resume}{how}")
+        how = f" ({node.failure.advice})" if node.failure.advice else ""
+        return verdict(question, text, "error", f"correct what made {node.id} fail{how}; then {resume}")
     if node.is_gone:
         return verdict(question, "the store no longer holds its artifact", "warning", f"make it again: {resume}")
     if failed:

@@ -76,9 +76,6 @@ class Algorithm(Protocol):
     def parameters(self, draft: DraftConfig) -> int:
         """Trained weights beside the backbone's."""
 
-    def slot_floats(self, draft: DraftConfig) -> int:
-        """What one slot keeps for the backward pass beside the backbone, in numbers."""
-
     def slot_flops(self, draft: DraftConfig) -> float:
         """Floating-point operations of one slot's forward and backward pass beside the backbone and the head."""
 

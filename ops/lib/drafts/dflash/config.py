@@ -48,9 +48,6 @@ class Dflash:
     def parameters(self, draft: DraftConfig) -> int:
         return 0
 
-    def slot_floats(self, draft: DraftConfig) -> int:
-        return 0
-
     def slot_flops(self, draft: DraftConfig) -> float:
         return 0.0
 

@@ -83,11 +83,6 @@ class Dflash2:
         convolution = 2 * self.taps * M + 2 * self.taps * (M // self.group) * M
         return 2 * draft.num_hidden_layers * convolution + 2 * draft.vocab_size * self.rank + self.rank * M
 
-    def slot_floats(self, draft: DraftConfig) -> int:
-        M = draft.hidden_size
-        convolution = 2 * self.taps * (M // self.group) + (2 * self.taps + 2) * M
-        return 2 * draft.num_hidden_layers * convolution + self.rank * (self.candidates + 4) + 5 * self.candidates
-
     def slot_flops(self, draft: DraftConfig) -> float:
         M, scored = draft.hidden_size, self.candidates + 1  # with the label
         convolution = 2 * self.taps * (M // self.group) * M

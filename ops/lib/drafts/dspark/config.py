@@ -77,9 +77,6 @@ class Dspark:
         confidence = draft.hidden_size + self.rank + 1 if self.confidence_head else 0
         return 2 * draft.vocab_size * self.rank + confidence
 
-    def slot_floats(self, draft: DraftConfig) -> int:
-        return 3 * self.rank + draft.hidden_size
-
     def slot_flops(self, draft: DraftConfig) -> float:
         return 3 * 2 * self.rank * draft.vocab_size
 

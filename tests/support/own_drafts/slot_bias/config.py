@@ -44,9 +44,6 @@ class SlotBias:
     def parameters(self, draft: DraftConfig) -> int:
         return (draft.block_size - 1) * draft.vocab_size
 
-    def slot_floats(self, draft: DraftConfig) -> int:
-        return draft.block_size - 1
-
     def slot_flops(self, draft: DraftConfig) -> float:
         return 3 * 2 * (draft.block_size - 1) * draft.vocab_size
 
