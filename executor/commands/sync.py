@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 from dsl.errors import NotTrusted, PipelineError, StoreError
 from executor.commands.arguments import add_store, add_trust, check_store, check_trust, open_store, store_of
-from executor.records.run_record import Record, find_record, newest_records
+from executor.records.run_record import Record, find_record, linked_logs, newest_records
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED, OK, USAGE, print_lines
+from executor.system.symlinks import refuse_links
 from executor.tracking.sync_state import lacks, send_rest, sent_of
 
 
@@ -42,6 +43,13 @@ def _send_all(store: Store, *, everything: bool) -> int:
     code = OK
     unreachable: set[str | None] = set()
     checked = 0
+    for log in linked_logs(store.records):
+        checked += 1
+        try:
+            refuse_links([log])
+        except StoreError as error:
+            print_lines(f"dflow: run {log.parent.name} is not sent: {error}", error=True)
+            code = FAILED
     for record in reversed(list(newest_records(store.records))):
         has_no_database = record.state.tracking_uri is None and not (store.path / "mlflow.db").exists()
         is_checked = everything or has_no_database

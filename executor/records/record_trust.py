@@ -141,7 +141,7 @@ def _beside(name: str, folder: Path) -> Iterator[Path]:
         return
     found = [place for place in places_of(name, folder) if place.parent == folder and place.is_file()]
     found += _below(folder / name)
-    if found and not _is_installed(name):
+    if found and not _is_elsewhere(name, folder):
         yield from found
 
 
@@ -152,7 +152,13 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from (Path(here, file) for file in files if file.endswith(suffixes))
 
 
-def _is_installed(name: str) -> bool:
-    """Whether Python finds a module of that name elsewhere, before it looks beside an op file."""
+def _is_elsewhere(name: str, folder: Path) -> bool:
+    """Whether Python finds a module of that name elsewhere, before it looks beside an op file, in a folder.
+
+    `python -m` has that folder on its path where it is the working directory, and the processes that it starts do not:
+    what they trust has to be the same.
+    """
     found = PathFinder.find_spec(name, path_without_added())
-    return found is not None and found.origin is not None
+    if found is None or found.origin is None:
+        return False
+    return os.path.realpath(found.origin) not in map(os.path.realpath, places_of(name, folder))

@@ -211,12 +211,13 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        """Raises StoreError where the record is missing, incomplete or damaged."""
+        """Raises StoreError where the record is missing, incomplete or damaged, or its log is a link."""
         try:
             state = fold([*LineReader(folder / LOG, only=STATE_LINE).read(), *_older_lines(folder)], folder.name)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise damaged(folder, LOG) from error
         if state is None:
+            refuse_links([folder / LOG])
             raise StoreError(f"{folder}: the record of this run is incomplete (it has no {LOG})")
         return cls(folder, state)
 
@@ -536,6 +537,11 @@ def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Recor
         record = load_begun(folder)
         if record is not None and pipeline in (None, record.state.pipeline):
             yield record
+
+
+def linked_logs(records: Path) -> list[Path]:
+    """The logs of runs that are links, which are not followed: their runs cannot be read."""
+    return sorted(log for log in records.glob(f"*/{LOG}") if log.is_symlink())
 
 
 def newest_that_ran(records: Path) -> Iterator[Record]:

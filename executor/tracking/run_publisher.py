@@ -20,7 +20,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from dsl.errors import StageError, StoreError
+from dsl.errors import NotTrusted, StageError, StoreError
 from dsl.finding import for_run
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
@@ -30,7 +30,7 @@ from dsl.tables import TABLE_NAMES
 from executor.records.duration import run_seconds
 from executor.records.events import Accepted, EventReader
 from executor.records.metric_points import NodeEvents
-from executor.records.record_trust import require_own_store
+from executor.records.record_trust import HOW, require_own_store
 from executor.records.run_record import NodeState, Record, load_begun
 from executor.results.metric_order import is_judged
 from executor.results.node_params import params
@@ -327,6 +327,10 @@ class RunPublisher:
             self._try()
         except StoreError as error:
             return f"MLflow lacks a part of the run: {error}; then send it with `dflow sync {self._folder.name}`"
+        except NotTrusted as error:
+            why = str(error).removesuffix(f"; {HOW}")
+            how = f"read it, then send it with `dflow sync {self._folder.name} --trust`"
+            return f"MLflow lacks a part of the run: {why}; {how}"
         except UNREACHABLE as error:
             self._held = None
             if "file is not a database" in str(error):

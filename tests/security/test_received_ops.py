@@ -11,6 +11,8 @@ import pytest
 from toy_ops import ONE_NODE, PROJECT, Toy
 
 from executor.records.record_trust import Acting, untrusted_op_files
+from executor.system.trust import trust_store
+from executor.tracking.sync_state import send_rest
 
 LOOKING = (
     ["status"],
@@ -164,6 +166,35 @@ def test_the_modules_beside_an_op_file_belong_to_it(source, beside, tmp_path):
     Acting(tmp_path / "runs", b"{}", [file], None).trust()
     (tmp_path / "unrelated.py").write_text("import os")
     assert untrusted_op_files([file]) == []
+
+
+def test_the_code_of_an_op_file_is_the_same_whether_its_folder_is_on_the_path(tmp_path, monkeypatch):
+    """`python -m` puts the working directory there, and the processes that it starts are without it."""
+    file, module = tmp_path / "own_ops.py", tmp_path / "near.py"
+    file.write_text("import near\n")
+    module.write_text("")
+    for trusting, asking in (([str(tmp_path)], []), ([], [str(tmp_path)])):
+        module.write_text(f"{module.read_text()}import os\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [*trusting, *sys.path])
+            assert untrusted_op_files([file]) == [file]
+            Acting(tmp_path / "runs", b"{}", [file], None).trust()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [*asking, *sys.path])
+            assert untrusted_op_files([file]) == []
+
+
+def test_sending_a_record_that_is_not_trusted_says_so_and_does_not_break(received, tmp_path):
+    """As the process beside a run does it, whose user has asked for nothing."""
+    [record] = received.store.glob("records/*")
+    for trusted in (False, True):
+        if trusted:  # the store, not its code
+            trust_store(received.store)
+        warning, counts = send_rest(received.store, record)
+        what = f"{received.folder / 'toy.py'} is not imported: it is {UNKNOWN}" if trusted else str(received.store)
+        assert warning is not None and warning.startswith("MLflow lacks a part of the run: ") and what in warning
+        assert warning.endswith(f"; read it, then send it with `dflow sync {record.name} --trust`")
+        assert not any(counts.values()) and not (tmp_path / "ran").exists()
 
 
 def test_what_a_command_trusts_holds_for_its_children_where_nothing_can_be_remembered(tmp_path, monkeypatch):

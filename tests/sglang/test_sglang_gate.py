@@ -210,7 +210,7 @@ def no_bias(patch):
 
 ERRORS = {
     layers_one_higher: ("text_case", r"states for layer 0 that differ by .* and are those of layer 1; .* of layer 2; "),
-    another_mask_token: ("text_case", r"mask_token_id is \d+\n  SGLang: reads 9\n"),
+    another_mask_token: ("text_case", r"mask_token_id is \d+\n    SGLang: reads 9\n"),
     another_theta: ("text_case", r"forward pass in float32 \(1 layers, block 6, context \d+\) differs by"),
     features_of_the_token_before: ("text_case", "states for layer 0 that .* match no layer's answer"),
     moved_by_the_mrope_delta: ("vision_case", r"the draft gets position \d+ for token 0 of the prompt"),
@@ -226,7 +226,9 @@ def departs_in_accepted_lengths_only(case, sound, result, text):
     print(f"{departed} prompts depart; {sum(map(len, served))} steps, {sum(one.steps for one in expected)} expected")
     assert departed > 0 == result.ties
     assert 1 > result.details["equal_steps"]
-    assert f"{departed} of {len(case.prompts)} prompts are accepted differently than in evaluate:\n    sample " in text
+    assert (
+        f"{departed} of {len(case.prompts)} prompts are accepted differently than in evaluate:\n      sample " in text
+    )
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
@@ -243,7 +245,7 @@ def test_a_server_that_gives_the_draft_something_else_is_caught_and_the_cause_na
 
 
 ERRORS_OF_DSPARK = {
-    slot_0_is_not_asked: r"the number of slots of a block is 5\n  SGLang: reads 6\n",
+    slot_0_is_not_asked: r"the number of slots of a block is 5\n    SGLang: reads 6\n",
     context_of_the_token_before: "states for layer 0 that .* match no layer's answer",
     no_bias: "features and positions are correct, so the difference arises after them",
     layers_one_higher: ERRORS[layers_one_higher][1],

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from attrs import frozen
 from fake_stage import FakeStage
 
-from dsl.errors import ConfigError, StopRequested
+from dsl.errors import StopRequested
 from dsl.op import Ref
 from ops.artifacts import BatchPlan, TargetModel, TokenShards
 from ops.train_dflash import hardware
@@ -63,8 +63,6 @@ SCENARIOS = (
     Scenario("two", 3, 2),
     Scenario("shared sequences", 4, 2, sp_degree=2),
     Scenario("one row, three ranks that capture", 4, 1),
-    Scenario("too many", 2, 0),
-    Scenario("no whole groups", 4, 3, sp_degree=2),
 )
 
 
@@ -105,7 +103,7 @@ def run(scenario: Scenario, folder: Path, inputs: dict[str, Any], rank: int) -> 
     error = ""
     try:
         train_dflash(TrainDflash(**references, **VALUES, capture_ranks=scenario.ranks - scenario.trainers), stage)
-    except (StopRequested, ConfigError) as raised:
+    except StopRequested as raised:
         error = f"{type(raised).__name__}: {raised}"
     if grouped:
         dist.barrier()

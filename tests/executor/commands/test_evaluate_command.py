@@ -123,7 +123,7 @@ def test_what_an_evaluation_advises_is_said_in_arguments_of_the_command(tmp_path
     record = new_record(store.records, evaluated(tmp_path, "-s", "eval.temperature=0.5"))
     record.save_all()
     lines = list(map(advice_as_typed, in_short(store, record)))
-    assert "  warn: check_export: not measured: the gate was left out" in lines
+    assert "  warning: check_export: not measured: the gate was left out" in lines
     assert "next: have it checked by the gate: evaluate without the -s that left it out" in lines
 
 
@@ -261,7 +261,7 @@ def test_an_evaluation_that_did_not_finish_ends_with_what_is_open(tmp_path, monk
     record.save_all()
     lines = list(in_short(store, record))
     assert "Is it safe to serve?" in lines
-    assert "  warn: not measured: it has not finished" in lines
+    assert "  warning: not measured: it has not finished" in lines
     assert [line for line in lines if "train_dflash" in line] == []
     assert f"next: finish the run: dflow resume {record.run}" in lines
 

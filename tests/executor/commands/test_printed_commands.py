@@ -27,7 +27,6 @@ SENTENCES = (
     "serve asks it by its host and port",
     "serve refuse others",
     "serve sets itself:",
-    "serve starts SGLang with the algorithm DFLASH and the run's draft",
 )
 
 

@@ -187,7 +187,7 @@ def test_stages_see_their_own_gpus_and_those_without_see_none(tmp_path: Path) ->
 def test_the_ops_that_compute_on_a_device_are_those_that_ask_for_gpus() -> None:
     asking = {name for name, spec in all_ops().items() if spec.gpu}
     folders = {spec.run.partition(":")[0].split(".")[1]: name for name, spec in all_ops().items()}
-    uses = ("stage.device", "ranks.device_of")
+    uses = ("stage.device", "rank_group.device_of")
     computing = {
         name
         for folder, name in folders.items()

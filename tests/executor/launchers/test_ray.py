@@ -53,7 +53,7 @@ def cluster() -> Iterator[SimulatedCluster]:
 
 def actor_of(rank: int) -> psutil.Process:
     """The actor that runs a rank."""
-    return next(each for each in psutil.Process(rank).parents() if each.code().startswith("ray::"))
+    return next(each for each in psutil.Process(rank).parents() if each.name().startswith("ray::"))
 
 
 def all_gone(pids: list[int]) -> float:

@@ -384,7 +384,7 @@ def test_whatever_happened_before_what_kept_runs_had_is_there_after(actions, kee
         here = {digest for each in kept for digest in digests(each.record) if store.has(digest)}
         gc(toy, keep)
         fresh = Store.open(toy.store, write=False)
-        assert check(fresh, here) == []
+        assert check(fresh, here) == {}
         for each in kept:
             assert find_record(fresh.records, each.record.run).state.status == each.record.state.status
             after = planned(toy, each.record)

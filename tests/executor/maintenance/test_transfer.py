@@ -350,7 +350,7 @@ def test_what_was_accepted_is_shared_as_that(toy, shared, capsys):
     other = other_store(toy)
     ops = toy.folder / "toy.py"
     ops.write_text(ops.read_text().replace(".upper())", ".upper() + '')"))
-    assert dflow(toy, "accept", str(toy.file), "b", "--reason", "harmless", "--yes") == 0
+    assert dflow(toy, "accept", str(toy.file), "--reason", "harmless", "--yes") == 0
     assert dflow(toy, "push", str(shared)) == 0
     assert "b: its acceptance was sent too" in capsys.readouterr().out
     assert dflow(other, "pull", str(shared), str(toy.file)) == 0

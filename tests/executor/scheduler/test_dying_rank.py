@@ -6,7 +6,7 @@ import signal
 import pytest
 from toy_ops import Toy
 
-from executor.launchers.failure import cause_of, only_lost_connections
+from executor.launchers.failure import first_failed, only_lost_connections
 from executor.launchers.stage_contract import RankError, RankExit, RankResult
 from executor.launchers.worker import _lost_connection
 
@@ -94,7 +94,7 @@ def runs(tmp_path_factory):
 def test_a_rank_that_dies_ends_the_others_and_is_named(runs, how, expected):
     toy, errors = runs[how]
     node = toy.state()["nodes"]["r"]
-    assert ("failed", expected) == (node["state"], node["error"])
+    assert ("failed", expected) == (node["state"], node["failure"]["what"])
     assert f"r failed: {expected}\n" in errors
     assert "2" == (toy.folder / "died").read_text()
 
@@ -152,7 +152,7 @@ LOST = "Connection closed by peer"
     ],
 )  # fmt: skip
 def test_the_rank_that_failed_first_is_the_cause_and_lost_connections_come_last(results, exits, expected):
-    cause = cause_of(results, [RankExit(*seen) for seen in exits])
+    cause = first_failed(results, [RankExit(*seen) for seen in exits])
     assert expected == (cause and cause.text)
 
 

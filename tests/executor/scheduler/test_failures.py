@@ -125,8 +125,9 @@ def test_the_events_of_a_run_tell_what_the_executor_decided(tmp_path):
     digest = toy.state()["nodes"]["a"]["digest"]
     told = [(event["node"], event["kind"], event["state"]) for event in events(toy) if "state" in event]
     assert told == [
-        ("", "run", "started"), ("a", "state", "running"), ("a", "state", "retry"), ("a", "state", "running"),
-        ("a", "state", "done"), ("b", "state", "running"), ("b", "state", "done"), ("", "run", "done"),
+        ("", "run", "planned"), ("a", "state", "pending"), ("b", "state", "pending"), ("", "run", "started"),
+        ("a", "state", "running"), ("a", "state", "retry"), ("a", "state", "running"), ("a", "state", "done"),
+        ("b", "state", "running"), ("b", "state", "done"), ("", "run", "done"),
     ]  # fmt: skip
     done = next(event for event in events(toy) if event["node"] == "a" and event.get("state") == "done")
     assert done["digest"] == digest
@@ -134,7 +135,8 @@ def test_the_events_of_a_run_tell_what_the_executor_decided(tmp_path):
     toy.dflow("run", str(toy.file), "-s", "b.error=data")
     told = [(event["node"], event["state"], event.get("cache")) for event in events(toy) if "state" in event]
     assert told == [
-        ("", "started", None), ("a", "done", "hit"), ("b", "running", "miss"), ("b", "done", None), ("", "done", None),
+        ("", "planned", None), ("a", "done", "hit"), ("b", "pending", None), ("", "started", None),
+        ("b", "running", "miss"), ("b", "done", "miss"), ("", "done", None),
     ]  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from toy_ops import Toy
 
 from dsl.hooks import hook
+from dsl.json_files import compact, read_lines
 from dsl.read_toml import read_graph
 from executor.records.run_record import Record
 from executor.smoke.estimate import NodeEstimate, Spread
@@ -209,7 +209,8 @@ def test_times_are_told_from_the_run_that_computed_a_node(toy: Toy) -> None:
         {"time": 105.0 + 2 * done, "node": "copy", "attempt": 1, "kind": "progress", "done": done, "total": 10}
         for done in range(11)
     ]
-    record.events_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    others = [line for line in read_lines(record.events_path) if line["kind"] != "progress"]
+    record.events_path.write_bytes(b"".join(map(compact, [*others, *lines])))
     assert ["30 s", "about 34 min"] == table(smoke(toy, "--smoke", "10"))["copy"][:2]
 
 

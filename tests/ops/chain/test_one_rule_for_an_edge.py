@@ -146,7 +146,7 @@ def test_an_answer_in_a_short_context(tmp_path):
 def test_prompts_that_the_target_did_not_answer(tmp_path):
     asked = {"enable_thinking": False}
     inputs = {"samples": samples_of(tmp_path / "samples", asked)}
-    promised = {"samples": SamplesForeseen(answered=Answered(enable_thinking=False, has_target=False))}
+    promised = {"samples": SamplesForeseen(answered=Answered(enable_thinking=False))}
     config = TokenizeChat(samples=Ref("s"), prompts_only=True)
     told = the_same(tmp_path, tokenize_chat, tokenize_unfit, config, inputs, promised)
     assert told.startswith("the answers were generated with false, and this node has null: give")

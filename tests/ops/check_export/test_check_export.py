@@ -161,11 +161,6 @@ def test_the_cards_command_is_what_dflow_serve_runs_with_the_sizes_of_the_traini
         assert images == told[at : at + len(images)]
 
 
-def test_the_plan_counts_requests_and_reserved_blocks_as_the_live_stage_does():
-    source = (ROOT / "ops" / "lib" / "sglang" / "dflash_worker.py").read_text()
-    assert (live.TOGETHER, f"\nRESERVED_BLOCKS = {estimate.RESERVED_BLOCKS}\n" in source) == (estimate.TOGETHER, True)
-
-
 @pytest.mark.parametrize("name", ["draft", "target", "tokens"])
 def test_a_report_of_another_draft_target_or_tokens_is_refused(tmp_path, gate_inputs, name):
     other = gate_inputs | {name: attrs.evolve(gate_inputs[name], digest="0" * 64)}
@@ -290,10 +285,10 @@ def test_a_draft_that_sglang_serves_otherwise_is_not_called_done(tmp_path, gate_
     monkeypatch.setattr(
         live, "check_live", Serving(lambda prompts: served(prompts, shorter=1, mistakes=(wrong,))).check_live
     )
-    with pytest.raises(
-        DataError, match="step 2 accepts 1, evaluate 3\n    SGLang: goes on\n    what to do: look at"
-    ) as error:
+    with pytest.raises(DataError) as error:
         check(tmp_path, gate_inputs)
+    lines = "  sample x: step 2 accepts 1, evaluate 3\n      SGLang: goes on\n    what to do: look at the features\n"
+    assert lines in str(error.value)
     kept = tmp_path / "work" / "served.jsonl"
     assert str(error.value).endswith(f"SGLang's answer to each prompt: {kept}")
     prompts = list(read_jsonl(gate_inputs["report"].path / "prompts.jsonl"))
@@ -385,7 +380,7 @@ def test_a_plan_knows_the_memory_of_the_live_stage_for_every_algorithm(name):
     needed, off = (
         estimate.estimate(CheckExport(**edges, live=live), foreseen(ALGORITHMS[name])) for live in ("auto", "off")
     )
-    assert {"target", "drafts", "pool of keys and values", "prefill"} == needed.memory.keys()
+    assert {"target", "drafts"} == needed.memory.keys()
     assert {} == off.memory
 
 

@@ -6,6 +6,7 @@ import pytest
 from elsewhere_cases import BEYOND_PLAIN, written_draft
 
 from ops.lib.data.files import read_json, write_json
+from ops.lib.drafts.backbone.mistakes import REWRITE
 from ops.lib.drafts.backbone.speculators_contract import speculators_mistakes
 from ops.lib.drafts.backbone.speculators_format import Verifier, to_speculators
 
@@ -39,4 +40,8 @@ def test_fields_of_an_algorithm_are_flat_and_wrong_ones_are_told(tmp_path):
     assert [] == speculators_mistakes(folder, draft.config, "float32", verifier, weights)
     write_json(folder / "config.json", to_speculators(draft.config, "float32", verifier) | {"selector_top_k": 4})
     (mistake,) = speculators_mistakes(folder, draft.config, "float32", verifier, weights)
-    assert "speculators/config.json: selector_top_k must be 8, got 4" == mistake.what
+    effect = "silently computes another draft than the one that was trained: fewer tokens are accepted"
+    assert str(mistake).splitlines() == [
+        "speculators/config.json: selector_top_k must be 8, got 4",
+        f"vLLM: {effect} ({REWRITE})",
+    ]

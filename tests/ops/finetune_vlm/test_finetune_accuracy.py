@@ -74,7 +74,7 @@ def test_the_accuracy_of_the_checkpoint_before_the_training_stands_beside_that_o
     assert len(answers) == read_json(stage.out_dir / "measurements.json")["test_samples"]
     judged = {section.title: section.body for section in report(stage.out_dir) if isinstance(section.body, Finding)}
     assert ("target", "error") == (judged["accuracy"].code, judged["accuracy"].level)
-    assert f"before the training 100.0% of {len(answers)} samples" in judged["accuracy"].text
+    assert f"before the training 100.0% of {len(answers)} samples" in judged["accuracy"].what
     assert [] == train(tmp_path / "random", own, **changes).metric("target/accuracy_before")  # from random weights
 
 

@@ -112,13 +112,68 @@ capture_dtype = "bfloat16"
     ("launch", "message"),
     [
         ({"nproc": 2}, "2 of 2 ranks leave none to train; set nproc of the launch to at least 3"),
-        ({"nproc": 6, "sp_degree": 3}, "2 of 6 ranks leave 4 to train, no multiple of sp_degree = 3"),
+        (
+            {"nproc": 6, "sp_degree": 3},
+            "2 of 6 ranks leave 4 to train, no multiple of sp_degree = 3; set capture_ranks to a multiple of it",
+        ),
         ({"nproc": 6, "sp_degree": 2}, None),
         ({"nproc": 6, "hosts": 2}, "ranks that capture for others need the same machine; leave hosts at 1"),
     ],
 )
 def test_ranks_that_capture_are_checked_against_the_launch(launch, message):
     told = TrainDflash.launch_mistakes({"capture_ranks": 2}, launch)
-    assert (message or "") in told.get("capture_ranks", "")
-    assert set(told) == ({"capture_ranks"} if message else set())
+    assert told == ({"capture_ranks": message} if message else {})
     assert TrainDflash.launch_mistakes({}, launch) == {}
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        ('kind = "ranks", nproc = 2', "2 of 2 ranks leave none to train; "),
+        ('kind = "ranks", nproc = 6, sp_degree = 3', "2 of 6 ranks leave 4 to train, no multiple of sp_degree = 3; "),
+        ('kind = "ranks", nproc = 6, sp_degree = 2', None),
+        ('kind = "ray", nproc = 6, hosts = 2', "ranks that capture for others need the same machine; "),
+    ],
+)
+def test_ranks_that_do_not_suffice_are_refused_before_any_of_them_starts(tmp_path, launch, message):
+    file = tmp_path / "pipeline.toml"
+    file.write_text(f"""
+[pipeline]
+name = "online"
+
+[node.ingest]
+op = "ingest"
+source = "builtin:digits"
+
+[node.inject]
+op = "inject_images"
+samples = "@ingest"
+
+[node.tokenize]
+op = "tokenize_chat"
+samples = "@inject"
+
+[node.target]
+op = "finetune_vlm"
+tokens = "@tokenize"
+
+[node.shard]
+op = "shard_sequence"
+tokens = "@tokenize"
+
+[node.train]
+op = "train_dflash"
+batches = "@shard"
+target = "@target"
+tokens = "@tokenize"
+capture = "online"
+capture_ranks = 2
+launch = {{ {launch} }}
+""")
+    try:
+        read_graph(file)
+        told = {}
+    except PipelineError as error:
+        told = {each.path: each.what for each in error.mistakes}
+    assert ["node.train.capture_ranks"] * bool(message) == list(told), told
+    assert told.get("node.train.capture_ranks", "").startswith(message or "")

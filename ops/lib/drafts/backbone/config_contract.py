@@ -211,7 +211,8 @@ def _draft_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Finding]]:
             name = named.partition("(")[2].rstrip(")") or named  # "dflash2.group (conv_group_size)"
             remedy = REWRITE if name in UNREAD else RETRAIN
             place = full_name(name, config)
-            yield place, config_mistake(place, wrong, _draft_effect(name, config), remedy, OF_MAKER)
+            effect = _draft_effect(name, config)
+            yield place, mistake("config.json", f"{place}: {wrong}", effect, remedy, code=OF_MAKER)
 
 
 def _draft_effect(name: str, config: Mapping[str, Any]) -> str:

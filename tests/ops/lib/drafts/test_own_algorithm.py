@@ -166,7 +166,7 @@ def test_its_code_is_part_of_the_keys_of_what_uses_it(written):
     before = keys()
     for file, line, changed in (
         ("loss", "return Outcome", {"train"}),
-        ("config", 'return {"scale"', {"train"}),  # of its options
+        ("config", 'return {"scale"', {"train", "export", "eval"}),  # its fields, and its table of options
         ("model", "return Proposal", {"train", "eval"}),
     ):
         path = written.parent / "slot_bias" / f"{file}.py"
