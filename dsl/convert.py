@@ -112,10 +112,6 @@ def member_type(expected: Any, container: type) -> Any:
     return str
 
 
-def takes_table(expected: Any) -> bool:
-    return any(typing.get_origin(choice) is dict for choice in _choices(expected))
-
-
 def table_class(expected: Any) -> Any:
     """The attrs class of a type that is one, or one or None; None for any other type."""
     classes = [choice for choice in _choices(expected) if choice is not type(None)]

@@ -12,6 +12,27 @@ from ops.train_dflash.op import TrainDflash
 STORED = {"batches": Ref("shard"), "target": Ref("target"), "features": Ref("capture")}
 
 
+TO_THE_TARGET = """[pipeline]
+name = "online"
+
+[node.ingest]
+op = "ingest"
+source = "builtin:digits"
+
+[node.inject]
+op = "inject_images"
+samples = "@ingest"
+
+[node.tokenize]
+op = "tokenize_chat"
+samples = "@inject"
+
+[node.target]
+op = "finetune_vlm"
+tokens = "@tokenize"
+"""
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -55,26 +76,8 @@ def test_a_plan_is_of_features_or_of_tokens(values, expected):
 def test_a_pipeline_file_shows_every_mistake_of_the_capture_at_its_key(tmp_path):
     file = tmp_path / "pipeline.toml"
     file.write_text(
-        """
-[pipeline]
-name = "online"
-
-[node.ingest]
-op = "ingest"
-source = "builtin:digits"
-
-[node.inject]
-op = "inject_images"
-samples = "@ingest"
-
-[node.tokenize]
-op = "tokenize_chat"
-samples = "@inject"
-
-[node.target]
-op = "finetune_vlm"
-tokens = "@tokenize"
-
+        TO_THE_TARGET
+        + """
 [node.capture]
 op = "capture_targets"
 tokens = "@tokenize"
@@ -137,26 +140,7 @@ def test_ranks_that_capture_are_checked_against_the_launch(launch, message):
 )
 def test_ranks_that_do_not_suffice_are_refused_before_any_of_them_starts(tmp_path, launch, message):
     file = tmp_path / "pipeline.toml"
-    file.write_text(f"""
-[pipeline]
-name = "online"
-
-[node.ingest]
-op = "ingest"
-source = "builtin:digits"
-
-[node.inject]
-op = "inject_images"
-samples = "@ingest"
-
-[node.tokenize]
-op = "tokenize_chat"
-samples = "@inject"
-
-[node.target]
-op = "finetune_vlm"
-tokens = "@tokenize"
-
+    file.write_text(f"""{TO_THE_TARGET}
 [node.shard]
 op = "shard_sequence"
 tokens = "@tokenize"
