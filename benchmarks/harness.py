@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: rounds of sides, ratios, tables, command lines, processes of a side or of a checkout.
+"""Shared by the benchmarks: rounds of sides, ratios, tables, command lines, processes of a side.
 
 A round runs every side once, and the next round starts with the next side, so that other load of the machine affects
 all sides equally. A ratio of two sides is the median of the rounds' ratios, not the ratio of medians. Imports no
@@ -83,20 +83,10 @@ def run_side(side: Side, options: Sequence[str]) -> dict[str, Any]:
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ALLOCATORS)}
     command = [str(side.python), "-m", side.module, *options, *side.options]
-    return json.loads(_output(command, ROOT, {**kept, **ONE_THREAD}).splitlines()[-1])
-
-
-def run_dflow(checkout: Path, *arguments: str, cwd: Path | None = None) -> None:
-    """`dflow ARGUMENTS` by the code of a checkout. Raises RuntimeError with the end of its output if it fails."""
-    command = [sys.executable, "-c", "import sys; from executor.cli import main; sys.exit(main())", *arguments]
-    _output(command, cwd or checkout, {**os.environ, "PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"})
-
-
-def _output(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> str:
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env={**kept, **ONE_THREAD}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {' '.join(command)}\n{(done.stdout + done.stderr)[-3000:]}")
-    return done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def installed_version(package: str) -> str | None:
