@@ -67,7 +67,7 @@ check-slow: .venv/installed .venv-sglang/installed test-sglang-oldest test-vllm
 
 # What is written from the ops: the schema of pipeline files and the reference of their fields.
 generated: .venv/installed
-	$(BIN)/dflow schema > pipelines/dflow.schema.json
+	$(BIN)/dflow ops --schema > pipelines/dflow.schema.json
 	$(BIN)/dflow ops --markdown > docs/reference.md
 
 install: .venv/installed

@@ -32,31 +32,33 @@ COMMANDS = {
     "init": "look at your data, and write a pipeline file for it",
     "run": "run what is stale in a pipeline",
     "resume": "continue a run, or rerun a part of it",
-    "plan": "show what would run, and why",
-    "graph": "draw the nodes of a pipeline and what reads from what",
-    "explain": "say why a node would run, or where its artifact came from",
+    "plan": "show what would run, and why: of all nodes, of one, or as a graph",
     "accept": "keep an artifact valid across a harmless change of its code",
     "diff": "show what differs between two runs",
     "diagnose": "measure the usual causes of a draft's low tau, and name those found",
     "evaluate": "measure tau, speed-up and losslessness of a draft, without a pipeline file",
     "report": "write runs and their differences into one HTML file",
     "status": "show a run",
-    "runs": "list the runs of a store",
+    "runs": "list the runs of a store, and name them",
     "logs": "show the output of a node",
-    "doctor": "check what works on this machine, and what to install for the rest",
-    "ops": "list the ops, or describe one",
-    "schema": "print the JSON schema of pipeline files, for editors",
-    "verify": "find damaged artifacts, and take them out of use",
-    "gc": "remove what no kept run uses; without --delete, only list it",
+    "doctor": "check this machine, or the store's artifacts, or whether both capture backends agree",
+    "ops": "list the ops, describe one, or print the JSON schema of pipeline files",
+    "gc": "remove what no kept run uses, or show disk use; without --delete, nothing goes",
     "rm": "remove a run",
-    "tag": "name a run, which protects what it uses from gc",
-    "du": "show disk use of the store",
     "push": "copy a run's artifacts to a shared directory or bucket",
     "pull": "fetch pushed artifacts",
     "sync": "send to MLflow what it is missing, of one run or of all",
     "ui": "serve the MLflow UI on the store",
     "serve": "serve a run's target with its draft in SGLang or vLLM, and send it one prompt",
-    "compare-backends": "capture a few samples with transformers and with SGLang, and compare",
+}
+MOVED = {
+    "compare-backends": "doctor FILE --backends",
+    "du": "gc --usage",
+    "explain": "plan FILE --why NODE",
+    "graph": "plan FILE --graph",
+    "schema": "ops --schema",
+    "tag": "runs --tag NAME RUN",
+    "verify": "doctor --verify",
 }
 
 
@@ -148,7 +150,7 @@ def _options(given: list[str]) -> argparse.Namespace:
     is_help = not {"-h", "--help"}.isdisjoint(given)
     formatter = argparse.HelpFormatter if is_help else fixed
     parser = _Parser(prog=f"dflow {name}", description=COMMANDS[name], formatter_class=formatter)
-    module = f"executor.commands.{name.replace('-', '_')}"
+    module = f"executor.commands.{name}"
     add_arguments: Callable[[argparse.ArgumentParser], None] = named_function(f"{module}:add_arguments")
     main: Callable[[argparse.Namespace], int] = named_function(f"{module}:main")
     add_arguments(parser)
@@ -164,6 +166,8 @@ def _show_commands(given: list[str]) -> NoReturn:
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, help in COMMANDS.items():
         commands.add_parser(name, help=help)
+    if given and given[0] in MOVED:
+        parser.exit(USAGE, f"dflow: `dflow {given[0]}` is now `dflow {MOVED[given[0]]}`\n")
     if given and not given[0].startswith("-"):
         hint = did_you_mean(given[0], list(COMMANDS)) or "run `dflow` to list them"
         parser.error(f'there is no command "{on_one_line(shortened(given[0]))}" ({hint})')

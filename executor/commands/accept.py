@@ -37,7 +37,7 @@ def main(options: argparse.Namespace) -> int:
     if options.node is not None:
         require_node(graph, options.node)
     if not options.yes and not sys.stdin.isatty():
-        print_lines("dflow: no terminal to ask on; check `dflow explain`, then pass --yes", error=True)
+        print_lines("dflow: no terminal to ask on; check `dflow plan FILE --why NODE`, then pass --yes", error=True)
         return USAGE
     check_store(options, store_of(options))
     store = open_store(options, write=True)

@@ -1,30 +1,45 @@
-"""`dflow doctor`: check what works on this machine, and what to install for the rest."""
+"""`dflow doctor`: check what works on this machine, and what to install for the rest.
+
+--verify checks the store's artifacts instead, and --backends whether both capture backends give the same states.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attrs import evolve
 
-from dsl.errors import ConfigError, PipelineError
+from dsl.errors import ConfigError, PipelineError, StoreError
 from dsl.finding import Finding, Level
 from dsl.launch import OWN_CLUSTER, Machine
 from dsl.read_toml import read_graph, tracking_uri_of
 from dsl.secrets import resolved_text
-from executor.commands.arguments import add_json, add_ray, add_store
+from executor.commands.arguments import (
+    add_json,
+    add_overrides,
+    add_ray,
+    add_store,
+    add_trust,
+    check_store,
+    open_store,
+)
 from executor.doctor.host import host_findings
 from executor.doctor.libraries import loaded_findings, start_probes, version_findings
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
 from executor.launchers.cluster_address import accepts_open, cluster_address, use_cluster
-from executor.store.artifact_store import store_path
-from executor.system.output import FAILED, OK, USAGE, print_json, print_lines
-from executor.system.progress import Activity
+from executor.records.run_record import Record, find_record, newest_records
+from executor.store.artifact_store import Store, store_path
+from executor.store.integrity import artifact_digests, check, set_aside
+from executor.system.disk_space import folder_size
+from executor.system.output import FAILED, OK, USAGE, counted, print_json, print_lines, shown_digest
+from executor.system.progress import Activity, BytesDone
 
 SHOWN: Mapping[Level, str] = {"good": "ok", "error": "missing", "fatal": "missing"}
 PIPELINE = "pipeline"  # the name of a finding of the file
+SAMPLES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,15 +50,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a pipeline, whose mistakes, store and MLflow server are checked",
     )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--verify",
+        nargs="*",
+        metavar="RUN",
+        help="instead find damaged artifacts, and take them out of use: those that these runs use, or all of the store",
+    )
+    instead.add_argument(
+        "--backends",
+        action="store_true",
+        help="instead capture a few samples of FILE with transformers and with SGLang, and compare",
+    )
+    depth = parser.add_mutually_exclusive_group()
+    depth.add_argument(
+        "--full",
+        action="store_true",
+        help="with --verify: read every file, including unchanged files that were verified before",
+    )
+    depth.add_argument("--quick", action="store_true", help="with --verify: check only names and sizes")
+    parser.add_argument("--node", metavar="NODE", help="with --backends: the capture node; default: all of them")
+    parser.add_argument(
+        "--samples", type=int, metavar="N", help=f"with --backends: the number of samples; default: {SAMPLES}"
+    )
+    add_overrides(parser)
     add_json(parser)
     add_store(parser)
+    add_trust(parser)
     add_ray(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where dflow cannot run at all, 2 where the file has mistakes. A library that only some ops need does
-    not change it.
+    """Exit code 1 where dflow cannot run at all, something is damaged, or the backends disagree; 2 where the file has
+    mistakes. A library that only some ops need does not change it.
     """
+    _refuse_unused(options)
+    if options.verify is not None:
+        return _verify(options)
+    if options.backends:
+        return _compare_backends(options)
     use_cluster(options.ray)
     findings = []
     with Activity() as activity:
@@ -69,7 +114,7 @@ def _findings(options: argparse.Namespace, check: Callable[[str], None]) -> Iter
     machine = Machine()
     if options.file is not None:
         try:
-            machine = read_graph(options.file, [], []).machine
+            machine = read_graph(options.file, options.set, []).machine
         except PipelineError as error:
             if not options.file.is_file():
                 raise
@@ -107,3 +152,88 @@ def _mlflow_findings(store: Path, file: Path | None) -> Iterator[Finding]:
 
 def _tracking_uri(file: Path) -> str | None:
     return tracking_uri_of(file) if file.suffix == ".toml" else read_graph(file, [], []).tracking_uri
+
+
+def _refuse_unused(options: argparse.Namespace) -> None:
+    """Raises PipelineError for options that the chosen check does not have."""
+    is_verify, is_comparison = options.verify is not None, options.backends
+    wrong = []
+    if not is_verify and (options.full or options.quick):
+        wrong.append("--full and --quick go with --verify")
+    if not is_comparison and (options.node is not None or options.samples is not None):
+        wrong.append("--node and --samples go with --backends")
+    if is_comparison and options.file is None:
+        wrong.append("--backends compares the capture nodes of a pipeline: give its FILE")
+    if is_verify and options.json:
+        wrong.append("--verify has no --json")
+    if wrong:
+        raise PipelineError(list(map(Finding, wrong)))
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """Find artifacts that were damaged after their commit, and take them out of use."""
+    store = open_store(options)
+    records = [find_record(store.records, run) for run in options.verify]
+    used = (node.digest for record in records for node in record.state.nodes.values())
+    digests = list(dict.fromkeys(filter(None, used))) if records else artifact_digests(store)
+    total = 0 if options.quick else sum(folder_size(store.object_path(digest)) for digest in digests)
+    unread: list[str] = []
+    with BytesDone("verify", total) as done:
+        damages = check(
+            store,
+            digests,
+            read_all=options.full,
+            sizes_only=options.quick,
+            progress=done.advance,
+            on_unread=unread.append,
+        )
+    depth = "by name and size" if options.quick else "by content"
+    if unread:
+        depth += f"; {counted(len(unread), 'file')} not read again, unchanged since you verified them: --full reads all"
+    if not damages:
+        unchanged = "is unchanged" if len(digests) == 1 else "are unchanged"
+        print_lines(f"{counted(len(digests), 'artifact')} {unchanged} ({depth})")
+        return OK
+    _take_out_of_use(store, damages)
+    are = "is" if len(damages) == 1 else "are"
+    print_lines(f"{len(damages)} of {counted(len(digests), 'artifact')} {are} damaged ({depth})", error=True)
+    return FAILED
+
+
+def _take_out_of_use(store: Store, damages: Mapping[str, Sequence[Finding]]) -> None:
+    """Print every damaged file and what rebuilds its artifact, and take the artifacts out of use."""
+    records = list(newest_records(store.records))
+    for digest, found in damages.items():
+        for damage in found:
+            print_lines(str(damage), error=True)
+        print_lines(f"{shown_digest(digest)}: {_rebuilt_by(records, digest)}", error=True)
+    try:
+        set_aside(store, damages)
+    except StoreError as error:
+        print_lines(f"dflow: {error}", error=True)
+
+
+def _rebuilt_by(records: Sequence[Record], digest: str) -> str:
+    """The command that rebuilds an artifact, from the newest run that computed it."""
+    for record in records:
+        for node_id, node in record.state.nodes.items():
+            if node.digest == digest and node_id not in record.state.pinned:
+                return f'node "{node_id}" of {record.state.pipeline}; rebuild it with `dflow resume {record.run}`'
+    return "no run of this store computed it; `dflow pull` may fetch it again"
+
+
+def _compare_backends(options: argparse.Namespace) -> int:
+    """Compare the states that transformers and SGLang give for a few samples of each capture node."""
+    from executor.model_tools.compare_backends import compare
+    from ops.tools.compare_backends.text import comparison_text
+
+    graph = read_graph(options.file, options.set)
+    store = open_store(options)
+    check_store(options, store.path)
+    compared = compare(store, graph, options.node, SAMPLES if options.samples is None else options.samples)
+    if options.json:
+        print_json({"nodes": compared})
+    else:
+        for each in compared:
+            print_lines(comparison_text(each))
+    return OK if all(each["agree"] for each in compared) else FAILED

@@ -1,16 +1,19 @@
-"""`dflow gc`: remove what no kept run uses."""
+"""`dflow gc`: remove what no kept run uses, or show who uses the disk."""
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+from dsl.convert import unstructure
 from dsl.sizes import shown_bytes
 from executor.commands.arguments import add_json, add_store, count, store_of
+from executor.maintenance.disk_use import DiskUse, disk_use
 from executor.maintenance.gc import KEEP, Item, Survey, collect, survey
 from executor.store.artifact_store import Store
-from executor.system.output import OK, print_json, print_lines, shown_digest
+from executor.system.output import OK, counted, print_json, print_lines, shown_digest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,13 +27,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pulled", action="store_true", help="also artifacts that were pulled and not used by any run yet"
     )
-    parser.add_argument("--delete", action="store_true", help="delete; without it, only list what would go")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--delete", action="store_true", help="delete; without it, only list what would go")
+    how.add_argument("--usage", action="store_true", help="instead show disk use by pipeline, run and node")
     add_json(parser)
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     path = store_of(options)
+    if options.usage:
+        use = disk_use(Store.open(path, write=False), options.keep)
+        if options.json:
+            print_json(unstructure(use))
+        else:
+            print_lines(_use_text(use))
+        return OK
     if options.delete:
         found = collect(Store.open(path, write=True), keep=options.keep, pulled=not options.pulled)
     else:
@@ -88,3 +100,31 @@ def _to_json(found: Survey, deleted: bool) -> dict[str, Any]:
         "index_lines": sum(map(len, found.dropped.values())),
         "freed_bytes": found.freed,
     }
+
+
+def _use_text(use: DiskUse) -> str:
+    lines = [
+        f"{use.store}: {shown_bytes(use.total)}",
+        f"artifacts  {shown_bytes(use.artifacts)}, {shown_bytes(use.shared)} of it in several runs, "
+        f"{shown_bytes(use.unused)} in none",
+        f"work       {shown_bytes(use.work)}",
+        f"records    {shown_bytes(use.records)}, {shown_bytes(use.logs)} of it logs",
+        f"mlflow     {shown_bytes(use.mlflow)}",
+        f"smoke      {shown_bytes(use.smoke)}, the store of `dflow run FILE --smoke N`, which may be deleted",
+    ]
+    if use.freed_by_gc is not None:
+        lines.append(f"`dflow gc --delete` would free {shown_bytes(use.freed_by_gc)}")
+    lines += [
+        f"{folder}: damaged, not counted; remove it with `dflow rm {Path(folder).name}`" for folder in use.damaged
+    ]
+    for pipeline in use.pipelines:
+        runs = counted(len(pipeline.runs), "run")
+        lines += ["", f"{pipeline.pipeline}: {shown_bytes(pipeline.bytes)} in {runs}"]
+        for run in pipeline.runs:
+            tags = f" ({', '.join(run.tags)})" if run.tags else ""
+            lines.append(f"  {run.run}{tags}: {shown_bytes(run.bytes)}, {shown_bytes(run.only)} of it in no other run")
+            largest = sorted(run.nodes, key=lambda node: -node.bytes)[:3]
+            lines += [f"    {node.node}: {shown_bytes(node.bytes)}" for node in largest]
+            if len(run.nodes) > len(largest):
+                lines.append(f"    and {len(run.nodes) - len(largest)} smaller")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`dflow ops`: list the ops, describe one, or write the reference of pipeline files in Markdown."""
+"""`dflow ops`: list the ops, describe one, or write the reference or the JSON schema of pipeline files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from dsl.convert import type_name, unstructure
 from dsl.launch import Launch
 from dsl.op import ConfigField, OpSpec, config_fields
 from dsl.op_table import all_ops, load_op
-from dsl.schema import LAUNCH_HELP, TABLE_HELP
+from dsl.read_toml import op_files_of
+from dsl.schema import LAUNCH_HELP, TABLE_HELP, pipeline_schema
 from dsl.tables import CLASSES
 from executor.commands.arguments import add_json
 from executor.system.output import OK, print_json, print_lines
@@ -32,11 +33,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME")
     parser.add_argument("--ops", action="append", default=[], metavar="FILE", help="a file with ops of your own")
     parser.add_argument("--markdown", action="store_true", help="write docs/reference.md, the reference of all ops")
+    parser.add_argument(
+        "--schema",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="write the JSON schema of pipeline files, for editors; FILE: a TOML pipeline whose own ops are included",
+    )
     add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     files = [Path(file).absolute() for file in options.ops]
+    if options.schema is not None:
+        own = op_files_of(Path(options.schema)) if options.schema else ()
+        print_json(pipeline_schema(all_ops([*files, *own])), ascii_only=False)
+        return OK
     specs = [load_op(options.name, files)] if options.name else list(all_ops(files).values())
     if options.markdown:
         print_lines(reference({spec.name: spec for spec in specs}).rstrip("\n"))

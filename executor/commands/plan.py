@@ -1,12 +1,18 @@
-"""`dflow plan`: show what would run, and why."""
+"""`dflow plan`: show what would run and why: of all nodes, of one up to the first cause above it, or as a graph."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsl.edge_checks import Absent
+from dsl.errors import DflowError, PipelineError
+from dsl.finding import Finding
 from dsl.graph import Graph
 from dsl.os_errors import free_bytes
 from dsl.read_toml import read_graph
@@ -23,14 +29,18 @@ from executor.commands.arguments import (
 from executor.launchers.cluster_address import use_cluster
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
-from executor.planning.planner import earlier_rule_note
+from executor.planning.planner import WORDS, Planner, earlier_rule_note
 from executor.planning.preflight import preflight
-from executor.planning.selection import missing_data, require_others, selected
+from executor.planning.selection import missing_data, require_node, require_others, selected
 from executor.planning.session import make_planner
-from executor.system.output import OK, USAGE, print_json, print_lines
+from executor.store.artifact_store import Store
+from executor.system.output import OK, USAGE, print_json, print_lines, write_on
 
 if TYPE_CHECKING:
     from dsl.estimate import Estimate
+
+PICTURES = (".png", ".svg", ".pdf")
+COLOURS = {"cached": "32", "runs": "33", "may be cut off": "36"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,18 +48,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     add_sweeps(parser)
     add_selection(parser)
+    view = parser.add_mutually_exclusive_group()
+    view.add_argument("--why", metavar="NODE", help="why this node would run, or where its artifact came from")
+    view.add_argument("--graph", action="store_true", help="draw the nodes, and what reads from what")
+    view.add_argument("--dot", action="store_true", help="the graph in Graphviz's format")
+    view.add_argument(
+        "--picture", type=Path, metavar="FILE", help=f"write a picture of the graph: {', '.join(PICTURES)}"
+    )
     add_json(parser)
     add_store(parser)
     add_ray(parser)
 
 
 def main(options: argparse.Namespace) -> int:
+    """Exit code 2 where a node that would run lacks something here. A drawing shows what would run in any case."""
     use_cluster(options.ray)
+    if options.picture is not None and options.picture.suffix.lower() not in PICTURES:
+        raise DflowError(f"{options.picture}: the name of a picture must end in {', '.join(PICTURES)}")
     absent: Absent = {}
     graph, only = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
+    if options.why is not None:
+        require_node(graph, options.why)
     store = open_store(options)
-    decisions = make_planner(store, graph, absent=absent).plan()
+    planner = make_planner(store, graph, absent=absent)
+    decisions = planner.plan()
     absent_inputs = missing_data(decisions, absent)
+    if options.why is not None:
+        return _explain(store, planner, options, absent_inputs)
+    if options.graph or options.dot or options.picture is not None:
+        return _draw(graph, {node_id: WORDS[decision.cache] for node_id, decision in decisions.items()}, options)
     free_disk = free_bytes(store.path)
     lacking, estimates = preflight(store, graph, decisions, free_disk)
     missing = list(dict.fromkeys(str(each) for each in [*absent_inputs, *lacking]))
@@ -101,3 +128,54 @@ def _cluster_lines(graph: Graph) -> list[str]:
     from executor.launchers.backends import Backends
 
     return Backends(graph.machine).describe(elsewhere)
+
+
+def _explain(store: Store, planner: Planner, options: argparse.Namespace, absent_inputs: list[Finding]) -> int:
+    """Print the causes of one node. Raises PipelineError where data is gone that a node would have to read."""
+    from executor.explain.explanation import explain, explanation_text
+
+    if absent_inputs:
+        raise PipelineError(absent_inputs)
+    explanations = explain(store, planner, options.why)
+    if options.json:
+        first, *above = [each.to_json() for each in explanations]
+        print_json({**first, "above": above})
+    else:
+        print_lines(explanation_text(explanations))
+    return OK
+
+
+def _draw(graph: Graph, states: Mapping[str, str], options: argparse.Namespace) -> int:
+    """Print or write the graph; states: a word for each node."""
+    from executor.report.graph_text import dot, drawn_graph, levels
+
+    if options.picture is not None:
+        from executor.report.pictures import save_graph  # loads matplotlib
+
+        save_graph(graph, states, options.picture)
+    if options.json:
+        level = levels({node.id: node.parents for node in graph.nodes.values()})
+        nodes = [
+            {
+                "id": node.id,
+                "op": node.op.name,
+                "level": level[node.id],
+                "state": states[node.id],
+                "inputs": {edge: list(ids) for edge, ids in node.inputs.items()},
+            }
+            for node in graph.nodes.values()
+        ]
+        print_json({"pipeline": graph.name, "nodes": nodes})
+    elif options.dot:
+        print_lines(dot(graph, states))
+    elif options.picture is None:
+        write_on(sys.stdout, f"{_coloured(drawn_graph(graph, states))}\n")
+    return OK
+
+
+def _coloured(text: str) -> str:
+    """Colour the states, only on a terminal. States are columns between blanks."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    state = re.compile(rf"(?<=  )(?:{'|'.join(COLOURS)})(?=  |$)", re.MULTILINE)
+    return state.sub(lambda found: f"\x1b[{COLOURS[found[0]]}m{found[0]}\x1b[0m", text)

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from executor.commands.arguments import add_store, open_store
-from executor.maintenance.remove_run import remove_run, require_untagged
+from executor.maintenance.gc import remove_run, require_untagged
 from executor.records.run_record import find_folder
 from executor.system.output import FAILED, OK, print_lines
 

@@ -1,4 +1,4 @@
-"""`dflow runs`: list the runs of a store."""
+"""`dflow runs`: list the runs of a store, and name them, which protects what they use from gc."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import attrs
 
 from executor.commands.arguments import add_json, add_store, count, open_store
 from executor.records.run_list import newer_smoke_run, run_rows, runs_text
-from executor.records.run_record import no_run_text
+from executor.records.run_record import find_folder, no_run_text
+from executor.records.run_tags import add_tag, remove_tag
+from executor.store.artifact_store import Store
+from executor.store.gc_lock import exclusive_gc_lock
 from executor.system.output import OK, counted, print_json, print_lines
 
 SHOWN = 20
@@ -19,12 +22,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", type=count, default=SHOWN, metavar="N", help=f"number of runs, newest first; 0 for all; default: {SHOWN}"
     )
     parser.add_argument("--all", action="store_true", help="also runs in which nothing ran")
+    tags = parser.add_mutually_exclusive_group()
+    tags.add_argument(
+        "--tag",
+        nargs=2,
+        metavar=("NAME", "RUN"),
+        help="name a run, which protects what it uses from gc; a name is accepted wherever a command takes RUN",
+    )
+    tags.add_argument("--untag", metavar="NAME", help="remove a name")
     add_json(parser)
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     store = open_store(options)
+    if options.tag is not None:
+        return _tag(store, *options.tag)
+    if options.untag is not None:
+        return _tag(store, options.untag, options.untag, remove=True)
     rows, left_out = run_rows(store.records, options.n or None, repeated=options.all)
     if options.json:
         print_json({"runs": list(map(attrs.asdict, rows))})
@@ -36,4 +51,14 @@ def main(options: argparse.Namespace) -> int:
             print_lines(f"{counted(left_out, 'run')} in which nothing ran left out; --all shows all")
         if line := newer_smoke_run(store, "runs"):
             print_lines(line)
+    return OK
+
+
+def _tag(store: Store, name: str, run: str, *, remove: bool = False) -> int:
+    """Name a run, or remove the name. A store without that run is not made."""
+    find_folder(store.records, run)
+    with exclusive_gc_lock(Store.open(store.path, write=True).path):  # no two commands give one name to two runs
+        folder = find_folder(store.records, run)
+        (remove_tag if remove else add_tag)(folder, name)
+    print_lines(f'run {folder.name} {"no longer has" if remove else "has"} the tag "{name}"')
     return OK

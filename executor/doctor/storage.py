@@ -41,7 +41,7 @@ def storage_findings(path: Path) -> Iterator[Finding]:
     damages = check(store, artifact_digests(store), sizes_only=True)
     if damages:
         message = f"{len(damages)} are damaged, such as {next(iter(damages.values()))[0]}"
-        remedy = "`dflow verify` takes them out of use and shows what rebuilds them"
+        remedy = "`dflow doctor --verify` takes them out of use and shows what rebuilds them"
         yield Finding(message, advice=remedy, level="warning", code="artifacts")
 
 

@@ -1,4 +1,4 @@
-"""What differs between two nodes: one model for the plan's reasons, `dflow explain`, `dflow diff` and the report."""
+"""What differs between two nodes: one model for the plan's reasons, `dflow plan --why`, `dflow diff` and the report."""
 
 from __future__ import annotations
 

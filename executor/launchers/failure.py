@@ -37,8 +37,8 @@ KINDS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
         "disk full",
         (DISK_FULL, "SIGBUS"),
-        "the disk is full: free space there (`dflow du` shows disk use of the store, `dflow gc` removes what nothing "
-        "uses); finished work is kept",
+        "the disk is full: free space there (`dflow gc --usage` shows disk use of the store, `dflow gc` removes what "
+        "nothing uses); finished work is kept",
     ),
     (
         "killed",

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from executor.maintenance.gc import survey
-from executor.maintenance.retention import all_records
+from executor.maintenance.gc import all_records, survey
 from executor.records.run_record import Record
 from executor.records.run_tags import tags_of
 from executor.store.artifact_store import SMOKE, Store
@@ -49,8 +48,10 @@ class PipelineUse:
 
 @frozen(kw_only=True)
 class DiskUse:
-    """The output of `dflow du --json`. shared, unused: of the artifacts, those of several runs and of none; damaged:
-    records that cannot be read and are not counted; with one, what gc would free is not known.
+    """The output of `dflow gc --usage --json`, in bytes.
+
+    shared, unused: of the artifacts, those of several runs and of none; damaged: records that cannot be read and are
+    not counted; with one, what gc would free is not known.
     """
 
     store: str

@@ -24,9 +24,8 @@ from dsl.finding import Finding
 from dsl.json_files import parse_json, parsed_object
 from dsl.os_errors import clear_errors
 from dsl.pipeline import Copy, selected_by
-from executor.maintenance.remote import Remote
-from executor.maintenance.remote_records import NotAsExpected, pulled_manifest
-from executor.maintenance.retention import ACCEPTED, read_index
+from executor.maintenance.gc import ACCEPTED, read_index
+from executor.maintenance.remote import NotAsExpected, Remote, pulled_manifest
 from executor.planning.code_trust import TRUST, code_in
 from executor.planning.planner import Planner
 from executor.records.graph_file import recorded_nodes
@@ -115,7 +114,7 @@ def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bo
     if damages:
         raise StoreError(
             f'the artifact of node "{wanted.node}" is damaged, so it is not sent: {damages[wanted.digest][0]}; '
-            "see `dflow verify`"
+            "see `dflow doctor --verify`"
         )
     folder = store.object_path(wanted.digest)
     sent_sizes = remote.sizes(wanted.digest)

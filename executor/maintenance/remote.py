@@ -10,13 +10,15 @@ lead to private files. The only module that imports fsspec.
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import fsspec
@@ -25,14 +27,16 @@ from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
-from dsl.errors import StoreError
-from dsl.json_files import parse_json, parsed_object
+from dsl.convert import structure
+from dsl.errors import StoreError, StructureError
+from dsl.json_files import known_fields, parse_json, parsed_object
 from dsl.secrets import redact
-from executor.maintenance.remote_records import NotAsExpected, index_line
+from dsl.shown import shown_value
 from executor.store.artifact_store import FORMAT
 from executor.store.digests import MANIFEST
 from executor.store.index_line import IndexLine
-from executor.store.names import KEY
+from executor.store.manifest import Manifest
+from executor.store.names import DIGEST, KEY, RUN
 from executor.system.output import shown_digest
 
 # Errors of the libraries below fsspec that are no OSError: no credentials, no such host, access denied.
@@ -49,6 +53,8 @@ WHOLE_PUTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "memory"}
 # A server may send more than it was asked for, so these are read as streams.
 HTTP = frozenset({"http", "https"})
 MOST_BYTES = 32 << 20  # of a file that is read whole, and of all index lines of a key: dflow writes none so large
+NAME_BYTES = 255
+T = TypeVar("T")
 
 
 class Remote:
@@ -232,3 +238,79 @@ def _shown(url: str) -> str:
         return url
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+class NotAsExpected(StoreError):
+    """Data at a remote that no store of dflow writes."""
+
+
+def index_line(line: Mapping[str, Any]) -> IndexLine:
+    """The line of an index. Raises NotAsExpected."""
+    made = _structured(lambda: structure(IndexLine, known_fields(IndexLine, line)))
+    _require_names(made)
+    if not math.isfinite(made.time):
+        raise NotAsExpected(f"time: expected seconds, got {made.time}")
+    return made
+
+
+def pulled_manifest(data: bytes, op: str | None) -> Manifest:
+    """The manifest in a file's bytes; op: that of the node, None where it is not known. Raises NotAsExpected."""
+    try:
+        values = parse_json(data)
+    except ValueError:
+        raise NotAsExpected("it is not JSON") from None
+    manifest = _structured(lambda: Manifest.checked(values))
+    _require_names(manifest)
+    _require("key", manifest.key, DIGEST)
+    if not manifest.files:
+        raise NotAsExpected("files: must not be empty")
+    if op is not None and manifest.op != op:
+        raise NotAsExpected(f'its op is "{manifest.op}", but the node uses "{op}"')
+    for name, entry in manifest.files.items():
+        wrong = _wrong_with_name(name)
+        if wrong:
+            raise NotAsExpected(f"the file name {name!r} {wrong}")
+        _require(f"{name}: sha256", entry.sha256, DIGEST)
+        if entry.size < 0:
+            raise NotAsExpected(f"{name}: size: expected 0 or more, got {entry.size}")
+    clash = next(_folders_that_are_files(manifest.files), None)
+    if clash is not None:
+        raise NotAsExpected(f"{clash} is both a file and a folder")
+    return manifest
+
+
+def _structured(make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except StructureError as error:
+        raise NotAsExpected("; ".join(map(str, error.mistakes[:3]))) from None
+
+
+def _require_names(record: IndexLine | Manifest) -> None:
+    _require("digest", record.digest, DIGEST)
+    _require("run", record.run, RUN)
+
+
+def _require(name: str, value: str, pattern: re.Pattern[str]) -> None:
+    if not pattern.fullmatch(value):
+        raise NotAsExpected(f"{name}: {shown_value(value)} does not match {pattern.pattern}")
+
+
+def _wrong_with_name(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or not name or any(part in ("", ".", "..") for part in name.split("/")):
+        return "points outside the artifact, or is empty"
+    if name == MANIFEST:
+        return "is reserved for the store"
+    try:
+        is_long = any(len(part.encode()) > NAME_BYTES for part in path.parts)
+    except UnicodeEncodeError:
+        return "is not valid UTF-8"
+    if is_long or "\0" in name:
+        return "is not a valid file name"
+    return ""
+
+
+def _folders_that_are_files(files: Mapping[str, Any]) -> Iterator[str]:
+    for name in files:
+        yield from (str(folder) for folder in PurePosixPath(name).parents if str(folder) in files)

@@ -1,4 +1,4 @@
-"""`dflow compare-backends`: whether both capture backends give the same states; worth knowing before training."""
+"""`dflow doctor --backends`: whether both capture backends give the same states; worth knowing before training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compare(store: Store, graph: Graph, node_id: str | None, samples: int) -> li
         raise PipelineError([Finding(f"--samples {samples}: must be 1 or more")])
     from ops.lib.sglang.version import require_sglang  # here: the command checks first whose `ops` this is
 
-    require_sglang("dflow compare-backends")
+    require_sglang("doctor --backends")
     nodes = _capture_nodes(graph, node_id)
     decisions = make_planner(store, graph).plan()
     made = {name: decision.digest for name, decision in decisions.items() if decision.cache == "hit"}

@@ -39,9 +39,7 @@ def add_tag(folder: Path, name: str) -> None:
         raise StoreError(f'"{name}" cannot be a tag: a letter first, then letters, digits and . _ + -')
     holder = tagged_folder(folder.parent, name)
     if holder is not None and holder != folder:
-        raise StoreError(
-            f'run {holder.name} has the tag "{name}"; remove it first: dflow tag {holder.name} {name} --remove'
-        )
+        raise StoreError(f'run {holder.name} has the tag "{name}"; remove it first: dflow runs --untag {name}')
     refuse_links(links_in(folder))
     alike = [other.name for other in folder.parent.iterdir() if other.name.endswith(name)]
     if alike:

@@ -150,7 +150,7 @@ def _answer(request: Request, view: Path) -> dict[str, Any]:
         if show is None:
             return {"sections": []}
         if link := next((link for part in request.parts for link in links_in(part.folder)), None):
-            return {"failed": f"its artifact holds a link, {link.name}; see `dflow verify`"}
+            return {"failed": f"its artifact holds a link, {link.name}; see `dflow doctor --verify`"}
         views = [view.with_name(f"{view.name}-{place}") for place in range(len(request.parts))]
         folders = [with_own_files(part.own, part.folder, own) for part, own in zip(request.parts, views, strict=True)]
         folder = folders[0]

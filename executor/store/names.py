@@ -7,7 +7,7 @@ index/<key>                     what a key gave
 work/<key>                      work in progress, see lease.py
 work/<key>.<id>                 work whose input data changed, see scheduler/attempt.py
 work/.<key>.<id>                either of these two while it is being removed
-work/.<run id>                  the record of a run that is being removed, see maintenance/remove_run.py
+work/.<run id>                  the record of a run that is being removed, see maintenance/gc.py
 records/<run id>                a run
 """
 

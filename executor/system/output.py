@@ -30,36 +30,8 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 ENDS_OF_LINES = re.compile("[\n\u2028\u2029]")  # those that CONTROL leaves
 # The commands that work on a store.
 ON_A_STORE = (
-    *(
-        "accept",
-        "compare-backends",
-        "diagnose",
-        "diff",
-        "doctor",
-        "du",
-        "evaluate",
-        "explain",
-        "gc",
-        "graph",
-        "init",
-        "logs",
-    ),
-    *(
-        "plan",
-        "pull",
-        "push",
-        "report",
-        "resume",
-        "rm",
-        "run",
-        "runs",
-        "serve",
-        "status",
-        "sync",
-        "tag",
-        "ui",
-        "verify",
-    ),
+    *("accept", "diagnose", "diff", "doctor", "evaluate", "gc", "init", "logs", "plan", "pull", "push", "report"),
+    *("resume", "rm", "run", "runs", "serve", "status", "sync", "ui"),
 )
 COMMAND = re.compile(
     rf"\bdflow ({'|'.join(sorted(ON_A_STORE, reverse=True))})(?![\w-])"

@@ -34,19 +34,19 @@ TRACEBACK = b"Traceback (most recent call last)"  # also of a process that a com
 HIDDEN = (SECRET.encode(), base64.b64encode(b"\x89PNG\r\n\x1a\n" + SECRET.encode()), base64.b64encode(SECRET.encode()))
 COMMANDS = [
     "runs", "runs --json", "status", "status --json", "status --paths", "status RUN", "status FAILED --json",
-    "report -o PAGE", "report RUN RUN2 -o PAGE", "report FAILED -o PAGE", "verify", "verify --quick",
-    "verify --full RUN", "gc", "gc --json --keep 0", "gc --delete --keep 0", "gc --delete --keep 1 --pulled", "du",
-    "du --json", "diff", "diff RUN RUN2 --json", "explain FILE c", "explain FILE d --json", "logs RUN a",
-    "logs RUN2 c -n 2", "logs FAILED d", "tag RUN kept", "tag best2 --remove", "tag RUN2 best --remove",
+    "report -o PAGE", "report RUN RUN2 -o PAGE", "report FAILED -o PAGE", "doctor --verify", "doctor --verify --quick",
+    "doctor --full --verify RUN", "gc", "gc --json --keep 0", "gc --delete --keep 0", "gc --delete --keep 1 --pulled",
+    "gc --usage", "gc --usage --json", "diff", "diff RUN RUN2 --json", "plan FILE --why c", "plan FILE --why d --json",
+    "logs RUN a", "logs RUN2 c -n 2", "logs FAILED d", "runs --tag kept RUN", "runs --untag best2", "runs --untag best",
     "rm RUN --yes", "rm FAILED --yes", "push REMOTE RUN", "push REMOTE", "pull REMOTE FILE",
     "pull REMOTE FILE --store OTHER", "pull REMOTE FILE --store OTHER", "pull STORE FILE --store OTHER",
-    "pull REMOTE RUN", "plan FILE", "plan FILE --json", "graph FILE", "accept FILE c --reason x --yes",
+    "pull REMOTE RUN", "plan FILE", "plan FILE --json", "plan FILE --graph", "accept FILE c --reason x --yes",
     "resume UNTRACKED", "resume RUN UNTRACKED", "resume FAILED UNTRACKED", "resume RECEIVED",
     "resume RECEIVED --from a", "run FILE UNTRACKED", "run FILE --to b -s a.text=fresh UNTRACKED", "sync", "sync RUN",
     "sync RECEIVED", "serve RUN", "serve RECEIVED --check", "diagnose RUN", "diagnose RECEIVED",
 ]  # fmt: skip
 EXIT_CODES = {
-    "explain FILE c": 0, "accept FILE c --reason x --yes": 0, "resume RECEIVED": 2, "resume RECEIVED --from a": 2,
+    "plan FILE --why c": 0, "accept FILE c --reason x --yes": 0, "resume RECEIVED": 2, "resume RECEIVED --from a": 2,
     "sync RECEIVED": 2, "serve RECEIVED --check": 2, "diagnose RECEIVED": 2, "resume FAILED UNTRACKED": 0,
     "run FILE --to b -s a.text=fresh UNTRACKED": 0, "run FILE UNTRACKED": 0,
 }  # fmt: skip

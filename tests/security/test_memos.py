@@ -37,7 +37,7 @@ def test_a_store_that_says_of_its_files_that_they_were_read_is_not_believed(tmp_
     file.write_text("jello")
     line = {"digest": digest, "name": "text.txt", **attrs.asdict(Stamp.of(file))}
     (toy.store / VERIFIED).write_text(json.dumps(line) + "\n")
-    verified = toy.dflow("verify")
+    verified = toy.dflow("doctor", "--verify")
     assert (1, True) == (verified.returncode, f"{digest[:12]}: text.txt" in verified.stderr)
 
 
@@ -45,7 +45,7 @@ def test_verify_says_how_many_files_it_did_not_read_again(tmp_path, home):
     toy = Toy(tmp_path, ONE_NODE)
     assert 0 == toy.dflow("run", str(toy.file)).returncode
     time.sleep(SETTLED_S)
-    first, second, full = (toy.dflow("verify", *options).stdout for options in ((), (), ("--full",)))
+    first, second, full = (toy.dflow("doctor", "--verify", *options).stdout for options in ((), (), ("--full",)))
     assert "1 artifact is unchanged (by content)\n" == first == full
     assert re.fullmatch(
         r"1 artifact is unchanged \(by content; \d files? not read again, .*: --full reads all\)\n", second

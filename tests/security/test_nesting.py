@@ -29,8 +29,8 @@ def commands(toy):
         ["status", record],
         ["report", record],
         ["gc"],
-        ["verify"],
-        ["tag", record, "kept"],
+        ["doctor", "--verify"],
+        ["runs", "--tag", "kept", record],
     ):
         yield [*command, *store]
 

@@ -20,8 +20,8 @@ LOOKING = (
     ["runs"],
     ["diff"],
     ["logs", "a"],
-    ["verify"],
-    ["du"],
+    ["doctor", "--verify"],
+    ["gc", "--usage"],
     ["gc"],
     ["push", "remote"],
 )
@@ -111,7 +111,7 @@ def test_no_code_comes_from_inside_a_store(received, tmp_path):
     (received.store / "pipeline.py").write_text(inside.read_text())
     refused = f"lies inside the store {received.store}, from which no code is"
     for file in (str(received.file), "runs/pipeline.py"):
-        for command in (["run", file], ["plan", file], ["graph", file], ["explain", file, "a"]):
+        for command in (["run", file], ["plan", file], ["plan", file, "--graph"], ["plan", file, "--why", "a"]):
             result = received.dflow(*command)
             assert result.returncode == 2 and refused in result.stderr, command
     [record] = received.store.glob("records/*")

@@ -1,4 +1,4 @@
-"""`dflow compare-backends` over a real store: agreement, and disagreements made on purpose."""
+"""`dflow doctor --backends` over a real store: agreement, and disagreements made on purpose."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Project:
         return self.folder / "store"
 
     def compare_backends(self, *arguments: str) -> int:
-        return main(["compare-backends", str(self.file), "--store", str(self.store), *arguments])
+        return main(["doctor", str(self.file), "--backends", "--store", str(self.store), *arguments])
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,7 @@ class Home:
             received,
         ]
         assert dflow(self.toy, "push", str(self.remote), self.runs[0].run) == 0
-        assert dflow(self.toy, "tag", self.runs[1].run, "best") == 0
+        assert dflow(self.toy, "runs", "--tag", "best", self.runs[1].run) == 0
         joining.write_text(OWN_JOIN.replace("return between.join(texts)", "return str(between).join(texts)"))
         trust_op_files([ops])
 

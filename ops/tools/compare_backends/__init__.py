@@ -1,1 +1,1 @@
-"""`dflow compare-backends`: whether transformers and SGLang give the same hidden states."""
+"""`dflow doctor --backends`: whether transformers and SGLang give the same hidden states."""

@@ -1,4 +1,4 @@
-"""Output of `dflow compare-backends` for a capture node."""
+"""Output of `dflow doctor --backends` for a capture node."""
 
 from __future__ import annotations
 

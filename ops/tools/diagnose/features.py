@@ -25,7 +25,7 @@ SPLIT = "train"
 SAMPLES = 4
 ADVICE = (
     "capture again with this target and train on that; if they still differ, the capture and the engine compute "
-    "differently: `dflow compare-backends` shows where"
+    "differently: `dflow doctor --backends` shows where"
 )
 
 

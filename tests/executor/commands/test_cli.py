@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from argparse import ArgumentParser
+from importlib import import_module
 from io import StringIO
 
 import pytest
@@ -126,10 +128,10 @@ def test_a_plan_writes_nothing(tmp_path):
 
 
 def test_explain_says_why_a_node_would_run(toy):
-    result = toy.dflow("explain", str(toy.file), "c", "-s", "c.weight=2.0")
+    result = toy.dflow("plan", str(toy.file), "--why", "c", "-s", "c.weight=2.0")
     assert result.stdout == "c runs:\n  config changed: c.weight from 1.0 to 2.0\n"
-    assert toy.dflow("explain", str(toy.file), "a").stdout.startswith("a: cached as ")
-    result = toy.dflow("explain", str(toy.file), "e")
+    assert toy.dflow("plan", str(toy.file), "--why", "a").stdout.startswith("a: cached as ")
+    result = toy.dflow("plan", str(toy.file), "--why", "e")
     assert (result.returncode, result.stderr) == (2, 'dflow: there is no node "e" (nodes: a, b, c, d)\n')
 
 
@@ -152,6 +154,32 @@ def test_other_errors_are_shown_without_a_traceback(tmp_path):
         f"dflow: {toy.store}: the store has layout 9, this version of dflow uses layout {FORMAT}; "
         "choose another --store, or use the version of dflow that made it\n",
     )
+
+
+@pytest.mark.parametrize("name", cli.MOVED)
+def test_an_old_name_says_the_new_command(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([name, "pipeline.toml"])
+    said = capsys.readouterr()
+    assert (2, "", f"dflow: `dflow {name}` is now `dflow {cli.MOVED[name]}`\n") == (ended.value.code, *said)
+    command, *arguments = cli.MOVED[name].split()
+    parser = ArgumentParser()
+    import_module(f"executor.commands.{command}").add_arguments(parser)
+    parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--full"], "--full and --quick go with --verify"),
+        (["--node", "c"], "--node and --samples go with --backends"),
+        (["--backends"], "--backends compares the capture nodes of a pipeline: give its FILE"),
+        (["--json", "--verify"], "--verify has no --json"),
+    ],
+)
+def test_doctor_refuses_an_option_of_another_check(arguments, told, capsys):
+    assert cli.main(["doctor", *arguments]) == 2
+    assert f"dflow: {told}\n" == capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`dflow graph` and `dflow schema`, as they are called."""
+"""`dflow plan --graph` and `dflow ops --schema`, as they are called."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def toy(tmp_path: Path) -> Toy:
 
 
 def test_a_graph_is_drawn_with_what_would_run(toy: Toy) -> None:
-    told = toy.dflow("graph", "pipeline.toml", "-s", "a.text=other")
+    told = toy.dflow("plan", "pipeline.toml", "--graph", "-s", "a.text=other")
     assert (0, "") == (told.returncode, told.stderr)
     assert told.stdout.splitlines() == [
         "●    a  make   runs",
@@ -33,7 +33,7 @@ def test_a_graph_is_drawn_with_what_would_run(toy: Toy) -> None:
 
 def test_what_is_in_the_store_is_cached(toy: Toy) -> None:
     assert 0 == toy.dflow("run", "pipeline.toml").returncode
-    told = json.loads(toy.dflow("graph", "pipeline.toml", "-s", "d.between=+", "--json").stdout)
+    told = json.loads(toy.dflow("plan", "pipeline.toml", "--graph", "-s", "d.between=+", "--json").stdout)
     assert [("a", 0, "cached"), ("b", 1, "cached"), ("c", 2, "cached"), ("d", 3, "runs")] == [
         (node["id"], node["level"], node["state"]) for node in told["nodes"]
     ]
@@ -41,7 +41,7 @@ def test_what_is_in_the_store_is_cached(toy: Toy) -> None:
 
 
 def test_graphviz_gets_every_node_and_every_edge_by_its_name(toy: Toy) -> None:
-    lines = toy.dflow("graph", "pipeline.toml", "--dot").stdout.splitlines()
+    lines = toy.dflow("plan", "pipeline.toml", "--dot").stdout.splitlines()
     assert ['digraph "toy" {', "}"] == [lines[0], lines[-1]]
     assert '  "a" [label="a\\nmake\\nruns"];' in lines
     assert 5 == sum(" -> " in line for line in lines)
@@ -50,7 +50,7 @@ def test_graphviz_gets_every_node_and_every_edge_by_its_name(toy: Toy) -> None:
 
 @pytest.mark.parametrize(("name", "start"), [("g.png", b"\x89PNG"), ("g.svg", b"<?xml"), ("G.SVG", b"<?xml")])
 def test_a_picture_is_written(toy: Toy, name: str, start: bytes) -> None:
-    told = toy.dflow("graph", "pipeline.toml", "--picture", name)
+    told = toy.dflow("plan", "pipeline.toml", "--picture", name)
     assert (0, "") == (told.returncode, told.stdout), told.stderr
     assert (toy.folder / name).read_bytes().startswith(start)
 
@@ -65,12 +65,12 @@ def test_a_picture_is_written(toy: Toy, name: str, start: bytes) -> None:
 )
 def test_a_picture_that_cannot_be_written_is_one_line(toy: Toy, name: str, why: str) -> None:
     (toy.folder / "folder.pdf").mkdir()
-    told = toy.dflow("graph", "pipeline.toml", "--picture", name)
+    told = toy.dflow("plan", "pipeline.toml", "--picture", name)
     assert (1, f"dflow: {why}\n") == (told.returncode, told.stderr)
 
 
 def test_a_picture_shows_each_copy_by_its_values_and_who_reads_whom(toy: Toy) -> None:
-    told = toy.dflow("graph", "pipeline.toml", "--picture", "g.svg", "--sweep", 'c.between=["+","-"]')
+    told = toy.dflow("plan", "pipeline.toml", "--picture", "g.svg", "--sweep", 'c.between=["+","-"]')
     assert (0, "") == (told.returncode, told.stdout), told.stderr
     drawing = ElementTree.fromstring((toy.folder / "g.svg").read_text())
     texts = [text.text for text in drawing.iter(f"{SVG}text")]
@@ -78,7 +78,9 @@ def test_a_picture_shows_each_copy_by_its_values_and_who_reads_whom(toy: Toy) ->
     assert (2, 2) == (texts.count('between="+"'), texts.count('between="-"'))
     assert 6 == texts.count("runs")
     arrows = {name for group in drawing.iter(f"{SVG}g") if " -> " in (name := group.get("id", ""))}
-    json_nodes = json.loads(toy.dflow("graph", "pipeline.toml", "--json", "--sweep", 'c.between=["+","-"]').stdout)
+    json_nodes = json.loads(
+        toy.dflow("plan", "pipeline.toml", "--graph", "--json", "--sweep", 'c.between=["+","-"]').stdout
+    )
     read = {f"{up} -> {node['id']}" for node in json_nodes["nodes"] for ids in node["inputs"].values() for up in ids}
     assert read == arrows
 
@@ -86,20 +88,21 @@ def test_a_picture_shows_each_copy_by_its_values_and_who_reads_whom(toy: Toy) ->
 def test_a_picture_of_a_long_chain_is_no_larger_than_can_be_drawn(tmp_path: Path) -> None:
     nodes = [f'[node.n{k}]\nop = "upper"\ntext = "@n{k - 1}"\n' for k in range(1, 1100)]
     toy = Toy(tmp_path, '[pipeline]\nname = "long"\nops = ["toy.py"]\n[node.n0]\nop = "make"\n' + "".join(nodes))
-    told = toy.dflow("graph", "pipeline.toml", "--picture", "g.png")
+    told = toy.dflow("plan", "pipeline.toml", "--picture", "g.png")
     assert (0, "") == (told.returncode, told.stdout), told.stderr
     width, height = struct.unpack(">II", (toy.folder / "g.png").read_bytes()[16:24])
     assert 0 < width < height < 1 << 16
 
 
 def test_a_picture_of_another_kind_is_refused(toy: Toy) -> None:
-    told = toy.dflow("graph", "pipeline.toml", "--picture", "g.gif")
+    told = toy.dflow("plan", "pipeline.toml", "--picture", "g.gif")
     assert (1, "dflow: g.gif: the name of a picture must end in .png, .svg, .pdf\n") == (told.returncode, told.stderr)
 
 
 def test_a_graph_in_text_loads_no_library_that_draws() -> None:
     program = (
-        "import sys, executor.commands.graph as graph; print({'networkx', 'matplotlib', 'torch'} & set(sys.modules))"
+        "import sys, executor.report.graph_text, executor.commands.plan\n"
+        "print({'networkx', 'matplotlib', 'torch'} & set(sys.modules))"
     )
     assert (
         "set()\n" == subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
@@ -107,7 +110,7 @@ def test_a_graph_in_text_loads_no_library_that_draws() -> None:
 
 
 def test_the_schema_holds_the_built_in_ops_and_those_of_a_file(toy: Toy) -> None:
-    program = [sys.executable, "-m", "executor.cli", "schema"]
+    program = [sys.executable, "-m", "executor.cli", "ops", "--schema"]
     for arguments, is_there in (([], False), ([str(toy.file)], True)):
         told = subprocess.run([*program, *arguments], capture_output=True, text=True, check=True)
         definitions = json.loads(told.stdout)["definitions"]

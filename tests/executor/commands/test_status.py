@@ -119,7 +119,7 @@ def test_runs_are_listed_the_newest_first(store, capsys):
         (first.run, "toy", "done", 2, 1, 1),
     ]
     assert (rows[1]["seconds"], rows[1]["tags"]) == (90.0, [])
-    assert dflow(store, capsys, "tag", first.run, "best")
+    assert dflow(store, capsys, "runs", "--tag", "best", first.run)
     shown = dflow(store, capsys, "runs").splitlines()
     assert shown[0].split() == ["run", "pipeline", "status", "started", "took", "nodes", "ran", "cached", "tags"]
     assert shown[2].split()[:3] == [first.run, "toy", "done"]
@@ -195,7 +195,7 @@ def test_a_run_in_which_nothing_ran_is_not_the_latest_and_does_not_fill_the_list
     shown = dflow(store, capsys, "runs", "--all").splitlines()
     assert [line.split()[0] for line in shown[1:]] == [repeated.run, first.run]
     assert dflow(store, capsys, "report").strip() == str(first.folder / "report.html")
-    dflow(store, capsys, "tag", repeated.run, "kept")
+    dflow(store, capsys, "runs", "--tag", "kept", repeated.run)
     renamed = a_done_run(store, "c", results_run=first.run)  # of nodes that no other run has
     shown = dflow(store, capsys, "runs").splitlines()
     assert [line.split()[0] for line in shown[1:]] == [renamed.run, repeated.run, first.run]

@@ -1,4 +1,4 @@
-"""dflow gc, rm, tag and du as a user meets them."""
+"""dflow gc, rm, runs --tag and doctor --verify as a user meets them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ import pytest
 from imitated_runs import artifacts, begin, dflow, ended, run, toy_pipeline
 from toy_ops import PROJECT
 
+from dsl.errors import StoreError
 from executor.cli import main
 from executor.records.run_record import find_record
+from executor.records.run_tags import add_tag
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import shared_gc_lock
 
-CHANGING = [["gc", "--delete"], ["rm", "RUN", "--yes"], ["tag", "RUN", "best"], ["pull", "SHARED", "RUN"]]
-READING = [["gc"], ["du"], ["verify"], ["verify", "--quick"], ["status"], ["push", "SHARED"]]
+CHANGING = [["gc", "--delete"], ["rm", "RUN", "--yes"], ["runs", "--tag", "best", "RUN"], ["pull", "SHARED", "RUN"]]
+READING = [
+    ["gc"],
+    ["gc", "--usage"],
+    ["doctor", "--verify"],
+    ["doctor", "--verify", "--quick"],
+    ["status"],
+    ["push", "SHARED"],
+]
 
 
 @pytest.fixture
@@ -104,11 +113,9 @@ def test_rm_refuses_a_running_and_a_tagged_run(toy, capsys):
     assert dflow(toy, "rm", session.record.run, "--yes") == 1
     assert "is still running; wait for it, or stop it first" in capsys.readouterr().err
     ended(session.record, "stopped")
-    dflow(toy, "tag", session.record.run, "best")
+    dflow(toy, "runs", "--tag", "best", session.record.run)
     assert dflow(toy, "rm", "best", "--yes") == 1
-    assert f"is tagged best; to remove it, first remove the tag: dflow tag {session.record.run} best --remove" in (
-        capsys.readouterr().err
-    )
+    assert "is tagged best; to remove it, first remove the tag: dflow runs --untag best" in capsys.readouterr().err
     assert find_record(toy.store / "records", "best").run == session.record.run
 
 
@@ -121,30 +128,33 @@ def test_rm_removes_a_record_that_cannot_be_read(toy):
 
 def test_a_tag_stands_for_its_run_everywhere(toy, capsys):
     first, second = run(toy), run(toy, "a.text=x")
-    assert dflow(toy, "tag", first.run, "bestes-Modell_ü.1") == 0
+    assert dflow(toy, "runs", "--tag", "bestes-Modell_ü.1", first.run) == 0
     capsys.readouterr()
     assert dflow(toy, "status", "bestes-Modell_ü.1", "--json") == 0
     assert json.loads(capsys.readouterr().out)["run"] == first.run
-    assert dflow(toy, "tag", second.run, "bestes-Modell_ü.1") == 1
+    assert dflow(toy, "runs", "--tag", "bestes-Modell_ü.1", second.run) == 1
     assert f'run {first.run} has the tag "bestes-Modell_ü.1"; remove it first' in capsys.readouterr().err
-    assert dflow(toy, "tag", first.run, "bestes-Modell_ü.1", "--remove") == 0
-    assert dflow(toy, "tag", second.run, "bestes-Modell_ü.1") == 0
+    assert dflow(toy, "runs", "--untag", "bestes-Modell_ü.1") == 0
+    assert dflow(toy, "runs", "--tag", "bestes-Modell_ü.1", second.run) == 0
     assert find_record(toy.store / "records", "bestes-Modell_ü.1").run == second.run
-    assert dflow(toy, "tag", first.run, "nothing", "--remove") == 1
-    assert f'run {first.run} has no tag "nothing"; its tags: none' in capsys.readouterr().err
+    assert dflow(toy, "runs", "--untag", first.run) == 1
+    assert f'run {first.run} has no tag "{first.run}"; its tags: none' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["2026", "", "a b", "a/b", "-x", "../x"])
 def test_a_tag_is_never_taken_for_a_run_or_a_path(toy, capsys, name):
-    run(toy)
-    assert main(["tag", "--store", str(toy.store), "--", find_record(toy.store / "records", None).run, name]) == 1
-    assert "cannot be a tag" in capsys.readouterr().err
+    folder = run(toy).folder
+    with pytest.raises(StoreError, match="cannot be a tag"):
+        add_tag(folder, name)
+    if not name.startswith("-"):
+        assert dflow(toy, "runs", "--tag", name, folder.name) == 1
+        assert "cannot be a tag" in capsys.readouterr().err
 
 
 def test_du_counts_every_artifact_once(toy, capsys):
     shared = run(toy, contents="same")
     other = run(toy, "c.between=x", name="other", contents="changed")
-    assert dflow(toy, "du", "--json") == 0
+    assert dflow(toy, "gc", "--usage", "--json") == 0
     use = json.loads(capsys.readouterr().out)
     sizes = {
         path.name: sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -162,7 +172,7 @@ def test_du_counts_every_artifact_once(toy, capsys):
     assert {node["node"]: node["bytes"] for node in told["nodes"]} == {
         node_id: sizes[node.digest] for node_id, node in shared.state.nodes.items()
     }
-    assert dflow(toy, "du") == 0
+    assert dflow(toy, "gc", "--usage") == 0
     assert f"{use['total']:,} bytes" in capsys.readouterr().out.splitlines()[0]
 
 
@@ -241,10 +251,10 @@ def test_a_store_of_another_user_is_read_and_not_changed(tmp_path, command):
 
 
 def test_a_store_that_is_not_there_is_not_made_by_looking(toy, capsys):
-    assert dflow(toy, "du") == 0
+    assert dflow(toy, "gc", "--usage") == 0
     assert dflow(toy, "gc") == 0
     assert dflow(toy, "rm", "x", "--yes") == 1
-    assert dflow(toy, "tag", "x", "best") == 1
+    assert dflow(toy, "runs", "--tag", "best", "x") == 1
     assert not toy.store.exists()
     assert Store.open(toy.store, write=False).newest("k") is None
 

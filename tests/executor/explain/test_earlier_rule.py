@@ -41,7 +41,7 @@ def test_the_plan_says_why_all_runs_and_what_keeps_it(toy: Toy) -> None:
     text = toy.dflow("plan", str(toy.file)).stdout
     assert 4 == text.count(RULE)
     assert f"`dflow accept {toy.file}` keeps what is finished" in text
-    assert f"a runs:\n  {RULE}\n" in toy.dflow("explain", str(toy.file), "a").stdout
+    assert f"a runs:\n  {RULE}\n" in toy.dflow("plan", str(toy.file), "--why", "a").stdout
 
 
 def test_nothing_of_it_is_taken_without_the_users_word(toy: Toy) -> None:

@@ -1,4 +1,4 @@
-"""`dflow explain` names what changed, and `dflow accept` keeps what a harmless change would redo."""
+"""`dflow plan --why` names what changed, and `dflow accept` keeps what a harmless change would redo."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def edit(toy: Toy, old: str, new: str, name: str = "toy_join.py") -> None:
 
 
 def told(toy: Toy, node: str, *more: str) -> str:
-    result = toy.dflow("explain", str(toy.file), node, *more)
+    result = toy.dflow("plan", str(toy.file), "--why", node, *more)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

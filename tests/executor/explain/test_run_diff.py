@@ -242,7 +242,7 @@ def test_the_files_of_a_list_are_named_and_not_their_places_in_the_key(tmp_path:
         head = '[pipeline]\nname = "files"\nops = ["files.py"]\n\n[node.a]\nop = "joined"\n'
         toy.file.write_text(f"{head}files = {files}\n")
         if runs:
-            plan = toy.dflow("explain", str(toy.file), "a").stdout
+            plan = toy.dflow("plan", str(toy.file), "--why", "a").stdout
             assert "null" not in plan
             assert f"content changed: a.files[0] ({names[len(runs)]}) " in plan
         result = toy.dflow("run", str(toy.file))

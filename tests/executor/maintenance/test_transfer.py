@@ -355,7 +355,7 @@ def test_what_was_accepted_is_shared_as_that(toy, shared, capsys):
     assert "b: its acceptance was sent too" in capsys.readouterr().out
     assert dflow(other, "pull", str(shared), str(toy.file)) == 0
     capsys.readouterr()
-    assert dflow(other, "explain", str(toy.file), "b") == 0
+    assert dflow(other, "plan", str(toy.file), "--why", "b") == 0
     told = capsys.readouterr().out
     assert f"pulled from {shared}" in told
     assert re.search(r"accepted by .*: harmless; computed for key", told)

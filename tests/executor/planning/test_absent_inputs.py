@@ -97,7 +97,7 @@ def test_what_was_made_of_data_that_is_gone_is_taken_from_the_store_and_said_so(
     assert {"a": "hit", "b": "hit", "c": "hit", "d": "hit"} == {row["id"]: row["cache"] for row in plan["nodes"]}
     assert {"a": kept(gone), "b": "", "c": "", "d": ""} == {row["id"]: row["reason"] for row in plan["nodes"]}
     assert [] == plan["unmet"]
-    drawn = json.loads(gone.dflow("graph", str(gone.file), "--json").stdout)
+    drawn = json.loads(gone.dflow("plan", str(gone.file), "--graph", "--json").stdout)
     assert {"a": "cached", "d": "cached"} == {row["id"]: row["state"] for row in drawn["nodes"] if row["id"] in "ad"}
 
 
@@ -161,7 +161,7 @@ def test_samples_whose_rows_and_images_are_gone_are_kept(tmp_path):
 
 
 def test_an_explanation_of_a_node_whose_data_is_gone_says_why_it_is_cached(gone):
-    result = gone.dflow("explain", str(gone.file), "a", "--json")
+    result = gone.dflow("plan", str(gone.file), "--why", "a", "--json")
     assert ("hit", kept(gone)) == tuple(json.loads(result.stdout)[name] for name in ("cache", "reason"))
 
 

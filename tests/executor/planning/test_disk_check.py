@@ -87,8 +87,8 @@ op = "copy"
 text = "@b"
 """
 WHAT_TO_DO = (
-    ": free space there (`dflow du` shows what uses it, `dflow gc` removes what nothing uses), use another store "
-    "(--store), or write less: smaller letters"
+    ": free space there (`dflow gc --usage` shows what uses it, `dflow gc` removes what nothing uses), use another "
+    "store (--store), or write less: smaller letters"
 )
 FREE = re.compile(r"and [\d.,]+ \w+(?= are free)")
 

@@ -106,7 +106,7 @@ def test_a_node_with_copies_selects_all_of_them(toy: Toy) -> None:
 
 def test_a_command_on_a_single_node_names_its_copies(toy: Toy) -> None:
     toy.file.write_text(toy.file.read_text() + "\n[for_each.how]\none.c.between = '1'\ntwo.c.between = '2'\n")
-    result = toy.dflow("explain", str(toy.file), "c")
+    result = toy.dflow("plan", str(toy.file), "--why", "c")
     assert (result.returncode, result.stderr) == (2, 'dflow: there is no node "c" (its copies: c-one, c-two)\n')
     shared = toy.folder / "shared"
     shared.mkdir()

@@ -60,7 +60,7 @@ def test_a_run_takes_what_one_made_whose_record_is_damaged(toy, text):
     taking = execute(begin(toy, "d.steps=3"))
     assert ["a", "b", "c"] == [node_id for node_id, node in taking.state.nodes.items() if node.cache == "hit"]
     assert maker.run == taking.state.nodes["a"].source_run
-    assert dflow(toy, "explain", str(toy.file), "a") == 0
+    assert dflow(toy, "plan", str(toy.file), "--why", "a") == 0
     assert dflow(toy, "report", taking.run) == 0
 
 

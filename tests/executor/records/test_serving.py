@@ -6,8 +6,7 @@ import pytest
 from imitated_runs import run, toy_pipeline
 
 from dsl.errors import StoreError
-from executor.maintenance.gc import collect, survey
-from executor.maintenance.remove_run import remove_run
+from executor.maintenance.gc import collect, remove_run, survey
 from executor.model_tools.serve import ServeOptions, serve_run
 from executor.records.run_record import find_record
 from executor.records.serving_lock import is_served, serving

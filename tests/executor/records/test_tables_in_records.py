@@ -73,7 +73,7 @@ def test_another_neutral_value_is_cached_and_another_value_is_named(
     assert "config changed: train.low.rank from 8 to 16" in shown(
         toy, capsys, "plan", str(toy.file), "-s", "train.low.rank=16"
     )
-    told = shown(toy, capsys, "explain", str(toy.file), "train", "-s", "train.low.rank=16")
+    told = shown(toy, capsys, "plan", str(toy.file), "--why", "train", "-s", "train.low.rank=16")
     assert "config changed: train.low.rank from 8 to 16" in told
 
 

@@ -27,13 +27,13 @@ def toy(tmp_path):
 
 
 WRITING = [
-    "run FILE", "run FILE --smoke 3", "resume", "gc --delete --keep 0", "rm RUN --yes", "tag RUN best", "verify",
-    "pull SHARED FILE", "sync --all", "diagnose RUN",
+    "run FILE", "run FILE --smoke 3", "resume", "gc --delete --keep 0", "rm RUN --yes", "runs --tag best RUN",
+    "doctor --verify", "pull SHARED FILE", "sync --all", "diagnose RUN",
     "accept FILE a --reason why --yes",
 ]  # fmt: skip
 READING = [
-    "status", "plan FILE", "gc --keep 0", "du", "push SHARED RUN", "runs", "logs a", "report RUN",
-    "explain FILE a", "doctor",
+    "status", "plan FILE", "gc --keep 0", "gc --usage", "push SHARED RUN", "runs", "logs a", "report RUN",
+    "plan FILE --why a", "doctor",
 ]  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_the_store_itself_may_be_a_link_and_what_mlflow_writes(toy, canary, tmp_
     (tmp_path / "large disk" / "mlartifacts").symlink_to(canary)
     (tmp_path / "large disk" / "mlflow.db").symlink_to(canary / OTHER)
     before = look(canary)
-    assert 0 == dflow(toy, "verify")
+    assert 0 == dflow(toy, "doctor", "--verify")
     assert 0 == dflow(toy, "rm", kept.run, "--yes")
     assert 0 == dflow(toy, "gc", "--delete", "--keep", "0")
     assert (set(), before) == (artifacts(toy), look(canary))
@@ -146,7 +146,7 @@ def test_links_in_a_store_go_and_what_they_lead_to_stays(toy, canary, tmp_path, 
     (toy.store / "records" / RUN).symlink_to(canary)
     before = look(canary)
     assert [False] * 4 == [Store.open(toy.store, write=False).has(each) for each in (whole, altered, gone, HASH)]
-    assert 1 == dflow(toy, "verify")
+    assert 1 == dflow(toy, "doctor", "--verify")
     said = capsys.readouterr().err
     for damage in (f"{whole[:12]}: its folder is a link", f"{altered[:12]}: sub/text.txt is a link"):
         assert damage in said

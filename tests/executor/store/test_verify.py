@@ -135,7 +135,7 @@ def test_a_store_that_may_only_be_read_is_checked_all_the_same(damaged, monkeypa
     assert kinds(check(store, [digest])) == {digest: [("sub/text.txt", "content")]}
     with pytest.raises(StoreError, match=r"cannot be set aside \(Read-only file system\); runs would still use it"):
         set_aside(store, [digest])
-    assert main(["verify", "--store", str(store.path)]) == 1
+    assert main(["doctor", "--verify", "--store", str(store.path)]) == 1
     assert "runs would still use it" in capsys.readouterr().err
 
 
@@ -143,25 +143,25 @@ def test_verify_names_what_is_damaged_and_what_makes_it_again(toy, capsys, monke
     monkeypatch.chdir(toy.folder)
     record = run(toy)
     store = Store.open(toy.store, write=True)
-    assert main(["verify", "--store", str(toy.store)]) == 0
+    assert main(["doctor", "--verify", "--store", str(toy.store)]) == 0
     assert capsys.readouterr().out == "4 artifacts are unchanged (by content)\n"
     digest = record.state.nodes["b"].digest
     edit(store.object_path(digest) / "sub" / "text.txt", "x")
-    assert main(["verify", "--quick", record.run, "--store", str(toy.store)]) == 1
+    assert main(["doctor", "--quick", "--verify", record.run, "--store", str(toy.store)]) == 1
     assert capsys.readouterr().err.splitlines() == [
         f"{digest[:12]}: sub/text.txt has another size",
         f'{digest[:12]}: node "b" of toy; rebuild it with `dflow resume {record.run}`',
         "1 of 4 artifacts is damaged (by name and size)",
     ]
-    assert main(["verify", "--store", str(toy.store)]) == 0
+    assert main(["doctor", "--verify", "--store", str(toy.store)]) == 0
     assert f"{digest}.damaged" in artifacts(toy)
 
 
 def test_a_store_that_is_a_file_or_is_not_there(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert main(["verify", "--store", str(tmp_path / "file")]) == 1
+    assert main(["doctor", "--verify", "--store", str(tmp_path / "file")]) == 1
     assert "is not a folder" in capsys.readouterr().err
-    assert main(["verify", "--store", str(tmp_path / "nothing")]) == 0
+    assert main(["doctor", "--verify", "--store", str(tmp_path / "nothing")]) == 0
     assert not (tmp_path / "nothing").exists()
 
 

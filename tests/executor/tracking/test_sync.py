@@ -23,7 +23,7 @@ from tracked_toy import fresh_database, tracked_toy
 from dsl.errors import StoreError, shortened
 from dsl.json_files import append_line, read_json, read_lines
 from executor.commands import sync
-from executor.maintenance.retention import kept_runs
+from executor.maintenance.gc import kept_runs
 from executor.records.run_record import Record
 from executor.tracking.mlflow_client import open_client, tracking_uri
 from executor.tracking.sync_state import lacks, send_rest

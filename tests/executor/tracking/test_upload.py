@@ -101,7 +101,10 @@ def test_an_artifact_with_a_link_in_it_is_not_sent(toy: Toy, tmp_path: Path) -> 
     (folder / "large1.bin").unlink()
     (folder / "large1.bin").symlink_to(tmp_path / "secret")
     warning = RunPublisher(toy.store, record).send()
-    assert "MLflow lacks the artifact of c: artifact/large1.bin is missing, or a link: see `dflow verify`" == warning
+    assert (
+        "MLflow lacks the artifact of c: artifact/large1.bin is missing, or a link: see `dflow doctor --verify`"
+        == warning
+    )
     assert ["artifact/text.txt"] == uploaded(toy)
 
 
