@@ -35,8 +35,7 @@ from executor.store.artifact_store import Store, store_path
 from executor.system.server import require_free_port, wait_until_ready
 from ops.lib.sglang.serve_command import Address, DraftOption, launch_command, shell_line
 from ops.lib.sglang.version import installed_version, require_sglang
-from ops.tools.serve.chat import Answer, ask, flush_cache
-from ops.tools.serve.prompts import ChatPrompt
+from ops.tools.serve.chat import Answer, ChatPrompt, ask, flush_cache
 
 WARM_UP = 4  # prompts before each concurrency, at most as many: graphs, caches, autotuning
 ON_A_CPU = [

@@ -7,9 +7,8 @@ import json
 from functools import partial
 
 from executor.commands.arguments import add_json, add_run, add_store, add_trust, check_trust, count, open_store
-from executor.model_tools.computation import Result
-from executor.model_tools.diagnose import diagnose, keep
-from executor.model_tools.draft_run import DEFAULT_RUN, find_draft_run
+from executor.model_tools.measure import Result, diagnose, keep
+from executor.model_tools.served import DEFAULT_RUN, find_draft_run
 from executor.system.output import FAILED, OK, print_lines
 from executor.system.progress import Activity
 from ops.artifacts import Draft

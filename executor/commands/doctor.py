@@ -25,10 +25,8 @@ from executor.commands.arguments import (
     check_store,
     open_store,
 )
-from executor.doctor.host import host_findings
-from executor.doctor.libraries import loaded_findings, start_probes, version_findings
-from executor.doctor.storage import storage_findings
-from executor.doctor.tracking import tracking_findings
+from executor.doctor.machine import host_findings, loaded_findings, start_probes, version_findings
+from executor.doctor.store import storage_findings, tracking_findings
 from executor.launchers.cluster_address import accepts_open, cluster_address, use_cluster
 from executor.records.run_record import Record, find_record, newest_records
 from executor.store.artifact_store import Store, store_path
@@ -224,7 +222,7 @@ def _rebuilt_by(records: Sequence[Record], digest: str) -> str:
 
 def _compare_backends(options: argparse.Namespace) -> int:
     """Compare the states that transformers and SGLang give for a few samples of each capture node."""
-    from executor.model_tools.compare_backends import compare
+    from executor.model_tools.measure import compare
     from ops.tools.compare_backends.text import comparison_text
 
     graph = read_graph(options.file, options.set)

@@ -6,9 +6,9 @@ import argparse
 import signal
 
 from executor.commands.arguments import add_address, add_run, add_store, add_trust, check_trust, open_store, store_of
-from executor.model_tools.draft_run import DEFAULT_RUN, find_draft_run
 from executor.model_tools.engines import ENGINES
 from executor.model_tools.serve import ServeOptions, serve_run
+from executor.model_tools.served import DEFAULT_RUN, find_draft_run
 from executor.system.output import FAILED, OK, print_lines
 from ops.artifacts import CheckedDraft, Draft
 

@@ -1,44 +1,68 @@
-"""The engines that `dflow serve` starts: the command of each, what it refuses, and how it answers."""
+"""The engines that `dflow serve` starts: the command of each, the arguments that it refuses, and how it answers."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from attrs import evolve
 
-from dsl.errors import DataError
+from dsl.errors import ConfigError, DataError
 from executor.model_tools.served import ServedRun
 from ops.lib.drafts.algorithms import plain
 from ops.lib.sglang import serve_command as sglang_command
+from ops.lib.sglang.refusals import REFUSAL
 from ops.lib.sglang.serve_command import Address, Served
 from ops.lib.sglang.version import either, installed_version, require_sglang
 from ops.lib.vllm import serve_command as vllm_command
 from ops.lib.vllm.serve_command import METHODS, draft_for_vllm, warnings_for_vllm
 from ops.lib.vllm.version import require_vllm
-from ops.tools.serve import sglang_arguments, vllm_arguments
 from ops.tools.serve.chat import SGLANG, VLLM, Dialect
 
 WHAT = "the command above, which runs wherever that version is installed,"
+OF_THE_RUN = "the run decides it; for another draft name its run, or choose with --node"
+IN_ARGUMENTS = "every user of this machine sees arguments"
+IN_A_FILE = f"{IN_ARGUMENTS}; put it into a YAML file and give --config FILE"
+ADDRESS = {"--port": "give --port before the --", "--host": "give --host before the --"}
 
 
 class Engine(ABC):
-    """key_variable: the environment variable that holds the API key."""
+    """key_variable: the environment variable that holds the API key. own: arguments that dflow sets itself, and what to
+    do instead. secret: those whose value is not repeated. refusals: lines of a server's log without a GPU.
+    """
 
     dialect: ClassVar[Dialect]
     key_variable: ClassVar[str]
+    own: ClassVar[Mapping[str, str]]
+    secret: ClassVar[Collection[str]]
+    refusals: ClassVar[re.Pattern[str]]
 
     @property
     def name(self) -> str:
         """As users know it."""
         return self.dialect.engine
 
-    @abstractmethod
     def refuse_own(self, extra: Sequence[str]) -> None:
-        """Raises ConfigError for arguments that dflow sets itself."""
+        """Raises ConfigError for arguments that begin one of `own`: with "=", with underscores, and abbreviated."""
+        wrong = []
+        for argument in extra:
+            name = self.long_name(argument).partition("=")[0].partition(".")[0].replace("_", "-")
+            is_option = name.startswith("--") and len(name) > 2
+            found = next((each for each in self.own if is_option and each.startswith(name)), None)
+            if found is not None:
+                shown = argument.partition("=")[0] if found in self.secret else argument
+                wrong.append(f"  {shown}: {self.own[found]}")
+        if wrong:
+            raise ConfigError("arguments after -- that dflow serve sets itself:\n" + "\n".join(wrong))
+
+    def long_name(self, argument: str) -> str:
+        """The argument with its long name."""
+        return argument
 
     @abstractmethod
     def command(self, run: ServedRun, address: Address, extra: Sequence[str]) -> list[str]:
@@ -64,17 +88,26 @@ class Engine(ABC):
         """Arguments by which the server reads its API key from a file in a private folder."""
         return []
 
-    @abstractmethod
     def refusal(self, log: str) -> str | None:
-        """The line of a server's log by which the engine refuses this machine."""
+        """The last line of a server's log by which the engine refuses the draft on this machine, None without one."""
+        found = self.refusals.findall(log)
+        return found[-1].strip() if found else None
 
 
 class SGLangEngine(Engine):
     dialect = SGLANG
-    key_variable = sglang_arguments.API_KEY
-
-    def refuse_own(self, extra: Sequence[str]) -> None:
-        sglang_arguments.refuse_own(extra)
+    key_variable = "SGLANG_API_KEY"
+    own: ClassVar[Mapping[str, str]] = {
+        **ADDRESS,
+        "--model-path": OF_THE_RUN,  # or --model
+        "--speculative-algorithm": OF_THE_RUN,
+        "--speculative-draft-model-path": OF_THE_RUN,  # or --speculative-draft-model
+        "--api-key": f"{IN_ARGUMENTS}; set the variable {key_variable}",
+        "--admin-api-key": IN_A_FILE,
+        "--ssl-keyfile-password": IN_A_FILE,
+    }
+    secret = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
+    refusals = REFUSAL
 
     def command(self, run: ServedRun, address: Address, extra: Sequence[str]) -> list[str]:
         served = _for_installed(run)
@@ -98,10 +131,12 @@ class SGLangEngine(Engine):
         )
 
     def key_arguments(self, key: str, extra: Sequence[str], folder: Path) -> list[str]:
-        return sglang_arguments.key_config(key, extra, folder)
-
-    def refusal(self, log: str) -> str | None:
-        return sglang_arguments.refusal(log)
+        """None where `extra` names a file of arguments, which may have the key."""
+        if not key or any(argument.partition("=")[0] == "--config" for argument in extra):
+            return []
+        file = folder / "sglang.yaml"
+        file.write_text(json.dumps({"api-key": key}))  # JSON of it is YAML
+        return ["--config", str(file)]
 
 
 def _for_installed(run: ServedRun) -> Served:
@@ -114,10 +149,22 @@ class VLLMEngine(Engine):
     """vLLM reads its API key from the same variable itself."""
 
     dialect = VLLM
-    key_variable = vllm_arguments.API_KEY
+    key_variable = "VLLM_API_KEY"
+    own: ClassVar[Mapping[str, str]] = {
+        **ADDRESS,
+        "--uds": "dflow serve asks it by its host and port",
+        "--model": OF_THE_RUN,
+        "--speculative-config": OF_THE_RUN,
+        "--spec-method": OF_THE_RUN,
+        "--spec-model": OF_THE_RUN,
+        "--spec-tokens": OF_THE_RUN,
+        "--api-key": f"{IN_ARGUMENTS}; set the variable {key_variable}",
+    }
+    secret = ("--api-key",)
+    refusals = re.compile(r"^.*Failed to infer device type.*$", re.MULTILINE)
 
-    def refuse_own(self, extra: Sequence[str]) -> None:
-        vllm_arguments.refuse_own(extra)
+    def long_name(self, argument: str) -> str:
+        return re.sub(r"^-sc(?=[=.]|$)", "--speculative-config", argument)
 
     def command(self, run: ServedRun, address: Address, extra: Sequence[str]) -> list[str]:
         if run.draft.algorithm not in METHODS:
@@ -144,9 +191,6 @@ class VLLMEngine(Engine):
         if run.engine is not None:
             warnings.append(f"the draft was exported for {run.engine} (engine of export_draft), not for vLLM")
         return warnings
-
-    def refusal(self, log: str) -> str | None:
-        return vllm_arguments.refusal(log)
 
 
 ENGINES: Mapping[str, Engine] = {"sglang": SGLangEngine(), "vllm": VLLMEngine()}

@@ -22,8 +22,7 @@ from executor.system.output import indented, print_lines
 from executor.system.server import Server, is_reachable_by_others, require_free_port, wait_until_ready
 from executor.system.user_cache import compile_cache
 from ops.lib.sglang.serve_command import Address, shell_line
-from ops.tools.serve.chat import ask, tau_text
-from ops.tools.serve.prompts import HELLO, prompt_text
+from ops.tools.serve.chat import HELLO, ask, prompt_text, tau_text
 
 MAX_TOKENS = 128
 

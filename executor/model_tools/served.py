@@ -1,17 +1,22 @@
-"""What a server needs of a run: the draft, its target, how images were prepared, and prompts to try."""
+"""What a server needs of a run: the draft, its target, how images were prepared, and prompts to try.
+
+Also which run `dflow serve` and `dflow diagnose` use where none is named.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-from dsl.errors import DataError, StoreError
+from dsl.errors import DataError, DflowError, StoreError
 from dsl.graph import Graph, GraphNode
+from dsl.op import Artifact
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
-from executor.records.run_record import Record
+from executor.records.run_record import Record, find_record, newest_that_ran
 from executor.store.artifact_store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
 from ops.check_export.op import WORKERS
@@ -22,9 +27,10 @@ from ops.lib.drafts.backbone.config import algorithm_of
 from ops.lib.sglang.serve_command import DraftOption, Served
 from ops.lib.vllm.serve_command import draft_for_vllm
 from ops.tools.diagnose.chain import last_drafts_of
-from ops.tools.serve.prompts import ChatPrompt, held_out_prompts
+from ops.tools.serve.chat import ChatPrompt, held_out_prompts
 
 LONGEST_ERROR = 500
+DEFAULT_RUN = "the newest with a finished draft"
 
 
 @frozen(kw_only=True)
@@ -222,3 +228,37 @@ def _read(path: Path) -> dict[str, Any]:
         return dict(read_json(path))
     except (OSError, ValueError, TypeError) as error:
         raise StoreError(f"{path}: cannot be read ({error}); verify the store") from error
+
+
+def find_draft_run(
+    records: Path, run: str | None, node: str | None, outputs: Iterable[type[Artifact]]
+) -> tuple[Record, str]:
+    """The record, and a note where it is not the latest.
+
+    run: see `find_record`. None: the newest run in which a node with one of the outputs is done, the named one where
+    node is not None; the latest where no run has one, or the latest cannot be read without the user's trust. Raises
+    StoreError.
+    """
+    latest = find_record(records, run)
+    wanted = tuple(outputs)
+    if run is not None:
+        return latest, ""
+    try:
+        if _has(latest, latest.graph(), node, wanted):
+            return latest, ""
+    except DflowError:
+        return latest, ""
+    for record in newest_that_ran(records):
+        with suppress(DflowError):
+            if record.run < latest.run and _has(record, record.graph(), node, wanted):
+                what = "has no finished draft" if node is None else f'has no finished draft of "{node}"'
+                used = f"run {record.run} of {record.state.pipeline} is used"
+                return record, f"the latest run, {latest.run} of {latest.state.pipeline}, {what}; {used}"
+    return latest, ""
+
+
+def _has(record: Record, graph: Graph, named: str | None, wanted: tuple[type[Artifact], ...]) -> bool:
+    return any(
+        node.op.output in wanted and named in (None, node.id) and record.state.nodes[node.id].state == "done"
+        for node in graph.nodes.values()
+    )

@@ -18,7 +18,7 @@ from dsl.errors import DflowError, shortened
 from dsl.finding import Finding, for_run
 from dsl.op_class import Question
 from dsl.op_table import load_op, op_names
-from executor.model_tools.diagnose import kept
+from executor.model_tools.measure import kept
 from executor.records.run_record import Record
 from executor.report.artifacts import ShownByOps, sections_of
 from executor.report.op_sections import Shown

@@ -47,7 +47,7 @@ from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.tools.serve.prompts import chat_messages
+from ops.tools.serve.chat import chat_messages
 
 IMAGES = [picture(24, 16), picture(16, 32, seed=1), picture(24, 24, seed=2)]
 COUNTS = (0, 1, 2, 1, 1)

@@ -30,11 +30,9 @@ from dsl.finding import Finding
 from executor.cli import main
 from executor.commands import doctor
 from executor.doctor import cluster, host, libraries, tracking
-from executor.doctor.host import host_findings
-from executor.doctor.libraries import declared, loaded_findings, version_findings
+from executor.doctor.machine import declared, host_findings, loaded_findings, version_findings
 from executor.doctor.probe import compile_fault_on
-from executor.doctor.storage import storage_findings
-from executor.doctor.tracking import tracking_findings
+from executor.doctor.store import storage_findings, tracking_findings
 from executor.keys.node_key import NOT_INSTALLED, LibraryVersions
 from executor.launchers.hosts import HostFacts, host_facts
 from executor.store.artifact_store import Store
@@ -51,7 +49,7 @@ def by_name(findings: Iterator[Finding]) -> dict[str, Finding]:
 
 def test_the_probes_of_a_doctor_that_is_killed_end_with_it():
     program = (
-        "from executor.doctor.libraries import start_probes; import time\n"
+        "from executor.doctor.machine import start_probes; import time\n"
         "print(*(probe.pid for probe in start_probes().values()), flush=True); time.sleep(300)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as doctor_process:

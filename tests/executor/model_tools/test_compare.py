@@ -8,7 +8,7 @@ import pytest
 from dsl.errors import DataError, DflowError
 from dsl.read_toml import read_graph
 from executor.cli import main
-from executor.model_tools.computation import computed
+from executor.model_tools.measure import computed
 from executor.system.output import FAILED, OK, USAGE
 from ops.lib.sglang import version
 
@@ -146,7 +146,7 @@ def test_the_process_is_told_graph_node_artifacts_and_samples(file, monkeypatch,
 
 def test_agreement_is_said_plainly_layer_by_layer(monkeypatch, file, capsys):
     agreed = result(state(1, "text", 1e-6), state(1, "image", 3e-6), preprocessing=[{"id": "s1", "differences": []}])
-    monkeypatch.setattr("executor.model_tools.compare_backends.compare", lambda *_arguments: [agreed])
+    monkeypatch.setattr("executor.model_tools.measure.compare", lambda *_arguments: [agreed])
     assert dflow(file) == OK
     shown = capsys.readouterr().out.splitlines()
     assert (
@@ -171,7 +171,7 @@ def test_agreement_is_said_plainly_layer_by_layer(monkeypatch, file, capsys):
     ],
 )
 def test_disagreement_is_marked_where_it_is_and_ends_with_exit_code_1(monkeypatch, file, capsys, said, verdict, marked):
-    monkeypatch.setattr("executor.model_tools.compare_backends.compare", lambda *_arguments: [said])
+    monkeypatch.setattr("executor.model_tools.measure.compare", lambda *_arguments: [said])
     assert dflow(file) == FAILED
     shown = capsys.readouterr().out
     assert verdict in shown.splitlines()[-1]
@@ -184,7 +184,7 @@ def test_disagreement_is_marked_where_it_is_and_ends_with_exit_code_1(monkeypatc
 
 def test_tokens_whose_messages_are_gone_are_said_to_be_not_compared(monkeypatch, file, capsys):
     monkeypatch.setattr(
-        "executor.model_tools.compare_backends.compare",
+        "executor.model_tools.measure.compare",
         lambda *_arguments: [result(state(1, "text", 1e-6), preprocessing=None)],
     )
     assert dflow(file) == OK
@@ -194,7 +194,7 @@ def test_tokens_whose_messages_are_gone_are_said_to_be_not_compared(monkeypatch,
 @pytest.mark.parametrize("left_out", [None, "SGLang knows none"])
 def test_a_dtype_that_was_left_out_is_told_with_the_reason(monkeypatch, file, capsys, left_out):
     said = result(state(1, "text", 1e-6), left_out=left_out)
-    monkeypatch.setattr("executor.model_tools.compare_backends.compare", lambda *_arguments: [said])
+    monkeypatch.setattr("executor.model_tools.measure.compare", lambda *_arguments: [said])
     assert dflow(file) == OK
     shown = capsys.readouterr().out.splitlines()
     assert (left_out is not None) is ("float32 is not compared: SGLang knows none" in shown)

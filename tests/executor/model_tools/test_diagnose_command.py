@@ -14,7 +14,7 @@ from serve_cases import CHECK, SECOND, later_partial_run, record_run
 
 from executor.cli import main
 from executor.model_tools import computation
-from executor.model_tools.diagnose import loss_curve
+from executor.model_tools.measure import loss_curve
 from executor.records.events import Metric
 from executor.records.run_record import Record
 from executor.store.index_line import IndexLine

@@ -45,8 +45,8 @@ print("MemoryError: no room")
 sys.exit(7)
 """
 COMMAND = """
-import signal, sys, executor.cli, executor.model_tools.diagnose
-executor.model_tools.diagnose.ENTRY = "measuring"
+import signal, sys, executor.cli, executor.model_tools.measure
+executor.model_tools.measure.DIAGNOSIS = "measuring"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
 sys.exit(executor.cli.main())
 """

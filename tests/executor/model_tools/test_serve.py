@@ -43,7 +43,7 @@ from executor.store.artifact_store import Store
 from ops.lib.sglang.serve_command import Address
 from ops.lib.sglang.version import NEWEST
 from ops.lib.vllm.version import VLLM_VERSION
-from ops.tools.serve.prompts import ChatPrompt
+from ops.tools.serve.chat import ChatPrompt
 
 PROJECT = Path(__file__).resolve().parents[3]
 

@@ -11,7 +11,7 @@ from report_page import Page
 from serve_cases import record_run
 from toy_ops import Toy
 
-from executor.model_tools.diagnose import RESULT, kept
+from executor.model_tools.measure import RESULT, kept
 from executor.records.run_record import find_record
 from executor.report.answers import Line, lines_of, next_steps
 from executor.report.op_sections import Shown

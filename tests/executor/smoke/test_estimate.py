@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dsl.estimate import Amount, Growth
 from executor.records.events import Event, Metric, Progress
-from executor.smoke.estimate import Report, Spread, full_time, reports, series_of
+from executor.smoke.full_run import Report, Spread, full_time, reports, series_of
 
 START = 1000.0
 

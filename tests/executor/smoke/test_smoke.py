@@ -12,8 +12,7 @@ from dsl.hooks import hook
 from dsl.json_files import compact, read_lines
 from dsl.read_toml import read_graph
 from executor.records.run_record import Record
-from executor.smoke.estimate import NodeEstimate, Spread
-from executor.smoke.smoke_table import shown_time, verdicts
+from executor.smoke.full_run import NodeEstimate, Spread, shown_time, verdicts
 from executor.smoke.trial_run import small_graph
 
 OPS = '''

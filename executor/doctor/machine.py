@@ -1,4 +1,6 @@
-"""Python and the libraries: whether they are installed, in the versions that pyproject.toml requires, and load."""
+"""This machine: Python and the libraries, in the versions that pyproject.toml requires, and whether they load; its
+processors, memory, compiler, and limits of the operating system.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,12 @@ import importlib
 import importlib.util
 import json
 import os
+import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import tomli
 from packaging.requirements import Requirement
@@ -20,8 +25,10 @@ from dsl.imports import PROJECT
 from dsl.sizes import shown_bytes
 from executor.doctor.probe import LibraryFacts, TorchFacts
 from executor.keys.node_key import NOT_INSTALLED, LibraryVersions
+from executor.system.hardware import machine_memory
 from executor.system.resource_pool import devices
 from executor.system.supervisor import child_environment, module_command
+from ops.lib.kernels.c_library import compiled_sweep
 
 INSTALL = f"{sys.executable} -m pip install -c constraints.txt -e"
 EXTRAS = {
@@ -32,6 +39,9 @@ EXTRAS = {
 PROBE_S = 180
 PROBED = ("torch", "transformers", "torchvision")
 TORCH_INDEX = "https://pytorch.org/get-started/locally"
+OPEN_FILES = 1024
+SHARED_MEMORY = 1_000_000_000
+SHARED = Path("/dev/shm")
 
 
 def start_probes() -> dict[str, subprocess.Popen[str]]:
@@ -187,3 +197,39 @@ def _extra(extra: str, each: Requirement, version: str) -> Finding:
 def _allows(each: Requirement, version: str) -> bool:
     """By PEP 440; pre-releases count."""
     return version != NOT_INSTALLED and each.specifier.contains(version, prereleases=True)
+
+
+def host_findings() -> Iterator[Finding]:
+    cpus = len(os.sched_getaffinity(0))
+    yield Finding(f"{cpus} CPUs, {shown_bytes(machine_memory())} of memory", level="good", code="machine")
+    compiler, library = compiled_sweep()
+    if library is not None:
+        yield Finding(f"{compiler}: the loss on CPUs is compiled", level="good", code="C compiler")
+    else:
+        message = f"{compiler}: training on a CPU is slower, and torch.compile does not work"
+        yield Finding(message, advice="install gcc or clang", code="C compiler")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
+        remedy = f"ulimit -n {OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)}"
+        yield Finding(f"a process may open {soft}", advice=remedy, level="warning", code="open files")
+    else:
+        yield Finding(
+            "unlimited" if soft == resource.RLIM_INFINITY else f"a process may open {soft:,}",
+            level="good",
+            code="open files",
+        )
+    yield _shared_memory()
+
+
+def _shared_memory() -> Finding:
+    try:
+        size = shutil.disk_usage(SHARED).total
+    except OSError:
+        return Finding(
+            f"{SHARED} does not exist", advice="several ranks on GPUs need it", level="warning", code="shared memory"
+        )
+    message = f"{shown_bytes(size)} at {SHARED}"
+    if size < SHARED_MEMORY:
+        remedy = "several ranks on GPUs, and SGLang, need more: `docker run --shm-size 8g`"
+        return Finding(message, advice=remedy, level="warning", code="shared memory")
+    return Finding(message, level="good", code="shared memory")
