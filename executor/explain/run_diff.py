@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
-from attrs import field, frozen
+from attrs import frozen
 
 from dsl.convert import flat
 from dsl.pipeline import Copy
@@ -133,153 +133,126 @@ class RunsDiff:
 
 def compare_runs(store: Store, first: Record, second: Record) -> RunsDiff:
     """Node by node by their ids. Where only one of both has copies, each is compared with the node it is a copy of."""
-    parts = (combination_parts(first), combination_parts(second))
-    if all(parts) or not any(parts):
-        return RunsDiff(compare_parts(store, whole(first), whole(second)))
-    is_second = bool(parts[1])
-    copies = templates_of(second if is_second else first)
-    names = {*copies, *copies.values()}
-    plain, swept = whole(first if is_second else second), whole(second if is_second else first)
+    one, other = Part.of(store, first), Part.of(store, second)
+    if bool(one.copies) == bool(other.copies):
+        return RunsDiff(_compared_nodes(one, other))
+    swept, plain = (other, one) if other.copies else (one, other)
 
-    def compared(plain: Part, swept: Part) -> list[NodeDiff]:
-        return compare_parts(store, *((plain, swept) if is_second else (swept, plain)))
+    def compared(of_plain: Part, of_swept: Part) -> list[NodeDiff]:
+        return _compared_nodes(of_plain, of_swept) if swept is other else _compared_nodes(of_swept, of_plain)
 
-    found = [CombinationDiff(part.values, compared(plain.only(part.nodes), part)) for part in parts[0] or parts[1]]
-    return RunsDiff(compared(plain.without(names), swept.without(names)), found, "second" if is_second else "first")
+    combinations = [
+        CombinationDiff(values, compared(plain.only(part.ids), part)) for values, part in swept.combinations()
+    ]
+    copied = {*swept.copies, *(copy.template for copy in swept.copies.values())}
+    rest = compared(plain.only(plain.ids.keys() - copied), swept.only(swept.ids.keys() - copied))
+    return RunsDiff(rest, combinations, "second" if swept is other else "first")
 
 
-def compare_parts(store: Store, first: Part, second: Part) -> list[NodeDiff]:
+def _compared_nodes(first: Part, second: Part) -> list[NodeDiff]:
     """All nodes of both, in the order of the second; those that only the first has come last."""
-    sides = (_Side(store, first), _Side(store, second))
-    names = dict.fromkeys([*second.nodes, *first.nodes])
-    return [_node(store, node_id, *sides) for node_id in names]
+    return [_node(name, first, second) for name in dict.fromkeys([*second.ids, *first.ids])]
 
 
 @frozen
 class Part:
-    """Some nodes of a run. nodes: by the names under which they are compared, the ids that they have in the run.
+    """Some nodes of a run. ids: by the names under which they are compared, the ids that they have in the run.
 
-    values: of a combination, by group what was chosen.
+    recorded: nodes as the run's graph has them, whose ops may be gone. copies: what copies are copies of, by id.
     """
 
-    record: Record
-    nodes: Mapping[str, str]
-    values: Mapping[str, str] = field(factory=dict)
+    store: Store
+    earlier: Earlier
+    recorded: Mapping[str, RecordedNode]
+    copies: Mapping[str, Copy]
+    ids: Mapping[str, str]
+    is_renamed: bool = False
+
+    @classmethod
+    def of(cls, store: Store, record: Record) -> Part:
+        """All nodes under their own ids."""
+        nodes, recorded = record.state.nodes, recorded_nodes(record.folder)
+        copies = {node_id: copy for node_id in nodes if node_id in recorded and (copy := recorded[node_id].copy)}
+        return cls(store, Earlier(nodes, record.plan()), recorded, copies, {node_id: node_id for node_id in nodes})
 
     def only(self, names: Container[str]) -> Part:
-        return attrs.evolve(self, nodes={name: own for name, own in self.nodes.items() if name in names})
+        return attrs.evolve(self, ids={name: own for name, own in self.ids.items() if name in names})
 
-    def without(self, names: Container[str]) -> Part:
-        return attrs.evolve(self, nodes={name: own for name, own in self.nodes.items() if name not in names})
+    def combinations(self) -> Iterator[tuple[dict[str, str], Part]]:
+        """What was chosen by group, and the copies under the names of their templates, in the order of the variants."""
+        chosen = {node_id: frozenset(copy.values.items()) for node_id, copy in self.copies.items()}
+        for members in by_combination(chosen).values():
+            values = {group: value for node_id in members for group, value in self.copies[node_id].values.items()}
+            ids = {self.copies[node_id].template: node_id for node_id in members}
+            yield values, attrs.evolve(self, ids=ids, is_renamed=True)
 
-
-def whole(record: Record) -> Part:
-    """All nodes under their own ids."""
-    return Part(record, {node_id: node_id for node_id in record.state.nodes})
-
-
-def templates_of(record: Record) -> dict[str, str]:
-    """By its id, what each copy of a sweep or of for_each is a copy of."""
-    return {node_id: copy.template for node_id, copy in _copies(record).items()}
-
-
-def _copies(record: Record) -> dict[str, Copy]:
-    """The ops are not loaded."""
-    recorded = recorded_nodes(record.folder)
-    found = ((node_id, recorded.get(node_id, RecordedNode()).copy) for node_id in record.state.nodes)
-    return {node_id: copy for node_id, copy in found if copy is not None}
-
-
-def combination_parts(record: Record) -> list[Part]:
-    """The copies of each combination, in the order of the variants; none where nothing was copied."""
-    copies = _copies(record)
-    grouped = by_combination({node_id: frozenset(copy.values.items()) for node_id, copy in copies.items()})
-    return [
-        Part(
-            record,
-            {copies[node_id].template: node_id for node_id in members},
-            {group: value for node_id in members for group, value in copies[node_id].values.items()},
-        )
-        for members in grouped.values()
-    ]
-
-
-class _Side:
-    """The nodes of one record, by the names under which they are compared. The ops may be gone."""
-
-    def __init__(self, store: Store, part: Part) -> None:
-        self._store = store
-        self._ids = part.nodes
-        self._earlier = Earlier(part.record.state.nodes, part.record.plan())
-        recorded = recorded_nodes(part.record.folder)
-        self._recorded = {name: recorded.get(own, RecordedNode()) for name, own in part.nodes.items()}
-        self.nodes: Mapping[str, NodeState] = {name: part.record.state.nodes[own] for name, own in part.nodes.items()}
-        self._templates = templates_of(part.record)
-        is_renamed = any(name != own for name, own in part.nodes.items())
-        self._shown = self._templates if is_renamed else {}
+    def node(self, name: str) -> NodeState | None:
+        return self.earlier.nodes[self.ids[name]] if name in self.ids else None
 
     def previous(self, name: str) -> Previous | None:
-        return previous_in(self._store, self._earlier, self._ids[name])
+        return previous_in(self.store, self.earlier, self.ids[name])
+
+    def shown(self, node_id: str) -> str:
+        """The name of a node that is read: of a copy its template, where copies are compared under that."""
+        return self.copies[node_id].template if self.is_renamed and node_id in self.copies else node_id
 
     def inputs(self, name: str) -> dict[str, str]:
         """The digests that are known of the nodes that it reads."""
-        row = self._earlier.rows.get(self._ids[name])
-        parents = row.parents if row is not None else ()
-        known = ((self._shown.get(parent, parent), self._earlier.nodes.get(parent)) for parent in parents)
-        return {parent: node.digest for parent, node in known if node is not None and node.digest is not None}
+        row = self.earlier.rows.get(self.ids[name])
+        known = ((parent, self.earlier.nodes.get(parent)) for parent in (row.parents if row is not None else ()))
+        return {self.shown(parent): node.digest for parent, node in known if node is not None and node.digest}
 
     def copy_of(self, name: str) -> str:
-        template = self._templates.get(self._ids[name], "")
-        return template if template != name else ""
+        copy = self.copies.get(self.ids[name])
+        return copy.template if copy is not None and copy.template != name else ""
 
-    def config(self, node_id: str) -> dict[str, Any]:
-        """As recorded, with the nodes on the edges; the values in tables by "table.key"."""
-        return {name: _reference(value, self._shown) for name, value in flat(self._node(node_id).config).items()}
+    def config(self, name: str) -> dict[str, Any]:
+        """The config as recorded, with the nodes on the edges; the values in tables by "table.key"."""
+        return {field: self._reference(value) for field, value in flat(self._recorded(name).config).items()}
 
-    def settings(self, node_id: str, keyed: Container[str]) -> dict[str, Any]:
+    def settings(self, name: str, keyed: Container[str]) -> dict[str, Any]:
         """The values outside the key, and which nodes are on the edges."""
-        config = {name: value for name, value in self.config(node_id).items() if name not in keyed}
-        return config | {f"launch.{name}": value for name, value in self._node(node_id).launch.items()}
+        config = {field: value for field, value in self.config(name).items() if field not in keyed}
+        return config | {f"launch.{field}": value for field, value in self._recorded(name).launch.items()}
 
-    def _node(self, name: str) -> RecordedNode:
-        return self._recorded.get(name, RecordedNode())
+    def _recorded(self, name: str) -> RecordedNode:
+        return self.recorded.get(self.ids[name], RecordedNode())
+
+    def _reference(self, value: Any) -> Any:
+        """A reference to a node as it is written in a file, one to a copy by the name under which that is compared."""
+        if isinstance(value, str) and value.startswith("@"):
+            return f"@{self.shown(value[1:])}"
+        return [self._reference(member) for member in value] if isinstance(value, list) else value
 
 
-def _node(store: Store, node_id: str, first: _Side, second: _Side) -> NodeDiff:
-    one, other = first.nodes.get(node_id), second.nodes.get(node_id)
+def _node(name: str, first: Part, second: Part) -> NodeDiff:
+    one, other = first.node(name), second.node(name)
     digests = (one.digest if one is not None else None, other.digest if other is not None else None)
-    diff = NodeDiff(node_id, "both", digests, metrics=_metrics(one, other))
+    diff = NodeDiff(name, "both", digests, metrics=_metrics(one, other))
     if one is None:
-        values = [Difference("value", name, ABSENT, value) for name, value in second.config(node_id).items()]
-        return attrs.evolve(diff, where="second", values=tuple(values), copy_of=second.copy_of(node_id))
+        values = [Difference("value", field, ABSENT, value) for field, value in second.config(name).items()]
+        return attrs.evolve(diff, where="second", values=tuple(values), copy_of=second.copy_of(name))
     if other is None:
-        values = [Difference("value", name, value, ABSENT) for name, value in first.config(node_id).items()]
-        return attrs.evolve(diff, where="first", values=tuple(values), copy_of=first.copy_of(node_id))
-    old, new = first.inputs(node_id), second.inputs(node_id)
+        values = [Difference("value", field, value, ABSENT) for field, value in first.config(name).items()]
+        return attrs.evolve(diff, where="first", values=tuple(values), copy_of=first.copy_of(name))
+    old, new = first.inputs(name), second.inputs(name)
     inputs = tuple(parent for parent, digest in new.items() if old.get(parent, digest) != digest)
-    before, after = first.previous(node_id), second.previous(node_id)
+    before, after = first.previous(name), second.previous(name)
     if before is None or after is None:
         sides: tuple[tuple[Where, Previous | None], ...] = (("first", before), ("second", after))
         unknown = tuple(which for which, previous in sides if previous is None)
-        return attrs.evolve(diff, inputs=inputs, values=_settings("value", node_id, first, second, ()), unknown=unknown)
-    keyed = {name for each in (before.parts, after.parts) for name in (*flat(each.config), *each.external)}
-    found = with_paths(differences(before.parts, after.parts), second.config(node_id), first.config(node_id))
+        return attrs.evolve(diff, inputs=inputs, values=_settings("value", name, first, second, ()), unknown=unknown)
+    keyed = {field for each in (before.parts, after.parts) for field in (*flat(each.config), *each.external)}
+    found = with_paths(differences(before.parts, after.parts), second.config(name), first.config(name))
     values = [each for each in found if each.kind != "code"]
     code = code_differences(before.parts.code, after.parts.code)
-    values += _settings("setting", node_id, first, second, keyed)
+    values += _settings("setting", name, first, second, keyed)
     return attrs.evolve(diff, inputs=inputs, values=tuple(values), code=tuple(code))
 
 
-def _settings(kind: Kind, node_id: str, first: _Side, second: _Side, keyed: Container[str]) -> tuple[Difference, ...]:
-    """Of the values that are not among those of the key parts, those that differ."""
-    return tuple(value_differences(kind, first.settings(node_id, keyed), second.settings(node_id, keyed)))
-
-
-def _reference(value: Any, shown: Mapping[str, str]) -> Any:
-    """A reference to a node as it is written in a file, one to a copy by the name under which that is compared."""
-    if isinstance(value, str) and value.startswith("@"):
-        return f"@{shown.get(value[1:], value[1:])}"
-    return [_reference(member, shown) for member in value] if isinstance(value, list) else value
+def _settings(kind: Kind, name: str, first: Part, second: Part, keyed: Container[str]) -> tuple[Difference, ...]:
+    """What differs among the values that are not among those of the key parts."""
+    return tuple(value_differences(kind, first.settings(name, keyed), second.settings(name, keyed)))
 
 
 def _metrics(one: NodeState | None, other: NodeState | None) -> tuple[MetricPair, ...]:

@@ -29,7 +29,8 @@ from toy_ops import is_alive, wait_for
 from dsl.finding import Finding
 from executor.cli import main
 from executor.commands import doctor
-from executor.doctor import cluster, host, libraries, tracking
+from executor.doctor import cluster, machine
+from executor.doctor import store as doctor_store
 from executor.doctor.machine import declared, host_findings, loaded_findings, version_findings
 from executor.doctor.probe import compile_fault_on
 from executor.doctor.store import storage_findings, tracking_findings
@@ -86,8 +87,8 @@ def test_versions_are_compared_as_pip_compares_them(
     monkeypatch: pytest.MonkeyPatch, bounds: str, version: str, level: str
 ) -> None:
     required = {"": [], "sglang": [Requirement(f"x{bounds}")], "datasets": [], "ray": []}
-    monkeypatch.setattr(libraries, "declared", lambda: (SpecifierSet(">=3.11"), required))
-    monkeypatch.setattr(libraries, "LibraryVersions", lambda: LibraryVersions({"x": version}))
+    monkeypatch.setattr(machine, "declared", lambda: (SpecifierSet(">=3.11"), required))
+    monkeypatch.setattr(machine, "LibraryVersions", lambda: LibraryVersions({"x": version}))
     assert level == by_name(version_findings())["x"].level
 
 
@@ -102,7 +103,7 @@ def test_what_is_declared_is_read_from_the_installed_distribution_where_there_is
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     requires = ["torch>=2.11,<2.15", 'sglang<=0.5.23,>=0.5.21; extra == "sglang"', 'ruff; extra == "dev"']
-    monkeypatch.setattr(libraries, "PROJECT", tmp_path)
+    monkeypatch.setattr(machine, "PROJECT", tmp_path)
     monkeypatch.setattr(metadata, "requires", lambda name: requires)
     monkeypatch.setattr(metadata, "metadata", lambda name: {"Requires-Python": ">=3.11"})
     expected = {"": [Requirement("torch>=2.11,<2.15")], "sglang": [Requirement(requires[1])], "datasets": [], "ray": []}
@@ -111,7 +112,7 @@ def test_what_is_declared_is_read_from_the_installed_distribution_where_there_is
 
 def test_a_library_that_is_missing_stops_dflow_and_an_extra_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = LibraryVersions({"transformers": NOT_INSTALLED, "mlflow": "2.0", "sglang": NOT_INSTALLED})
-    monkeypatch.setattr(libraries, "LibraryVersions", lambda: versions)
+    monkeypatch.setattr(machine, "LibraryVersions", lambda: versions)
     found = by_name(version_findings())
     assert "fatal" == found["transformers"].level
     assert "warning" == found["mlflow"].level
@@ -150,7 +151,7 @@ def test_a_torch_that_breaks_is_a_finding_and_no_crash() -> None:
 def test_a_gpu_that_torch_cannot_use_is_told_with_the_cause(
     monkeypatch: pytest.MonkeyPatch, facts: dict[str, object], gpus: tuple[str, ...], level: str, told: str
 ) -> None:
-    monkeypatch.setattr(libraries, "devices", lambda: gpus)
+    monkeypatch.setattr(machine, "devices", lambda: gpus)
     whole = {"version": "2.13.0", "gpus": [], "memory": [], "warnings": [], "fault": "", "compile_fault": "", **facts}
     found = by_name(loaded_findings(probe(f"print({json.dumps(whole)!r})")))
     assert "good" == found["torch"].level
@@ -158,7 +159,7 @@ def test_a_gpu_that_torch_cannot_use_is_told_with_the_cause(
 
 
 def test_a_gpu_that_nothing_can_be_compiled_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "devices", lambda: ("0",))
+    monkeypatch.setattr(machine, "devices", lambda: ("0",))
     whole = {"version": "2.11.0", "cuda": "13.0", "gpus": ["H200"], "memory": [141_000_000_000]}
     for fault, level in (("", "good"), ("ModuleNotFoundError: No module named 'triton'", "error")):
         found = by_name(loaded_findings(probe(f"print({json.dumps(whole | {'compile_fault': fault})!r})")))
@@ -224,7 +225,7 @@ def test_the_state_of_mlflows_database_is_told_without_loading_mlflow(tmp_path: 
     open_client(tmp_path, f"sqlite:///{tmp_path / 'mlflow.db'}")
     (fresh,) = tracking_findings(tmp_path, None)
     assert ("good", "installed version") == (fresh.level, fresh.what[-len("installed version") :])
-    known, newest = tracking._revisions()
+    known, newest = doctor_store._revisions()
     older = min(known - newest)
     for revision, told in ((older, "older version"), ("ffffffffffff", "newer MLflow")):
         with sqlite3.connect(tmp_path / "mlflow.db") as opened:
@@ -260,7 +261,7 @@ def test_a_tracking_server_is_asked(tmp_path: Path) -> None:
 
 
 def test_limits_of_the_operating_system_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(host.resource, "getrlimit", lambda _which: (256, 4096))
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _which: (256, 4096))
     monkeypatch.setattr(host, "SHARED", tmp_path / "no")
     monkeypatch.setattr(host, "compiled_sweep", lambda: ("no C compiler", None))
     found = by_name(host_findings())

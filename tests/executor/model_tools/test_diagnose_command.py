@@ -13,7 +13,7 @@ from manifests import new_record
 from serve_cases import CHECK, SECOND, later_partial_run, record_run
 
 from executor.cli import main
-from executor.model_tools import computation
+from executor.model_tools import measure as measuring
 from executor.model_tools.measure import loss_curve
 from executor.records.events import Metric
 from executor.records.run_record import Record
@@ -61,7 +61,7 @@ def process(monkeypatch):
         answer.write_text(json.dumps(result() | {"node": asked[-1]["node"]}))
         return 0, []
 
-    monkeypatch.setattr(computation, "_run", run)
+    monkeypatch.setattr(measuring, "_run", run)
     return asked
 
 
@@ -87,13 +87,13 @@ def test_drafts_before_one_that_cannot_be_measured_are_kept_and_told(tmp_path, e
     store, run = record_run(
         tmp_path / "p", dict.fromkeys(("export", "second", "target", "tokenize"), export), more=SECOND
     )
-    measure = computation._run
+    measure = measuring._run
 
     def second_breaks(module, files, threads, show):
         code, tail = measure(module, files, threads, show)
         return (7, ["MemoryError: no room"]) if process[-1]["node"] == "second" else (code, tail)
 
-    monkeypatch.setattr(computation, "_run", second_breaks)
+    monkeypatch.setattr(measuring, "_run", second_breaks)
     assert FAILED == dflow(store, "--json")
     out, err = capsys.readouterr()
     assert ["export"] == [each["node"] for each in json.loads(out)["drafts"]]
@@ -167,7 +167,7 @@ def test_a_damaged_draft_is_measured_and_one_that_is_gone_is_refused(tmp_path, e
 
 def test_a_process_that_breaks_down_is_told_with_its_last_lines(tmp_path, export, monkeypatch, capsys):
     store, _ = record_run(tmp_path / "p", dict.fromkeys(("export", "target", "tokenize"), export))
-    monkeypatch.setattr(computation, "_run", lambda *_: (-9, ["MemoryError: no room"]))
+    monkeypatch.setattr(measuring, "_run", lambda *_: (-9, ["MemoryError: no room"]))
     assert FAILED == dflow(store)
     error = capsys.readouterr().err
     assert "export: the diagnosis was killed (signal 9)" in error

@@ -16,7 +16,7 @@ from serve_cases import CHECK, SECOND, record_run
 from toy_ops import PROJECT, is_alive, wait_for
 
 from executor.cli import main
-from executor.model_tools import diagnose
+from executor.model_tools import measure
 from executor.system import progress
 from executor.system.output import FAILED, INTERRUPTED, OK
 
@@ -65,7 +65,7 @@ def stand_in(tmp_path: Path, monkeypatch, code: str) -> None:
     """What measures is this code."""
     (tmp_path / "measuring.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(diagnose, "ENTRY", "measuring")
+    monkeypatch.setattr(measure, "DIAGNOSIS", "measuring")
 
 
 def test_what_is_measured_is_told_line_by_line_on_standard_error_and_json_stays_json(

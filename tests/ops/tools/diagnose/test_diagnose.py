@@ -34,7 +34,7 @@ from serve_cases import CHECK, commit, record_run
 from dsl.errors import DataError
 from dsl.finding import Finding
 from executor.cli import main
-from executor.model_tools import computation
+from executor.model_tools import measure
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED, OK
 from ops.artifacts import DraftCheckpoint, TargetFeatures, TargetModel
@@ -406,7 +406,7 @@ def record(folder: Path, chain: Chain, export: Path) -> tuple[Store, str]:
 @pytest.fixture
 def dflow(monkeypatch) -> Callable[..., int]:
     """The command, with one thread, which is fastest for what is so small."""
-    monkeypatch.setattr(computation, "threads_of", lambda _launch, **_useful: 1)
+    monkeypatch.setattr(measure, "threads_of", lambda _launch, **_useful: 1)
     return run_command
 
 
