@@ -29,7 +29,10 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_verify_inputs(parser: argparse.ArgumentParser) -> None:
+def add_execution(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--keep-going", action="store_true", help="after a node failed, still run the nodes that do not depend on it"
+    )
     parser.add_argument(
         "--verify-inputs",
         action="store_true",
@@ -37,13 +40,8 @@ def add_verify_inputs(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_keep_going(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--keep-going", action="store_true", help="after a node failed, still run the nodes that do not depend on it"
-    )
-
-
-def add_sweeps(parser: argparse.ArgumentParser) -> None:
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add --sweep, --to and --only."""
     parser.add_argument(
         "--sweep",
         action="append",
@@ -51,17 +49,6 @@ def add_sweeps(parser: argparse.ArgumentParser) -> None:
         metavar="NODE.FIELD=[A,B]",
         help="copy the node and all nodes downstream of it, once per value; several sweeps multiply",
     )
-
-
-def add_sort(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--sort",
-        metavar="METRIC",
-        help="sort the table of a sweep by this metric, descending; --sort=-METRIC: ascending",
-    )
-
-
-def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", metavar="NODE", help="only this node, or all copies of it, and all nodes upstream of it"
     )

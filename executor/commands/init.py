@@ -94,7 +94,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _image_root(options: argparse.Namespace) -> str | tuple[str, ...] | None:
-    """As for ingest. Raises DataError where there are several, and not one for each DATA."""
+    """The option's value for ingest. Raises DataError where there are several, and not one for each DATA."""
     roots = [str(Path(root).resolve()) for root in options.image_root or ()]
     if len(roots) > 1 and len(roots) != len(options.data):
         raise DataError(

@@ -23,7 +23,6 @@ from executor.commands.arguments import (
     add_ray,
     add_selection,
     add_store,
-    add_sweeps,
     open_store,
 )
 from executor.launchers.cluster_address import use_cluster
@@ -46,7 +45,6 @@ COLOURS = {"cached": "32", "runs": "33", "may be cut off": "36"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_overrides(parser)
-    add_sweeps(parser)
     add_selection(parser)
     view = parser.add_mutually_exclusive_group()
     view.add_argument("--why", metavar="NODE", help="why this node would run, or where its artifact came from")

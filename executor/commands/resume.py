@@ -11,13 +11,12 @@ from pathlib import Path
 from dsl.errors import PipelineError
 from dsl.finding import Finding
 from executor.commands.arguments import (
-    add_keep_going,
+    add_execution,
     add_overrides,
     add_ray,
     add_run,
     add_store,
     add_trust,
-    add_verify_inputs,
     check_trust,
     open_store,
 )
@@ -37,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", dest="start", metavar="NODE", help="rerun this node and all nodes downstream of it, keep the rest"
     )
     parser.add_argument("--adopt", action="store_true", help="continue unfinished work of older code")
-    add_keep_going(parser)
-    add_verify_inputs(parser)
+    add_execution(parser)
     add_store(parser)
     add_trust(parser)
     add_ray(parser)

@@ -13,16 +13,13 @@ from dsl.finding import Finding
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.commands.arguments import (
+    add_execution,
     add_file,
-    add_keep_going,
     add_overrides,
     add_ray,
     add_selection,
-    add_sort,
     add_store,
-    add_sweeps,
     add_trust,
-    add_verify_inputs,
     check_store,
     store_of,
 )
@@ -37,11 +34,13 @@ from executor.system.output import print_lines
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_overrides(parser)
-    add_sweeps(parser)
-    add_sort(parser)
     add_selection(parser)
-    add_keep_going(parser)
-    add_verify_inputs(parser)
+    parser.add_argument(
+        "--sort",
+        metavar="METRIC",
+        help="sort the table of a sweep by this metric, descending; --sort=-METRIC: ascending",
+    )
+    add_execution(parser)
     parser.add_argument("--name", default="", metavar="TEXT", help="what `dflow runs` and MLflow call this run")
     add_store(parser)
     add_trust(parser)

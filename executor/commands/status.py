@@ -81,7 +81,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _live_metrics(record: Record) -> dict[str, Live]:
-    """Of the nodes that run, or began and are not done; by node, in the order of the graph."""
+    """Progress and metrics of the nodes that run, or began and are not done; in the order of the graph."""
     nodes = record.state.nodes.items()
     begun = {
         node_id: (node.attempt, Live())

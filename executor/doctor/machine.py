@@ -195,7 +195,7 @@ def _extra(extra: str, each: Requirement, version: str) -> Finding:
 
 
 def _allows(each: Requirement, version: str) -> bool:
-    """By PEP 440; pre-releases count."""
+    """Whether a version is allowed by PEP 440; pre-releases count."""
     return version != NOT_INSTALLED and each.specifier.contains(version, prereleases=True)
 
 

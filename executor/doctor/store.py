@@ -122,7 +122,7 @@ def tracking_findings(store: Path, uri: str | None) -> Iterator[Finding]:
 
 
 def _server(uri: str) -> Finding:
-    """As MLflow does, a name and a password in the address are sent as basic authentication."""
+    """Ask the server. A name and a password in the address are sent as basic authentication, as MLflow does."""
     parts = urlsplit(uri)
     user, _, place = parts.netloc.rpartition("@")
     shown = parts._replace(netloc=place).geturl()

@@ -39,17 +39,14 @@ class InputChange:
 
 @frozen
 class Made:
-    """Where a cached artifact came from. cause: why the node ran then; source: the URL from which it was pulled."""
+    """Where a cached artifact came from: its line of the index. cause: why the node ran then."""
 
-    run: str
-    time: float
-    acceptance: str
-    reason: str
-    user: str
-    accepted_key: str
+    line: IndexLine
     mlflow_run_id: str | None
     cause: str
-    source: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**attrs.asdict(self.line), "mlflow_run_id": self.mlflow_run_id, "cause": self.cause}
 
 
 @frozen
@@ -71,7 +68,8 @@ class Explanation:
     against: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {**attrs.asdict(self), "changes": [each.to_json() for each in self.changes]}
+        made = self.made.to_json() if self.made is not None else None
+        return {**attrs.asdict(self), "changes": [each.to_json() for each in self.changes], "made": made}
 
 
 def explain(store: Store, planner: Planner, node_id: str) -> list[Explanation]:
@@ -89,8 +87,11 @@ def explain(store: Store, planner: Planner, node_id: str) -> list[Explanation]:
     return found
 
 
-def made_by(store: Store, line: IndexLine, key: str) -> Made:
-    """What is known of the run that computed an artifact."""
+def _made(store: Store, key: str | None) -> Made | None:
+    """What is known of the run that computed the newest artifact of a key."""
+    line = store.newest(key) if key is not None else None
+    if line is None or key is None:
+        return None
     mlflow, cause = None, ""
     record = load_begun(store.records / line.run)
     if record is not None:
@@ -98,9 +99,7 @@ def made_by(store: Store, line: IndexLine, key: str) -> Made:
         if maker is not None:
             mlflow = sent_of(record).run_id(maker)
             cause = record.state.nodes[maker].reason
-    return Made(
-        line.run, line.time, line.acceptance, line.reason, line.user, line.accepted_key, mlflow, cause, line.source
-    )
+    return Made(line, mlflow, cause)
 
 
 def maker_of(record: Record, line: IndexLine, key: str) -> str | None:
@@ -115,9 +114,7 @@ def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mappi
     decision = decisions[node.id]
     whole = Explanation(node.id, node.op.name, decision.cache, decision.key, decision.digest, decision.reason)
     if decision.cache == "hit":
-        line = store.newest(decision.key) if decision.key is not None else None
-        made = made_by(store, line, decision.key) if line is not None and decision.key is not None else None
-        return attrs.evolve(whole, made=made)
+        return attrs.evolve(whole, made=_made(store, decision.key))
     digests = {parent: digest for parent in node.parents if (digest := decisions[parent].digest) is not None}
     previous = planner.compared_with(node, digests)
     if previous is None:
@@ -134,7 +131,7 @@ def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mappi
 
 
 def _with_files(store: Store, run: str, difference: Difference) -> Difference:
-    """Of a folder whose content differs, the files that changed since the run with which it is compared."""
+    """The difference, of a folder with the files that changed since the run with which it is compared."""
     record = load_begun(store.records / run) if difference.kind == "content" and difference.path and run else None
     names = [] if record is None else changed_since(Path(difference.path), record.state.started)
     return attrs.evolve(difference, path=f"{difference.path}: {listed(names, FILES_SHOWN)}") if names else difference
@@ -153,10 +150,9 @@ def _inputs(store: Store, node: GraphNode, decisions: Mapping[str, Decision], pr
         if decision.cache != "hit":
             changes.append(_awaited(parent, decision, before))
         elif decision.digest != before:
-            line = store.newest(decision.key) if decision.key is not None else None
-            made = made_by(store, line, decision.key) if line is not None and decision.key is not None else None
+            made = _made(store, decision.key)
             state: InputState = "changed" if before is not None else "added"
-            run, cause = (made.run, made.cause) if made is not None else (None, "")
+            run, cause = (made.line.run, made.cause) if made is not None else (None, "")
             changes.append(InputChange(parent, state, before, decision.digest, run, cause))
     gone = [parent for parent in previous.input_digests if parent not in node.parents]
     return changes + [InputChange(parent, "removed", previous.input_digests[parent]) for parent in gone]
@@ -205,17 +201,17 @@ def _input_text(change: InputChange) -> str:
 
 
 def _origin(made: Made) -> list[str]:
+    line = made.line
     mlflow = f", MLflow run {made.mlflow_run_id}" if made.mlflow_run_id else ""
-    computed = f"made by run {made.run}{mlflow}"
-    lines = [f"  {computed}" if made.acceptance == "accepted" else f"  {computed}, on {moment(made.time)}"]
-    if made.acceptance == "forced":
+    at = "" if line.acceptance == "accepted" else f", on {moment(line.time)}"
+    lines = [f"  made by run {line.run}{mlflow}{at}"]
+    if line.acceptance == "forced":
         lines.append("  its rerun was requested (--from)")
     elif made.cause:
         lines.append(f"  it ran because: {made.cause}")
-    if made.source:
-        lines.append(f"  pulled from {made.source}")
-    if made.acceptance == "accepted":
-        lines.append(
-            f"  {accepted_text(made.user, made.time, made.reason)}; computed for key {shown_digest(made.accepted_key)}"
-        )
+    if line.source:
+        lines.append(f"  pulled from {line.source}")
+    if line.acceptance == "accepted":
+        accepted = accepted_text(line.user, line.time, line.reason)
+        lines.append(f"  {accepted}; computed for key {shown_digest(line.accepted_key)}")
     return lines

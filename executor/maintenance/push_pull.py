@@ -59,10 +59,13 @@ class Wanted:
 
     node: str
     key: str
-    digest: str
     line: IndexLine
     op: str | None = None
     trusts_code: bool = False
+
+    @property
+    def digest(self) -> str:
+        return self.line.digest
 
 
 def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
@@ -83,7 +86,7 @@ def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
             continue
         lines = [line for line in store.index(key) if line.digest == state.digest]
         line = lines[-1] if lines else IndexLine(state.digest, record.run, time.time())
-        wanted.append(Wanted(node_id, key, state.digest, line, ops.get(node_id)))
+        wanted.append(Wanted(node_id, key, line, ops.get(node_id)))
     return wanted
 
 
@@ -180,7 +183,7 @@ def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
             continue
         digests[node_id] = found.digest
         node = planner.graph.nodes[node_id]
-        yield Wanted(node_id, decision.key, found.digest, found, node.op.name, node_id in planner.trusting)
+        yield Wanted(node_id, decision.key, found, node.op.name, node_id in planner.trusting)
 
 
 def everything(remote: Remote, node: str | None) -> list[Wanted]:
@@ -195,9 +198,7 @@ def everything(remote: Remote, node: str | None) -> list[Wanted]:
             None if line is None else Manifest.from_json(parsed_object(remote.manifest(line.digest) or b"") or {})
         )
         if line is not None:  # a damaged manifest has no node; the pull refuses it
-            found.append(
-                Wanted(shown_digest(line.digest) if manifest is None else manifest.node, key, line.digest, line)
-            )
+            found.append(Wanted(shown_digest(line.digest) if manifest is None else manifest.node, key, line))
     chosen = required_nodes(dict.fromkeys(each.node for each in found), node)
     return [each for each in found if each.node in chosen]
 

@@ -140,7 +140,7 @@ class SGLangEngine(Engine):
 
 
 def _for_installed(run: ServedRun) -> Served:
-    """Of SGLang's versions that may serve, the installed one alone, if it is one of them."""
+    """The settings with only the installed version of SGLang, if that is one of those that may serve."""
     found = installed_version()
     return evolve(run.served, versions=(found,)) if found in run.served.versions else run.served
 

@@ -173,7 +173,7 @@ class _Made:
         return None
 
     def prompts(self, export: GraphNode, vision: bool, count: int) -> tuple[ChatPrompt, ...]:
-        """Of the first samples behind the draft's evaluation or check that hold some."""
+        """Prompts of the first samples behind the draft's evaluation or check that hold some."""
         found = (held_out_prompts(samples, vision, count) for samples in self._samples(export))
         return next(filter(None, found), ())
 

@@ -117,7 +117,7 @@ def _small(node: GraphNode, samples: int) -> Any:
 
 
 def estimates(store: Store, graph: Graph, session: Session) -> dict[str, NodeEstimate]:
-    """By node, in the order of the data; session: the small run, which is done."""
+    """What the full run of each node will take, in the order of the data; session: the small run, which is done."""
     made = cached_artifacts(store, make_planner(store, graph).plan())
     measured = {node_id: _measured(session, node_id) for node_id in graph.nodes}
     artifacts = {node_id: one.artifact for node_id, one in measured.items()}
@@ -202,7 +202,7 @@ class EmptiedSplit:
 
 
 def emptied_splits(graph: Graph, artifacts: Mapping[str, Path], failed: str) -> list[EmptiedSplit]:
-    """Of the nodes above the failed one; artifacts: of the nodes that are done."""
+    """Splits that nodes above the failed one emptied; artifacts: of the nodes that are done."""
     counting = (Samples, ImageSamples, TokenShards)
     above = set(graph.up_to([failed]).nodes) - {failed}
     kept: dict[str, Mapping[str, int]] = {}

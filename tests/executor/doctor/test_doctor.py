@@ -262,8 +262,8 @@ def test_a_tracking_server_is_asked(tmp_path: Path) -> None:
 
 def test_limits_of_the_operating_system_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _which: (256, 4096))
-    monkeypatch.setattr(host, "SHARED", tmp_path / "no")
-    monkeypatch.setattr(host, "compiled_sweep", lambda: ("no C compiler", None))
+    monkeypatch.setattr(machine, "SHARED", tmp_path / "no")
+    monkeypatch.setattr(machine, "compiled_sweep", lambda: ("no C compiler", None))
     found = by_name(host_findings())
     assert ("warning", "ulimit -n 1024") == (found["open files"].level, found["open files"].advice)
     assert "warning" == found["shared memory"].level
