@@ -60,24 +60,29 @@ def make_planner(
     graph: Graph,
     pinned: Mapping[str, str] | None = None,
     forced: Iterable[str] = (),
-    absent: Collection[str] = (),
+    absent: Absent | None = None,
     source: str = "RUN",
 ) -> Planner:
     """A planner for the graph with current code and data; those of pinned nodes are not read.
 
     absent: nodes whose data is missing: their keys are made with its digests in the newest record of the same paths,
     and they have none without one. source: the run that made the pinned artifacts.
-    Raises DataError if an external input cannot be read.
+    Raises PipelineError if an external input cannot be read.
     """
-    pinned = pinned or {}
+    pinned, absent = pinned or {}, absent or {}
     previous = PreviousNodes(store, graph.name)
     gone = [node_id for node_id in absent if node_id in graph.nodes and node_id not in pinned]
     contents = {node_id: previous.content(graph.nodes[node_id]) for node_id in gone}
     known = {node_id: _gone(graph.nodes[node_id], each) for node_id, each in contents.items() if each is not None}
-    unknown = contents.keys() - known.keys()
+    unknown = [node_id for node_id in gone if node_id not in known]
+    try:
+        parts = graph_parts(graph, Sources.now(store.external_memo), without={*pinned, *unknown}, known=known)
+    except PipelineError as error:
+        missing = [mistake for node_id in unknown for mistake in absent[node_id]]
+        raise PipelineError([*missing, *error.mistakes]) from error
     return Planner(
         graph=graph,
-        parts=graph_parts(graph, Sources.now(store.external_memo), without={*pinned, *unknown}, known=known),
+        parts=parts,
         store=store,
         previous=previous,
         pinned=pinned,
@@ -111,7 +116,7 @@ def new_run(
     Raises PipelineError if another node would have to run, or this machine lacks something that a node needs.
     """
     with shared_gc_lock(store.path):
-        planner = make_planner(store, graph, absent=absent or {})
+        planner = make_planner(store, graph, absent=absent)
         if given is not None:
             planner = attrs.evolve(planner, given={node_id: node.config for node_id, node in given.nodes.items()})
         return _new(
