@@ -9,8 +9,7 @@ from dsl.errors import PipelineError
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps, open_store
 from executor.explain.explanation import explain, explanation_text
-from executor.planning.selection import missing_data, require_node
-from executor.planning.session import make_planner
+from executor.planning.session import make_planner, missing_data, require_node
 from executor.system.output import OK, print_json, print_lines
 
 

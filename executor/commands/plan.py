@@ -25,8 +25,7 @@ from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
 from executor.planning.planner import earlier_rule_note
 from executor.planning.preflight import preflight
-from executor.planning.selection import missing_data, require_others, selected
-from executor.planning.session import make_planner
+from executor.planning.session import make_planner, missing_data, require_others, selected
 from executor.system.output import OK, USAGE, print_json, print_lines
 
 if TYPE_CHECKING:

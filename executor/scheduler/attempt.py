@@ -23,9 +23,8 @@ from executor.keys.node_key import KeyParts
 from executor.launchers.backends import Backends
 from executor.launchers.failure import TIMEOUT, bug_of_dflow, failure, failure_of
 from executor.launchers.stage_process import StageExit, StageProcess
-from executor.planning.input_snapshot import Snapshot
 from executor.records.events import final_metrics
-from executor.scheduler.task import AttemptResult, AttemptStart, StageMeasures, Task
+from executor.scheduler.task import AttemptResult, AttemptStart, Snapshot, StageMeasures, Task
 from executor.system.crash_points import fail_point
 from executor.system.resource_pool import Demand, Share
 
@@ -219,18 +218,19 @@ class Attempt(threading.Thread):
         A file that was rewritten with the same content may have had another one in between. That is unlikely, so it
         counts only for an op that cannot resume, which runs again at little cost.
         """
-        task, now = self.task, before.since(self.task.store)
+        task = self.task
+        parts, rewritten = before.since(task.store)
         resumable = task.node.op.resumable
-        changed = _changes(task.node.id, before.parts, now.parts) or (() if resumable else _written(now.written))
+        changed = _changes(task.node.id, before.parts, parts) or (() if resumable else _written(rewritten))
         if changed:
             kept = str(task.lease.set_aside()) if resumable else ""
             if not resumable:
                 task.lease.remove()
-            return AttemptResult(status="replan", parts=now.parts, changes=changed, kept=kept)
+            return AttemptResult(status="replan", parts=parts, changes=changed, kept=kept)
         fail_point("run:commit-begin")
         result = task.commit(start.time, measures, ended.device, self._share.threads)
         fail_point("run:committed")
-        written = [f"{file} was written while the stage ran; its content is the same" for file in now.written]
+        written = [f"{file} was written while the stage ran; its content is the same" for file in rewritten]
         unseen = [
             f"not part of the key: {file}, which the op finds at run time only; name it in its chosen_code()"
             for file in before.unseen(ended.loaded)
