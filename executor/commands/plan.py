@@ -24,8 +24,7 @@ from executor.launchers.cluster_address import use_cluster
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
 from executor.planning.planner import earlier_rule_note
-from executor.planning.preflight import preflight
-from executor.planning.session import make_planner, missing_data, require_others, selected
+from executor.planning.session import make_planner, refusals, require_others, selected
 from executor.system.output import OK, USAGE, print_json, print_lines
 
 if TYPE_CHECKING:
@@ -48,11 +47,10 @@ def main(options: argparse.Namespace) -> int:
     graph, only = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
     store = open_store(options)
     decisions = make_planner(store, graph, absent=absent).plan()
-    absent_inputs = missing_data(decisions, absent)
-    free_disk = free_bytes(store.path)
-    lacking, estimates = preflight(store, graph, decisions, free_disk)
-    missing = list(dict.fromkeys(str(each) for each in [*absent_inputs, *lacking]))
     require_others(decisions, only)
+    free_disk = free_bytes(store.path)
+    lacking, estimates = refusals(store, graph, decisions, absent, free_disk)
+    missing = list(dict.fromkeys(map(str, lacking)))
     decisions = {node_id: each for node_id, each in decisions.items() if not only or node_id in only}
     needs: dict[str, Estimate] = {}
     measured: dict[str, int | None] = {}
@@ -63,7 +61,7 @@ def main(options: argparse.Namespace) -> int:
         measured, does_not_fit = _memory(graph, needs, history)
     cluster = _cluster_lines(graph)
     if options.json:
-        from executor.planning.estimates import estimate_row
+        from executor.planning.preflight import estimate_row
 
         sizes = {node_id: estimate_row(need, measured.get(node_id)) for node_id, need in needs.items()}
         rows = plan_rows(graph, decisions, history.computed)
@@ -81,7 +79,7 @@ def _memory(
     graph: Graph, needs: Mapping[str, Estimate], history: PreviousNodes
 ) -> tuple[dict[str, int | None], list[str]]:
     """What a rank of each node took when it ran last, and the nodes that do not fit on this machine."""
-    from executor.planning.estimates import measured_memory, too_large
+    from executor.planning.preflight import measured_memory, too_large
     from executor.system.hardware import gpu_memory, machine_memory
 
     measured = {

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -35,17 +35,21 @@ FORWARDED = (
     *("DFLOW_", "HF_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "TRITON_", "NCCL_", "GLOO_", "SGLANG_"),
     *("CUDA_", "CUBLAS_", "OMP_", "GOMP_", "KMP_"),
 )
+HERE = "this machine"
 LEASE_EVERY_S = 2.0
 
 
 @frozen(kw_only=True)
 class HostFacts:
-    """What a host reports. ray, python: versions; sources: dflow's digest; problem: why it reports nothing else."""
+    """What a host reports. ray, python: versions; sources: dflow's digest; address: "host:port" where rank 0 could
+    listen; unseen: which paths it does not see; problem: why it reports nothing else.
+    """
 
     name: str
     ray: str = ""
     python: str = ""
     sources: str = ""
+    address: str = ""
     unseen: tuple[str, ...] = ()
     problem: str = ""
 
@@ -59,37 +63,39 @@ def digest_of_sources() -> str:
     return digest.hexdigest()
 
 
-def host_facts(name: str, paths: tuple[str, ...] = ()) -> HostFacts:
-    """The facts of this host, whose name it is; paths: what it has to see."""
+def host_facts(name: str, paths: tuple[str, ...] = (), own: str = "") -> HostFacts:
+    """The facts of this host. paths: what it has to see; own: the address by which other hosts reach it."""
     unseen = tuple(path for path in paths if not Path(path).exists())
-    python, ray = platform.python_version(), metadata.version("ray")
-    return HostFacts(name=name, ray=ray, python=python, sources=digest_of_sources(), unseen=unseen)
+    return HostFacts(
+        name=name,
+        ray=metadata.version("ray"),
+        python=platform.python_version(),
+        sources=digest_of_sources(),
+        address=_free_address(own) if own else "",
+        unseen=unseen,
+    )
 
 
-@frozen(kw_only=True)
-class HostReport:
-    """What a host reports before it starts anything. address: "host:port" where rank 0 could listen; problem: why the
-    stage cannot run there, empty where it can.
-    """
-
-    name: str
-    address: str
-    problem: str = ""
-
-
-def host_report(order: StageOrder, sources: str, own: str) -> HostReport:
-    """sources: `digest_of_sources` of the executor's host; own: the address by which other hosts reach this one."""
+def _free_address(own: str) -> str:
     family = socket.AF_INET6 if ":" in own else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((own, 0))
-        port = probe.getsockname()[1]
-    problem = ""
-    if not order.job.exists() or not order.directory.is_dir():
-        gone = order.directory if order.job.exists() else order.folder
-        problem = f"it does not see {gone}; the store and the data must have the same path on all hosts"
-    elif digest_of_sources() != sources:
-        problem = f"it runs another dflow ({PROJECT}) than this one; install the same version"
-    return HostReport(name=socket.gethostname(), address=f"{own}:{port}", problem=problem)
+        return f"{own}:{probe.getsockname()[1]}"
+
+
+def host_faults(host: HostFacts, here: HostFacts) -> Iterator[tuple[str, str]]:
+    """(What keeps a host from running stages of this one, what to do)."""
+    if host.problem:
+        yield f"cannot run dflow: {host.problem}", "install this dflow there, with dflow[ray]"
+        return
+    for path in host.unseen:
+        yield f"does not see {path}", "the store and the data must have the same path on all hosts"
+    if host.sources != here.sources:
+        yield f"runs another dflow than {here.name}", "install the same version"
+    if host.python != here.python:
+        yield f"runs Python {host.python}, and {here.name} {here.python}", "install the same version"
+    if host.ray != here.ray:
+        yield f"runs Ray {host.ray}, and {here.name} {here.ray}", "install the same version"
 
 
 def forwarded_variables(secrets: Sequence[str]) -> dict[str, str]:

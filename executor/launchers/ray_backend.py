@@ -28,6 +28,7 @@ from dsl.launch import OWN_CLUSTER, Machine
 from dsl.os_errors import clear_errors
 from executor.launchers.backend import HostExit, StageOrder
 from executor.launchers.cluster_address import USED, USED_OPEN, accepts_open, cluster_address, remember_cluster
+from executor.launchers.host_run import stage_environment
 from executor.launchers.ray_cluster import (
     HOSTS,
     PLACED,
@@ -41,7 +42,6 @@ from executor.launchers.ray_cluster import (
     listens,
     unended,
 )
-from executor.launchers.stage_environment import stage_environment
 from executor.store.lease import ACTORS
 from executor.system.resource_pool import Capacity, Demand, Share, computes_on_gpu, too_much
 from executor.system.stage_mark import end_marked

@@ -18,7 +18,7 @@ from dsl.graph import Graph
 from dsl.graph_json import graph_to_json
 from dsl.stage import NOW
 from dsl.threads import useful_threads
-from executor.launchers.stage_environment import stage_environment
+from executor.launchers.host_run import stage_environment
 from executor.system.resource_pool import threads_of
 from executor.system.supervisor import ChildGroup, exit_text, module_command
 

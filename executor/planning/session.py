@@ -7,7 +7,7 @@ node with copies, which selects all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import frozen
@@ -24,10 +24,12 @@ from executor.keys.node_key import Sources, graph_parts, named_paths
 from executor.launchers.cluster_address import with_recorded_cluster
 from executor.planning.history import Content, PreviousNodes, SourceRuns
 from executor.planning.planner import Decision, Planner, earlier_rule_note, kept_text
-from executor.planning.preflight import preflight
 from executor.records.run_record import NodeState, PlanRow, Record, StartedBy, find_record
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import shared_gc_lock
+
+if TYPE_CHECKING:
+    from executor.planning.preflight import Estimates
 
 
 @frozen
@@ -346,13 +348,23 @@ def _checked_plan(
     or if this machine lacks something that a node needs.
     """
     decisions = planner.plan()
-    if missing := missing_data(decisions, absent or {}):
-        raise PipelineError(missing)
     require_others(decisions, only)
-    missing, _ = preflight(store, planner.graph, decisions, free_bytes(store.path))
+    missing, _ = refusals(store, planner.graph, decisions, absent or {}, free_bytes(store.path))
     if missing:
         raise PipelineError(missing)
     return decisions
+
+
+def refusals(
+    store: Store, graph: Graph, decisions: Mapping[str, Decision], absent: Absent, free_disk: int
+) -> tuple[list[Finding], Estimates | None]:
+    """All mistakes by which a run is refused, and the estimates of the graph; None where nothing runs."""
+    if all(decision.cache == "hit" for decision in decisions.values()):
+        return [], None
+    from executor.planning.preflight import preflight  # loads the hooks of ops
+
+    lacking, estimates = preflight(store, graph, decisions, free_disk)
+    return [*missing_data(decisions, absent), *lacking], estimates
 
 
 def missing_data(decisions: Mapping[str, Decision], absent: Absent) -> list[Finding]:

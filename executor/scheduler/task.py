@@ -223,7 +223,7 @@ class Task:
 
     def check_space(self) -> None:
         """Raises DiskFull where the stage would write more than is free."""
-        from executor.planning.disk_check import check_space
+        from executor.planning.preflight import check_space
 
         check_space(self.planner.graph, self.node.id, self.made, self.lease.work_dir)
 

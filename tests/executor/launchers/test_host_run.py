@@ -10,8 +10,7 @@ from toy_ops import Toy, wait_for
 from dsl.launch import Launch, Machine
 from executor.launchers.backend import HostExit, StageOrder
 from executor.launchers.backends import LocalBackend
-from executor.launchers.host_run import HostRun, WaitingWorker
-from executor.launchers.stage_environment import stage_environment
+from executor.launchers.host_run import HostRun, WaitingWorker, stage_environment
 from executor.launchers.worker import EXECUTOR_GONE
 from executor.system.resource_pool import Demand, Share
 
