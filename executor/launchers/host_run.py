@@ -8,15 +8,22 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
+from dsl.errors import DiskFull
 from dsl.files import appended
+from dsl.json_files import append_line
 from dsl.os_errors import clear_errors
 from executor.launchers.backend import HostExit, StageOrder, exits_path, host_log
 from executor.launchers.redacted_log import RedactedLog
+from executor.records.events import Body, Event, System
 from executor.system.resource_pool import VISIBLE, device_order
 from executor.system.stage_mark import STAGE, new_mark, note_mark
 from executor.system.supervisor import Child, child_environment
+from executor.system.system_metrics import Usage
 from executor.system.user_cache import compile_cache
 
 WORKER = "executor.launchers.worker"
@@ -76,7 +83,7 @@ class WaitingWorker:
 
 
 class HostRun:
-    """The processes of a stage on one host; on this machine it implements RunningStage.
+    """The processes of a stage on one host, and what they use of it; on this machine it implements RunningStage.
 
     number: of the host, from 0; gpus: the devices that its ranks see, None for all.
     """
@@ -109,6 +116,7 @@ class HostRun:
         environment = {**stage_environment(order.share.threads, gpus), **(variables or {})}
         with clear_errors(log), appended(log if self._redacted is None else self._redacted.pipe) as output:
             self._child = _started(order, number, address, environment, output.fileno(), waiting)
+        self._usage = Usage(self.pid, gpus, partial(_report_usage, order, number))
 
     @property
     def pid(self) -> int:
@@ -119,6 +127,7 @@ class HostRun:
         """How its processes ended, None where they still run after that time. The log is complete then."""
         if not self._child.ended_within(seconds):
             return None
+        self._usage.close()
         if self._redacted is not None and not self._is_closed:
             self._is_closed = True
             self._redacted.close()
@@ -130,6 +139,17 @@ class HostRun:
 
     def kill(self) -> None:
         self._child.signal(signal.SIGKILL, whole_group=True)
+
+
+def write_event(order: StageOrder, body: Body) -> None:
+    append_line(order.events, Event(time.time(), order.node, order.attempt, body).to_json())
+
+
+def _report_usage(order: StageOrder, number: int, metrics: Mapping[str, float]) -> None:
+    """Metrics of other hosts than the first are named with its number."""
+    prefix = f"host_{number}_" if number else ""
+    with suppress(DiskFull, OSError):  # which the stage reports itself
+        write_event(order, System({f"{prefix}{name}": value for name, value in metrics.items()}))
 
 
 def _started(

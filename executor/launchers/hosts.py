@@ -8,9 +8,7 @@ import platform
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -18,17 +16,14 @@ from attrs import frozen
 
 from dsl.errors import DflowError, DiskFull
 from dsl.imports import PROJECT
-from dsl.json_files import append_line
 from dsl.os_errors import NO_SPACE
 from dsl.secrets import values_of
 from executor.launchers.backend import HostExit, StageOrder, exits_path
 from executor.launchers.host_run import HostRun
 from executor.launchers.stage_contract import StageSpec, read_exits, report_lost
-from executor.records.events import Body, Event, System
 from executor.store.lease import Holder
 from executor.system.resource_pool import VISIBLE
 from executor.system.supervisor import GONE, exit_text
-from executor.system.system_metrics import Usage
 
 # Variables of the executor's environment that its stages get on other hosts too, beside those of secrets.
 FORWARDED = (
@@ -147,14 +142,10 @@ class RemoteHost:
                 return HostExit(code=-signal.SIGTERM)
             secrets = values_of(order.secrets)
             self._run = run = HostRun(order, gpus, secrets, number=number, address=address, variables=networks)
-        usage = _reported_usage(spec, run)
-        try:
-            while (ended := run.wait(LEASE_EVERY_S)) is None:
-                if Holder.read(order.folder).id != spec.lease_id:
-                    run.kill()
-            return ended
-        finally:
-            usage.close()
+        while (ended := run.wait(LEASE_EVERY_S)) is None:
+            if Holder.read(order.folder).id != spec.lease_id:
+                run.kill()
+        return ended
 
     def request_stop(self) -> None:
         with self._lock:
@@ -222,26 +213,6 @@ class HostExits:
             error="; ".join(f"{self.host(number)}: {each.error}" for number, each in self._exits.items() if each.error),
             log_errno=next((each.log_errno for each in self._exits.values() if each.log_errno), 0),
         )
-
-
-def write_event(spec: StageSpec, body: Body) -> None:
-    append_line(spec.events, Event(time.time(), spec.node, spec.attempt, body).to_json())
-
-
-def _reported_usage(spec: StageSpec, run: HostRun) -> Usage:
-    """Samples what the processes of a part use. Metrics of other hosts than the first are named with its number."""
-    prefix = f"host_{run.number}_" if run.number else ""
-
-    def watched() -> list[tuple[str, int, Sequence[str] | None]]:
-        return [(spec.node, run.pid, run.gpus)]
-
-    def report(node: str, metrics: Mapping[str, float]) -> None:
-        with suppress(DiskFull, OSError):  # which the stage reports itself
-            write_event(spec, System({f"{prefix}{name}": value for name, value in metrics.items()}))
-
-    usage = Usage(watched, report)
-    usage.start()
-    return usage
 
 
 def _interface_of(own: str) -> str:

@@ -158,10 +158,6 @@ class RayStage:
         self._lock = threading.Lock()
 
     @property
-    def pid(self) -> int | None:
-        return None
-
-    @property
     def is_placed(self) -> bool:
         return (self._order.results / PLACED).exists()
 

@@ -25,6 +25,7 @@ from dsl.errors import DflowError, StageError, shortened
 from dsl.json_files import parse_json
 from dsl.secrets import redact, values_of
 from executor.launchers.backend import HostExit, StageOrder
+from executor.launchers.host_run import write_event
 from executor.launchers.hosts import (
     HERE,
     HostExits,
@@ -33,7 +34,6 @@ from executor.launchers.hosts import (
     forwarded_variables,
     host_facts,
     host_faults,
-    write_event,
 )
 from executor.launchers.ray_cluster import (
     HOSTS,
@@ -45,7 +45,6 @@ from executor.launchers.ray_cluster import (
     end_actors,
     hosts_of,
 )
-from executor.launchers.stage_contract import StageSpec
 from executor.records.events import Info
 from executor.system.supervisor import ENDING, begin_as_child, end_with_parent
 
@@ -241,9 +240,7 @@ class Driver:
     def _inform(self, text: str) -> None:
         """Show the user a line, and write it to the log."""
         print(f"info: {text}", flush=True)
-        spec = StageSpec.read(self._order.job, self._order.job_digest)
-        if spec is not None:
-            write_event(spec, Info(text))
+        write_event(self._order, Info(text))
 
 
 def main() -> int:

@@ -94,6 +94,8 @@ class StageProcess:
                 job_digest=job_digest,
                 folder=lease.folder,
                 results=self._results,
+                events=spec.events,
+                attempt=spec.attempt,
                 private=private,
                 log=log,
                 directory=Path.cwd(),
@@ -145,11 +147,6 @@ class StageProcess:
         """Whether the run is to stop. A signal sent to all processes may reach the stage before the executor."""
         ends_by_signal = code == -signal.SIGTERM or any(result and result.status == "stopped" for result in results)
         return self._stop_requested.wait(STOP_WITHIN_S if ends_by_signal else 0.0)
-
-    @property
-    def pid(self) -> int | None:
-        """The root process of the stage, where it is on this machine."""
-        return self._stage.pid
 
     @property
     def is_placed(self) -> bool:

@@ -115,13 +115,6 @@ class Attempt(threading.Thread):
         if stage.stopping_for() > grace:
             stage.kill()
 
-    @property
-    def watched(self) -> tuple[str, int, Sequence[str] | None] | None:
-        """The node, the process of its stage, and its GPUs, None for all of them; None if no stage runs."""
-        stage = self._stage
-        pid = stage.pid if stage is not None else None
-        return None if pid is None else (self.task.node.id, pid, self._share.gpus)
-
     def _result(self) -> AttemptResult:
         task, lease = self.task, self.task.lease
         fail_point("run:lease-taken")

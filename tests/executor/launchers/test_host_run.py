@@ -93,10 +93,11 @@ def order(tmp_path):
     """Of a stage that finds no job, and ends."""
     for name in ("results", "private"):
         (tmp_path / name).mkdir()
-    paths = {name: tmp_path / name for name in ("job", "results", "private", "log")}
+    paths = {name: tmp_path / name for name in ("job", "results", "events", "private", "log")}
     return StageOrder(
         node="n",
         job_digest="0",
+        attempt=1,
         folder=tmp_path,
         directory=tmp_path,
         launch=Launch(),

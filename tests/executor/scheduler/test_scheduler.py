@@ -121,7 +121,7 @@ def test_a_second_ctrl_c_kills_all_stages_at_once(tmp_path):
     assert toy.state()["status"] == "stopped"
 
 
-def test_only_the_loop_reads_and_writes_the_record_also_what_stages_use_of_the_machine(tmp_path):
+def test_only_the_loop_reads_and_writes_the_state_of_the_record_and_what_stages_use_becomes_events(tmp_path):
     toy = side(tmp_path, "[machine]\ncpus = 2\n" + meets("a", "b").replace('["a"]', '["a", "go"]'))
     process = toy.start("run", str(toy.file), program=ONLY_THE_LOOP + UNTRACKED.replace(WITHOUT_USAGE, ""))
     wait_for(
