@@ -53,7 +53,7 @@ class KeyParts:
         return self._hash(inputs, code)
 
     def key_without_code(self, inputs: Inputs) -> str:
-        """The same for every state of the code: by this, work in progress is found again after a fix."""
+        """A digest that is the same for every state of the code: by it, unfinished work is found again after a fix."""
         return self._hash(inputs, CodeDigests())
 
     def _hash(self, inputs: Inputs, code: CodeDigests) -> str:
@@ -71,7 +71,7 @@ class KeyParts:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As stored in records and manifests."""
+        """The form in records and manifests."""
         parts: dict[str, Any] = unstructure(self)
         return parts
 

@@ -120,7 +120,7 @@ class HostRun:
 
     @property
     def pid(self) -> int:
-        """Of the worker, or the parent of the ranks."""
+        """The process of the worker, or of the parent of the ranks."""
         return self._child.pid
 
     def wait(self, seconds: float | None) -> HostExit | None:

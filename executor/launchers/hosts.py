@@ -94,7 +94,7 @@ def host_faults(host: HostFacts, here: HostFacts) -> Iterator[tuple[str, str]]:
 
 
 def forwarded_variables(secrets: Sequence[str]) -> dict[str, str]:
-    """Those of this process that other hosts get; the names of devices are a host's own."""
+    """The variables of this process that other hosts get; names of devices are a host's own."""
     return {
         name: value
         for name, value in os.environ.items()

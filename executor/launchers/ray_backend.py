@@ -65,7 +65,7 @@ class RayBackend:
         return cluster_address(self._machine) == OWN_CLUSTER
 
     def capacity(self) -> ClusterCapacity:
-        """As it was when the run started. Raises StageError where the cluster cannot be reached or is refused."""
+        """The hosts as they were when the run started. Raises StageError for an unreachable or refused cluster."""
         if self.is_own:
             return ClusterCapacity.of((Capacity.of_this_machine(self._machine),))
         hosts = self._hosts()

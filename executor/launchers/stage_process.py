@@ -177,7 +177,7 @@ class StageProcess:
         return last_lines(self._log, self._log_start)
 
     def _shown(self, first: RankFailure | None) -> tuple[str, ...]:
-        """Of several ranks the traceback of the failed one, else the end of its log.
+        """The traceback of the failed one of several ranks, else the end of its log.
 
         The log has more: the others report its end, often before it does.
         """

@@ -83,7 +83,7 @@ class Planner:
     trusting: frozenset[str] = attrs.Factory(lambda self: trusting_nodes(self.graph), takes_self=True)
 
     def with_parts(self, node_id: str, parts: KeyParts) -> Planner:
-        """The same, with other key parts of one node."""
+        """A planner with other key parts of one node."""
         return attrs.evolve(self, parts={**self.parts, node_id: parts})
 
     def plan(self) -> dict[str, Decision]:
@@ -207,7 +207,7 @@ def kept_text(run: str) -> str:
 
 
 def _changed_inputs(node: GraphNode, digests: Mapping[str, str], previous: Previous) -> list[str]:
-    """Of the parents with a known digest."""
+    """The parents with a known digest that is another one than before."""
     return [each for each in node.parents if each in digests and previous.input_digests.get(each) != digests[each]]
 
 

@@ -32,7 +32,7 @@ from executor.system.resource_pool import computes_on_gpu, devices
 
 @frozen
 class Estimates:
-    """Of every node whose op gives an estimate: what it needs. forecast: of its output, None where nothing is known.
+    """What each node needs whose op gives an estimate. forecast: of its output, None where nothing is known.
 
     refused: why an op gives none, where a value is wrong.
     """
@@ -94,7 +94,7 @@ def graph_estimates(
 
 
 def _identity(node: GraphNode, artifact: Path | None, identities: Mapping[str, str]) -> str:
-    """As `PlanContext.identity`. An artifact's folder has its digest as its name."""
+    """The node's `PlanContext.identity`. An artifact's folder has its digest as its name."""
     if artifact is not None:
         return artifact.name
     inputs = {edge: [identities[parent] for parent in parents] for edge, parents in node.inputs.items()}

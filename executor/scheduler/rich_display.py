@@ -24,7 +24,7 @@ LINES_BESIDE = 4  # the title, the header, the caption, and the line of the curs
 
 
 class LiveDisplay(Display):
-    """Of a long pipeline only as many nodes as fit the terminal are shown: running and failed ones first."""
+    """A table of as many nodes as fit the terminal, running and failed ones first, with all else printed above it."""
 
     def __init__(self, state: RunState, console: Console | None = None) -> None:
         super().__init__(state)
