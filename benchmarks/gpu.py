@@ -34,7 +34,7 @@ from typing import Any
 from benchmarks.gpu_report import page, reason
 from benchmarks.gpu_sizes import ALGORITHMS, CHUNK, TINY_CHUNK, contexts, step_sizes
 from benchmarks.harness import ROOT, installed_version
-from executor.launchers.stage_environment import stage_environment
+from executor.launchers.host_run import stage_environment
 from executor.system.supervisor import ChildGroup
 
 BUDGET_S = 540.0

@@ -94,6 +94,7 @@ def compiled(
         machine=Machine(**machine),
         sort_by=sort_by,
         upload=mlflow.get("upload", ()),
+        tree=tree,
     )
 
 

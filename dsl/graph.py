@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 from attrs import frozen
 
+from dsl.finding import Field, Finding
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
 from dsl.order import above, below
@@ -16,6 +17,8 @@ from dsl.pipeline import Copy, selected_by
 
 if TYPE_CHECKING:
     import networkx as nx
+
+    from dsl.tree import Tree
 
 T = TypeVar("T")
 
@@ -50,7 +53,10 @@ class GraphNode:
 
 @frozen
 class Graph:
-    """A compiled pipeline; nodes come after all their parents, otherwise in the order they were written."""
+    """A compiled pipeline; nodes come after all their parents, otherwise in the order they were written.
+
+    tree: what it was compiled from; None for a recorded one.
+    """
 
     name: str
     seed: int
@@ -65,6 +71,7 @@ class Graph:
     sort_by: str = ""
     tracking: bool = True
     upload: tuple[str, ...] = ()
+    tree: Tree | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
     def result_nodes(self) -> tuple[str, ...]:
@@ -76,6 +83,12 @@ class Graph:
     def judged_by(self) -> frozenset[str]:
         """The metrics that tell how good the result is, as its ops say."""
         return frozenset(node.op.judged_by.removeprefix("-") for node in self.nodes.values() if node.op.judged_by)
+
+    def mistake(self, node_id: str, message: str) -> Finding:
+        """What is wrong with a node that is compiled, and where that is written."""
+        if self.tree is None:
+            return Finding(message, Field(f"node.{node_id}"))
+        return self.tree.mistake(("node", node_id), message)
 
     def is_uploaded(self, node: GraphNode) -> bool:
         """Whether the whole artifact of a node is sent to MLflow."""

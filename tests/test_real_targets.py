@@ -19,9 +19,8 @@ from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes
 from executor.keys.node_key import key_config
-from executor.planning.disk_check import disk_mistakes
-from executor.planning.estimates import estimate_row, graph_estimates
 from executor.planning.planner import Decision
+from executor.planning.preflight import disk_mistakes, estimate_row, graph_estimates
 from executor.store.artifact_store import Store
 from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.drafts.backbone.model import DraftModel

@@ -11,8 +11,7 @@ from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_overrides, add_store, add_trust, check_store, open_store, store_of
 from executor.explain.keep_valid import keep_valid, offer_of, offers
 from executor.keys.differences import difference_text
-from executor.planning.selection import require_node
-from executor.planning.session import make_planner
+from executor.planning.session import make_planner, require_node
 from executor.records.record_trust import trust_op_files
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store

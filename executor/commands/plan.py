@@ -29,9 +29,7 @@ from executor.launchers.cluster_address import use_cluster
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_text import plan_rows, print_estimates, print_plan
 from executor.planning.planner import WORDS, Planner, earlier_rule_note
-from executor.planning.preflight import preflight
-from executor.planning.selection import missing_data, require_node, require_others, selected
-from executor.planning.session import make_planner
+from executor.planning.session import make_planner, missing_data, refusals, require_node, require_others, selected
 from executor.store.artifact_store import Store
 from executor.system.output import OK, USAGE, print_json, print_lines, write_on
 
@@ -70,15 +68,14 @@ def main(options: argparse.Namespace) -> int:
     store = open_store(options)
     planner = make_planner(store, graph, absent=absent)
     decisions = planner.plan()
-    absent_inputs = missing_data(decisions, absent)
     if options.why is not None:
-        return _explain(store, planner, options, absent_inputs)
+        return _explain(store, planner, options, missing_data(decisions, absent))
     if options.graph or options.dot or options.picture is not None:
         return _draw(graph, {node_id: WORDS[decision.cache] for node_id, decision in decisions.items()}, options)
-    free_disk = free_bytes(store.path)
-    lacking, estimates = preflight(store, graph, decisions, free_disk)
-    missing = list(dict.fromkeys(str(each) for each in [*absent_inputs, *lacking]))
     require_others(decisions, only)
+    free_disk = free_bytes(store.path)
+    lacking, estimates = refusals(store, graph, decisions, absent, free_disk)
+    missing = list(dict.fromkeys(map(str, lacking)))
     decisions = {node_id: each for node_id, each in decisions.items() if not only or node_id in only}
     needs: dict[str, Estimate] = {}
     measured: dict[str, int | None] = {}
@@ -89,7 +86,7 @@ def main(options: argparse.Namespace) -> int:
         measured, does_not_fit = _memory(graph, needs, history)
     cluster = _cluster_lines(graph)
     if options.json:
-        from executor.planning.estimates import estimate_row
+        from executor.planning.preflight import estimate_row
 
         sizes = {node_id: estimate_row(need, measured.get(node_id)) for node_id, need in needs.items()}
         rows = plan_rows(graph, decisions, history.computed)
@@ -107,7 +104,7 @@ def _memory(
     graph: Graph, needs: Mapping[str, Estimate], history: PreviousNodes
 ) -> tuple[dict[str, int | None], list[str]]:
     """What a rank of each node took when it ran last, and the nodes that do not fit on this machine."""
-    from executor.planning.estimates import measured_memory, too_large
+    from executor.planning.preflight import measured_memory, too_large
     from executor.system.hardware import gpu_memory, machine_memory
 
     measured = {

@@ -21,8 +21,7 @@ from executor.commands.arguments import (
     open_store,
 )
 from executor.launchers.cluster_address import use_cluster
-from executor.planning.resume_check import check_inputs
-from executor.planning.session import resumed_run, run_from
+from executor.planning.session import check_inputs, resumed_run, run_from
 from executor.records.run_list import UNFINISHED, unfinished_runs
 from executor.records.run_record import Record, find_record
 from executor.scheduler.run_and_report import run_and_report

@@ -24,8 +24,7 @@ from executor.commands.arguments import (
     store_of,
 )
 from executor.launchers.cluster_address import use_cluster, with_cluster
-from executor.planning.selection import selected
-from executor.planning.session import new_run
+from executor.planning.session import new_run, selected
 from executor.scheduler.run_and_report import run_and_report
 from executor.store.artifact_store import Store, store_path
 from executor.system.output import print_lines

@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
+
 from dsl.errors import StageError
 from dsl.finding import Finding
-from executor.launchers.hosts import HostFacts, host_facts
+from executor.launchers.hosts import HERE, HostFacts, host_facts, host_faults
 from executor.launchers.ray_cluster import check_hosts, is_open
 
-HERE = "this machine"
 IS_IT_RUNNING = "is its head running, with the version of Ray that is here?"
 AUTHENTICATION = "start Ray on every host with RAY_AUTH_MODE=token and the same token: see docs/cluster.md"
 
@@ -60,25 +61,10 @@ def host_findings(hosts: tuple[HostFacts, ...], store: Path, project: Path) -> I
     here = host_facts(HERE)
     faulty = False
     for host in hosts:
-        for message, remedy in _faults(host, here, store):
+        unseen = tuple(str(store) if Path(path).parent == store else path for path in host.unseen)
+        for message, remedy in host_faults(attrs.evolve(host, unseen=unseen), here):
             faulty = True
             yield Finding(message, advice=remedy, code=f"host {host.name}")
     if not faulty:
         same = f"this dflow, Python {here.python} and Ray {here.ray}"
         yield Finding(f"all of them see {store} and {project}, and run {same}", level="good", code="hosts")
-
-
-def _faults(host: HostFacts, here: HostFacts, store: Path) -> Iterator[tuple[str, str]]:
-    """(what is wrong with a host, what to do)."""
-    if host.problem:
-        yield f"cannot run dflow: {host.problem}", "install this dflow there, with dflow[ray]"
-        return
-    for path in host.unseen:
-        seen = store if Path(path).parent == store else path
-        yield f"does not see {seen}", "the store and the data must have the same path on all hosts"
-    if host.sources != here.sources:
-        yield f"runs another dflow than {HERE}", "install the same version"
-    if host.python != here.python:
-        yield f"runs Python {host.python}, and {HERE} {here.python}", "install the same version"
-    if host.ray != here.ray:
-        yield f"runs Ray {host.ray}, and {HERE} {here.ray}", "install the same version"

@@ -34,7 +34,7 @@ class CodeDigests(dict[str, str]):
 
     @cached_property
     def encoded(self) -> bytes:
-        """As it enters a key."""
+        """The bytes that enter a key."""
         return encode(dict(self))
 
 

@@ -115,7 +115,7 @@ def is_of_earlier_rule(code: Mapping[str, str]) -> bool:
 
 
 def with_given(found: Iterable[Difference], taken: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
-    """The same, with what the user gave where a trial run takes another value. taken, given: configs."""
+    """The differences, with what the user gave where a trial run takes another value. taken, given: configs."""
     changed = {name: value for name, value in given.items() if value is not None and value != taken[name]}
     return [
         attrs.evolve(each, given=changed[each.name]) if each.kind == "config" and each.name in changed else each
@@ -133,7 +133,7 @@ def _files_for_values(parts: KeyParts, other: KeyParts) -> dict[str, FileContent
 def with_paths(
     found: Iterable[Difference], new: Mapping[str, Any], old: Mapping[str, Any] | None = None
 ) -> list[Difference]:
-    """The same, with the paths that the configs name. old: None where it is not known."""
+    """The differences, with the paths that the configs name. old: None where it is not known."""
     return [_with_paths(each, new, old or {}) for each in found]
 
 
@@ -186,7 +186,7 @@ def value_differences(kind: Kind, old: Mapping[str, Any], new: Mapping[str, Any]
 
 
 def is_different(old: Any, new: Any) -> bool:
-    """As keys see it, by the values in JSON: 1, 1.0, -0.0 and True differ, nan is nan."""
+    """Whether keys tell two values apart, by their JSON: 1, 1.0, -0.0 and True differ, nan is nan."""
     if old is ABSENT or new is ABSENT:
         return old is not new
     return json.dumps(old, sort_keys=True, default=str) != json.dumps(new, sort_keys=True, default=str)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -231,6 +230,8 @@ def _unreadable(path: str, error: OSError) -> DataError:
     link = Path(path)
     if not link.is_symlink():
         return DataError(text)
+    import shlex  # only for a mistake
+
     folder = shlex.quote(str(link.parent))
     return DataError(
         f"{text} and a link to {link.readlink()}: remove the link, or restore what it leads to; "

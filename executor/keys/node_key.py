@@ -14,6 +14,8 @@ from attrs import frozen
 
 from dsl.convert import unstructure
 from dsl.encoding import Encoded, fingerprint
+from dsl.errors import DataError, PipelineError
+from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import method
 from dsl.imports import search_path
@@ -51,7 +53,7 @@ class KeyParts:
         return self._hash(inputs, code)
 
     def key_without_code(self, inputs: Inputs) -> str:
-        """The same for every state of the code: by this, work in progress is found again after a fix."""
+        """A digest that is the same for every state of the code: by it, unfinished work is found again after a fix."""
         return self._hash(inputs, CodeDigests())
 
     def _hash(self, inputs: Inputs, code: CodeDigests) -> str:
@@ -69,7 +71,7 @@ class KeyParts:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As stored in records and manifests."""
+        """The form in records and manifests."""
         parts: dict[str, Any] = unstructure(self)
         return parts
 
@@ -107,11 +109,20 @@ def graph_parts(
 ) -> dict[str, KeyParts]:
     """The key parts of every node not in `without`. known: of nodes, digests of external content that is not read.
 
-    Raises DataError where an external file cannot be read.
+    Raises PipelineError for all nodes whose external files cannot be read.
     """
     roots = code_roots(graph)
-    nodes = [node_id for node_id in graph.nodes if node_id not in without]
-    return {node_id: node_parts(graph, node_id, sources, roots, known.get(node_id, {})) for node_id in nodes}
+    parts: dict[str, KeyParts] = {}
+    mistakes: list[Finding] = []
+    for node_id in graph.nodes:
+        if node_id not in without:
+            try:
+                parts[node_id] = node_parts(graph, node_id, sources, roots, known.get(node_id, {}))
+            except DataError as error:
+                mistakes.append(graph.mistake(node_id, str(error)))
+    if mistakes:
+        raise PipelineError(list(dict.fromkeys(mistakes)))
+    return parts
 
 
 def node_parts(
@@ -121,7 +132,10 @@ def node_parts(
     roots: Sequence[Path] | None = None,
     known: Mapping[str, str] = {},
 ) -> KeyParts:
-    """The key parts of one node. roots: the graph's `code_roots`, if known. known: as of `graph_parts`."""
+    """The key parts of one node. roots: the graph's `code_roots`, if known. known: as of `graph_parts`.
+
+    Raises DataError where an external file cannot be read.
+    """
     node = graph.nodes[node_id]
     external = {name: sources.externals.of(each) for name, each in externals_of(node, without=known).items()}
     return KeyParts(

@@ -27,10 +27,10 @@ class StageOrder:
     """What a backend needs to start a stage. Paths are absolute, and the same on all hosts.
 
     job: the file with the StageSpec, whose name is unique to the attempt, and its digest; folder: that of the stage's
-    work; results: the folder for results and exits; private: a folder of this attempt that only this user may enter;
-    log: of host 0, and beside it those of the others (`host_log`); share: the threads of each process, and the devices
-    of this machine for the whole stage; part: what each of `launch.parts` takes of its host; secrets: the variables
-    whose values no log may show.
+    work; results: the folder for results and exits; events: the log of the run; attempt: its number in this run;
+    private: a folder of this attempt that only this user may enter; log: of host 0, and beside it those of the others
+    (`host_log`); share: the threads of each process, and the devices of this machine for the whole stage; part: what
+    each of `launch.parts` takes of its host; secrets: the variables whose values no log may show.
     """
 
     node: str
@@ -38,6 +38,8 @@ class StageOrder:
     job_digest: str
     folder: Path
     results: Path
+    events: Path
+    attempt: int
     private: Path
     log: Path
     directory: Path
@@ -79,13 +81,6 @@ class RunningStage(Protocol):
     One thread waits. Another may request a stop and kill at any time, also before the first process has started and
     after the last has ended; neither waits for an answer.
     """
-
-    @property
-    def pid(self) -> int | None:
-        """The process on this machine whose use of resources, with its children's, is the stage's.
-
-        None for a backend whose hosts report it themselves.
-        """
 
     @property
     def is_placed(self) -> bool:

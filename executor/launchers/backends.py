@@ -11,9 +11,8 @@ from dsl.graph import GraphNode
 from dsl.launch import Launch, Machine
 from dsl.secrets import values_of
 from executor.launchers.backend import Backend, StageOrder
-from executor.launchers.host_run import HostRun, WaitingWorker
+from executor.launchers.host_run import HostRun, WaitingWorker, stage_environment
 from executor.launchers.ray_backend import RayBackend
-from executor.launchers.stage_environment import stage_environment
 from executor.system.resource_pool import Capacity, Share, too_much, without_gpu
 
 

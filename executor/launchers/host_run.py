@@ -4,20 +4,43 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
+from dsl.errors import DiskFull
 from dsl.files import appended
+from dsl.json_files import append_line
 from dsl.os_errors import clear_errors
 from executor.launchers.backend import HostExit, StageOrder, exits_path, host_log
 from executor.launchers.redacted_log import RedactedLog
-from executor.launchers.stage_environment import stage_environment
+from executor.records.events import Body, Event, System
+from executor.system.resource_pool import VISIBLE, device_order
 from executor.system.stage_mark import STAGE, new_mark, note_mark
-from executor.system.supervisor import Child
+from executor.system.supervisor import Child, child_environment
+from executor.system.system_metrics import Usage
+from executor.system.user_cache import compile_cache
 
 WORKER = "executor.launchers.worker"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# How long a thread of an OpenMP runtime spins for its next work before it sleeps: libgomp's in iterations of the
+# loop, LLVM's and Intel's in ms. Their defaults are so high (300,000 iterations, 200 ms) that on a busy machine the
+# loop uses the CPU that the awaited threads need. CHOICES: the variables by which a user overrides each default.
+SPINS = {"GOMP_SPINCOUNT": "4000", "KMP_BLOCKTIME": "0"}
+CHOICES = {
+    "GOMP_SPINCOUNT": ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),
+    "KMP_BLOCKTIME": ("KMP_BLOCKTIME", "KMP_LIBRARY", "OMP_WAIT_POLICY"),
+}
+# Each rank starts a pool of compile processes: by default as many as it has CPU threads.
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+MOST_COMPILE_THREADS = 32  # torch's own limit
+# torch's CUDA allocator, unless the user sets either name: torch 2.11 to 2.13 read both.
+ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 class WaitingWorker:
@@ -60,7 +83,7 @@ class WaitingWorker:
 
 
 class HostRun:
-    """The processes of a stage on one host; on this machine it implements RunningStage.
+    """The processes of a stage on one host, and what they use of it; on this machine it implements RunningStage.
 
     number: of the host, from 0; gpus: the devices that its ranks see, None for all.
     """
@@ -93,16 +116,18 @@ class HostRun:
         environment = {**stage_environment(order.share.threads, gpus), **(variables or {})}
         with clear_errors(log), appended(log if self._redacted is None else self._redacted.pipe) as output:
             self._child = _started(order, number, address, environment, output.fileno(), waiting)
+        self._usage = Usage(self.pid, gpus, partial(_report_usage, order, number))
 
     @property
     def pid(self) -> int:
-        """Of the worker, or the parent of the ranks."""
+        """The process of the worker, or of the parent of the ranks."""
         return self._child.pid
 
     def wait(self, seconds: float | None) -> HostExit | None:
         """How its processes ended, None where they still run after that time. The log is complete then."""
         if not self._child.ended_within(seconds):
             return None
+        self._usage.close()
         if self._redacted is not None and not self._is_closed:
             self._is_closed = True
             self._redacted.close()
@@ -114,6 +139,17 @@ class HostRun:
 
     def kill(self) -> None:
         self._child.signal(signal.SIGKILL, whole_group=True)
+
+
+def write_event(order: StageOrder, body: Body) -> None:
+    append_line(order.events, Event(time.time(), order.node, order.attempt, body).to_json())
+
+
+def _report_usage(order: StageOrder, number: int, metrics: Mapping[str, float]) -> None:
+    """Metrics of other hosts than the first are named with its number."""
+    prefix = f"host_{number}_" if number else ""
+    with suppress(DiskFull, OSError):  # which the stage reports itself
+        write_event(order, System({f"{prefix}{name}": value for name, value in metrics.items()}))
 
 
 def _started(
@@ -145,3 +181,34 @@ def _started(
     ]
     shared = ["--shared"] if launch.shard_workers > 1 else []
     return Child("executor.launchers.rank_processes", [*arguments, *shared, *job], environment, output)
+
+
+def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[str, str]:
+    """This process's environment with fixed thread counts; `ops` in the working directory cannot shadow dflow's.
+
+    Waiting threads sleep soon, unless this environment sets how they wait.
+
+    gpus: the devices that the stage sees; None leaves them all.
+    """
+    # Growing segments avoid fragmentation: micro-batches differ in size.
+    is_default = (gpus is None or gpus) and not any(name in os.environ for name in ALLOCATOR_NAMES)
+    allocator = {ALLOCATOR_NAMES[0]: "expandable_segments:True"} if is_default else {}
+    return {
+        **child_environment(),
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        **bounded_spin(),
+        **device_order(),
+        **({} if gpus is None else {VISIBLE: ",".join(gpus)}),
+        COMPILE_THREADS: os.environ.get(COMPILE_THREADS, str(min(threads, MOST_COMPILE_THREADS))),
+        **allocator,
+        **compile_cache(),
+        "PYTHONHASHSEED": "0",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",  # progress goes through the stage; bars would fill the log
+    }
+
+
+def bounded_spin() -> dict[str, str]:
+    """The variables of SPINS, except for runtimes that the user has configured."""
+    return {name: value for name, value in SPINS.items() if not any(choice in os.environ for choice in CHOICES[name])}

@@ -8,9 +8,7 @@ import platform
 import signal
 import socket
 import threading
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -18,34 +16,35 @@ from attrs import frozen
 
 from dsl.errors import DflowError, DiskFull
 from dsl.imports import PROJECT
-from dsl.json_files import append_line
 from dsl.os_errors import NO_SPACE
 from dsl.secrets import values_of
 from executor.launchers.backend import HostExit, StageOrder, exits_path
 from executor.launchers.host_run import HostRun
 from executor.launchers.stage_contract import StageSpec, read_exits, report_lost
-from executor.records.events import Body, Event, System
 from executor.store.lease import Holder
 from executor.system.resource_pool import VISIBLE
 from executor.system.supervisor import GONE, exit_text
-from executor.system.system_metrics import Usage
 
 # Variables of the executor's environment that its stages get on other hosts too, beside those of secrets.
 FORWARDED = (
     *("DFLOW_", "HF_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "TRITON_", "NCCL_", "GLOO_", "SGLANG_"),
     *("CUDA_", "CUBLAS_", "OMP_", "GOMP_", "KMP_"),
 )
+HERE = "this machine"
 LEASE_EVERY_S = 2.0
 
 
 @frozen(kw_only=True)
 class HostFacts:
-    """What a host reports. ray, python: versions; sources: dflow's digest; problem: why it reports nothing else."""
+    """What a host reports. ray, python: versions; sources: dflow's digest; address: "host:port" where rank 0 could
+    listen; unseen: which paths it does not see; problem: why it reports nothing else.
+    """
 
     name: str
     ray: str = ""
     python: str = ""
     sources: str = ""
+    address: str = ""
     unseen: tuple[str, ...] = ()
     problem: str = ""
 
@@ -59,41 +58,43 @@ def digest_of_sources() -> str:
     return digest.hexdigest()
 
 
-def host_facts(name: str, paths: tuple[str, ...] = ()) -> HostFacts:
-    """The facts of this host, whose name it is; paths: what it has to see."""
+def host_facts(name: str, paths: tuple[str, ...] = (), own: str = "") -> HostFacts:
+    """The facts of this host. paths: what it has to see; own: the address by which other hosts reach it."""
     unseen = tuple(path for path in paths if not Path(path).exists())
-    python, ray = platform.python_version(), metadata.version("ray")
-    return HostFacts(name=name, ray=ray, python=python, sources=digest_of_sources(), unseen=unseen)
+    return HostFacts(
+        name=name,
+        ray=metadata.version("ray"),
+        python=platform.python_version(),
+        sources=digest_of_sources(),
+        address=_free_address(own) if own else "",
+        unseen=unseen,
+    )
 
 
-@frozen(kw_only=True)
-class HostReport:
-    """What a host reports before it starts anything. address: "host:port" where rank 0 could listen; problem: why the
-    stage cannot run there, empty where it can.
-    """
-
-    name: str
-    address: str
-    problem: str = ""
-
-
-def host_report(order: StageOrder, sources: str, own: str) -> HostReport:
-    """sources: `digest_of_sources` of the executor's host; own: the address by which other hosts reach this one."""
+def _free_address(own: str) -> str:
     family = socket.AF_INET6 if ":" in own else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((own, 0))
-        port = probe.getsockname()[1]
-    problem = ""
-    if not order.job.exists() or not order.directory.is_dir():
-        gone = order.directory if order.job.exists() else order.folder
-        problem = f"it does not see {gone}; the store and the data must have the same path on all hosts"
-    elif digest_of_sources() != sources:
-        problem = f"it runs another dflow ({PROJECT}) than this one; install the same version"
-    return HostReport(name=socket.gethostname(), address=f"{own}:{port}", problem=problem)
+        return f"{own}:{probe.getsockname()[1]}"
+
+
+def host_faults(host: HostFacts, here: HostFacts) -> Iterator[tuple[str, str]]:
+    """(What keeps a host from running stages of this one, what to do)."""
+    if host.problem:
+        yield f"cannot run dflow: {host.problem}", "install this dflow there, with dflow[ray]"
+        return
+    for path in host.unseen:
+        yield f"does not see {path}", "the store and the data must have the same path on all hosts"
+    if host.sources != here.sources:
+        yield f"runs another dflow than {here.name}", "install the same version"
+    if host.python != here.python:
+        yield f"runs Python {host.python}, and {here.name} {here.python}", "install the same version"
+    if host.ray != here.ray:
+        yield f"runs Ray {host.ray}, and {here.name} {here.ray}", "install the same version"
 
 
 def forwarded_variables(secrets: Sequence[str]) -> dict[str, str]:
-    """Those of this process that other hosts get; the names of devices are a host's own."""
+    """The variables of this process that other hosts get; names of devices are a host's own."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -141,14 +142,10 @@ class RemoteHost:
                 return HostExit(code=-signal.SIGTERM)
             secrets = values_of(order.secrets)
             self._run = run = HostRun(order, gpus, secrets, number=number, address=address, variables=networks)
-        usage = _reported_usage(spec, run)
-        try:
-            while (ended := run.wait(LEASE_EVERY_S)) is None:
-                if Holder.read(order.folder).id != spec.lease_id:
-                    run.kill()
-            return ended
-        finally:
-            usage.close()
+        while (ended := run.wait(LEASE_EVERY_S)) is None:
+            if Holder.read(order.folder).id != spec.lease_id:
+                run.kill()
+        return ended
 
     def request_stop(self) -> None:
         with self._lock:
@@ -216,26 +213,6 @@ class HostExits:
             error="; ".join(f"{self.host(number)}: {each.error}" for number, each in self._exits.items() if each.error),
             log_errno=next((each.log_errno for each in self._exits.values() if each.log_errno), 0),
         )
-
-
-def write_event(spec: StageSpec, body: Body) -> None:
-    append_line(spec.events, Event(time.time(), spec.node, spec.attempt, body).to_json())
-
-
-def _reported_usage(spec: StageSpec, run: HostRun) -> Usage:
-    """Samples what the processes of a part use. Metrics of other hosts than the first are named with its number."""
-    prefix = f"host_{run.number}_" if run.number else ""
-
-    def watched() -> list[tuple[str, int, Sequence[str] | None]]:
-        return [(spec.node, run.pid, run.gpus)]
-
-    def report(node: str, metrics: Mapping[str, float]) -> None:
-        with suppress(DiskFull, OSError):  # which the stage reports itself
-            write_event(spec, System({f"{prefix}{name}": value for name, value in metrics.items()}))
-
-    usage = Usage(watched, report)
-    usage.start()
-    return usage
 
 
 def _interface_of(own: str) -> str:

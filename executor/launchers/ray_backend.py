@@ -28,6 +28,7 @@ from dsl.launch import OWN_CLUSTER, Machine
 from dsl.os_errors import clear_errors
 from executor.launchers.backend import HostExit, StageOrder
 from executor.launchers.cluster_address import USED, USED_OPEN, accepts_open, cluster_address, remember_cluster
+from executor.launchers.host_run import stage_environment
 from executor.launchers.ray_cluster import (
     HOSTS,
     PLACED,
@@ -41,7 +42,6 @@ from executor.launchers.ray_cluster import (
     listens,
     unended,
 )
-from executor.launchers.stage_environment import stage_environment
 from executor.store.lease import ACTORS
 from executor.system.resource_pool import Capacity, Demand, Share, computes_on_gpu, too_much
 from executor.system.stage_mark import end_marked
@@ -65,7 +65,7 @@ class RayBackend:
         return cluster_address(self._machine) == OWN_CLUSTER
 
     def capacity(self) -> ClusterCapacity:
-        """As it was when the run started. Raises StageError where the cluster cannot be reached or is refused."""
+        """The hosts as they were when the run started. Raises StageError for an unreachable or refused cluster."""
         if self.is_own:
             return ClusterCapacity.of((Capacity.of_this_machine(self._machine),))
         hosts = self._hosts()
@@ -156,10 +156,6 @@ class RayStage:
         self._is_ending = False
         self._is_killed = False
         self._lock = threading.Lock()
-
-    @property
-    def pid(self) -> int | None:
-        return None
 
     @property
     def is_placed(self) -> bool:

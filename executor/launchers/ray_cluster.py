@@ -137,7 +137,7 @@ def require_authentication(address: str) -> None:
 
 
 def unended(actors: Actors, go_on: Callable[[], None], *, accepts_open: bool) -> tuple[str, ...]:
-    """Those of an earlier attempt that are still alive, though they were killed. Raises StageError as `find_hosts`.
+    """The actors of an earlier attempt that cannot be ended. Raises StageError as `find_hosts`.
 
     Without its head a cluster's raylets end themselves, and the actors with them. go_on: as in `Backend.recover`.
     """

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -24,14 +25,15 @@ from dsl.errors import DflowError, StageError, shortened
 from dsl.json_files import parse_json
 from dsl.secrets import redact, values_of
 from executor.launchers.backend import HostExit, StageOrder
+from executor.launchers.host_run import write_event
 from executor.launchers.hosts import (
+    HERE,
     HostExits,
-    HostReport,
+    HostFacts,
     RemoteHost,
-    digest_of_sources,
     forwarded_variables,
-    host_report,
-    write_event,
+    host_facts,
+    host_faults,
 )
 from executor.launchers.ray_cluster import (
     HOSTS,
@@ -43,7 +45,6 @@ from executor.launchers.ray_cluster import (
     end_actors,
     hosts_of,
 )
-from executor.launchers.stage_contract import StageSpec
 from executor.records.events import Info
 from executor.system.supervisor import ENDING, begin_as_child, end_with_parent
 
@@ -64,8 +65,8 @@ class Host:
         self._own = ray.util.get_node_ip_address()
         self._host = RemoteHost(self._own)
 
-    def facts(self, order: StageOrder, sources: str) -> HostReport:
-        return host_report(order, sources, self._own)
+    def facts(self, order: StageOrder) -> HostFacts:
+        return host_facts(socket.gethostname(), (str(order.job), str(order.directory)), self._own)
 
     def run(
         self, order: StageOrder, number: int, gpus: tuple[str, ...] | None, address: str, forwarded: Mapping[str, str]
@@ -164,29 +165,30 @@ class Driver:
             for place, name in enumerate(self._names)
         ]
 
-    def _facts(self, actors: list[Any]) -> list[HostReport] | HostExit:
+    def _facts(self, actors: list[Any]) -> list[HostFacts] | HostExit:
         """What the hosts report, or how the stage ended before that. Raises StageError where it cannot run there."""
         from ray.exceptions import RayActorError, RayError
 
-        sources, deadline = digest_of_sources(), time.monotonic() + START_WITHIN_S
-        asked = [actor.facts.remote(self._order, sources) for actor in actors]
+        here, deadline = host_facts(HERE), time.monotonic() + START_WITHIN_S
+        asked = [actor.facts.remote(self._order) for actor in actors]
         while len(self._ray.wait(asked, num_returns=len(asked), timeout=POLL_S)[0]) < len(asked):
             if self._stop.is_set():
                 return HostExit(code=-signal.SIGTERM)
             if time.monotonic() > deadline:
                 raise StageError(f"not all hosts have started the stage within {START_WITHIN_S:g} s")
-        facts: list[HostReport] = []
+        facts: list[HostFacts] = []
         problems: list[str] = []
         lost: list[str] = []
         for number, each in enumerate(asked):
             try:
-                found: HostReport = self._ray.get(each)
+                found: HostFacts = self._ray.get(each)
             except RayError as error:
                 is_lost = isinstance(error, RayActorError) and not error.actor_init_failed
                 (lost if is_lost else problems).append(f"host {number}: {self._reason(error)}")
             else:
                 facts.append(found)
-                problems += [f"host {number} ({found.name}): {found.problem}"] if found.problem else []
+                faults = host_faults(found, here)
+                problems += [f"host {number} ({found.name}): {what}; {remedy}" for what, remedy in faults]
         if problems:
             raise StageError("; ".join(problems))
         return HostExit(code=None, lost="; ".join(lost)) if lost else facts
@@ -238,9 +240,7 @@ class Driver:
     def _inform(self, text: str) -> None:
         """Show the user a line, and write it to the log."""
         print(f"info: {text}", flush=True)
-        spec = StageSpec.read(self._order.job, self._order.job_digest)
-        if spec is not None:
-            write_event(spec, Info(text))
+        write_event(self._order, Info(text))
 
 
 def main() -> int:

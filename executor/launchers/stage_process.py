@@ -94,6 +94,8 @@ class StageProcess:
                 job_digest=job_digest,
                 folder=lease.folder,
                 results=self._results,
+                events=spec.events,
+                attempt=spec.attempt,
                 private=private,
                 log=log,
                 directory=Path.cwd(),
@@ -147,11 +149,6 @@ class StageProcess:
         return self._stop_requested.wait(STOP_WITHIN_S if ends_by_signal else 0.0)
 
     @property
-    def pid(self) -> int | None:
-        """The root process of the stage, where it is on this machine."""
-        return self._stage.pid
-
-    @property
     def is_placed(self) -> bool:
         """Whether it has room to run."""
         return self._stage.is_placed
@@ -180,7 +177,7 @@ class StageProcess:
         return last_lines(self._log, self._log_start)
 
     def _shown(self, first: RankFailure | None) -> tuple[str, ...]:
-        """Of several ranks the traceback of the failed one, else the end of its log.
+        """The traceback of the failed one of several ranks, else the end of its log.
 
         The log has more: the others report its end, often before it does.
         """

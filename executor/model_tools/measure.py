@@ -22,7 +22,7 @@ from dsl.graph_json import graph_to_json
 from dsl.json_files import read_object, write_json
 from dsl.stage import NOW
 from dsl.threads import useful_threads
-from executor.launchers.stage_environment import stage_environment
+from executor.launchers.host_run import stage_environment
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
 from executor.planning.session import make_planner
 from executor.records.events import read_events

@@ -6,20 +6,14 @@ An artifact may come from a store or a remote of somebody else, whose node had t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
+from executor.store.artifact_store import Store
 
 TRUST = "trust_remote_code"  # the field of an op by which its user lets code of a checkpoint run
 BUILT_IN = "ops.artifacts"  # where the forms of artifacts are declared that built-in ops read
 CODE = (".py", ".pyc", ".so", ".pkl", ".pickle")
-
-
-class FilesView(Protocol):
-    """The part of a store that is asked."""
-
-    def files(self, digest: str) -> Iterable[str]: ...
 
 
 def trusting_nodes(graph: Graph) -> frozenset[str]:
@@ -37,7 +31,7 @@ def code_in(files: Iterable[str]) -> list[str]:
     return sorted(name for name in files if name.endswith(CODE))
 
 
-def untrusted_code(store: FilesView, node: GraphNode, trusting: frozenset[str], digest: str) -> str:
+def untrusted_code(store: Store, node: GraphNode, trusting: frozenset[str], digest: str) -> str:
     """Why the artifact of a node is not used; empty where it may be. trusting: those of the node's graph.
 
     Only the user's own ops read what one of them writes in a form of its own.
@@ -49,7 +43,7 @@ def untrusted_code(store: FilesView, node: GraphNode, trusting: frozenset[str], 
     return f"its artifact has code in it ({', '.join(names[:3])}), which its config does not trust" if names else ""
 
 
-def refuse_untrusted_code(store: FilesView, node: GraphNode, trusting: frozenset[str], digest: str) -> None:
+def refuse_untrusted_code(store: Store, node: GraphNode, trusting: frozenset[str], digest: str) -> None:
     """Raises StoreError where `untrusted_code` says why."""
     why = untrusted_code(store, node, trusting, digest)
     if why:

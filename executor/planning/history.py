@@ -117,7 +117,7 @@ class PreviousNodes:
         return self._known[node_id]
 
     def nearest(self, node_id: str, differences: Callable[[Previous], int]) -> Previous | None:
-        """Of the latest records that finished the node, the one with the fewest differences; the newest of several.
+        """The latest record that finished the node with the fewest differences; the newest of several.
 
         After an experiment that was undone, that is the record before it.
         """

@@ -6,9 +6,9 @@ inputs' previous digests would make it a hit, it is "maybe", since the node abov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 from attrs import frozen
@@ -18,32 +18,15 @@ from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
 from executor.keys.node_key import KeyParts, node_inputs
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes, untrusted_code
+from executor.store.artifact_store import Store
 from executor.store.index_line import IndexLine
 from executor.system.output import shown_digest
 
+if TYPE_CHECKING:
+    from executor.planning.history import PreviousNodes
+
 Cache = Literal["hit", "miss", "maybe"]
 WORDS: Mapping[Cache, str] = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
-
-
-class HasObjects(Protocol):
-    """The part of a store that knows where artifacts lie."""
-
-    def object_path(self, digest: str) -> Path: ...
-
-
-class StoreView(Protocol):
-    """The part of a store that planning uses."""
-
-    def newest(self, key: str) -> IndexLine | None: ...
-    def has(self, digest: str) -> bool: ...
-    def files(self, digest: str) -> Sequence[str]: ...
-
-
-class PreviousView(Protocol):
-    """The part of earlier records that planning uses, only to explain why a node is not cached."""
-
-    def get(self, node_id: str, /) -> Previous | None: ...
-    def nearest(self, node_id: str, differences: Callable[[Previous], int], /) -> Previous | None: ...
 
 
 @frozen
@@ -75,6 +58,7 @@ class Decision:
 class Planner:
     """Decides node after node. `parts` are by node id.
 
+    previous: of earlier records, only to explain why a node is not cached.
     pinned: nodes whose artifact is kept, whatever their key would be now (digest by node id).
     forced: nodes that run even if they are cached.
     absent: nodes whose data is missing, so that they have no parts.
@@ -87,8 +71,8 @@ class Planner:
 
     graph: Graph
     parts: Mapping[str, KeyParts]
-    store: StoreView
-    previous: PreviousView
+    store: Store
+    previous: PreviousNodes
     pinned: Mapping[str, str] = {}
     forced: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
@@ -99,7 +83,7 @@ class Planner:
     trusting: frozenset[str] = attrs.Factory(lambda self: trusting_nodes(self.graph), takes_self=True)
 
     def with_parts(self, node_id: str, parts: KeyParts) -> Planner:
-        """The same, with other key parts of one node."""
+        """A planner with other key parts of one node."""
         return attrs.evolve(self, parts={**self.parts, node_id: parts})
 
     def plan(self) -> dict[str, Decision]:
@@ -174,7 +158,6 @@ class Planner:
 
     def compared_with(self, node: GraphNode, digests: Mapping[str, str]) -> Previous | None:
         """The earlier state that reasons compare a node with: the one with the fewest differences."""
-
         from executor.keys.differences import differences, distance  # only where something runs
 
         def count(previous: Previous) -> int:
@@ -224,11 +207,11 @@ def kept_text(run: str) -> str:
 
 
 def _changed_inputs(node: GraphNode, digests: Mapping[str, str], previous: Previous) -> list[str]:
-    """Of the parents with a known digest."""
+    """The parents with a known digest that is another one than before."""
     return [each for each in node.parents if each in digests and previous.input_digests.get(each) != digests[each]]
 
 
-def cached_artifacts(store: HasObjects, decisions: Mapping[str, Decision]) -> dict[str, Path]:
+def cached_artifacts(store: Store, decisions: Mapping[str, Decision]) -> dict[str, Path]:
     """The folder of each cached node's artifact."""
     digests = {node_id: each.digest for node_id, each in decisions.items() if each.cache == "hit"}
     return {node_id: store.object_path(digest) for node_id, digest in digests.items() if digest is not None}

@@ -1,36 +1,221 @@
-"""What the nodes that will run lack on this machine or in their files, as their ops report it before anything runs."""
+"""What is known before anything runs: what the nodes of a graph need, and what those that will run lack.
+
+Ops report both by hooks (dsl/op_class.py), which are loaded here; a plan in which all is cached loads none of them.
+"""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import attrs
+from attrs import frozen
+
+from dsl.encoding import fingerprint
+from dsl.errors import DflowError, DiskFull, NotKnown
+from dsl.estimate import CHECKPOINTS, PROMISED, Estimate, PlanContext, Trial
 from dsl.finding import Field, Finding
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
+from dsl.json_files import read_object
+from dsl.os_errors import free_bytes
+from dsl.sizes import shown_bytes
+from executor.keys.node_key import key_config
 from executor.planning.planner import Decision, cached_artifacts
+from executor.records.run_record import NodeState
+from executor.store.artifact_store import Store
+from executor.system.disk_space import folder_size
+from executor.system.resource_pool import computes_on_gpu, devices
 
-if TYPE_CHECKING:
-    from executor.planning.estimates import Estimates
-    from executor.store.artifact_store import Store
+
+@frozen
+class Estimates:
+    """What each node needs whose op gives an estimate. forecast: of its output, None where nothing is known.
+
+    refused: why an op gives none, where a value is wrong.
+    """
+
+    needs: Mapping[str, Estimate]
+    forecast: Mapping[str, Any]
+    refused: Mapping[str, str]
 
 
 def preflight(
     store: Store, graph: Graph, decisions: Mapping[str, Decision], free_disk: int
-) -> tuple[list[Finding], Estimates | None]:
-    """All mistakes by which a run would be refused, and the estimates of the graph; no hook is loaded and nothing
-    estimated where all is cached.
+) -> tuple[list[Finding], Estimates]:
+    """What the nodes that will run lack on this machine, in their files or inputs, or on its disk; and the estimates of
+    the graph.
     """
-    if all(decision.cache == "hit" for decision in decisions.values()):
-        return [], None
-    from executor.planning.disk_check import disk_mistakes
-    from executor.planning.estimates import graph_estimates
-
     estimates = graph_estimates(graph, cached_artifacts(store, decisions), free_disk)
     lacking = _missing_here(graph, decisions, estimates)
     return lacking + disk_mistakes(store, decisions, estimates.needs, free_disk), estimates
+
+
+def graph_estimates(
+    graph: Graph, made: Mapping[str, Path], free_disk: int, trials: Mapping[str, Trial] = {}
+) -> Estimates:
+    """The estimates of a graph. made: where the store holds artifacts, by node id.
+
+    A node whose artifact exists needs nothing, but its readers use its estimate. What an op does not know becomes a
+    note. Hooks see device = "cpu" where the node computes on the CPU.
+    """
+    needs: dict[str, Estimate] = {}
+    forecast: dict[str, Any] = dict.fromkeys(graph.nodes)
+    refused: dict[str, str] = {}
+    identities: dict[str, str] = {}
+    for node_id, node in graph.nodes.items():
+        identities[node_id] = _identity(node, made.get(node_id), identities)
+        estimate: Callable[[Any, PlanContext], Estimate | None] | None = hook(node.op, "estimate")
+        if estimate is None:
+            continue
+        on_gpu = _computes_on_gpu_here(node)
+        context = PlanContext(
+            launch=node.launch if on_gpu else attrs.evolve(node.launch, device="cpu"),
+            inputs=node.by_edge(forecast),
+            artifact=made.get(node_id),
+            root=graph.root,
+            free_disk=free_disk,
+            trial=trials.get(node_id),
+            identity=identities[node_id],
+        )
+        try:
+            needed = estimate(node.config, context)
+        except NotKnown as error:
+            needed = Estimate(notes=(f"what it needs cannot be estimated: {error}",))
+        except DflowError as error:
+            refused[node_id] = str(error)
+            continue
+        if needed is not None:
+            forecast[node_id] = needed.forecast
+            needs[node_id] = Estimate(growth=needed.growth) if node_id in made else needed
+    return Estimates(needs, forecast, refused)
+
+
+def _identity(node: GraphNode, artifact: Path | None, identities: Mapping[str, str]) -> str:
+    """The node's `PlanContext.identity`. An artifact's folder has its digest as its name."""
+    if artifact is not None:
+        return artifact.name
+    inputs = {edge: [identities[parent] for parent in parents] for edge, parents in node.inputs.items()}
+    paths = {field.name: getattr(node.config, field.name) for field in node.op.fields.values() if field.external}
+    parts = {"op": node.op.name, "config": key_config(node), "paths": paths, "inputs": inputs}
+    return PROMISED + fingerprint(parts)
+
+
+def _computes_on_gpu_here(node: GraphNode) -> bool:
+    """Whether the node will compute on a GPU: on a cluster, wherever it may."""
+    is_chosen = node.launch.device == "cuda" or node.launch.kind == "ray"
+    return computes_on_gpu(node) and (is_chosen or bool(devices()))
+
+
+def estimate_row(need: Estimate, measured: int | None = None) -> dict[str, Any]:
+    """What `dflow plan --json` shows of a node; sizes in bytes. measured: as of `measured_memory`."""
+    return {
+        "memory": dict(need.memory),
+        "memory_total": sum(need.memory.values()),
+        "memory_measured": measured,
+        "disk": dict(need.disk),
+        "disk_total": sum(need.disk.values()),
+        "disk_per": need.disk_per,
+        "notes": list(need.notes),
+    }
+
+
+def measured_memory(node: GraphNode, last: NodeState | None) -> int | None:
+    """The peak bytes of one rank when the node was computed last: on its GPU, or of the process where it has none."""
+    if last is None:
+        return None
+    peak = last.gpu_memory if _computes_on_gpu_here(node) else last.memory
+    return None if peak is None else peak // node.launch.world_size
+
+
+def too_large(
+    graph: Graph,
+    needs: Mapping[str, Estimate],
+    gpu_memory: Callable[[], int | None],
+    memory: int,
+    measured: Mapping[str, int | None] = {},
+) -> list[str]:
+    """A line for each node whose ranks do not fit on this machine, by what they hold and by what they took last.
+
+    gpu_memory: bytes of the smallest GPU here, None where that is unknown. memory: bytes of the machine, for ranks that
+    compute on the CPU; a node on several hosts has nproc ranks on each. measured: as of `measured_memory`.
+    """
+    held = {node_id: sum(need.memory.values()) for node_id, need in needs.items()}
+    needed = {node_id: most for node_id, size in held.items() if (most := max(size, measured.get(node_id) or 0))}
+    has_gpus = bool(needed) and bool(devices())
+    gpu = gpu_memory() if has_gpus else None
+    lines = []
+    for node_id, size in needed.items():
+        node = graph.nodes[node_id]
+        ranks = node.launch.nproc
+        if has_gpus and computes_on_gpu(node):
+            if gpu is not None and size > gpu:
+                has = f"each rank needs {shown_bytes(size)}, and a GPU here has {shown_bytes(gpu)}"
+                lines.append(f"{node_id}: memory: DOES NOT FIT: {has}")
+        elif ranks * size > memory:
+            each = shown_bytes(size) if ranks == 1 else f"{ranks} ranks of {shown_bytes(size)} each"
+            lines.append(f"{node_id}: memory: DOES NOT FIT: needs {each}, and this machine has {shown_bytes(memory)}")
+    return lines
+
+
+def disk_mistakes(
+    store: Store, decisions: Mapping[str, Decision], needs: Mapping[str, Estimate], free: int
+) -> list[Finding]:
+    """A mistake for each node that will run and whose output does not fit beside those of the nodes before it."""
+    mistakes, before = [], 0
+    for node_id, decision in decisions.items():
+        need = needs.get(node_id, Estimate())
+        size = known_size(need)
+        if decision.cache != "miss" or not size:
+            continue
+        if before + size > free:
+            size = max(0, size - _unfinished_work(store, node_id))
+        if before + size > free:
+            mistakes.append(Finding(_lack(need, size, free, store.path, before), Field(f"node.{node_id}")))
+        else:
+            before += size - need.disk.get(CHECKPOINTS, 0)
+    return mistakes
+
+
+def check_space(graph: Graph, node_id: str, made: Mapping[str, Path], work_dir: Path) -> None:
+    """Raises DiskFull where the node, which is about to start, is known to write more than is free at its work folder.
+
+    made: the artifacts of the nodes above it.
+    """
+    if hook(graph.nodes[node_id].op, "estimate") is None:
+        return
+    free = free_bytes(work_dir)
+    need = graph_estimates(graph.up_to([node_id]), made, free).needs.get(node_id, Estimate())
+    size = known_size(need)
+    if size > free:
+        size -= folder_size(work_dir)
+    if size > free:
+        raise DiskFull(_lack(need, size, free, work_dir))
+
+
+def known_size(need: Estimate) -> int:
+    """Bytes; 0 where the amount of data is not known."""
+    return 0 if need.disk_per else sum(need.disk.values())
+
+
+def _unfinished_work(store: Store, node_id: str) -> int:
+    """Bytes of what earlier attempts at the node left, which a run may continue."""
+    work = store.path / "work"
+    folders = [file.parent for file in work.glob("*/work.json") if (read_object(file) or {}).get("node") == node_id]
+    return sum(map(folder_size, folders))
+
+
+def _lack(need: Estimate, size: int, free: int, place: Path, before: int = 0) -> str:
+    """size: bytes that are still to be written. before: what the nodes before it write."""
+    shared = f" ({shown_bytes(before)} of that for the nodes before it)" if before else ""
+    less = f", or write less: {need.less_disk}" if need.less_disk else ""
+    return (
+        f"needs {shown_bytes(size)} of disk ({' and '.join(need.disk)}), and {shown_bytes(free)} are free at "
+        f"{place}{shared}: free space there (`dflow gc --usage` shows what uses it, `dflow gc` removes what nothing uses), use "
+        f"another store (--store){less}"
+    )
 
 
 def _missing_here(graph: Graph, decisions: Mapping[str, Decision], estimates: Estimates) -> list[Finding]:
@@ -40,14 +225,13 @@ def _missing_here(graph: Graph, decisions: Mapping[str, Decision], estimates: Es
     for node in running.values():
         found = dict.fromkeys(_of_node(node, estimates))
         if not found and node.id in estimates.refused:
-            found = dict.fromkeys(
-                Finding(line, Field(f"node.{node.id}")) for line in _lines(estimates.refused[node.id])
-            )
+            lines = _lines(estimates.refused[node.id])
+            found = dict.fromkeys(Finding(each, Field(f"node.{node.id}")) for each in lines)
         lacking += found
     asking = {node_id: node for node_id, node in running.items() if _asks_for_something(node)}
     if not asking:  # the usual case: the hardware is not queried
         return lacking
-    from executor.launchers.backends import Backends
+    from executor.launchers.backends import Backends  # and no module that runs stages is imported
 
     return lacking + Backends(graph.machine).check(asking)
 

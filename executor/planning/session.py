@@ -1,9 +1,13 @@
-"""A planned run: its graph, its plan, and the record to write to."""
+"""A planned run: its graph, its plan, and the record to write to; which nodes commands select, and which they refuse.
+
+`--to NODE` is that node and all above it, `--only NODE` these nodes and nothing else. NODE is a node's id, or that of a
+node with copies, which selects all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import frozen
@@ -11,7 +15,7 @@ from attrs import frozen
 from dsl.compile import override_graph
 from dsl.edge_checks import Absent
 from dsl.errors import PipelineError, StoreError, known_nodes
-from dsl.finding import Finding
+from dsl.finding import Field, Finding
 from dsl.graph import Graph, GraphNode
 from dsl.os_errors import free_bytes
 from dsl.overrides import changed_values, overridden_nodes
@@ -20,11 +24,12 @@ from executor.keys.node_key import Sources, graph_parts, named_paths
 from executor.launchers.cluster_address import with_recorded_cluster
 from executor.planning.history import Content, PreviousNodes, SourceRuns
 from executor.planning.planner import Decision, Planner, earlier_rule_note, kept_text
-from executor.planning.preflight import preflight
-from executor.planning.selection import missing_data, require_others
 from executor.records.run_record import NodeState, PlanRow, Record, StartedBy, find_record
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import shared_gc_lock
+
+if TYPE_CHECKING:
+    from executor.planning.preflight import Estimates
 
 
 @frozen
@@ -55,29 +60,60 @@ class Session:
         return f"dflow resume {self.record.run}" + (" --trust" if self.graph.op_files else "")
 
 
+def selected(graph: Graph, to: str | None, only: Sequence[str]) -> tuple[Graph, tuple[str, ...]]:
+    """The part of the graph that is needed, and the ids of the nodes of `--only`. Raises PipelineError for an unknown
+    node.
+    """
+    if to is not None and only:
+        raise PipelineError([Finding("--to runs what is above a node, --only does not", advice="give one of them")])
+    given = [("--to", to)] if to is not None else [("--only", node_id) for node_id in only]
+    mistakes = [
+        Finding(f'{flag}: there is no node "{name}"', advice=known_nodes(name, graph.nodes))
+        for flag, name in given
+        if not graph.selected_by(name)
+    ]
+    if mistakes:
+        raise PipelineError(mistakes)
+    nodes = tuple(node_id for _flag, name in given for node_id in graph.selected_by(name))
+    return graph.up_to(nodes) if given else graph, nodes if only else ()
+
+
+def require_node(graph: Graph, node_id: str) -> None:
+    """Raises PipelineError for an unknown node."""
+    if node_id not in graph.nodes:
+        copies = graph.selected_by(node_id)
+        hint = f"its copies: {', '.join(copies)}" if copies else known_nodes(node_id, graph.nodes)
+        raise PipelineError([Finding(f'there is no node "{node_id}"', advice=hint)])
+
+
 def make_planner(
     store: Store,
     graph: Graph,
     pinned: Mapping[str, str] | None = None,
     forced: Iterable[str] = (),
-    absent: Collection[str] = (),
+    absent: Absent | None = None,
     source: str = "RUN",
 ) -> Planner:
     """A planner for the graph with current code and data; those of pinned nodes are not read.
 
     absent: nodes whose data is missing: their keys are made with its digests in the newest record of the same paths,
     and they have none without one. source: the run that made the pinned artifacts.
-    Raises DataError if an external input cannot be read.
+    Raises PipelineError if an external input cannot be read.
     """
-    pinned = pinned or {}
+    pinned, absent = pinned or {}, absent or {}
     previous = PreviousNodes(store, graph.name)
     gone = [node_id for node_id in absent if node_id in graph.nodes and node_id not in pinned]
     contents = {node_id: previous.content(graph.nodes[node_id]) for node_id in gone}
     known = {node_id: _gone(graph.nodes[node_id], each) for node_id, each in contents.items() if each is not None}
-    unknown = contents.keys() - known.keys()
+    unknown = [node_id for node_id in gone if node_id not in known]
+    try:
+        parts = graph_parts(graph, Sources.now(store.external_memo), without={*pinned, *unknown}, known=known)
+    except PipelineError as error:
+        missing = [mistake for node_id in unknown for mistake in absent[node_id]]
+        raise PipelineError([*missing, *error.mistakes]) from error
     return Planner(
         graph=graph,
-        parts=graph_parts(graph, Sources.now(store.external_memo), without={*pinned, *unknown}, known=known),
+        parts=parts,
         store=store,
         previous=previous,
         pinned=pinned,
@@ -111,7 +147,7 @@ def new_run(
     Raises PipelineError if another node would have to run, or this machine lacks something that a node needs.
     """
     with shared_gc_lock(store.path):
-        planner = make_planner(store, graph, absent=absent or {})
+        planner = make_planner(store, graph, absent=absent)
         if given is not None:
             planner = attrs.evolve(planner, given={node_id: node.config for node_id, node in given.nodes.items()})
         return _new(
@@ -204,6 +240,36 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
         )
 
 
+def check_inputs(
+    store: Store, record: Record, start: str | None, overrides: Sequence[str], report: Callable[[str], None]
+) -> None:
+    """Verify what the nodes that a resume will run read; a damaged artifact is reported and set aside, so that its node
+    runs again.
+
+    start: the node of --from, or the one whose copies are. Raises StoreError if a damaged artifact cannot be set aside.
+    """
+    from executor.store.integrity import check, set_aside  # of no use to a plan
+
+    graph, nodes = record.graph(to_run=True), record.state.nodes
+    rerun = {node_id for node_id, node in nodes.items() if node.state != "done"} if start is None else set()
+    owners = overridden_nodes(overrides).values() if start is None else graph.selected_by(start)
+    rerun = rerun.union(*(graph.below(node_id) for node_id in owners if node_id in graph.nodes))
+    checked: set[str] = set()
+    while True:
+        parents = {parent for node_id in rerun for parent in graph.nodes[node_id].parents if parent not in rerun}
+        digests = {node_id: nodes[node_id].digest for node_id in graph.nodes if node_id in parents}
+        unchecked = {digest for digest in digests.values() if digest is not None} - checked
+        if not unchecked:
+            return
+        checked |= unchecked
+        damages = check(store, sorted(unchecked))
+        set_aside(store, damages)
+        for node_id, digest in digests.items():
+            if digest in damages:
+                rerun.add(node_id)  # so that its inputs are checked as well
+                report(f'the artifact of node "{node_id}" was damaged after its commit: {damages[digest][-1]}')
+
+
 def _done(store: Store, record: Record) -> dict[str, str]:
     """The digests of the nodes that the run finished and whose artifacts still exist."""
     states = record.state.nodes.items()
@@ -282,13 +348,46 @@ def _checked_plan(
     or if this machine lacks something that a node needs.
     """
     decisions = planner.plan()
-    if missing := missing_data(decisions, absent or {}):
-        raise PipelineError(missing)
     require_others(decisions, only)
-    missing, _ = preflight(store, planner.graph, decisions, free_bytes(store.path))
+    missing, _ = refusals(store, planner.graph, decisions, absent or {}, free_bytes(store.path))
     if missing:
         raise PipelineError(missing)
     return decisions
+
+
+def refusals(
+    store: Store, graph: Graph, decisions: Mapping[str, Decision], absent: Absent, free_disk: int
+) -> tuple[list[Finding], Estimates | None]:
+    """All mistakes by which a run is refused, and the estimates of the graph; None where nothing runs."""
+    if all(decision.cache == "hit" for decision in decisions.values()):
+        return [], None
+    from executor.planning.preflight import preflight  # loads the hooks of ops
+
+    lacking, estimates = preflight(store, graph, decisions, free_disk)
+    return [*missing_data(decisions, absent), *lacking], estimates
+
+
+def missing_data(decisions: Mapping[str, Decision], absent: Absent) -> list[Finding]:
+    """Mistakes about missing files and folders of the nodes that would have to run, and why a record does not do."""
+    needed = {node_id: each for node_id, each in decisions.items() if node_id in absent and each.cache != "hit"}
+    kept = "bring the data back, or keep what the last run made: dflow resume --from NODE"
+    reasons = [
+        Finding(f"its artifact in the store is another one: {decision.reason}", Field(f"node.{node_id}"), kept)
+        for node_id, decision in needed.items()
+        if decision.key is not None
+    ]
+    return [*(mistake for node_id in needed for mistake in absent[node_id]), *reasons]
+
+
+def require_others(decisions: Mapping[str, Decision], only: Collection[str]) -> None:
+    """Raises PipelineError if a node would have to run that `--only` does not name."""
+    lacking = {node_id: each for node_id, each in decisions.items() if node_id not in only and each.cache != "hit"}
+    if only and lacking:
+        reasons = "; ".join(f"{node_id} ({decision.reason})" for node_id, decision in lacking.items())
+        hint = f"name them too, or run everything above with --to {list(decisions)[-1]}"
+        if all(decision.reason != "new" for decision in lacking.values()):
+            hint += f"; to keep what the last run made: dflow resume --from {next(iter(only))}"
+        raise PipelineError([Finding(f"--only: not in the store: {reasons}", advice=hint)])
 
 
 def plan_row(planner: Planner, node_id: str, decision: Decision) -> PlanRow:

@@ -13,7 +13,6 @@ from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
 from dsl.files import NO_FILE, read_plain, replace_file
 from dsl.graph import Graph
-from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.json_files import compact, known_fields, parsed_object, read_json
 from dsl.pipeline import Copy
 from executor.records.record_trust import require_own_store, require_trusted_graph, require_trusted_op_files
@@ -33,6 +32,8 @@ class RecordedNode:
 
 def save_graph(folder: Path, graph: Graph) -> bytes:
     """Write the graph into a record's folder; returns the content of the file."""
+    from dsl.graph_json import graph_to_json  # of no use to a plan
+
     data = graph_to_json(graph)
     store = _store(folder)
     paths = {"root": _relative(data["root"], store), "op_files": [_relative(file, store) for file in data["op_files"]]}
@@ -46,6 +47,8 @@ def load_graph(folder: Path, *, to_run: bool = False) -> Graph:
     current ops, NotTrusted where it names op files that the user neither ran nor trusted, or is to run and is not such
     itself.
     """
+    from dsl.graph_json import graph_from_json
+
     text = graph_text(folder)
     data = parsed_object(text)
     if data is None:

@@ -12,6 +12,7 @@ from executor.results.metric_order import JUDGED, figures_in_order, is_judged
 from executor.system.output import columns, print_lines, shown_digest
 from ops.lib.report_sections import NOT_KNOWN, SPEEDUP, is_known
 
+NODE_COLUMNS = ("node", "state", "cache", "seconds", "digest")
 METRICS_SHOWN = 4
 ROWS_SHOWN = 40
 MOST_COLUMNS = 5  # of copies in a table of results
@@ -31,19 +32,24 @@ def nodes_text(state: RunState) -> str:
     names = list(state.nodes)
     if len(names) > ROWS_SHOWN:
         names = [node_id for node_id, node in state.nodes.items() if node.state != "done" or node.cache != "hit"]
-    rows = [_row(node_id, state.nodes[node_id]) for node_id in names]
-    header = ("node", "state", "cache", "seconds", "digest", "why")
-    lines = [f"{state.pipeline}, run {state.run}", *columns(header, rows, right=("seconds",)).splitlines()]
+    rows = [(*node_cells(node_id, state.nodes[node_id]), _why(state.nodes[node_id])) for node_id in names]
+    lines = [
+        f"{state.pipeline}, run {state.run}",
+        *columns((*NODE_COLUMNS, "why"), rows, right=("seconds",)).splitlines(),
+    ]
     if len(names) < len(state.nodes):
         lines.append(f"and {len(state.nodes) - len(names)} cached nodes")
     return "\n".join(lines)
 
 
-def _row(node_id: str, node: NodeState) -> tuple[str, ...]:
+def node_cells(node_id: str, node: NodeState) -> tuple[str, ...]:
+    """The row of a node in a table with NODE_COLUMNS."""
+    return (node_id, node.state, node.cache or "", shown_seconds(node), shown_digest(node.digest))
+
+
+def _why(node: NodeState) -> str:
     why = first_line(node.error) if node.error else node.reason
-    if not why and node.cache == "hit" and node.source_run:
-        why = f"from run {node.source_run}"
-    return (node_id, node.state, node.cache or "", shown_seconds(node), shown_digest(node.digest), why)
+    return f"from run {node.source_run}" if not why and node.cache == "hit" and node.source_run else why
 
 
 def first_line(text: str) -> str:

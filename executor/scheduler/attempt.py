@@ -23,9 +23,8 @@ from executor.keys.node_key import KeyParts
 from executor.launchers.backends import Backends
 from executor.launchers.failure import TIMEOUT, bug_of_dflow, failure, failure_of
 from executor.launchers.stage_process import StageExit, StageProcess
-from executor.planning.input_snapshot import Snapshot
 from executor.records.events import final_metrics
-from executor.scheduler.task import AttemptResult, AttemptStart, StageMeasures, Task
+from executor.scheduler.task import AttemptResult, AttemptStart, Snapshot, StageMeasures, Task
 from executor.system.crash_points import fail_point
 from executor.system.resource_pool import Demand, Share
 
@@ -115,13 +114,6 @@ class Attempt(threading.Thread):
         grace = GRACE_S if self.task.node.op.resumable else GRACE_NOT_RESUMABLE_S
         if stage.stopping_for() > grace:
             stage.kill()
-
-    @property
-    def watched(self) -> tuple[str, int, Sequence[str] | None] | None:
-        """The node, the process of its stage, and its GPUs, None for all of them; None if no stage runs."""
-        stage = self._stage
-        pid = stage.pid if stage is not None else None
-        return None if pid is None else (self.task.node.id, pid, self._share.gpus)
 
     def _result(self) -> AttemptResult:
         task, lease = self.task, self.task.lease
@@ -219,18 +211,19 @@ class Attempt(threading.Thread):
         A file that was rewritten with the same content may have had another one in between. That is unlikely, so it
         counts only for an op that cannot resume, which runs again at little cost.
         """
-        task, now = self.task, before.since(self.task.store)
+        task = self.task
+        parts, rewritten = before.since(task.store)
         resumable = task.node.op.resumable
-        changed = _changes(task.node.id, before.parts, now.parts) or (() if resumable else _written(now.written))
+        changed = _changes(task.node.id, before.parts, parts) or (() if resumable else _written(rewritten))
         if changed:
             kept = str(task.lease.set_aside()) if resumable else ""
             if not resumable:
                 task.lease.remove()
-            return AttemptResult(status="replan", parts=now.parts, changes=changed, kept=kept)
+            return AttemptResult(status="replan", parts=parts, changes=changed, kept=kept)
         fail_point("run:commit-begin")
         result = task.commit(start.time, measures, ended.device, self._share.threads)
         fail_point("run:committed")
-        written = [f"{file} was written while the stage ran; its content is the same" for file in now.written]
+        written = [f"{file} was written while the stage ran; its content is the same" for file in rewritten]
         unseen = [
             f"not part of the key: {file}, which the op finds at run time only; name it in its chosen_code()"
             for file in before.unseen(ended.loaded)

@@ -75,10 +75,10 @@ class Display:
         self._tick()
 
     def note(self, text: str) -> None:
-        print_lines(text)
+        self._print(text)
 
     def warn(self, text: str) -> None:
-        print_lines(f"warning: {text}", error=True)
+        self._print(f"warning: {text}", error=True)
 
     def warn_of(self, node_id: str, text: str) -> None:
         """A warning of a stage. A text is shown once, even if several stages warn of it: the results name them all."""
@@ -92,7 +92,10 @@ class Display:
 
     def failure(self, found: Finding, tail: Sequence[str], log: Path) -> None:
         """Show why a node failed, the last lines of its log, what to do and where the log is."""
-        print_lines(failure_text(found, self._state.run, tail, log), error=True)
+        self._print(failure_text(found, self._state.run, tail, log), error=True)
+
+    def _print(self, text: str, *, error: bool = False) -> None:
+        print_lines(text, error=error)
 
     def _tick(self) -> None:
         if time.monotonic() - self._shown_at < PLAIN_PROGRESS_S:

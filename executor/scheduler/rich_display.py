@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import IO, cast
 
@@ -15,24 +14,22 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dsl.finding import Finding
 from executor.records.run_record import NodeState, RunState
-from executor.results.run_table import shown_seconds
-from executor.scheduler.plain_display import Display, failure_text
-from executor.system.output import Enduring, as_typed, printable, shown_digest
+from executor.results.run_table import NODE_COLUMNS, node_cells
+from executor.scheduler.plain_display import Display
+from executor.system.output import Enduring, as_typed, printable
 
 STYLES = {"done": "green", "failed": "bold red", "running": "bold yellow", "pending": "dim"}
 LINES_BESIDE = 4  # the title, the header, the caption, and the line of the cursor
 
 
 class LiveDisplay(Display):
-    """Of a long pipeline only as many nodes as fit the terminal are shown: running and failed ones first."""
+    """A table of as many nodes as fit the terminal, running and failed ones first, with all else printed above it."""
 
     def __init__(self, state: RunState, console: Console | None = None) -> None:
         super().__init__(state)
         self._console = console or Console(file=cast(IO[str], Enduring(sys.stdout)))
         self._drawn = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._draw)
-        self._failures: list[str] = []
 
     def __enter__(self) -> LiveDisplay:
         self._drawn.start()
@@ -42,20 +39,12 @@ class LiveDisplay(Display):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._drawn.stop()
-        for text in self._failures:
-            self.note(text)
 
     def changed(self, node_id: str) -> None:
         """The table is redrawn regularly."""
 
-    def note(self, text: str) -> None:
+    def _print(self, text: str, *, error: bool = False) -> None:
         self._console.print(as_typed(printable(text)), markup=False, highlight=False, soft_wrap=True)
-
-    def warn(self, text: str) -> None:
-        self.note(f"warning: {text}")
-
-    def failure(self, found: Finding, tail: Sequence[str], log: Path) -> None:
-        self._failures.append(failure_text(found, self._state.run, tail, log))
 
     def _tick(self) -> None:
         return
@@ -63,17 +52,14 @@ class LiveDisplay(Display):
     def _draw(self) -> Table:
         title = f"{self._state.pipeline}, run {self._state.run}"
         table = Table(title=title, title_justify="left", box=None, header_style="bold")
-        for name in ("node", "state", "cache"):
-            table.add_column(name)
-        table.add_column("seconds", justify="right")
-        table.add_column("digest")
+        for name in NODE_COLUMNS:
+            table.add_column(name, justify="right" if name == "seconds" else "left")
         table.add_column("progress", min_width=16)
         shown = shown_nodes(self._state, self._console.height - LINES_BESIDE)
         for node_id in shown:
             node = self._state.nodes[node_id]
-            state = Text(node.state, style=STYLES[node.state])
-            row = (node_id, state, node.cache or "", shown_seconds(node), shown_digest(node.digest))
-            table.add_row(*row, self._bar(node_id, node))
+            name, state, *others = node_cells(node_id, node)
+            table.add_row(name, Text(state, style=STYLES[node.state]), *others, self._bar(node_id, node))
         if len(shown) < len(self._state.nodes):
             table.caption = _caption(self._state, shown)
             table.caption_justify = "left"

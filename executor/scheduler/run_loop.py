@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import gc
 import queue
+import signal
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from graphlib import TopologicalSorter
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from attrs import define
@@ -26,8 +29,6 @@ from executor.planning.session import Session, plan_row
 from executor.records.events import Differs, EventReader, Info, Warned
 from executor.records.run_record import NOT_RUN, NodeState, State, Status
 from executor.scheduler.plain_display import Display
-from executor.scheduler.ready_queue import ReadyQueue
-from executor.scheduler.stop_signal import StopSignal
 from executor.store.gc_lock import shared_gc_lock
 from executor.store.lease import Lease
 from executor.system.crash_points import fail_point
@@ -98,7 +99,11 @@ class RunLoop:
         self._adopt = adopt
         self._keep_going = keep_going
         self._verify_inputs = verify_inputs
-        self._ready = ReadyQueue(session.graph)
+        self._place = {node_id: place for place, node_id in enumerate(session.graph.nodes)}
+        self._order = TopologicalSorter({node.id: node.parents for node in session.graph.nodes.values()})
+        self._order.prepare()
+        self._ready: list[str] = []  # the nodes that are not decided on, whose parents are done; the first one last
+        self._add_ready(self._order.get_ready())
         self._digests: dict[str, str] = {}
         self._waiting: list[Waiting] = []
         self._pool: StagePool | None = None
@@ -168,7 +173,8 @@ class RunLoop:
         """Take the artifacts of cached nodes; the others wait. The record has the plan's hits as done."""
         fresh = []
         with shared_gc_lock(self._store.path):
-            while not self._is_ending and (node_id := self._ready.next()) is not None:
+            while self._ready and not self._is_ending:
+                node_id = self._ready.pop()
                 if self._decisions[node_id].cache != "hit":
                     self._decisions[node_id] = self._planner.decide(node_id, self._digests)
                     fresh.append(node_id)
@@ -182,15 +188,24 @@ class RunLoop:
         """The artifact is in the store: the node is done, with the metrics of the run that made it."""
         decision = self._decisions[node_id]
         assert decision.digest is not None
-        self._digests[node_id] = decision.digest
         if self._state(node_id).state != "done":
             self._sources.take(self._record, node_id, decision)
-        self._ready.done(node_id)
+        self._add_done(node_id, decision.digest)
         self._display.changed(node_id)
+
+    def _add_done(self, node_id: str, digest: str) -> None:
+        """The node's artifact is in the store."""
+        self._digests[node_id] = digest
+        self._order.done(node_id)
+        self._add_ready(self._order.get_ready())
+
+    def _add_ready(self, node_ids: Iterable[str]) -> None:
+        for node_id in node_ids:
+            insort(self._ready, node_id, key=lambda other: -self._place[other])
 
     def _wait(self, node_id: str, seconds: float = 0.0) -> None:
         not_before = time.monotonic() + seconds if seconds else 0.0
-        insort(self._waiting, Waiting(self._ready.place(node_id), node_id, not_before), key=lambda other: other.place)
+        insort(self._waiting, Waiting(self._place[node_id], node_id, not_before), key=lambda other: other.place)
 
     # Attempts.
 
@@ -308,8 +323,7 @@ class RunLoop:
             self._display.warn(message)
         if result.digest is not None:
             fail_point("run:recorded")
-            self._digests[node_id] = result.digest
-            self._ready.done(node_id)
+            self._add_done(node_id, result.digest)
         self._display.changed(node_id)
 
     def _replan(self, node_id: str, result: AttemptResult) -> None:
@@ -335,7 +349,7 @@ class RunLoop:
             self._record.save_node(node_id, "outdated", changes=result.changes)
         if result.parts is not None:
             self._use_parts(node_id, result.parts)
-        self._ready.again(node_id)
+        self._add_ready([node_id])
 
     def _use_parts(self, node_id: str, parts: KeyParts) -> None:
         """Plan the node by its key parts as an attempt found them."""
@@ -413,3 +427,34 @@ class RunLoop:
             warnings = self._state(node_id).warnings
             if text not in warnings:
                 warnings.append(text)
+
+
+class StopSignal:
+    """How many times Ctrl-C, SIGTERM or a closed terminal was noted, and the last signal's number.
+
+    wake: called each time, to end a wait.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.number = 0
+        self.count = 0
+        self._wake = wake
+
+    def is_set(self) -> bool:
+        return self.count > 0
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where a shell ignores it, nobody would see how a stage ended
+        before = [signal.signal(number, self._note) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        self.count += 1
+        self._wake()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
 from attrs import frozen
 
-from dsl.errors import ConfigError, DiskFull
+from dsl.errors import ConfigError
 from dsl.graph import Graph, GraphNode
 from dsl.threads import useful_threads
 from executor.launchers.backend import Backend
 from executor.launchers.backends import Backends
-from executor.records.events import System
 from executor.records.run_record import Record
 from executor.scheduler.attempt import Attempt
 from executor.scheduler.plain_display import Display
@@ -21,7 +20,6 @@ from executor.scheduler.task import AttemptResult, AttemptStart, Task
 from executor.store.artifact_store import Store
 from executor.system.resource_pool import Capacity, Demand, Free, Share
 from executor.system.shared_cores import SharedCores
-from executor.system.system_metrics import Usage
 
 ENDED_WITHIN_S = 10.0
 # What ops import of the libraries that their keys name, which takes seconds.
@@ -71,8 +69,6 @@ class StagePool:
         self._backends = Backends(graph.machine)
         self._free: dict[Backend, Free] = {}
         self._cores = SharedCores(self._backends.here.capacity().cpus)
-        self._usage = Usage(self._watched, self._report_usage)
-        self._usage.start()
 
     def reserve(self, node: GraphNode, digests: Mapping[str, str]) -> Reservation | None:
         """Room for an attempt at a node, which `start` takes; None where the node waits for room.
@@ -167,19 +163,6 @@ class StagePool:
             share = Free(capacity).take(capacity.demand(node, useful), capacity.threads(node, useful))
             self._backends.here.prepare(node.id, share, libraries)
 
-    def _watched(self) -> list[tuple[str, int, Sequence[str] | None]]:
-        """Called by the thread that measures their processes."""
-        return [found for attempt in list(self.running.values()) if (found := attempt.watched) is not None]
-
-    def _report_usage(self, node: str, metrics: Mapping[str, float]) -> None:
-        """Called by that thread too."""
-
-        def write() -> None:
-            with suppress(DiskFull):  # which the nodes report themselves
-                self._record.event(node, System(metrics))
-
-        self._call(write)
-
     def look_after(self) -> None:
         for attempt in self.running.values():
             attempt.look_after()
@@ -196,7 +179,6 @@ class StagePool:
 
     def close(self) -> None:
         """End what still runs: nothing, unless the loop itself failed."""
-        self._usage.close()
         self.kill()
         self._backends.close()
         for attempt in self.running.values():

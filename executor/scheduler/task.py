@@ -1,28 +1,42 @@
-"""What one attempt at a node works on: its work folder is prepared, its stage is specified, its output is committed.
+"""What one attempt at a node works on: its inputs, its work folder, what its stage gets, and the commit of its output.
 
-Each step is called by the thread of attempt.py, which holds the lease.
+Each step is called by the thread of attempt.py, which holds the lease. The stage runs the sources that the key parts
+were made from, so an edit while it runs counts for the next run. It reads data at any time, so that data is checked
+again before the commit.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import attrs
 from attrs import frozen
 
 from dsl.convert import unstructure
 from dsl.errors import StageError
 from dsl.finding import Finding
-from dsl.graph import GraphNode
+from dsl.graph import Graph, GraphNode
 from dsl.graph_json import node_to_json
 from dsl.imports import search_path
 from dsl.json_files import write_json
 from dsl.op import ConfigField
-from executor.keys.node_key import Inputs, KeyParts, node_inputs
+from executor.keys.external_inputs import ExternalDigests, Look, Tree, look_at, tree_of
+from executor.keys.node_key import (
+    Inputs,
+    KeyParts,
+    LibraryVersions,
+    Sources,
+    externals_of,
+    library_versions,
+    node_inputs,
+    node_parts,
+)
 from executor.launchers.stage_contract import InputArtifact, StageSpec
-from executor.planning.input_snapshot import Snapshot
 from executor.planning.planner import Planner
 from executor.records.events import Cut, Event, Metric, read_events
 from executor.records.run_record import Record
@@ -32,10 +46,61 @@ from executor.store.input_check import check_before_use
 from executor.store.lease import Lease
 from executor.store.manifest import Manifest
 from executor.system.output import shown_digest
+from executor.system.sealed_json import write_sealed
 
 # The fields of launch that can change results by rounding; the others only decide when and where a stage runs.
 LAYOUT = ("kind", "nproc", "hosts", "sp_degree")
 MOST_DAMAGES = 3
+
+
+@frozen
+class Snapshot:
+    """The inputs of a node when its stage starts: key parts, the sources that these were made from, and its data.
+
+    sources: by the path of each file that the key's code was read from; torn: files that changed since then.
+    """
+
+    node: GraphNode
+    parts: KeyParts
+    sources: Mapping[str, bytes]
+    torn: tuple[str, ...]
+    looks: Mapping[str, Look]
+
+    @classmethod
+    def of(cls, store: Store, graph: Graph, node_id: str) -> Snapshot:
+        """The current code and data. Raises DataError or ConfigError if they cannot be read."""
+        node, list_path = graph.nodes[node_id], cache(tree_of)
+        keys_sources = Sources.now(store.external_memo, ExternalDigests(store.external_memo, list_path=list_path))
+        parts = node_parts(graph, node_id, keys_sources)
+        contents = keys_sources.code.contents
+        read = ((file, _content(file)) for file in sorted(contents))
+        sources = {file: source for file, source in read if hashlib.sha256(source).hexdigest() == contents[file]}
+        torn = tuple(sorted(contents.keys() - sources.keys()))
+        return cls(node, parts, sources, torn, _looks(node, list_path))
+
+    def write_sources(self, path: Path) -> str:
+        """For the ranks of the stage: JSON, a character for each byte. Returns the file's digest."""
+        return write_sealed(path, {file: source.decode("latin-1") for file, source in self.sources.items()})
+
+    def since(self, store: Store) -> tuple[KeyParts, tuple[str, ...]]:
+        """The key parts by the current data, of which only files written since then are read, and the names of these.
+
+        Raises DataError.
+        """
+        list_path = cache(tree_of)
+        looks = _looks(self.node, list_path)
+        written = [look.newest for name, look in looks.items() if look.listing != self.looks[name].listing]
+        external = self.parts.external
+        if written:
+            digests = ExternalDigests(store.external_memo, list_path=list_path)
+            external = {name: digests.of(each) for name, each in externals_of(self.node).items()}
+        now = attrs.evolve(self.parts, external=external, libraries=library_versions(self.node, LibraryVersions()))
+        return now, tuple(dict.fromkeys(written))
+
+    def unseen(self, loaded: Sequence[str]) -> list[str]:
+        """The files that a stage loaded and that are not part of the key."""
+        seen = {Path(file).resolve() for file in self.sources}
+        return [file for file in loaded if Path(file).resolve() not in seen]
 
 
 @frozen(kw_only=True)
@@ -158,7 +223,7 @@ class Task:
 
     def check_space(self) -> None:
         """Raises DiskFull where the stage would write more than is free."""
-        from executor.planning.disk_check import check_space
+        from executor.planning.preflight import check_space
 
         check_space(self.planner.graph, self.node.id, self.made, self.lease.work_dir)
 
@@ -275,3 +340,15 @@ def _neutral(fields: Mapping[str, ConfigField], config: Mapping[str, Any]) -> di
             inside = _neutral(field.fields, config[name])
             found |= {name: inside} if inside else {}
     return found
+
+
+def _looks(node: GraphNode, list_path: Callable[[Path], Tree]) -> dict[str, Look]:
+    return {name: look_at(external, list_path) for name, external in externals_of(node).items()}
+
+
+def _content(file: str) -> bytes:
+    """Empty if the file is gone."""
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        return b""

@@ -20,8 +20,8 @@ from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.op_table import user_ops
 from dsl.os_errors import free_bytes
-from executor.planning.estimates import graph_estimates
 from executor.planning.planner import cached_artifacts
+from executor.planning.preflight import graph_estimates
 from executor.planning.session import Session, make_planner, new_run
 from executor.records.events import read_events
 from executor.records.run_record import NodeState, Record

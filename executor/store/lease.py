@@ -8,7 +8,7 @@
     work/<key>/job-<attempt>.json, results-<attempt>/       see launchers/stage_contract.py
     work/<key>/private-<attempt>/           mode 0700: where ranks on one host meet, see launchers/host_run.py
     work/<key>/mark-<32 hex digits>         how processes of a stage are found, see system/stage_mark.py
-    work/<key>/code-<attempt>.json          the source files that the stage runs, see planning/input_snapshot.py
+    work/<key>/code-<attempt>.json          the source files that the stage runs, see scheduler/task.py
     work/<key>/actors-<attempt>.json        what runs on a Ray cluster, see launchers/ray_backend.py
     work/<key>.<id>/            work whose input data changed, see scheduler/attempt.py
 

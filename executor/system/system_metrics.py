@@ -1,17 +1,17 @@
-"""Resource use of a running node's processes, sampled; MLflow shows it as system metrics.
+"""Resource use of a stage's processes, sampled on the host that runs them; MLflow shows it as system metrics.
 
 The first sample is taken after half a second; the pause then doubles up to ten seconds.
 
-Of a node's processes, which its stage has started: CPU time in per cent of one core, and resident
-memory. Of its GPUs: load, memory and power, as NVIDIA's driver reports them. The record keeps them as events
-of their own kind: they are not metrics of the node, so no comparison or table includes them.
+Of the processes: CPU time in per cent of one core, and resident memory. Of the GPUs: load, memory and power, as
+NVIDIA's driver reports them. The record keeps them as events of their own kind: they are not metrics of the node, so no
+comparison or table includes them.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,17 +39,12 @@ class Used:
 
 @define
 class Watched:
-    """A running node. pid: of its stage; gpus: the devices it sees, None for all of them."""
+    """A running stage. pid: of its root process."""
 
-    node: str
     pid: int
-    gpus: Sequence[str] | None
     since: float = field(factory=time.monotonic)  # time of the last sample
     used: Mapping[int, Used] = field(factory=dict)  # by process, at the last sample
     pause: float = FIRST_S
-
-    def is_due(self, now: float) -> bool:
-        return now >= self.since + self.pause
 
     def sample(self, now: float, used: Mapping[int, Used]) -> dict[str, float]:
         """The metrics of its processes since the last sample."""
@@ -65,33 +60,24 @@ class Watched:
 
 
 class Usage(threading.Thread):
-    """Samples the nodes that `watched` returns; calls `report` with the node and its metrics. Ends with `close`."""
+    """Calls `report` with what a stage uses, until `close`. gpus: the devices it sees, None for all of them."""
 
-    def __init__(
-        self,
-        watched: Callable[[], Iterable[tuple[str, int, Sequence[str] | None]]],
-        report: Callable[[str, Mapping[str, float]], None],
-    ) -> None:
-        super().__init__(daemon=True, name="usage of running nodes")
-        self._watched = watched
+    def __init__(self, pid: int, gpus: Sequence[str] | None, report: Callable[[Mapping[str, float]], None]) -> None:
+        super().__init__(daemon=True, name="usage of a stage")
+        self._pid = pid
+        self._gpus = gpus
         self._report = report
-        self._known: dict[tuple[str, int], Watched] = {}
         self._closed = threading.Event()
+        self.start()
 
     def run(self) -> None:
-        while not self._closed.wait(FIRST_S):
-            running = {(node, pid): gpus for node, pid, gpus in self._watched()}
-            self._known = {
-                place: self._known.get(place) or Watched(*place, gpus, used=used_below(place[1]))
-                for place, gpus in running.items()
-            }
-            for each in self._known.values():
-                if not each.is_due(time.monotonic()):
-                    continue
-                used = used_below(each.pid)
-                metrics = {**each.sample(time.monotonic(), used), **gpu_metrics(each.gpus)}
-                if metrics:
-                    self._report(each.node, metrics)
+        if self._closed.wait(FIRST_S):
+            return
+        watched = Watched(self._pid, used=used_below(self._pid))
+        while not self._closed.wait(watched.pause):
+            metrics = {**watched.sample(time.monotonic(), used_below(self._pid)), **gpu_metrics(self._gpus)}
+            if metrics and not self._closed.is_set():
+                self._report(metrics)
 
     def close(self) -> None:
         self._closed.set()

@@ -11,7 +11,6 @@ from attrs import frozen, validators
 
 from dsl.op import field, op, seed_field
 from ops.artifacts import Draft, Report, TargetModel, TokenShards
-from ops.ingest.read import Reading, named_images
 from ops.lib.drafts.algorithms import MODEL, PROPOSAL, algorithm_names, code_of
 
 LEAST_TEMPERATURE = 0.001  # nearly greedy; dividing logits by much less overflows
@@ -114,6 +113,8 @@ class Evaluate:
         """The image files that the benchmark names."""
         if self.benchmark is None or not Path(self.benchmark).is_file():
             return {}
+        from ops.ingest.read import Reading, named_images  # slow
+
         return dict(named_images(Reading(sources=(Path(self.benchmark),), format="json")))
 
     def chosen_libraries(self) -> tuple[str, ...]:

@@ -15,11 +15,11 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from ops.ingest.image_values import IMAGE_NAMES, ImageFinder
+from ops.ingest.op import LABEL
 from ops.ingest.row_form import is_valid_text
 from ops.ingest.sample import IMAGE, DroppedSample, RawSample, Turn
 from ops.lib.data.sample_account import Unusable
 
-LABEL = "{label}"
 NO_CLASS = "all"  # label of images without classes; the folder's name would change their answers when it is moved
 BESIDE = "image beside folders"
 BACKGROUND, NO_OBJECT = "BACKGROUND_Google", "background, no class"  # of CalTech101

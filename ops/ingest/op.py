@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import frozen, validators
 
 from dsl.op import field, is_builtin, op, seed_field
 from ops.artifacts import Samples
-from ops.ingest.image_folder import LABEL
-from ops.ingest.read import Reading, named_images
+
+if TYPE_CHECKING:
+    from ops.ingest.read import Reading
+
+LABEL = "{label}"
 
 
 @op(
@@ -113,6 +116,8 @@ class Ingest:
 
     def reading(self) -> Reading:
         """How the sources on disk are read."""
+        from ops.ingest.read import Reading  # slow, and of no use to the built-in sample
+
         return Reading(
             sources=tuple(map(Path, [self.source] if isinstance(self.source, str) else self.source)),
             format=self.format,
@@ -130,6 +135,8 @@ class Ingest:
         """
         if self.source == "builtin:digits":
             return builtin_files()
+        from ops.ingest.read import named_images
+
         reading = self.reading()
         if not all(source.exists() for source in reading.sources):
             return {}

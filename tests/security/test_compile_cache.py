@@ -11,7 +11,7 @@ import pytest
 from side_ops import side
 
 from dsl.errors import ServerError
-from executor.launchers.stage_environment import stage_environment
+from executor.launchers.host_run import stage_environment
 from executor.model_tools.engines import ENGINES
 from executor.model_tools.serve import EngineServer
 from executor.system import user_cache

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
-from ops.lib.data.checkpoint_code import read_settings
 
 # Of image_processor_type: three names of one, which differ in the library that resizes.
 IMAGE_PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
@@ -31,6 +30,8 @@ def image_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
     """The file and the settings of the image processor, where transformers looks for them: in processor_config.json as
     version 5 saves them, else in preprocessor_config.json. Empty without one. Raises DataError for an unreadable file.
     """
+    from ops.lib.data.checkpoint_code import read_settings  # of no use to a plan
+
     whole, own = (directory / name for name in IMAGE_PROCESSOR_FILES)
     nested = read_settings(whole).get("image_processor")
     return (whole, nested) if isinstance(nested, dict) else (own, read_settings(own))

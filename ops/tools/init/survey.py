@@ -12,9 +12,8 @@ import attrs
 from attrs import Factory, define, field
 
 from dsl.errors import DataError
-from ops.ingest.image_folder import LABEL
 from ops.ingest.image_values import MISSING, OUTSIDE, encoded_image
-from ops.ingest.op import Ingest
+from ops.ingest.op import LABEL, Ingest
 from ops.ingest.read import Reading, WithoutRow, images_without_row, read_samples
 from ops.ingest.sample import END_OF_THOUGHT, THINK, DroppedSample, RawSample, Turn
 from ops.ingest.source import REMEDY, find_format

@@ -10,8 +10,7 @@ from toy_ops import Toy, wait_for
 from dsl.launch import Launch, Machine
 from executor.launchers.backend import HostExit, StageOrder
 from executor.launchers.backends import LocalBackend
-from executor.launchers.host_run import HostRun, WaitingWorker
-from executor.launchers.stage_environment import stage_environment
+from executor.launchers.host_run import HostRun, WaitingWorker, stage_environment
 from executor.launchers.worker import EXECUTOR_GONE
 from executor.system.resource_pool import Demand, Share
 
@@ -94,10 +93,11 @@ def order(tmp_path):
     """Of a stage that finds no job, and ends."""
     for name in ("results", "private"):
         (tmp_path / name).mkdir()
-    paths = {name: tmp_path / name for name in ("job", "results", "private", "log")}
+    paths = {name: tmp_path / name for name in ("job", "results", "events", "private", "log")}
     return StageOrder(
         node="n",
         job_digest="0",
+        attempt=1,
         folder=tmp_path,
         directory=tmp_path,
         launch=Launch(),

@@ -22,8 +22,8 @@ SMALL, LARGE, HEAD = (Capacity(cpus, 64 * 2**30, gpus) for cpus, gpus in ((8, ("
 
 
 def order(folder: Path, launch: Launch) -> StageOrder:
-    paths = dict.fromkeys(("job", "folder", "results", "private", "log", "directory"), folder)
-    return StageOrder(node="n", job_digest="", launch=launch, share=Share(1), part=Demand(1), **paths)
+    paths = dict.fromkeys(("job", "folder", "results", "events", "private", "log", "directory"), folder)
+    return StageOrder(node="n", job_digest="", attempt=1, launch=launch, share=Share(1), part=Demand(1), **paths)
 
 
 def node_with(folder: Path, op: str = "compute", **launch: int) -> GraphNode:

@@ -15,9 +15,9 @@ from dsl.graph import Graph
 from dsl.op_table import all_ops
 from dsl.read_toml import read_graph
 from executor.launchers.backends import Backends
-from executor.launchers.stage_environment import stage_environment
+from executor.launchers.host_run import stage_environment
 from executor.launchers.worker import _device
-from executor.planning.estimates import too_large
+from executor.planning.preflight import too_large
 from executor.system import hardware, resource_pool
 from executor.system.resource_pool import Capacity, device_order, too_much
 

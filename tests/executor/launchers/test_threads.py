@@ -5,7 +5,7 @@ import json
 import pytest
 from side_ops import side
 
-from executor.launchers.stage_environment import stage_environment
+from executor.launchers.host_run import stage_environment
 
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME", "KMP_LIBRARY")
 BOUNDED = {"GOMP_SPINCOUNT": "4000", "KMP_BLOCKTIME": "0"}

@@ -12,7 +12,7 @@ from toy_ops import PROJECT
 from dsl.json_files import read_lines
 from dsl.launch import Launch
 from executor.launchers import worker
-from executor.launchers.stage_environment import stage_environment
+from executor.launchers.host_run import stage_environment
 from executor.launchers.worker import WorkerStage
 from executor.system.resource_pool import threads_of
 

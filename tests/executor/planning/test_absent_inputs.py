@@ -201,3 +201,34 @@ def test_any_other_mistake_is_refused_with_all_of_them(toy):
     first, third, second = result.stderr.splitlines()
     assert [told(toy, "a", 8, "first.txt"), told(toy, "b", 12, "second.txt")] == [first, third]
     assert 'there is no node "z"' in second
+
+
+IMAGES = """
+[pipeline]
+name = "images"
+
+[node.photos]
+op = "ingest"
+source = "rows.jsonl"
+image_root = "nowhere"
+
+[node.texts]
+op = "ingest"
+source = "gone.jsonl"
+"""
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_missing_image_root_is_a_mistake_of_its_node_with_its_line(tmp_path, command):
+    toy = Toy(tmp_path, IMAGES)
+    turns = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A cat."}]
+    (toy.folder / "rows.jsonl").write_text(json.dumps({"id": "a", "images": ["cat.png"], "messages": turns}))
+    result = toy.dflow(command, str(toy.file))
+    hint = "create it, or give another path: -s texts.source=PATH"
+    lines = [
+        f"{toy.file}:12:1: node.texts.source: there is no file or folder {toy.folder}/gone.jsonl ({hint})",
+        f'{toy.file}:5:7: node.photos: image_root = "nowhere": there is no folder {toy.folder}/nowhere, where cat.png '
+        "was looked for; image_root is relative to the folder of the data file",
+    ]
+    assert (2, "", lines) == (result.returncode, result.stdout, result.stderr.splitlines())
+    assert [] == list(toy.store.glob("records/*"))

@@ -12,7 +12,7 @@ from dsl.estimate import Estimate
 from dsl.os_errors import free_bytes
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes
-from executor.planning.estimates import graph_estimates, too_large
+from executor.planning.preflight import graph_estimates, too_large
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 

@@ -199,8 +199,8 @@ def test_a_single_file_of_no_known_format_is_refused(
 ) -> None:
     (here / name).write_bytes(content)
     Path("refused.toml").write_text(HEAD + INGEST.format(source=name))
-    assert 1 == main(["plan", "refused.toml", *overrides])  # its key cannot be made
-    assert f"dflow: {here / name}: {line}\n" == capsys.readouterr().err
+    assert 2 == main(["plan", "refused.toml", *overrides])  # its key cannot be made
+    assert f"refused.toml:7:7: node.ingest: {here / name}: {line}\n" == capsys.readouterr().err
 
 
 def test_an_arrow_data_set_needs_its_library(

@@ -2,16 +2,14 @@
 
 import json
 import signal
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from side_ops import side
-from toy_ops import ONLY_THE_LOOP, UNTRACKED, WITHOUT_USAGE, wait_for
+from toy_ops import ONLY_THE_LOOP, UNTRACKED, WITHOUT_USAGE, Toy, wait_for
 
 from dsl.launch import Machine
-from executor.scheduler.ready_queue import ReadyQueue
 from executor.system.resource_pool import Capacity, Demand, Free
 
 ONE_CPU = "launch = { cpus = 1 }\n"
@@ -123,7 +121,7 @@ def test_a_second_ctrl_c_kills_all_stages_at_once(tmp_path):
     assert toy.state()["status"] == "stopped"
 
 
-def test_only_the_loop_reads_and_writes_the_record_also_what_stages_use_of_the_machine(tmp_path):
+def test_only_the_loop_reads_and_writes_the_state_of_the_record_and_what_stages_use_becomes_events(tmp_path):
     toy = side(tmp_path, "[machine]\ncpus = 2\n" + meets("a", "b").replace('["a"]', '["a", "go"]'))
     process = toy.start("run", str(toy.file), program=ONLY_THE_LOOP + UNTRACKED.replace(WITHOUT_USAGE, ""))
     wait_for(
@@ -180,16 +178,15 @@ def test_threads_are_those_of_the_cpus_that_a_node_asks_for(tmp_path):
     assert json.loads((toy.store / "objects" / digest / "manifest.json").read_text())["launch"]["threads"] == 1
 
 
-def test_nodes_come_after_their_parents_and_else_in_the_order_of_the_graph():
+def test_nodes_come_after_their_parents_and_else_in_the_order_of_the_graph(tmp_path):
     parents = {"a": [], "b": ["a"], "c": [], "d": ["b", "c"], "e": []}
-
-    nodes = {name: SimpleNamespace(id=name, parents=parents[name]) for name in parents}
-    ready = ReadyQueue(SimpleNamespace(nodes=nodes))
-    handed = [ready.next() for _ in range(4)]
-    assert handed == ["a", "c", "e", None]
-    for name in ("c", "a"):
-        ready.done(name)
-    ready.again("e")
-    assert [ready.next(), ready.next(), ready.next()] == ["b", "e", None]
-    ready.done("b")
-    assert ready.next() == "d"
+    nodes = "".join(
+        f'[node.{name}]\nop = "join"\ntexts = {json.dumps([f"@{each}" for each in read])}\n'
+        if read
+        else f'[node.{name}]\nop = "make"\ntext = "{name}"\n'
+        for name, read in parents.items()
+    )
+    toy = Toy(tmp_path, f'[pipeline]\nname = "ordered"\nops = ["toy.py"]\n[machine]\ncpus = 1\n{nodes}')
+    result = toy.dflow("run", str(toy.file))
+    assert result.returncode == 0, result.stderr
+    assert [line[0] for line in result.stdout.splitlines() if ": started" in line] == ["a", "b", "c", "d", "e"]

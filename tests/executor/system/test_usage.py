@@ -3,6 +3,7 @@
 import queue
 import subprocess
 import sys
+from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -12,28 +13,25 @@ from executor.system.system_metrics import Usage, Used, Watched, gpu_metrics, us
 
 
 def test_a_young_node_is_looked_at_soon_and_an_old_one_every_ten_seconds() -> None:
-    watched = Watched("a", 1, None, since=0.0)
+    watched = Watched(1, since=0.0)
     now, pauses = 0.0, []
     for _ in range(7):
         pauses.append(watched.pause)
-        assert not watched.is_due(now + watched.pause - 0.01)
         now += watched.pause
-        assert watched.is_due(now)
         watched.sample(now, {})
     assert [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0] == pauses
 
 
 def test_the_first_look_tells_the_cpu_time_since_the_node_was_seen() -> None:
-    told: queue.Queue[tuple[str, dict[str, float]]] = queue.Queue()
+    told: queue.Queue[Mapping[str, float]] = queue.Queue()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
-        usage = Usage(lambda: [("a", busy.pid, [])], lambda node, metrics: told.put((node, dict(metrics))))
-        usage.start()
+        usage = Usage(busy.pid, [], told.put)
         try:
-            node, metrics = told.get(timeout=60)
+            metrics = told.get(timeout=60)
         finally:
             usage.close()
             busy.kill()
-    assert ("a", {"memory_usage_megabytes", "cpu_utilization_percentage"}) == (node, set(metrics))
+    assert {"memory_usage_megabytes", "cpu_utilization_percentage"} == set(metrics)
     assert metrics["memory_usage_megabytes"] > 1
     assert 0 < metrics["cpu_utilization_percentage"] < 200
 
@@ -52,19 +50,19 @@ def test_what_a_node_uses_is_that_of_all_processes_below_its_own_and_of_no_other
 
 
 def test_the_cpu_time_between_two_looks_is_told_of_the_time_between_them() -> None:
-    watched = Watched("a", 7, [], since=10.0, used={7: Used(0.5, 0)})
+    watched = Watched(7, since=10.0, used={7: Used(0.5, 0)})
     told = [watched.sample(now, {7: Used(seconds, 0)}) for now, seconds in ((12.0, 1.5), (16.0, 9.5))]
     assert [{"cpu_utilization_percentage": 50.0}, {"cpu_utilization_percentage": 200.0}] == told
 
 
 def test_a_process_that_has_ended_since_the_last_look_takes_nothing_off() -> None:
-    watched = Watched("a", 7, [], since=0.0, used={7: Used(1.0, 0), 8: Used(5.0, 0)})
+    watched = Watched(7, since=0.0, used={7: Used(1.0, 0), 8: Used(5.0, 0)})
     assert {"cpu_utilization_percentage": 100.0} == watched.sample(1.0, {7: Used(2.0, 0)})
 
 
 def test_a_node_whose_processes_have_just_ended_uses_no_memory_that_is_told() -> None:
-    assert {} == Watched("a", 7, []).sample(1.0, {})
-    assert "memory_usage_megabytes" not in Watched("a", 7, []).sample(1.0, {7: Used(1.0, 0)})
+    assert {} == Watched(7).sample(1.0, {})
+    assert "memory_usage_megabytes" not in Watched(7).sample(1.0, {7: Used(1.0, 0)})
 
 
 class NoReading(Exception):

@@ -18,7 +18,7 @@ from attrs import define, field
 
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_overrides, add_selection, add_sweeps
-from executor.planning.selection import selected
+from executor.planning.session import selected
 
 OPS = Path(__file__).parent / "corpus_ops.py"
 PAGES = sorted((Path(__file__).parents[2] / "dsl" / "mistakes").glob("*.md"))
