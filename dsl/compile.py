@@ -133,10 +133,9 @@ def _table(node: Node | GraphNode) -> dict[str, Any]:
 
 
 def _graph_node(node: NodeCheck, tree: Tree) -> GraphNode:
-    assert node.op is not None and node.made is not None, "a node without mistakes has both"
-    config, launch = node.made
-    inputs = inputs_of(node.op, attrs.asdict(config, recurse=False))
-    return GraphNode(node.id, config, node.op, launch, inputs, tree.copies.get(node.id))
+    assert node.op is not None and node.made_launch is not None, "a node without mistakes has both"
+    inputs = inputs_of(node.op, attrs.asdict(node.made, recurse=False))
+    return GraphNode(node.id, node.made, node.op, node.made_launch, inputs, tree.copies.get(node.id))
 
 
 def _check_upload(mlflow: NodeCheck, nodes: Sequence[str]) -> None:

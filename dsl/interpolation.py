@@ -43,7 +43,7 @@ class _Refused(Exception):
 
 
 def interpolate(tree: Tree) -> None:
-    """Put values in place of all references. What is wrong is reported to the tree, and taken out."""
+    """Put values in place of all references, and NOTHING for one that is wrong, which is reported to the tree."""
     _Interpolation(tree).run()
 
 
@@ -113,9 +113,7 @@ class _Interpolation:
             self.tree.report(path, message, hint)
 
     def _take_out(self, path: KeyPath) -> None:
-        del self._holder(path)[str(path[-1])]
-        owner, *name = map(str, path[1:] if path[0] == "node" else path)
-        self.tree.wrong.setdefault(owner, set()).add(".".join(name))
+        self._holder(path)[str(path[-1])] = attrs.NOTHING
 
     def _holder(self, path: KeyPath) -> dict[str, Any]:
         return self.tree.table(*path[:-1])
@@ -208,12 +206,11 @@ class _Interpolation:
             hint = unknown_key(tree, owner, name, fields_only=True).text
             raise _Refused(f'node "{owner}" has no field "{shortened(name)}"', hint)
         table, _, key = name.rpartition(".")
-        if not tree.wrong.get(owner, set()).isdisjoint((name, table)):
-            raise _Refused
         values = self._values_of(owner, table)
         value = attrs.NOTHING if values is None else values.get(key, field.made_default)
         if value is attrs.NOTHING:
-            if owner == "pipeline":
+            is_reported = key in (values or ()) or tree.table(*owner_path(owner)).get(table) is attrs.NOTHING
+            if owner == "pipeline" or is_reported:
                 raise _Refused
             raise _Refused(f'node "{owner}" has no value for {name}')
         if type_mistake(field.type, value) is not None:

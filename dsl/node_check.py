@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from attrs import define
 
-from dsl.convert import readable, structure, type_name
+from dsl.convert import UNKNOWN, Checked, KeyHint, checked, type_mistake
 from dsl.edge_checks import external_value
-from dsl.errors import ConfigError, StructureError
-from dsl.field_rules import ChosenBy, Clash, validators_of
 from dsl.finding import Finding
 from dsl.launch import Launch
-from dsl.op import ConfigField, Edge, OpSpec, chosen_tables, with_tables
+from dsl.op import ConfigField, Edge, OpSpec, checked_config, chosen_tables, with_tables
 from dsl.op_table import unknown_op
 from dsl.shown import shown_value
 from dsl.tables import CLASSES, LAUNCH, LAUNCH_FIELD
 from dsl.toml import KeyPath
-from dsl.tree import Tree, cells, owner_path, table_values
-
-if TYPE_CHECKING:
-    from dsl.aliases import KeyHint
+from dsl.tree import Tree, cells, owner_path
 
 LAUNCH_FIELDS = LAUNCH_FIELD.fields
 TORCHRUN_HOSTS = ("nnodes", "rendezvous")  # torchrun's own names for what `hosts` of kind = "ray" does
@@ -33,8 +28,8 @@ TORCHRUN_HOSTS = ("nnodes", "rendezvous")  # torchrun's own names for what `host
 class NodeCheck:
     """A node, or a table beside the nodes, without an op.
 
-    values: what was given, of its fields' types, paths as they were written; what is wrong is taken out and named in
-    `wrong` ("field", "table.field", "launch.field"). made: the config and the launch, where nothing is wrong.
+    values: what was given and is right, of its fields' types, paths as they were written. wrong: the names of fields
+    whose values are not. made: the config, or the object of a table. launch, made_launch: the same of a node's launch.
     """
 
     tree: Tree
@@ -43,7 +38,8 @@ class NodeCheck:
     values: dict[str, Any] = attrs.Factory(dict)
     wrong: set[str] = attrs.Factory(set)
     launch: dict[str, Any] = attrs.Factory(dict)
-    made: tuple[Any, Launch] | None = None
+    made: Any = None
+    made_launch: Launch | None = None
 
     @property
     def fields(self) -> Mapping[str, ConfigField]:
@@ -58,7 +54,9 @@ class NodeCheck:
         return ((".".join(path), value) for path, value in cells(self.values, self.fields))
 
     def path(self, field: str = "") -> KeyPath:
-        return (*owner_path(self.id), *(field.split(".") if field else ()))
+        table, _, key = field.partition(".")
+        is_inside = key and (table == LAUNCH or (table in self.fields and self.fields[table].table is not None))
+        return (*owner_path(self.id), *((table, key) if is_inside else filter(None, (field,))))
 
     def folder(self, field: str) -> Path:
         """The folder that a relative path in the field starts from."""
@@ -78,26 +76,72 @@ class NodeCheck:
 
 def check_node(tree: Tree, node_id: str, seed: int) -> NodeCheck:
     """seed: the pipeline's, for a node that gives none of its own."""
-    node = NodeCheck(tree, node_id, tree.op(node_id), wrong=set(tree.wrong.get(node_id, ())))
+    node = NodeCheck(tree, node_id, tree.op(node_id))
     table = tree.nodes[node_id]
     if not isinstance(table, dict):
         node.report("", "expected a table", f"[node.{node_id}]")
     elif node.op is None:
         _report_op(node, table)
     else:
-        node.values = {name: value for name, value in table.items() if name != "op"}
-        error = "" if node.wrong else _make(node, node.op, seed)
-        if node.made is None:
-            _find_mistakes(node, node.op, error)
+        given = {name: value for name, value in table.items() if name != "op"}
+        launch = given.pop(LAUNCH, {})
+        _check_config(node, node.op, given, seed)
+        _check_launch(node, launch)
     return node
 
 
 def check_table(tree: Tree, name: str) -> NodeCheck:
-    """A table beside the nodes, of which no config is made."""
-    table = NodeCheck(tree, name, values=dict(tree.table(name)), wrong=set(tree.wrong.get(name, ())))
+    """A table beside the nodes."""
+    table = NodeCheck(tree, name)
     if name in tree.values:  # a missing table is reported by itself
-        _check_values(table, "", table.values, CLASSES[name], table.fields)
+        found = checked(CLASSES[name], tree.table(name), owner=name)
+        table.values, table.wrong, table.made = found.values, found.wrong, found.made
+        _report(table, found)
     return table
+
+
+def _check_config(node: NodeCheck, op: OpSpec, given: dict[str, Any], seed: int) -> None:
+    values = dict(given)
+    for name, field in op.fields.items():
+        value = given.get(name, field.default)
+        if field.external and value is not attrs.NOTHING and type_mistake(field.type, value) is None:
+            values[name] = external_value(value, field, node.folder(name))
+    if "seed" in op.fields and given.get("seed") is None:
+        values["seed"] = seed
+    found = checked_config(op, values)
+    written = {*given, *chosen_tables(op.fields, given)}
+    node.values = {
+        name: given[name] if name in op.fields and op.fields[name].external else value
+        for name, value in found.values.items()
+        if name in written
+    }
+    node.wrong, node.made = found.wrong, found.made
+    _report(node, found)
+
+
+def _check_launch(node: NodeCheck, given: Any) -> None:
+    if not isinstance(given, dict):
+        if given is not attrs.NOTHING:
+            node.report(LAUNCH, "expected a table", "launch = { nproc = 2 }")
+        return
+    given = dict(given)
+    _report_several_hosts(node, given)
+    found = checked(Launch, given, owner=LAUNCH)
+    node.launch, node.made_launch = found.values, found.made
+    _report(node, found, LAUNCH)
+
+
+def _report(node: NodeCheck, found: Checked, table: str = "") -> None:
+    """Report the mistakes in the values of a node, or of a table in it."""
+    prefix = f"{table}." if table else ""
+    for mistake in found.mistakes:
+        field = prefix + mistake.path if mistake.path else table
+        advice = mistake.advice
+        if mistake.code == UNKNOWN:
+            advice = unknown_key(node.tree, node.id, field).text
+        elif mistake.path in found.clashes and not advice:
+            advice = _unset_hint(node, field, [prefix + each for each in found.clashes[mistake.path]])
+        node.report(field, mistake.what, advice)
 
 
 def unknown_key(tree: Tree, owner: str, name: str, fields_only: bool = False) -> KeyHint:
@@ -116,7 +160,7 @@ def unknown_key(tree: Tree, owner: str, name: str, fields_only: bool = False) ->
         return aliases.key_hint(key, LAUNCH, [*LAUNCH_FIELDS], ops)
     if key and table in fields:
         if key in fields or key in edges:
-            return aliases.KeyHint(f'it is "{key}" of the node, not of its table {table}')
+            return KeyHint(f'it is "{key}" of the node, not of its table {table}')
         return aliases.key_hint(key, f"{called}.{table}", [*fields[table].fields], ops)
     return aliases.key_hint(name, called, [*(() if fields_only else edges), *with_tables(fields)], ops)
 
@@ -125,97 +169,11 @@ def _report_op(node: NodeCheck, table: Mapping[str, Any]) -> None:
     name = table.get("op")
     if "op" not in table:
         node.report("", 'the required key "op" is missing', "the ops: dflow ops")
-    elif not isinstance(name, str):
+    elif not isinstance(name, str) and name is not attrs.NOTHING:
         node.report("op", f"expected the name of an op, got {shown_value(name)}")
-    elif node.tree.knows_all_ops:
+    elif isinstance(name, str) and node.tree.knows_all_ops:
         unknown = unknown_op(name, node.tree.op_files)
         node.report("op", unknown.what, unknown.advice)
-
-
-def _make(node: NodeCheck, op: OpSpec, seed: int) -> str:
-    """Make config and launch, which structures and validates the values once. Returns what was raised."""
-    values = dict(node.values)
-    launch = values.pop(LAUNCH, {})
-    externals = {
-        name: field
-        for name, field in op.fields.items()
-        if field.external and not (field.required and name not in values)
-    }
-    made = {
-        name: external_value(values.get(name, field.default), field, node.folder(name))
-        for name, field in externals.items()
-    }
-    if "seed" in op.fields and values.get("seed") is None:
-        made["seed"] = seed
-    try:
-        config = op.config_class(**{**values, **made})
-        node.made = config, structure(Launch, launch)
-    except (ConfigError, StructureError, ArithmeticError, TypeError) as error:
-        return str(error)
-    node.launch = attrs.asdict(node.made[1])
-    given = [*values, *chosen_tables(op.fields, values)]
-    node.values = {name: values[name] if name in externals else getattr(config, name) for name in given}
-    return ""
-
-
-def _find_mistakes(node: NodeCheck, op: OpSpec, error: str) -> None:
-    """Check the values one by one. error: what is wrong with the node as a whole, where no single value is."""
-    known = len(node.tree.mistakes)
-    launch = node.values.pop(LAUNCH, {})
-    node.launch = dict(launch) if isinstance(launch, dict) else {}
-    _check_values(node, "", node.values, op.config_class, op.fields)
-    if isinstance(launch, dict):
-        _check_values(node, f"{LAUNCH}.", node.launch, Launch, LAUNCH_FIELDS)
-    else:
-        node.report(LAUNCH, "expected a table", "launch = { nproc = 2 }")
-    if error and len(node.tree.mistakes) == known:
-        node.report("", error)
-
-
-def _check_values(
-    node: NodeCheck, prefix: str, table: dict[str, Any], cls: type, fields: Mapping[str, ConfigField]
-) -> None:
-    """Of a node's own values, or with the prefix "table." of a table in it, "launch." too; wrong ones are taken out."""
-    edges = {} if prefix else node.edges
-    suggested: set[str] = set()
-    if prefix == f"{LAUNCH}.":
-        _report_several_hosts(node, table)
-    table |= {name: {} for name in chosen_tables(fields, table) if prefix + name not in node.wrong}
-    written = {*table, *(name.removeprefix(prefix) for name in node.wrong if name.startswith(prefix))}
-    wrong_tables: dict[str, Any] = {}
-    for name, value in list(table.items()):
-        declared = edges.get(name) or fields.get(name)
-        if declared is None:
-            hint = unknown_key(node.tree, node.id, prefix + name)
-            suggested.add(hint.key)
-            place = (*node.path(prefix.removesuffix(".")), name)
-            node.tree.report(place, "unknown key", hint.text)
-            del table[name]
-            continue
-        of_table = fields[name].table if name in fields else None
-        inside = table_values(value) if of_table is not None else None
-        if of_table is not None and inside is not None:
-            value, below, known = dict(inside), f"{prefix}{name}.", len(node.tree.mistakes)
-            _check_values(node, below, value, of_table, fields[name].fields)
-            if len(node.tree.mistakes) > known or any(each.startswith(below) for each in node.wrong):
-                wrong_tables[name] = table.pop(name)
-                continue
-        try:
-            table[name] = declared.structure(value)
-        except StructureError as error:
-            node.report(prefix + name, "; ".join(map(str, error.mistakes)))
-            node.wrong.add(prefix + name)
-            del table[name]
-    for name, refusal in _refused_by_validators({**table, **wrong_tables}, cls, written - set(table)).items():
-        given = [prefix + each for each in refusal.others if each in written] if isinstance(refusal, Clash) else []
-        node.report(prefix + name, readable(refusal), _unset_hint(node, prefix + name, given))
-        node.wrong.add(prefix + name)
-        table.pop(name, None)
-    for attribute in attrs.fields(cls):
-        name = attribute.name
-        if attribute.default is attrs.NOTHING and name not in written and name not in suggested:
-            what = _missing_edge(edges[name]) if name in edges else type_name(fields[name].type)
-            node.report(prefix.removesuffix("."), f'the required key "{name}" is missing', what)
 
 
 def _report_several_hosts(node: NodeCheck, launch: dict[str, Any]) -> None:
@@ -226,11 +184,6 @@ def _report_several_hosts(node: NodeCheck, launch: dict[str, Any]) -> None:
         hint = f'set kind = "ray" and hosts = {hosts if isinstance(hosts, int) else 2} instead; see docs/cluster.md'
         message = "ranks on several machines are started by Ray, not by torchrun"
         node.report(f"{LAUNCH}.{next(iter(given))}", message, hint)
-
-
-def _missing_edge(edge: Edge) -> str:
-    example = '["@node", ...]' if edge.many else '"@node"'
-    return f"{edge.wanted}: {example}"
 
 
 def _unset_hint(node: NodeCheck, name: str, others: Sequence[str]) -> str:
@@ -245,31 +198,3 @@ def _unset_hint(node: NodeCheck, name: str, others: Sequence[str]) -> str:
     template = node.tree.template(node.id)
     unset = " ".join(f"-s {template}.{field}=none" for field in of_file)
     return f"{' and '.join(set_at)}; unset with {unset}"
-
-
-def _refused_by_validators(values: Mapping[str, Any], cls: type, wrong: Set[str]) -> dict[str, Exception]:
-    """What each field's validator has against its value. A validator sees the other fields as far as they are known.
-
-    wrong are fields that were given with a value that is known to be none: they have not their default either. Of a
-    table among them it is only asked whether it is the chosen one.
-    """
-    validated = [each for each in attrs.fields(cls) if each.validator is not None and each.name in values]
-    if not validated:
-        return {}
-    stand_in: Any = object.__new__(cls)
-    for attribute in attrs.fields(cls):
-        value = values.get(attribute.name, attribute.default)
-        is_known = value is not attrs.NOTHING and attribute.name not in wrong
-        if is_known and not isinstance(value, attrs.Factory):  # type: ignore[arg-type]
-            object.__setattr__(stand_in, attribute.name, value)
-    refused: dict[str, Exception] = {}
-    for attribute in validated:
-        rules = validators_of(attribute.validator) if attribute.name in wrong else ()
-        validator = next((each for each in rules if isinstance(each, ChosenBy)), attribute.validator)
-        try:
-            validator(stand_in, attribute, values[attribute.name])
-        except AttributeError:
-            continue  # it asks for a field that is itself wrong or missing; the constructor validates again
-        except (ArithmeticError, ValueError, TypeError, ConfigError) as error:
-            refused[attribute.name] = error
-    return refused

@@ -67,8 +67,7 @@ class Tree:
     origins: of a value that stands elsewhere than at its path, the path that it was taken from, and the argument that
     gave it.
     copies: which copy a node is.
-    mistakes: found so far. wrong: the fields ("field", "table.field") of nodes and tables whose values are taken out,
-    since they are among the mistakes.
+    mistakes: found so far; a value that is among them already is NOTHING.
     """
 
     values: dict[str, Any]
@@ -81,7 +80,6 @@ class Tree:
     origins: dict[KeyPath, Origin] = attrs.field(factory=dict)
     copies: dict[str, Copy] = attrs.field(factory=dict)
     mistakes: list[Finding] = attrs.field(factory=list)
-    wrong: dict[str, set[str]] = attrs.field(factory=dict)
 
     @property
     def nodes(self) -> Mapping[str, Any]:

@@ -72,7 +72,7 @@ def test_python_takes_an_object_or_a_dict_and_checks_both(tmp_path: Path) -> Non
         (config,) = [node.config for node in in_python(tmp_path, kind="low", low=value).nodes.values()]
         assert attrs.asdict(expected) == attrs.asdict(config)
     assert 256 == low(in_python(tmp_path, kind="low"))["rank"]
-    for wrong in ({"label": 3, "form": "flat"}, low_class(label=3, form="flat")):  # type: ignore[arg-type]
+    for wrong in ({"form": "flat", "label": 3}, low_class(label=3, form="flat")):  # type: ignore[arg-type]
         with pytest.raises(ConfigError) as caught:
             in_python(tmp_path, kind="low", low=wrong)
         assert [
@@ -81,7 +81,7 @@ def test_python_takes_an_object_or_a_dict_and_checks_both(tmp_path: Path) -> Non
         ] == str(caught.value).split("\n")
     with pytest.raises(ConfigError, match=r'^train.low.rnk: unknown key \(did you mean "rank"\?\)$'):
         in_python(tmp_path, kind="low", low={"rnk": 1})
-    with pytest.raises(ConfigError, match=r'^train: \'low\' needs kind = "low"$'):
+    with pytest.raises(ConfigError, match=r'^train.low: \'low\' needs kind = "low"$'):
         in_python(tmp_path, low={"rank": 1})
 
 
