@@ -15,7 +15,7 @@ from dsl.convert import structure, type_mistake
 from dsl.edge_checks import Absent, absolute_path, all_of, inputs_of, wiring_mistakes
 from dsl.errors import PipelineError, did_you_mean, shortened
 from dsl.finding import Field, Finding, Position
-from dsl.for_each import expand, merged_mistakes, put_sweeps, sort_of
+from dsl.for_each import expand, put_sweeps, sort_of
 from dsl.graph import Graph, GraphNode
 from dsl.interpolation import interpolate
 from dsl.launch import Machine
@@ -76,9 +76,7 @@ def compiled(
     _check_upload(tables["mlflow"], list(dict.fromkeys((*templates, *nodes))))
     tree.mistakes += wiring_mistakes(nodes, Machine(**machine), absent)
     if tree.mistakes:
-        raise PipelineError(_in_order(merged_mistakes([*tree.mistakes, *all_of(absent)], tree), tree))
-    if absent:
-        absent |= {node_id: merged_mistakes(lacking, tree) for node_id, lacking in absent.items()}
+        raise PipelineError(_in_order([*tree.mistakes, *all_of(absent)], tree))
     made = {node_id: _graph_node(node, tree) for node_id, node in nodes.items()}
     return Graph(
         name=head["name"],
@@ -175,12 +173,11 @@ def _check_names(tree: Tree) -> None:
 
 
 def _in_order(mistakes: Sequence[Finding], tree: Tree) -> list[Finding]:
-    """In the order of the files, those of the command line last."""
-
+    """In the order of the files, those of the command line last; each once, since copies of a node share theirs."""
     files = {str(source.path): place for place, source in enumerate(tree.files)}
 
     def place(mistake: Finding) -> tuple[bool, int, int, int]:
         position = mistake.position or Position("")
         return position.is_argument, files.get(position.file, len(files)), position.line, position.column
 
-    return sorted(mistakes, key=place)
+    return sorted(dict.fromkeys(mistakes), key=place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ def wiring_mistakes(nodes: Mapping[str, NodeCheck], machine: Machine, absent: Ab
     for node in nodes.values():
         if node.op is not None:
             mistakes += _edge_mistakes(node, node.op, nodes)
-            not_there = list(_absent_paths(node, node.op))
+            not_there = list(dict.fromkeys(_absent_paths(node, node.op)))
             if absent is None:
                 mistakes += not_there
             elif not_there:
@@ -101,17 +101,22 @@ def _edge_mistakes(node: NodeCheck, op: OpSpec, nodes: Mapping[str, NodeCheck]) 
         wanted = op.edges[name].type
         for parent in parents:
             if parent not in nodes:
-                hint = did_you_mean(parent, list(nodes)) or _who_gives(wanted, nodes)
+                known = list(nodes) if node.is_argument(name) else node.tree.templates(nodes)
+                hint = did_you_mean(parent, known) or _who_gives(wanted, nodes, known)
                 yield node.mistake(name, f'there is no node "{shortened(parent)}"', hint)
                 continue
             parent_op = nodes[parent].op
             if parent_op is not None and not issubclass(parent_op.output, wanted):
-                message = f'expected {wanted.__name__}, but node "{parent}" produces {parent_op.output.__name__}'
-                yield node.mistake(name, message, _who_gives(wanted, nodes))
+                made = f'node "{node.tree.template(parent)}" produces {parent_op.output.__name__}'
+                known = list(nodes) if node.is_argument(name) else node.tree.templates(nodes)
+                yield node.mistake(name, f"expected {wanted.__name__}, but {made}", _who_gives(wanted, nodes, known))
 
 
-def _who_gives(wanted: type, nodes: Mapping[str, NodeCheck]) -> str:
-    givers = [f'"@{node.id}"' for node in nodes.values() if node.op is not None and issubclass(node.op.output, wanted)]
+def _who_gives(wanted: type, nodes: Mapping[str, NodeCheck], known: Sequence[str]) -> str:
+    """known: the ids as they may be written there."""
+    having = [node for node in nodes.values() if node.op is not None and issubclass(node.op.output, wanted)]
+    named = {node.id if node.id in known else node.tree.template(node.id) for node in having}
+    givers = [f'"@{name}"' for name in known if name in named]
     return f"{wanted.__name__}: {listed(givers, 100)}" if givers else f"no node produces {wanted.__name__}"
 
 
@@ -122,7 +127,7 @@ def _absent_paths(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
             continue
         hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
         if not hint and not node.is_argument(field.name):
-            hint = f"create it, or give another path: -s {node.id}.{field.name}=PATH"
+            hint = f"create it, or give another path: -s {node.tree.template(node.id)}.{field.name}=PATH"
         yield node.mistake(field.name, f"there is no file or folder {path.parent / shortened(path.name)}", hint)
 
 
@@ -242,7 +247,7 @@ def _cycle_mistakes(nodes: Mapping[str, NodeCheck]) -> Iterator[Finding]:
         shown = [_with_place(nodes[node_id], edge(node_id)) for node_id in _ends(cycle)]
         if len(shown) < len(cycle):
             shown.insert(MOST_OF_CYCLE // 2, f"... {len(cycle) - len(shown):,} more ...")
-        path = " -> ".join([*shown, cycle[0]])
+        path = " -> ".join([*shown, nodes[cycle[0]].tree.template(cycle[0])])
         hint = "remove one of these references"
         yield nodes[cycle[0]].mistake(edge(cycle[0]), f"the nodes form a cycle: {path}", hint)
 
@@ -255,7 +260,7 @@ def _ends(cycle: list[str]) -> list[str]:
 
 def _with_place(node: NodeCheck, edge: str) -> str:
     """The node, and where it names the one before it."""
-    position = node.tree.position(node.path(edge))
+    position, name = node.tree.position(node.path(edge)), node.tree.template(node.id)
     if position is None:
-        return node.id
-    return f"{node.id} ({position.file}:{position.line})" if position.line else f"{node.id} ({position})"
+        return name
+    return f"{name} ({position.file}:{position.line})" if position.line else f"{name} ({position})"
