@@ -11,15 +11,14 @@ from typing import Any
 
 import attrs
 
+from dsl.check import Absent, NodeCheck, absolute_path, all_of, check_node, check_table, inputs_of, wiring_mistakes
 from dsl.convert import structure, type_mistake
-from dsl.edge_checks import Absent, absolute_path, all_of, inputs_of, wiring_mistakes
 from dsl.errors import PipelineError, did_you_mean, shortened
 from dsl.finding import Field, Finding, Position
 from dsl.for_each import expand, put_sweeps, sort_of
 from dsl.graph import Graph, GraphNode
 from dsl.interpolation import interpolate
 from dsl.launch import Machine
-from dsl.node_check import NodeCheck, check_node, check_table
 from dsl.order import in_order
 from dsl.overrides import parsed_overrides, put_overrides, unknown_owner
 from dsl.pipeline import Node, Pipeline, wrong_id

@@ -13,10 +13,9 @@ from typing import Any
 
 import attrs
 
+from dsl.check import external_value, unknown_key
 from dsl.convert import member_type, type_mistake, typed_value
-from dsl.edge_checks import external_value
 from dsl.errors import did_you_mean, shortened
-from dsl.node_check import unknown_key
 from dsl.op import chosen_tables
 from dsl.order import cycles, in_order
 from dsl.secrets import secret_names, texts

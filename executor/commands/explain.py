@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dsl.edge_checks import Absent
+from dsl.check import Absent
 from dsl.errors import PipelineError
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps, open_store

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from dsl.edge_checks import Absent
+from dsl.check import Absent
 from dsl.errors import DflowError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dsl.edge_checks import Absent
+from dsl.check import Absent
 from dsl.graph import Graph
 from dsl.os_errors import free_bytes
 from dsl.read_toml import read_graph

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError, DflowError
-from dsl.graph import Graph
-from dsl.graph_json import graph_to_json
+from dsl.graph import Graph, graph_to_json
 from dsl.stage import NOW
 from dsl.threads import useful_threads
 from executor.launchers.stage_environment import stage_environment

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from dsl.edge_checks import Absent
+from dsl.check import Absent
 from dsl.errors import PipelineError, known_nodes
 from dsl.finding import Field, Finding
 from dsl.graph import Graph

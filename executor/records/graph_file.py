@@ -12,8 +12,7 @@ from attrs import frozen
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
 from dsl.files import NO_FILE, read_plain, replace_file
-from dsl.graph import Graph
-from dsl.graph_json import graph_from_json, graph_to_json
+from dsl.graph import Graph, graph_from_json, graph_to_json
 from dsl.json_files import compact, known_fields, parsed_object, read_json
 from dsl.pipeline import Copy
 from executor.records.record_trust import require_own_store, require_trusted_graph, require_trusted_op_files

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from written_files import INGEST, mistakes, write
 
-from dsl.graph_json import graph_from_json, graph_to_json
+from dsl.graph import graph_from_json, graph_to_json
 from dsl.pipeline import Launch
 from dsl.read_toml import read_graph
 

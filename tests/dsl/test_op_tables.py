@@ -15,8 +15,7 @@ import ops.aliases
 from dsl.compile import compile_pipeline, override_graph
 from dsl.errors import ConfigError, PipelineError
 from dsl.field_rules import ChosenBy, Only
-from dsl.graph import Graph
-from dsl.graph_json import graph_from_json, graph_to_json
+from dsl.graph import Graph, graph_from_json, graph_to_json
 from dsl.op import field, op
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
