@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from attrs import frozen
-
+from dsl.convert import KeyHint
 from dsl.errors import MOST_SHOWN, listed
 from dsl.named_function import named_function
 from dsl.tables import LAUNCH, TABLE_NAMES
@@ -17,14 +16,6 @@ from dsl.tables import LAUNCH, TABLE_NAMES
 MOST_OF_KEYS = 1000  # characters of a list of keys
 NEAR = 0.87  # of difflib's ratio: "evalevery" for "eval_every", but "eval_batch_size" not for "batch_size"
 NEAR_WORD = 0.7  # of single words: "sede" for "seed"
-
-
-@frozen
-class KeyHint:
-    """What to say of an unknown key; key: the key of the same table that it stands for, empty for none."""
-
-    text: str
-    key: str = ""
 
 
 def key_hint(name: str, owner: str, keys: Sequence[str], nodes: Mapping[str, str]) -> KeyHint:

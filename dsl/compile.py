@@ -11,15 +11,14 @@ from typing import Any
 
 import attrs
 
+from dsl.check import Absent, NodeCheck, absolute_path, all_of, check_node, check_table, inputs_of, wiring_mistakes
 from dsl.convert import structure, type_mistake
-from dsl.edge_checks import Absent, absolute_path, all_of, inputs_of, wiring_mistakes
 from dsl.errors import PipelineError, did_you_mean, shortened
 from dsl.finding import Field, Finding, Position
-from dsl.for_each import expand, merged_mistakes, put_sweeps, sort_of
+from dsl.for_each import expand, put_sweeps, sort_of
 from dsl.graph import Graph, GraphNode
 from dsl.interpolation import interpolate
 from dsl.launch import Machine
-from dsl.node_check import NodeCheck, check_node, check_table
 from dsl.order import in_order
 from dsl.overrides import parsed_overrides, put_overrides, unknown_owner
 from dsl.pipeline import Node, Pipeline, wrong_id
@@ -76,9 +75,7 @@ def compiled(
     _check_upload(tables["mlflow"], list(dict.fromkeys((*templates, *nodes))))
     tree.mistakes += wiring_mistakes(nodes, Machine(**machine), absent)
     if tree.mistakes:
-        raise PipelineError(_in_order(merged_mistakes([*tree.mistakes, *all_of(absent)], tree), tree))
-    if absent:
-        absent |= {node_id: merged_mistakes(lacking, tree) for node_id, lacking in absent.items()}
+        raise PipelineError(_in_order([*tree.mistakes, *all_of(absent)], tree))
     made = {node_id: _graph_node(node, tree) for node_id, node in nodes.items()}
     return Graph(
         name=head["name"],
@@ -134,10 +131,9 @@ def _table(node: Node | GraphNode) -> dict[str, Any]:
 
 
 def _graph_node(node: NodeCheck, tree: Tree) -> GraphNode:
-    assert node.op is not None and node.made is not None, "a node without mistakes has both"
-    config, launch = node.made
-    inputs = inputs_of(node.op, attrs.asdict(config, recurse=False))
-    return GraphNode(node.id, config, node.op, launch, inputs, tree.copies.get(node.id))
+    assert node.op is not None and node.made_launch is not None, "a node without mistakes has both"
+    inputs = inputs_of(node.op, attrs.asdict(node.made, recurse=False))
+    return GraphNode(node.id, node.made, node.op, node.made_launch, inputs, tree.copies.get(node.id))
 
 
 def _check_upload(mlflow: NodeCheck, nodes: Sequence[str]) -> None:
@@ -177,12 +173,11 @@ def _check_names(tree: Tree) -> None:
 
 
 def _in_order(mistakes: Sequence[Finding], tree: Tree) -> list[Finding]:
-    """In the order of the files, those of the command line last."""
-
+    """In the order of the files, those of the command line last; each once, since copies of a node share theirs."""
     files = {str(source.path): place for place, source in enumerate(tree.files)}
 
     def place(mistake: Finding) -> tuple[bool, int, int, int]:
         position = mistake.position or Position("")
         return position.is_argument, files.get(position.file, len(files)), position.line, position.column
 
-    return sorted(mistakes, key=place)
+    return sorted(dict.fromkeys(mistakes), key=place)

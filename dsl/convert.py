@@ -9,17 +9,18 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import attrs
 import tomli
-from cattrs import ClassValidationError, Converter
-from cattrs.errors import ForbiddenExtraKeysError
-from cattrs.gen import make_dict_structure_fn
+from attrs import define, frozen
+from cattrs import Converter
 
 from dsl.errors import ConfigError, StructureError, did_you_mean, shortened
+from dsl.field_rules import ChosenBy, Clash, validators_of
 from dsl.finding import Field, Finding
 from dsl.shown import shown_value
 from dsl.toml import refused_values
@@ -28,6 +29,17 @@ T = TypeVar("T")
 Hook = Callable[[Any, Any], Any]
 
 OPENINGS = ('"', "'", "[", "{")
+UNKNOWN = "unknown key"  # the code of such a mistake
+REFUSALS = (ConfigError, StructureError, ArithmeticError, TypeError, ValueError)  # of validators and constructors
+
+
+@frozen
+class KeyHint:
+    """What to say of an unknown key; key: the key of the same table that it stands for, empty for none."""
+
+    text: str
+    key: str = ""
+
 
 converter = Converter(unstruct_collection_overrides={tuple: list})
 
@@ -138,6 +150,153 @@ def readable(error: Exception) -> str:
     return message
 
 
+@frozen
+class Member:
+    """A field of a class, as a table has it. table: its class, where its values are tables themselves."""
+
+    name: str
+    type: Any
+    table: type | None
+
+    @property
+    def wanted(self) -> str:
+        """What a table without it lacks."""
+        return type_name(self.type)
+
+    def structure(self, value: object) -> Any:
+        """The value as one of the field's type. Raises StructureError."""
+        return structure(self.type, value)
+
+
+@define
+class Checked:
+    """What a table is as one of a class: the object, or all mistakes in it.
+
+    values: what is right, of its field's type. wrong: names of what was given and is not. mistakes: their paths are
+    those of keys in the table; that of what only the whole is wrong with is empty. clashes: by the path of a refused
+    value those of the given values that it excludes.
+    """
+
+    made: Any = None
+    values: dict[str, Any] = attrs.Factory(dict)
+    wrong: set[str] = attrs.Factory(set)
+    mistakes: list[Finding] = attrs.Factory(list)
+    clashes: dict[str, list[str]] = attrs.Factory(dict)
+
+
+def checked(
+    cls: type, given: Mapping[str, Any], members: Mapping[str, Any] | None = None, owner: str = "", into: Any = None
+) -> Checked:
+    """Check the table that is given for a class, and make the object, which validates it once.
+
+    Only where something is wrong does each validator run by itself, with as many of the other values as are right.
+    NOTHING is a value with a mistake that is reported already. members: how the fields are checked, where that is not
+    by their annotations. owner: the op or table that knows the names of other projects (dsl/aliases.py). into: an
+    object of the class that is not initialised yet.
+    """
+    members = members_of(cls) if members is None else members
+    found = Checked()
+    meant = {_check_member(found, members, name, value, owner) for name, value in given.items()}
+    required = [each.name for each in attrs.fields(cls) if each.init and each.default is attrs.NOTHING]  # type: ignore[arg-type]
+    lacking = [name for name in required if name not in given and name not in meant]
+    whole = None
+    if not found.mistakes and not found.wrong and not lacking:
+        made = object.__new__(cls) if into is None else into
+        try:
+            getattr(made, "__attrs_init__", made.__init__)(**found.values)
+        except REFUSALS as error:
+            whole = error
+        else:
+            found.made = made
+            return found
+    for name, refusal in _refused(cls, given, found).items():
+        found.mistakes.append(Finding(readable(refusal), Field(name)))
+        if isinstance(refusal, Clash):
+            found.clashes[name] = [each for each in refusal.others if each in given]
+        found.values.pop(name, None)
+        found.wrong.add(name)
+    for name in lacking:
+        found.mistakes.append(Finding(f'the required key "{name}" is missing', advice=members[name].wanted))
+    if whole is not None and not found.mistakes:
+        named = re.match(r"(?:Length of )?'(\w+)' must ", str(whole))  # as attrs' own validators say it
+        found.mistakes.append(Finding(readable(whole), Field(named[1] if named else "")))
+    return found
+
+
+@cache
+def members_of(cls: type) -> Mapping[str, Member]:
+    """The fields of a class, which are checked by their annotations."""
+    hints = typing.get_type_hints(cls)
+    types = {each.name: hints[each.name] for each in attrs.fields(cls) if each.init}  # type: ignore[arg-type]
+    return {name: Member(name, expected, table_class(expected)) for name, expected in types.items()}
+
+
+def _check_member(found: Checked, members: Mapping[str, Any], name: str, value: Any, owner: str) -> str:
+    """Put a value, or what is wrong with it, into what was found. Returns the key that an unknown one stands for."""
+    member = members.get(name)
+    if member is None:
+        keys = [key for each in members.values() for key in (each.name, *_keys_inside(each))]
+        hint = KeyHint(did_you_mean(name, keys) or f"keys: {', '.join(keys)}")
+        if owner:
+            from dsl.aliases import key_hint  # only for mistakes
+
+            hint = key_hint(name, owner, keys, {})
+        found.mistakes.append(Finding("unknown key", Field(name), hint.text, code=UNKNOWN))
+        return hint.key
+    if value is attrs.NOTHING:
+        found.wrong.add(name)
+        return ""
+    if member.table is not None and isinstance(value, (dict, member.table)):
+        inner = value if isinstance(value, dict) else attrs.asdict(value, recurse=False)
+        inside = checked(member.table, inner, owner=f"{owner}.{name}" if owner else "")
+        found.mistakes += StructureError(inside.mistakes).below(name)
+        for key, others in inside.clashes.items():
+            found.clashes[f"{name}.{key}"] = [f"{name}.{each}" for each in others]
+        if inside.made is None:
+            found.wrong.add(name)
+        else:
+            found.values[name] = inside.made
+        return ""
+    try:
+        found.values[name] = member.structure(value)
+    except StructureError as error:
+        in_one = Finding("; ".join(map(str, error.mistakes)), Field(name))
+        found.mistakes += [in_one] if owner else error.below(name)
+        found.wrong.add(name)
+    return ""
+
+
+def _keys_inside(member: Any) -> list[str]:
+    return [] if member.table is None else [f"{member.name}.{key}" for key in members_of(member.table)]
+
+
+def _refused(cls: type, given: Mapping[str, Any], found: Checked) -> dict[str, Exception]:
+    """What each validator has against its value. It sees the other fields as far as they are known: what was given and
+    is wrong has no default either. Of a wrong table it is only asked whether it is the chosen one.
+    """
+    attributes = [each for each in attrs.fields(cls) if each.init]  # type: ignore[arg-type]
+    stand_in: Any = object.__new__(cls)
+    for each in attributes:
+        value = found.values.get(each.name, each.default)
+        is_known = value is not attrs.NOTHING and each.name not in found.wrong
+        if is_known and not isinstance(value, attrs.Factory):  # type: ignore[arg-type]
+            object.__setattr__(stand_in, each.name, value)
+    refused: dict[str, Exception] = {}
+    for each in attributes:
+        rules = [each.validator]
+        if each.name in found.wrong:
+            of_table = validators_of(each.validator) if isinstance(given.get(each.name), dict) else ()
+            rules = [rule for rule in of_table if isinstance(rule, ChosenBy)]
+        for validate in filter(None, rules if each.name in given else ()):
+            try:
+                validate(stand_in, each, found.values.get(each.name, given[each.name]))
+            except AttributeError:
+                continue  # it asks for a field that is itself wrong or missing
+            except REFUSALS as error:
+                refused[each.name] = error
+    return refused
+
+
 def _choices(expected: Any) -> tuple[Any, ...]:
     return typing.get_args(expected) if _is_union(expected) else (expected,)
 
@@ -238,43 +397,17 @@ def _members(named: Iterable[tuple[str, Any]], expected: Any) -> list[Any]:
 
 
 def _object(cls: type) -> Hook:
-    make: Hook = make_dict_structure_fn(
-        cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True
-    )
-
     def made(value: Any, _: Any) -> Any:
         if type(value) is cls:  # attrs did not check its types
             value = attrs.asdict(value, recurse=False)  # type: ignore[arg-type]
         if not isinstance(value, dict):
             _refuse(cls, value)
-        try:
-            return make(value, cls)
-        except ClassValidationError as error:
-            raise StructureError(list(_mistakes(error, cls))) from None
+        found = checked(cls, value)
+        if found.mistakes:
+            raise StructureError(found.mistakes)
+        return found.made
 
     return made
-
-
-def _mistakes(error: ClassValidationError, cls: type) -> Iterator[Finding]:
-    of_fields, others = error.group_exceptions()
-    for each, note in of_fields:
-        if isinstance(each, StructureError):
-            yield from each.below(note.name)
-        elif isinstance(each, KeyError):
-            yield Finding(f'the required key "{note.name}" is missing', advice=type_name(note.type))
-        else:
-            raise each
-    for each in others:
-        if isinstance(each, ForbiddenExtraKeysError):
-            known = list(attrs.fields_dict(cls))
-            for key in sorted(map(str, each.extra_fields)):
-                hint = did_you_mean(key, known) or f"keys: {', '.join(known)}"
-                yield Finding("unknown key", Field(key), hint)
-        elif isinstance(each, (ConfigError, ValueError, TypeError)):
-            named = re.match(r"(?:Length of )?'(\w+)' must ", str(each))  # as attrs' own validators say it
-            yield Finding(readable(each), Field(named[1] if named else ""))
-        else:
-            raise each
 
 
 converter.register_structure_hook_func(lambda expected: isinstance(expected, type) and expected is not Any, _instance)

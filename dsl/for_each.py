@@ -21,7 +21,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
 from attrs import frozen
 
 from dsl.convert import typed_value
@@ -120,29 +119,6 @@ def expand(tree: Tree) -> None:
         tree.report(groups[-1].variants[0].place, message)
     else:
         expansion.run()
-
-
-def merged_mistakes(mistakes: Sequence[Finding], tree: Tree) -> list[Finding]:
-    """The mistakes with the ids of copies as those of the nodes that they are copies of, each once: mistakes in the
-    copies of a node are those of the node, under the names that the file gives.
-    """
-    if not tree.copies:
-        return list(mistakes)
-    longest_first = sorted(tree.copies, key=len, reverse=True)
-    copied = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w-])")
-
-    def as_written(text: str) -> str:
-        return copied.sub(lambda found: tree.template(found[0]), text)
-
-    def renamed(mistake: Finding) -> Finding:
-        is_argument = mistake.position is not None and mistake.position.is_argument
-        if not (is_argument or mistake.path.startswith("node.") or mistake.position is None):
-            return mistake
-        # An argument may change a single copy, so its hint keeps the names of copies.
-        advice = mistake.advice if is_argument else as_written(mistake.advice)
-        return attrs.evolve(mistake, what=as_written(mistake.what), advice=advice)
-
-    return list(dict.fromkeys(map(renamed, mistakes)))
 
 
 def _written_groups(tree: Tree) -> Iterator[Group]:

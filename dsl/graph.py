@@ -1,26 +1,34 @@
-"""A compiled pipeline: its nodes in the order of their edges, and what is asked of them."""
+"""A compiled pipeline: its nodes in the order of their edges, and what is asked of them; and its JSON in records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 from attrs import frozen
+from cattrs.gen import make_dict_unstructure_fn, override
 
+from dsl.check import inputs_of
+from dsl.convert import converter, structure, unstructure
+from dsl.draft_folders import use_draft_folders
+from dsl.errors import ConfigError, PipelineError, StructureError
 from dsl.finding import Field, Finding
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
+from dsl.op_table import load_op
 from dsl.order import above, below
 from dsl.pipeline import Copy, selected_by
+from dsl.tables import check_tags
 
 if TYPE_CHECKING:
-    import networkx as nx
-
     from dsl.tree import Tree
 
 T = TypeVar("T")
+FORMAT = 2
+OTHER_VERSION = "use the version of dflow that wrote it, or start a new run"
 
 
 @frozen
@@ -110,18 +118,121 @@ class Graph:
         names = {name for node in nodes.values() for name in _names(node)}
         return attrs.evolve(self, nodes=nodes, upload=tuple(name for name in self.upload if name in names))
 
-    def to_networkx(self) -> nx.MultiDiGraph[str]:
-        """The nodes by id, each with its `op`, `config` and `launch`; an edge from a node to each that reads it, whose
-        key is the field of the one that reads.
-        """
-        import networkx as nx  # slow to import
-
-        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=self.name)
-        for node in self.nodes.values():
-            graph.add_node(node.id, op=node.op.name, config=node.config, launch=node.launch)
-            graph.add_edges_from((up, node.id, name) for name, ids in node.inputs.items() for up in ids)
-        return graph
-
 
 def _names(node: GraphNode) -> tuple[str, ...]:
     return (node.id,) if node.copy is None else (node.copy.template, node.id)
+
+
+@frozen
+class NodeData:
+    """A node in JSON; in its config a reference is "@node"."""
+
+    id: str
+    op: str
+    version: int
+    config: dict[str, Any]
+    launch: Launch
+    copy: Copy | None = None
+
+    @classmethod
+    def of(cls, node: GraphNode) -> NodeData:
+        return cls(node.id, node.op.name, node.op.version, unstructure(node.config), node.launch, node.copy)
+
+    def node(self, load: Callable[[str], OpSpec]) -> GraphNode:
+        """load: what finds an op by its name."""
+        op = load(self.op)
+        try:
+            config = op.config_class(**self.config)
+        except ConfigError as error:
+            message = f"the recorded config does not fit the op {op.name} as it is now: {error}"
+            raise PipelineError([Finding(message, Field(f"node.{self.id}"))]) from error
+        inputs = inputs_of(op, attrs.asdict(config, recurse=False))
+        return GraphNode(self.id, config, op, self.launch, inputs, self.copy)
+
+
+@frozen(kw_only=True)
+class StageData:
+    """One node with what loads its op."""
+
+    format: int = FORMAT
+    op_files: tuple[Path, ...]
+    node: NodeData
+
+
+@frozen(kw_only=True)
+class GraphData:
+    """The graph in JSON, its fields those of Graph."""
+
+    format: int = FORMAT
+    name: str
+    seed: int
+    experiment: str
+    tracking_uri: str | None
+    tracking: bool = True
+    notes: str = ""
+    sort_by: str = ""
+    upload: tuple[str, ...] = ()
+    root: Path
+    op_files: tuple[Path, ...]
+    tags: dict[str, str] = attrs.field(factory=dict)
+    machine: Machine = attrs.field(factory=Machine)
+    nodes: tuple[NodeData, ...]
+
+
+SETTINGS = [each.name for each in attrs.fields(GraphData) if each.name not in ("format", "nodes")]
+converter.register_unstructure_hook(
+    NodeData, make_dict_unstructure_fn(NodeData, converter, copy=override(omit_if_default=True))
+)
+
+
+def graph_to_json(graph: Graph) -> dict[str, Any]:
+    """The graph as JSON values; a reference is "@node", a tuple is a list."""
+    settings = {name: getattr(graph, name) for name in SETTINGS}
+    data: dict[str, Any] = unstructure(GraphData(nodes=tuple(map(NodeData.of, graph.nodes.values())), **settings))
+    return data
+
+
+def graph_from_json(values: Mapping[str, Any]) -> Graph:
+    """The graph of a record as it is: paths in it need not exist any more.
+
+    Raises PipelineError where the record does not fit the ops as they are now.
+    """
+    data = _read(GraphData, values)
+    try:
+        check_tags(data.tags)
+    except ConfigError as error:
+        raise PipelineError([Finding(f"the recorded graph cannot be read: {error}", advice=OTHER_VERSION)]) from error
+    load = _ops_of(data.op_files)
+    nodes = {each.id: each.node(load) for each in data.nodes}
+    return Graph(nodes=nodes, **{name: getattr(data, name) for name in SETTINGS})
+
+
+def node_to_json(graph: Graph, node_id: str) -> dict[str, Any]:
+    """One node for its stage, which need not read the whole graph."""
+    data: dict[str, Any] = unstructure(StageData(op_files=graph.op_files, node=NodeData.of(graph.nodes[node_id])))
+    return data
+
+
+def node_from_json(values: Mapping[str, Any]) -> GraphNode:
+    """The node of `node_to_json`. Raises as `graph_from_json` does."""
+    data = _read(StageData, values)
+    return data.node.node(_ops_of(data.op_files))
+
+
+def _ops_of(op_files: tuple[Path, ...]) -> Callable[[str], OpSpec]:
+    """Ops by name; configs know the draft algorithms among the op files from now on."""
+    if op_files:
+        use_draft_folders(op_files)
+    return cache(lambda name: load_op(name, op_files))
+
+
+def _read(expected: type[T], values: Mapping[str, Any]) -> T:
+    if values["format"] != FORMAT:
+        message = f"the recorded graph has format {values['format']}, this version of dflow reads {FORMAT}"
+        raise PipelineError([Finding(message, advice=OTHER_VERSION)])
+    try:
+        return structure(expected, values)
+    except StructureError as error:
+        wrong = [f"{each.path}: {each.what}" if each.path else each.what for each in error.mistakes]
+        mistakes = [Finding(f"the recorded graph cannot be read: {each}", advice=OTHER_VERSION) for each in wrong]
+        raise PipelineError(mistakes) from error

@@ -13,10 +13,9 @@ from typing import Any
 
 import attrs
 
+from dsl.check import external_value, unknown_key
 from dsl.convert import member_type, type_mistake, typed_value
-from dsl.edge_checks import external_value
 from dsl.errors import did_you_mean, shortened
-from dsl.node_check import unknown_key
 from dsl.op import chosen_tables
 from dsl.order import cycles, in_order
 from dsl.secrets import secret_names, texts
@@ -43,7 +42,7 @@ class _Refused(Exception):
 
 
 def interpolate(tree: Tree) -> None:
-    """Put values in place of all references. What is wrong is reported to the tree, and taken out."""
+    """Put values in place of all references, and NOTHING for one that is wrong, which is reported to the tree."""
     _Interpolation(tree).run()
 
 
@@ -95,7 +94,10 @@ class _Interpolation:
         return [owner] if owner in TABLE_NAMES or owner in self.tree.nodes else self.copies.get(owner, [])
 
     def _report_cycle(self, cells: list[str]) -> None:
-        message = f"the values refer to each other: {' -> '.join([*cells, cells[0]])}"
+        fields = [
+            (self.tree.template(owner), dot, name) for owner, dot, name in (each.partition(".") for each in cells)
+        ]
+        message = f"the values refer to each other: {' -> '.join(map(''.join, [*fields, fields[0]]))}"
         self.tree.report(self.waiting[cells[0]][0], message)
         for cell in cells:
             self._take_out(self.waiting.pop(cell)[0])
@@ -113,9 +115,7 @@ class _Interpolation:
             self.tree.report(path, message, hint)
 
     def _take_out(self, path: KeyPath) -> None:
-        del self._holder(path)[str(path[-1])]
-        owner, *name = map(str, path[1:] if path[0] == "node" else path)
-        self.tree.wrong.setdefault(owner, set()).add(".".join(name))
+        self._holder(path)[str(path[-1])] = attrs.NOTHING
 
     def _holder(self, path: KeyPath) -> dict[str, Any]:
         return self.tree.table(*path[:-1])
@@ -166,7 +166,7 @@ class _Interpolation:
         if isinstance(value, (str, int, float)):
             return str(value)
         kind = "none" if value is None else {dict: "a table"}.get(type(value), "a list")
-        raise _Refused(f"{token[0]} is {kind}, which cannot be part of a string")
+        raise _Refused(f"{self._as_written(token, path)} is {kind}, which cannot be part of a string")
 
     def _meaning(self, token: re.Match[str], expected: Any, path: KeyPath) -> Any:
         body = token["body"]
@@ -190,32 +190,39 @@ class _Interpolation:
             raise _Refused(f"{token[0]} has a different value in each copy ({copies})", "name one of them")
         return values[0]
 
+    def _as_written(self, token: re.Match[str], path: KeyPath) -> str:
+        """The reference as the file has it, also in the copy of a node."""
+        field = FIELD.fullmatch(token["body"])
+        in_copy = path[0] == "node" and field is not None
+        return f"${{{self.tree.template(field[1])}.{field[2]}}}" if in_copy and field else token[0]
+
     def _value_of(self, owner: str, name: str, path: KeyPath) -> Any:
         tree = self.tree
         if owner in TABLE_NAMES and (owner != "pipeline" or name not in OF_PIPELINE):
             hint = did_you_mean(name, OF_PIPELINE) if owner == "pipeline" else ""
             raise _Refused(f"${{{owner}.{name}}} is not one of {KINDS}", hint)
         if owner not in TABLE_NAMES and owner not in tree.nodes:
-            raise _Refused(f'there is no node "{owner}"', did_you_mean(owner, [*tree.nodes, *TABLE_NAMES]))
+            known = [*tree.templates(tree.nodes), *TABLE_NAMES]
+            raise _Refused(f'there is no node "{owner}"', did_you_mean(owner, known))
         there = (*owner_path(owner), *name.split("."))
         field = tree.field(there)
         op = tree.op(owner)
+        named = tree.template(owner)
         if field is None and op is None:
             raise _Refused
         if field is None:
             if op is not None and name in op.edges:
-                raise _Refused(f'node "{owner}": "{name}" reads another node, it has no value')
+                raise _Refused(f'node "{named}": "{name}" reads another node, it has no value')
             hint = unknown_key(tree, owner, name, fields_only=True).text
-            raise _Refused(f'node "{owner}" has no field "{shortened(name)}"', hint)
+            raise _Refused(f'node "{named}" has no field "{shortened(name)}"', hint)
         table, _, key = name.rpartition(".")
-        if not tree.wrong.get(owner, set()).isdisjoint((name, table)):
-            raise _Refused
         values = self._values_of(owner, table)
         value = attrs.NOTHING if values is None else values.get(key, field.made_default)
         if value is attrs.NOTHING:
-            if owner == "pipeline":
+            is_reported = key in (values or ()) or tree.table(*owner_path(owner)).get(table) is attrs.NOTHING
+            if owner == "pipeline" or is_reported:
                 raise _Refused
-            raise _Refused(f'node "{owner}" has no value for {name}')
+            raise _Refused(f'node "{named}" has no value for {name}')
         if type_mistake(field.type, value) is not None:
             raise _Refused  # reported at that field
         if name == "seed" and value is None:

@@ -26,10 +26,10 @@ from typing import Any, ClassVar, TypeVar
 import attrs
 from attrs import frozen
 
-from dsl.convert import converter, structure, table_class
+from dsl.convert import Checked, Member, checked, converter, table_class
 from dsl.errors import ConfigError, StructureError
 from dsl.field_rules import ChosenBy, validators_of
-from dsl.finding import Field, Finding
+from dsl.finding import Finding
 from dsl.op_class import Question, class_attributes
 from dsl.shown import shown_value
 
@@ -112,6 +112,7 @@ class Edge:
     type: type[Artifact]
     optional: bool
     many: bool
+    table: None = None
 
     def structure(self, value: object) -> Ref | tuple[Ref, ...] | None:
         """What the field holds before the stage runs, of Refs or their texts, "@node". Raises StructureError."""
@@ -122,20 +123,23 @@ class Edge:
         reference = _as_reference(value)
         if not self.many and (isinstance(reference, Ref) or (reference is None and self.optional)):
             return reference
-        raise StructureError([Finding(f'expected {self.wanted} ("@node"), got {shown_value(value)}')])
+        raise StructureError([Finding(f'expected {self._kind} ("@node"), got {shown_value(value)}')])
 
     @property
     def wanted(self) -> str:
-        """What the field takes, as a message says it."""
+        """What the field takes, as a message says it of a node that lacks it."""
+        example = '["@node", ...]' if self.many else '"@node"'
+        return f"{self._kind}: {example}"
+
+    @property
+    def _kind(self) -> str:
         return f"{'a list of references' if self.many else 'a reference'} to {self.type.__name__}"
 
 
-@frozen
-class ConfigField:
-    """A config field of an op, as shown by `dflow ops NAME`. table: the class of a table; fields: those in it."""
+@frozen(kw_only=True)
+class ConfigField(Member):
+    """A config field of an op, as shown by `dflow ops NAME`. fields: those of a table."""
 
-    name: str
-    type: Any
     default: Any
     help: str
     neutral: bool
@@ -144,7 +148,6 @@ class ConfigField:
     pinned_by: str
     validator: Any
     schema: Mapping[str, Any]
-    table: type | None
     fields: Mapping[str, ConfigField]
 
     @property
@@ -160,10 +163,6 @@ class ConfigField:
     def chosen_by(self) -> ChosenBy | None:
         """The value of another field to which a table belongs."""
         return next((rule for rule in validators_of(self.validator) if isinstance(rule, ChosenBy)), None)
-
-    def structure(self, value: object) -> Any:
-        """The value as one of the field's type. Raises StructureError."""
-        return structure(self.type, value)
 
 
 @frozen
@@ -301,6 +300,12 @@ def chosen_tables(fields: Mapping[str, ConfigField], values: Mapping[str, Any]) 
     ]
 
 
+def checked_config(op: OpSpec, given: Mapping[str, Any], into: Any = None) -> Checked:
+    """Check the values of a node, and make its config. into: a config that is not initialised yet."""
+    chosen = {name: {} for name in chosen_tables(op.fields, given)}
+    return checked(op.config_class, {**given, **chosen}, {**op.edges, **op.fields}, op.name, into)
+
+
 def op_of(config: object) -> OpSpec:
     """The declaration of a config object or config class. Raises ConfigError for anything else."""
     spec = getattr(config, "__op__", None)
@@ -379,31 +384,13 @@ def _is_artifact(annotation: Any) -> bool:
 
 def _check_types_when_made(cls: type, spec: OpSpec) -> None:
     """Make the constructor structure its values; all that are of a wrong type are named in one error."""
-    attrs_init = cls.__init__  # type: ignore[misc]
+    cls.__attrs_init__ = cls.__init__  # type: ignore[attr-defined, misc]
 
     def checked_init(self: Any, **values: Any) -> None:
-        mistakes: list[Finding | str] = []
-        values |= {name: {} for name in chosen_tables(spec.fields, values)}
-        for name, value in values.items():
-            declared = spec.edges.get(name) or spec.fields.get(name)
-            if declared is None:
-                from dsl.aliases import key_hint  # only for mistakes
-
-                hint = key_hint(name, spec.name, [*spec.edges, *spec.fields], {})
-                mistakes.append(Finding("unknown key", Field(f"{spec.name}.{name}"), hint.text))
-                continue
-            try:
-                values[name] = declared.structure(value)
-            except StructureError as error:
-                place = f"{spec.name}.{name}"
-                is_table = isinstance(declared, ConfigField) and declared.table is not None
-                mistakes += error.below(place) if is_table else [f"{place}: {mistake}" for mistake in error.mistakes]
-        if mistakes:
-            raise ConfigError("\n".join(map(str, mistakes)))
-        try:
-            attrs_init(self, **values)
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{spec.name}: {error}") from error
+        found = checked_config(spec, values, self)
+        if found.mistakes:
+            wrong = [each.at(f"{spec.name}.{each.path}" if each.path else spec.name) for each in found.mistakes]
+            raise ConfigError("\n".join(map(str, wrong)))
 
     cls.__init__ = checked_init  # type: ignore[misc]
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import attrs
 
+from dsl.check import Absent, absolute_path, check_table
 from dsl.compile import compile_pipeline, compiled
 from dsl.draft_folders import INIT, use_checked_folders
-from dsl.edge_checks import Absent, absolute_path
 from dsl.errors import PipelineError, listed
 from dsl.finding import Field, Finding, Position
 from dsl.graph import Graph
 from dsl.imports import import_from_source, put_on_path
 from dsl.interpolation import TRACKING_URI, interpolate
-from dsl.node_check import check_table
 from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, raised_in, run_source, user_ops
 from dsl.paths import is_there, store_above

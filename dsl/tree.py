@@ -11,7 +11,7 @@ as a whole. Places are looked up only when one is asked for, so a file without m
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,7 @@ class Tree:
     origins: of a value that stands elsewhere than at its path, the path that it was taken from, and the argument that
     gave it.
     copies: which copy a node is.
-    mistakes: found so far. wrong: the fields ("field", "table.field") of nodes and tables whose values are taken out,
-    since they are among the mistakes.
+    mistakes: found so far; a value that is among them already is NOTHING.
     """
 
     values: dict[str, Any]
@@ -81,7 +80,6 @@ class Tree:
     origins: dict[KeyPath, Origin] = attrs.field(factory=dict)
     copies: dict[str, Copy] = attrs.field(factory=dict)
     mistakes: list[Finding] = attrs.field(factory=list)
-    wrong: dict[str, set[str]] = attrs.field(factory=dict)
 
     @property
     def nodes(self) -> Mapping[str, Any]:
@@ -107,6 +105,10 @@ class Tree:
     def template(self, node_id: str) -> str:
         """The id in the file of a node, which of a copy is that of the node that it is a copy of."""
         return self.copies[node_id].template if node_id in self.copies else node_id
+
+    def templates(self, node_ids: Iterable[str]) -> list[str]:
+        """The ids in the file of these nodes, each once."""
+        return list(dict.fromkeys(map(self.template, node_ids)))
 
     def field(self, path: KeyPath) -> ConfigField | None:
         """The declaration of a field, or of one in a table of a node; None for anything else."""

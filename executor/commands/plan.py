@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsl.edge_checks import Absent
+from dsl.check import Absent
 from dsl.errors import DflowError, PipelineError
 from dsl.finding import Finding
 from dsl.graph import Graph

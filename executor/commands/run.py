@@ -7,7 +7,7 @@ import shlex
 
 import attrs
 
-from dsl.edge_checks import Absent, all_of
+from dsl.check import Absent, all_of
 from dsl.errors import PipelineError
 from dsl.finding import Finding
 from dsl.graph import Graph

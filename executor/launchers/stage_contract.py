@@ -40,7 +40,7 @@ class InputArtifact:
 class StageSpec:
     """The executor's instructions for a stage. Paths are absolute.
 
-    node_json: the node as `dsl.graph_json` writes it. search_path: the folders searched for modules.
+    node_json: the node as `dsl.graph` writes it. search_path: the folders searched for modules.
     sources: a file with the source code that is part of the key, and its digest. artifacts: by node id.
     attempt: number of the node's attempt in this run, from 1; token and lease_id: of the stage's lease.
     started_before: as in Stage.

@@ -35,8 +35,7 @@ from typing import Any
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, DflowError, DiskFull, LeaseLost, StopRequested, StoreError
-from dsl.graph import GraphNode
-from dsl.graph_json import node_from_json
+from dsl.graph import GraphNode, node_from_json
 from dsl.imports import PROJECT, import_from_source, is_below, is_interpreters, take_search_path
 from dsl.json_files import append_line
 from dsl.named_function import named_function

@@ -17,8 +17,7 @@ from typing import Any
 from dsl.convert import structure
 from dsl.errors import DataError, DflowError, PipelineError, StoreError, StructureError, did_you_mean
 from dsl.finding import Finding
-from dsl.graph import Graph
-from dsl.graph_json import graph_to_json
+from dsl.graph import Graph, graph_to_json
 from dsl.json_files import read_object, write_json
 from dsl.stage import NOW
 from dsl.threads import useful_threads

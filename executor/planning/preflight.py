@@ -213,8 +213,8 @@ def _lack(need: Estimate, size: int, free: int, place: Path, before: int = 0) ->
     less = f", or write less: {need.less_disk}" if need.less_disk else ""
     return (
         f"needs {shown_bytes(size)} of disk ({' and '.join(need.disk)}), and {shown_bytes(free)} are free at "
-        f"{place}{shared}: free space there (`dflow gc --usage` shows what uses it, `dflow gc` removes what nothing uses), use "
-        f"another store (--store){less}"
+        f"{place}{shared}: free space there (`dflow gc --usage` shows what uses it, `dflow gc` removes what nothing "
+        f"uses), use another store (--store){less}"
     )
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
+from dsl.check import Absent
 from dsl.compile import override_graph
-from dsl.edge_checks import Absent
 from dsl.errors import PipelineError, StoreError, known_nodes
 from dsl.finding import Field, Finding
 from dsl.graph import Graph, GraphNode

@@ -32,7 +32,7 @@ class RecordedNode:
 
 def save_graph(folder: Path, graph: Graph) -> bytes:
     """Write the graph into a record's folder; returns the content of the file."""
-    from dsl.graph_json import graph_to_json  # of no use to a plan
+    from dsl.graph import graph_to_json  # of no use to a plan
 
     data = graph_to_json(graph)
     store = _store(folder)
@@ -47,7 +47,7 @@ def load_graph(folder: Path, *, to_run: bool = False) -> Graph:
     current ops, NotTrusted where it names op files that the user neither ran nor trusted, or is to run and is not such
     itself.
     """
-    from dsl.graph_json import graph_from_json
+    from dsl.graph import graph_from_json
 
     text = graph_text(folder)
     data = parsed_object(text)

@@ -20,8 +20,7 @@ from attrs import frozen
 from dsl.convert import unstructure
 from dsl.errors import StageError
 from dsl.finding import Finding
-from dsl.graph import Graph, GraphNode
-from dsl.graph_json import node_to_json
+from dsl.graph import Graph, GraphNode, node_to_json
 from dsl.imports import search_path
 from dsl.json_files import write_json
 from dsl.op import ConfigField

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dsl.aliases import MOST_OF_KEYS, key_hint, nearest_key
+from dsl.check import LAUNCH_FIELDS
 from dsl.errors import ConfigError, PipelineError, known_nodes, listed
-from dsl.node_check import LAUNCH_FIELDS
 from dsl.op_table import all_ops
 from dsl.read_toml import read_graph
 from dsl.tables import FIELDS

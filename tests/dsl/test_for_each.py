@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from dsl.compile import override_graph
 from dsl.errors import PipelineError
 from dsl.for_each import expand, put_sweeps
-from dsl.graph import Graph
-from dsl.graph_json import graph_from_json, graph_to_json
+from dsl.graph import Graph, graph_from_json, graph_to_json
 from dsl.op import op_of
 from dsl.pipeline import Copy, Launch
 from dsl.read_toml import read_graph

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from dsl.compile import compile_pipeline
 from dsl.errors import PipelineError
-from dsl.graph import Graph
-from dsl.graph_json import graph_from_json, graph_to_json
+from dsl.graph import Graph, graph_from_json, graph_to_json
 from dsl.op import Ref, field, op
 from dsl.pipeline import Launch, Pipeline
 from executor.keys.node_key import key_config
@@ -148,15 +147,6 @@ def test_every_strongly_connected_component_is_reported_with_a_shortest_cycle() 
         f"node.e.first: the nodes form a cycle: e -> f -> e{CYCLE_HINT}",
         f"node.g.first: the nodes form a cycle: g -> g{CYCLE_HINT}",
     ]
-
-
-def test_a_graph_is_given_to_networkx_with_its_nodes_and_the_field_of_every_edge() -> None:
-    pipeline = Pipeline("p")
-    samples = pipeline.node("ingest", Ingest(source="builtin"), launch=Launch(threads=2))
-    pipeline.node("inject", InjectImages(samples=samples))
-    graph = compile_pipeline(pipeline).to_networkx()
-    assert [("ingest", "inject", "samples")] == list(graph.edges(keys=True))
-    assert ("ingest", Ingest(source="builtin", seed=0), Launch(threads=2)) == tuple(graph.nodes["ingest"].values())
 
 
 def test_unknown_nodes_and_wrong_artifacts_are_all_reported() -> None:

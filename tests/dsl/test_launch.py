@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dsl.compile import override_graph
 from dsl.convert import structure
 from dsl.errors import ConfigError, PipelineError
-from dsl.graph_json import graph_from_json, graph_to_json
+from dsl.graph import graph_from_json, graph_to_json
 from dsl.pipeline import Launch, Machine, Pipeline
 from dsl.read_toml import read_graph
 from dsl.sizes import POWERS_OF_TWO, parsed_bytes, shown_bytes

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from written_files import INGEST, mistakes, write
 
-from dsl.graph_json import graph_from_json, graph_to_json
+from dsl.graph import graph_from_json, graph_to_json
 from dsl.pipeline import Launch
 from dsl.read_toml import read_graph
 
@@ -204,7 +204,7 @@ def test_a_validator_may_look_at_other_fields_and_the_config_as_a_whole_is_valid
     assert node_mistakes(tmp_path, "span", "high = 3", "low = 3") == ["8:1: node.n.high: must be above low = 3, got 3"]
     assert node_mistakes(tmp_path, "span", "high = 3", "low = 'x'") == ['9:1: node.n.low: expected int, got "x"']
     assert node_mistakes(tmp_path, "span", "high = 4", "low = 3", "step = 2") == [
-        "6:7: node.n: span: low to high is less than a step"
+        "6:7: node.n: low to high is less than a step"
     ]
 
 

@@ -15,8 +15,7 @@ import ops.aliases
 from dsl.compile import compile_pipeline, override_graph
 from dsl.errors import ConfigError, PipelineError
 from dsl.field_rules import ChosenBy, Only
-from dsl.graph import Graph
-from dsl.graph_json import graph_from_json, graph_to_json
+from dsl.graph import Graph, graph_from_json, graph_to_json
 from dsl.op import field, op
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
@@ -72,7 +71,7 @@ def test_python_takes_an_object_or_a_dict_and_checks_both(tmp_path: Path) -> Non
         (config,) = [node.config for node in in_python(tmp_path, kind="low", low=value).nodes.values()]
         assert attrs.asdict(expected) == attrs.asdict(config)
     assert 256 == low(in_python(tmp_path, kind="low"))["rank"]
-    for wrong in ({"label": 3, "form": "flat"}, low_class(label=3, form="flat")):  # type: ignore[arg-type]
+    for wrong in ({"form": "flat", "label": 3}, low_class(label=3, form="flat")):  # type: ignore[arg-type]
         with pytest.raises(ConfigError) as caught:
             in_python(tmp_path, kind="low", low=wrong)
         assert [
@@ -81,7 +80,7 @@ def test_python_takes_an_object_or_a_dict_and_checks_both(tmp_path: Path) -> Non
         ] == str(caught.value).split("\n")
     with pytest.raises(ConfigError, match=r'^train.low.rnk: unknown key \(did you mean "rank"\?\)$'):
         in_python(tmp_path, kind="low", low={"rnk": 1})
-    with pytest.raises(ConfigError, match=r'^train: \'low\' needs kind = "low"$'):
+    with pytest.raises(ConfigError, match=r'^train.low: \'low\' needs kind = "low"$'):
         in_python(tmp_path, low={"rank": 1})
 
 

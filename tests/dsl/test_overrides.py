@@ -8,8 +8,7 @@ import pytest
 
 from dsl.compile import compile_pipeline, override_graph
 from dsl.errors import ConfigError, PipelineError
-from dsl.graph import Graph
-from dsl.graph_json import graph_from_json, graph_to_json
+from dsl.graph import Graph, graph_from_json, graph_to_json
 from dsl.pipeline import Launch, Pipeline
 from dsl.read_toml import read_graph
 from ops.capture_targets.op import CaptureTargets

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
+from dsl.check import LAUNCH_FIELDS
 from dsl.errors import ConfigError, PipelineError
 from dsl.field_rules import Needs
-from dsl.node_check import LAUNCH_FIELDS
 from dsl.op import Ref
 from dsl.op_table import all_ops
 from dsl.read_toml import op_files_of, read_graph

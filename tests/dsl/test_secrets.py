@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dsl.compile import compile_pipeline
 from dsl.errors import ConfigError, PipelineError
-from dsl.graph_json import graph_to_json
+from dsl.graph import graph_to_json
 from dsl.op import field, op
 from dsl.pipeline import Pipeline
 from dsl.secrets import REDACTED, redact, resolved, resolved_text, secret_names, secret_values, without_secrets

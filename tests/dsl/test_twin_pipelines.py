@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dsl.graph_json import graph_to_json
+from dsl.graph import graph_to_json
 from dsl.pipeline import Launch
 from dsl.read_toml import read_graph
 from executor.keys.node_key import Sources, graph_parts

@@ -21,8 +21,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from dsl.errors import DataError, DflowError
-from dsl.graph import Graph, GraphNode
-from dsl.graph_json import graph_from_json
+from dsl.graph import Graph, GraphNode, graph_from_json
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.capture_targets.agreement import LOG_PROB_TOLERANCE, TIMES_OWN_ROUNDING, compare_states
 from ops.capture_targets.huggingface import HuggingFaceBackend

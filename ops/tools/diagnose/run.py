@@ -19,7 +19,7 @@ import torch
 from attrs import asdict
 
 from dsl.errors import DataError, DflowError
-from dsl.graph_json import graph_from_json
+from dsl.graph import graph_from_json
 from dsl.stage import NOW
 from ops.artifacts import TokenShards
 from ops.evaluate.statistics import acceptance_length

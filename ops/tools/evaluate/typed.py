@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attrs import evolve
 
-from dsl.edge_checks import COMMIT, MODEL_ID
+from dsl.check import COMMIT, MODEL_ID
 from dsl.errors import PipelineError, shortened
 from dsl.finding import Field, Finding
 from ops.tools.evaluate.pipeline import source_of

@@ -11,7 +11,7 @@ import pytest
 from dsl.closure import Project
 from dsl.compile import compile_pipeline
 from dsl.errors import ConfigError, PipelineError
-from dsl.graph_json import graph_from_json, graph_to_json
+from dsl.graph import graph_from_json, graph_to_json
 from dsl.op import Ref, op_of
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
