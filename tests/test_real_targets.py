@@ -23,8 +23,8 @@ from executor.planning.disk_check import disk_mistakes
 from executor.planning.estimates import estimate_row, graph_estimates
 from executor.planning.planner import Decision
 from executor.store.artifact_store import Store
-from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.backbone.sizes import draft_parameters
 from ops.lib.target.sizes import TargetSizes
 from ops.train_dflash.shape import foreseen_shape
 

@@ -21,7 +21,7 @@ from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, read_text, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import algorithm_of
-from ops.lib.drafts.backbone.mistakes import refuse
+from ops.lib.drafts.backbone.contract import refuse
 from ops.lib.drafts.backbone.serving_contract import (
     CARD,
     CONFIG,

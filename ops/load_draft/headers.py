@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 from dsl.errors import DataError
 from ops.lib.data.files import read_object
 from ops.lib.drafts.backbone.config import to_serving
-from ops.lib.drafts.backbone.contract_fields import expected_shapes
+from ops.lib.drafts.backbone.sizes import expected_shapes
 from ops.lib.target.checkpoint_check import tensor_headers
 from ops.lib.target.checkpoint_files import INDEX, SINGLE
 from ops.load_draft.read_config import ReadDraft

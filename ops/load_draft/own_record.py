@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from dsl.finding import Finding
-from ops.lib.drafts.backbone.config_contract import config_mistakes
-from ops.lib.drafts.backbone.contract_fields import DTYPES, table_of
-from ops.lib.drafts.backbone.mistakes import mistake
+from ops.lib.drafts.backbone.config import table_of
+from ops.lib.drafts.backbone.contract import DTYPES, config_mistakes, mistake
 from ops.load_draft.headers import StoredTensor
 from ops.load_draft.publishers import OF_DFLOW
 

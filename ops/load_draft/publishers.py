@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ops.lib.drafts.backbone.speculators_format import AUX_LAYER_IDS, LAYER_CONFIG, LAYER_OFFSET, NON_CAUSAL
+from ops.lib.drafts.backbone.speculators import AUX_LAYER_IDS, LAYER_CONFIG, LAYER_OFFSET, NON_CAUSAL
 from ops.lib.drafts.dflash.config import ARCHITECTURE
 from ops.lib.drafts.dflash2.config import SERVED, Dflash2
 

@@ -21,7 +21,7 @@ from ops.lib.drafts.backbone.config import (
     unfit_fields,
     unlike_sizes,
 )
-from ops.lib.drafts.backbone.speculators_format import NON_CAUSAL
+from ops.lib.drafts.backbone.speculators import NON_CAUSAL
 from ops.lib.drafts.dflash.config import ARCHITECTURE
 from ops.load_draft.algorithm_fields import Held, algorithm_fields, named_algorithm
 from ops.load_draft.publishers import (

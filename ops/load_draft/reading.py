@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import define, field
 
-from ops.lib.drafts.backbone.speculators_format import AUX_LAYER_IDS, LAYER_CONFIG
+from ops.lib.drafts.backbone.speculators import AUX_LAYER_IDS, LAYER_CONFIG
 from ops.load_draft.publishers import FIELDS, IGNORED, KEYS, LAYERS, NEST, OFF, SPECULATORS, Publisher
 
 WANTED = {

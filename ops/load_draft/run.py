@@ -14,9 +14,9 @@ from dsl.stage import Stage
 from ops.export_draft.card import CardFacts, model_card
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.config import to_serving
-from ops.lib.drafts.backbone.config_contract import training_record
+from ops.lib.drafts.backbone.contract import refuse, training_record
 from ops.lib.drafts.backbone.load import read_config as read_draft_json
-from ops.lib.drafts.backbone.mistakes import refuse
+from ops.lib.drafts.backbone.load import tensors_digest
 from ops.lib.drafts.backbone.serving_contract import (
     CARD,
     CONFIG,
@@ -25,7 +25,6 @@ from ops.lib.drafts.backbone.serving_contract import (
     check_serving,
     tensors_digest_mistakes,
 )
-from ops.lib.drafts.backbone.stored_tensors import tensors_digest
 from ops.lib.sglang.serve_command import Served
 from ops.lib.target.checkpoint_check import draft_folder_mistakes
 from ops.lib.target.checkpoint_files import CONFIGS

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ops.lib.data.batching import padded_length
 from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.backbone.flops import step_flops
+from ops.lib.drafts.backbone.sizes import step_flops
 from ops.lib.drafts.backbone.step import Engine, MicroBatch, Slots
 from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.training import rank_group

@@ -32,7 +32,7 @@ from ops.export_draft.op import ExportDraft
 from ops.export_draft.report import report as export_draft_sections
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl, write_json
-from ops.lib.drafts.backbone.mistakes import mistake
+from ops.lib.drafts.backbone.contract import mistake
 from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.lib.sglang.serve_command import launch_command
