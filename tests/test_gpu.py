@@ -36,7 +36,7 @@ TINY = ["--device", "cpu", "--tiny"]
 FIRST_COMPILATION = """
 import pytest, torch, warnings
 from torch._inductor import compile_fx
-from ops.lib.kernels.compiled import compiled
+from ops.lib.kernels.device import compiled
 
 def test_that_it_compiles():
     assert [2, 2] == compiled(lambda x: x + 1)(torch.ones(2)).tolist()

@@ -25,9 +25,9 @@ from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.hooks import no_hidden_matrices, undecayed
 from ops.lib.training import rank_group
 from ops.lib.training.checkpoint import Checkpoints, TrainState
-from ops.lib.training.ema import Ema
 from ops.lib.training.nonfinite import SKIPPED, NonFinite
 from ops.lib.training.optimizer import gradient_norm, learning_rate, limit_gradients, make_optimizer, set_rate
+from ops.lib.training.weights import Ema
 from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, answer_requests
 from ops.train_dflash.engine import Setup, set_up
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory

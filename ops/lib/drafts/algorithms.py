@@ -73,9 +73,6 @@ class Algorithm(Protocol):
     def from_serving(cls, data: Mapping[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
         """The algorithm of a config.json, and that of plain DFlash: the inverse. Raises KeyError or TypeError."""
 
-    def parameters(self, draft: DraftConfig) -> int:
-        """Trained weights beside the backbone's."""
-
     def slot_flops(self, draft: DraftConfig) -> float:
         """Floating-point operations of one slot's forward and backward pass beside the backbone and the head."""
 

@@ -31,8 +31,7 @@ from ops.lib.drafts.backbone.config import from_serving
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.losses.loss import Loss
-from ops.lib.drafts.own_config import LOGGED, LOGGED_OF_SLOTS
-from ops.lib.drafts.own_trial import Training, mistake_of
+from ops.lib.drafts.own_config import LOGGED, LOGGED_OF_SLOTS, Training, mistake_of
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.unmet import unmet
 
@@ -251,7 +250,7 @@ def edited(folder, **edits):
         ("masks_first(block_size)", "block_size", "layout returned 8; expected a Layout"),
         ("masks_first(block_size)", "masks_first(3)", "layout(8) has 2; expected 7 slots that predict"),
         ("scale=data[SCALE]", "scale=2.0", "from_serving makes SlotBias(scale=2.0) of what to_serving"),
-        ('config["vocab_size"]', 'config["vocabulary"]', "config.py:57: KeyError: 'vocabulary'"),
+        ('config["vocab_size"]', 'config["vocabulary"]', "config.py:54: KeyError: 'vocabulary'"),
         ("WRONG:", "BAD:", "has no attribute 'WRONG'"),
         ("    base:", "    weight:", "SlotBiasOptions has no base"),
         ("def needs_teacher", "def teacher", "SlotBiasOptions has no needs_teacher"),
