@@ -1,1 +1,0 @@
-from ops.lib.drafts.backbone.sizes import MASTER, draft_parameters  # noqa: F401

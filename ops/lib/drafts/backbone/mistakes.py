@@ -1,1 +1,0 @@
-from ops.lib.drafts.backbone.contract import of_import  # noqa: F401

@@ -1,1 +1,0 @@
-from ops.lib.drafts.backbone.speculators import FOLDER, unwritable  # noqa: F401
