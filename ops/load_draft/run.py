@@ -33,9 +33,8 @@ from ops.lib.target.fetch import fetch
 from ops.lib.target.model import read_config, target_info
 from ops.load_draft.headers import FORBIDDEN
 from ops.load_draft.op import LoadDraft
-from ops.load_draft.own_record import record_mistakes
 from ops.load_draft.publishers import OF_DFLOW
-from ops.load_draft.read_config import ReadDraft, read_draft_config
+from ops.load_draft.read_config import ReadDraft, read_draft_config, record_mistakes
 from ops.load_draft.tensors import DraftTensors, read_tensors
 
 OTHER_TARGET = "target: it was trained for the target"  # how a note begins
