@@ -32,12 +32,11 @@ from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, answer_r
 from ops.train_dflash.engine import Setup, set_up
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.inputs import Inputs, open_inputs
-from ops.train_dflash.measuring import Measuring
+from ops.train_dflash.measuring import Lend, Measuring
 from ops.train_dflash.online import Capture, Take, describe_features
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.prefetch import Prefetch
 from ops.train_dflash.result import NORM, RATE, TALLY, identity, write_result
-from ops.train_dflash.short_evaluation import Lend
 from ops.train_dflash.step import Prepared, train_step
 from ops.train_dflash.tally import (
     ANCHORLESS,
