@@ -16,6 +16,7 @@ from dsl.finding import Finding
 from ops.capture_targets.layers import spread_layers
 from ops.lib.drafts.backbone.config import (
     FULL_ATTENTION,
+    SIZES,
     SLIDING_ATTENTION,
     DraftConfig,
     from_serving,
@@ -44,10 +45,6 @@ from ops.load_draft.rope_spelling import KEYS as ROPE_KEYS
 from ops.load_draft.rope_spelling import read_rope
 
 IMPORT_AGAIN = "import the draft again from where it came"
-SIZES = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("intermediate_size", "vocab_size", "max_position_embeddings", "mask_token_id"),
-)
 
 
 @frozen(kw_only=True)
@@ -173,9 +170,8 @@ def _shape(
     reading: Reading, held: AlgorithmFields, target: Mapping[str, Any] | None, partial: float | None
 ) -> dict[str, Any]:
     """The fields of a DraftConfig; what does not fit is added to the reading's mistakes."""
-    shape = {name: reading.get(name) for name in SIZES}
+    shape = {name: reading.get(name) for name in (*SIZES, "mask_token_id", "attention_bias")}
     shape |= {"block_size": held.block_size, "algorithm": held.algorithm}
-    shape |= {name: reading.get(name) for name in ("rms_norm_eps", "attention_bias")}
     shape["rms_norm_eps"] = float(shape["rms_norm_eps"])
     rope = read_rope({name: reading.values[name] for name in ROPE_KEYS if name in reading.values}, partial)
     reading.notes.extend(rope.notes)

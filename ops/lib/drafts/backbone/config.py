@@ -37,6 +37,7 @@ SHAPE_FIELDS = (  # decide the shapes of the tensors
 )
 
 NESTS = ("dflash_config", "dflow")  # the tables of a config.json
+SIZES = (*SHAPE_FIELDS, "vocab_size", "max_position_embeddings", "rms_norm_eps")  # alike in all formats
 LAYER_IDS = "target_layer_ids"
 IS_CAUSAL = "is_causal"  # of the serving contract, only where a layer slides: `serving_causality`
 OF_TARGET = {"hidden_size": "hidden_size", "vocab_size": "vocab_size", "num_target_layers": "num_layers"}
@@ -256,15 +257,7 @@ def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
         "model_type": "qwen3",
         "hidden_act": "silu",
         "dtype": dtype,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate_size,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
+        **{name: getattr(config, name) for name in SIZES},
         "rope_theta": config.rope_theta,
         "rope_scaling": dict(config.rope_scaling) if config.rope_scaling else None,
         "partial_rotary_factor": config.partial_rotary_factor,

@@ -26,7 +26,7 @@ from attrs import frozen
 
 from dsl.finding import Finding
 from ops.lib.drafts.algorithms import InSpeculators
-from ops.lib.drafts.backbone.config import FULL_ATTENTION, DraftConfig
+from ops.lib.drafts.backbone.config import FULL_ATTENTION, SIZES, DraftConfig
 from ops.lib.drafts.backbone.contract import REWRITE, mistake
 
 SPECULATORS_VERSION = "0.9.0"
@@ -97,15 +97,7 @@ def to_speculators(config: DraftConfig, dtype: str, verifier: Verifier) -> dict[
         LAYER_CONFIG: {
             "model_type": "qwen3",
             "hidden_act": "silu",
-            "hidden_size": config.hidden_size,
-            "num_hidden_layers": config.num_hidden_layers,
-            "num_attention_heads": config.num_attention_heads,
-            "num_key_value_heads": config.num_key_value_heads,
-            "head_dim": config.head_dim,
-            "intermediate_size": config.intermediate_size,
-            "vocab_size": config.vocab_size,
-            "max_position_embeddings": config.max_position_embeddings,
-            "rms_norm_eps": config.rms_norm_eps,
+            **{name: getattr(config, name) for name in SIZES},
             "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta, **scaling},
             "layer_types": list(config.layer_types),
             "use_sliding_window": config.slides,
