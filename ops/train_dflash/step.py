@@ -103,7 +103,7 @@ class Stream:
             yield from self._step(step, seed)
 
     def split(self) -> Iterator[Prepared]:
-        """Those of all samples as one step; the anchors are the same in every measurement and run."""
+        """The micro-batches of all samples, as one step; the anchors are the same in every measurement and run."""
         return self.steps([PlannedStep(VAL_EPOCH, tuple(range(len(self.reader))))], VAL_SEED)
 
     def drawn(self, step: PlannedStep, seed: int) -> list[Drawn]:
