@@ -15,16 +15,9 @@ from ops.export_draft.card import CardFacts, model_card
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.contract import refuse, training_record
+from ops.lib.drafts.backbone.load import CONFIG, WEIGHTS, tensors_digest
 from ops.lib.drafts.backbone.load import read_config as read_draft_json
-from ops.lib.drafts.backbone.load import tensors_digest
-from ops.lib.drafts.backbone.serving_contract import (
-    CARD,
-    CONFIG,
-    WEIGHTS,
-    ServedTarget,
-    check_serving,
-    tensors_digest_mistakes,
-)
+from ops.lib.drafts.backbone.serving_contract import CARD, ServedTarget, check_serving, tensors_digest_mistakes
 from ops.lib.sglang.serve_command import Served
 from ops.lib.target.checkpoint_check import draft_folder_mistakes
 from ops.lib.target.checkpoint_files import CONFIGS
