@@ -21,7 +21,8 @@ from ops.lib.drafts.algorithms import algorithm_class, own_options
 from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.losses.loss import Loss
-from ops.lib.drafts.own_trial import Training, mistake_of, try_config
+from ops.lib.drafts.own_config import try_config
+from ops.lib.drafts.own_trial import Training, mistake_of
 
 SLOT_BIAS = Path(__file__).parents[3] / "support" / "drafts" / "own_drafts" / "slot_bias"
 FOLDER = Path(os.environ.get("OWN_DRAFT", SLOT_BIAS)).absolute()
