@@ -71,7 +71,7 @@ def _steps(found: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
     title = (
         f"Forward, loss and backward of a draft of hidden size {sizes['hidden']}, {sizes['layers']} layers, vocabulary "
         f"{sizes['vocabulary']:,}: {sizes['anchors']} anchors x {sizes['block']} of one sequence; no optimizer. "
-        "MFU: the FLOPs that the algorithm's step needs (ops/lib/drafts/backbone/flops.py), the same for all sides, "
+        "MFU: the FLOPs that the algorithm's step needs (ops/lib/drafts/backbone/sizes.py), the same for all sides, "
         "over seconds and peak. SpecForge's DFlash, the dense reference and the chunked step must have our loss; other "
         "losses are of the same kind but for another problem, see benchmarks/sides."
     )

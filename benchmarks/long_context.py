@@ -32,8 +32,7 @@ from benchmarks.harness import table
 from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Sizes
 from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.backbone.flops import step_flops
-from ops.lib.drafts.backbone.footprint import MASTER, draft_parameters
+from ops.lib.drafts.backbone.sizes import MASTER, draft_parameters, step_flops
 from ops.lib.sequence_parallel.exchange import elements_sent
 
 PARTS = ("weights", "features", "projections", "attended", "blocks", "head")

@@ -27,8 +27,8 @@ from benchmarks.gpu_parts import capture
 from benchmarks.gpu_sizes import ALGORITHMS, step_sizes
 from benchmarks.sides.ours import draft_config, draft_model, sized, terms
 from benchmarks.sides.problem import Sizes, make_problem, slot_targets
-from ops.lib.drafts.backbone.flops import step_flops
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.backbone.sizes import step_flops
 from ops.lib.drafts.dflash2.config import Dflash2
 
 ROOT = Path(__file__).parent.parent
@@ -36,7 +36,7 @@ TINY = ["--device", "cpu", "--tiny"]
 FIRST_COMPILATION = """
 import pytest, torch, warnings
 from torch._inductor import compile_fx
-from ops.lib.kernels.compiled import compiled
+from ops.lib.kernels.device import compiled
 
 def test_that_it_compiles():
     assert [2, 2] == compiled(lambda x: x + 1)(torch.ones(2)).tolist()

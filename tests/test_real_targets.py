@@ -22,8 +22,8 @@ from executor.keys.node_key import key_config
 from executor.planning.planner import Decision
 from executor.planning.preflight import disk_mistakes, estimate_row, graph_estimates
 from executor.store.artifact_store import Store
-from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.backbone.sizes import draft_parameters
 from ops.lib.target.sizes import TargetSizes
 from ops.train_dflash.shape import forecast_shape
 

@@ -13,7 +13,7 @@ from benchmarks.harness import installed_version
 from benchmarks.sides.floor import anchors_only
 from benchmarks.sides.ours import draft_config, sized, terms
 from benchmarks.sides.problem import Sizes, slot_targets
-from ops.lib.drafts.backbone.flops import step_flops
+from ops.lib.drafts.backbone.sizes import step_flops
 from ops.lib.drafts.losses.loss import Loss
 from ops.train_dflash.hardware import matmul_peak
 

@@ -20,7 +20,7 @@ from benchmarks.gpu_parts.timing import answer, draft_sizes, part_parser, peak_m
 from benchmarks.sides.ours import draft_model, make_engine, micro_batches
 from benchmarks.sides.problem import Problem, make_problem, slot_targets
 from executor.launchers.rank_processes import rank_environment
-from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
+from ops.lib.sequence_parallel.exchange import flat_mesh, make_mesh
 from ops.lib.training import rank_group
 from ops.lib.training.dtensors import gathered
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate

@@ -41,8 +41,8 @@ from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt, Se
 from ops.check_export.op import CheckExport
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.contract import OF_MAKER, REWRITE, mistake
 from ops.lib.drafts.backbone.load import load_draft
-from ops.lib.drafts.backbone.mistakes import OF_MAKER, REWRITE, mistake
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.sglang.version import installed_version

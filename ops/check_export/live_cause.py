@@ -20,7 +20,7 @@ from dsl.finding import Finding
 from ops.check_export.departures import Departure
 from ops.check_export.live_result import Prompt, largest, nan_last
 from ops.lib.drafts.algorithms import part_of
-from ops.lib.drafts.backbone.mistakes import OF_MAKER, REWRITE
+from ops.lib.drafts.backbone.contract import OF_MAKER, REWRITE
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode import (
     Decoded,

@@ -11,11 +11,7 @@ from dsl.op import field, op
 from ops.artifacts import CheckedDraft, Draft, Report, TargetModel, TokenShards
 from ops.capture_targets.server_args import refused_args
 from ops.lib.drafts.algorithms import (
-    CONTRACT,
-    MODEL,
     NO_SERVER,
-    PROPOSAL,
-    REFERENCE,
     algorithm_class,
     algorithm_names,
     code_of,
@@ -119,4 +115,4 @@ class CheckExport:
 
     def chosen_code(self) -> tuple[str, ...]:
         """The draft's algorithm is known once it is there: of all of them."""
-        return code_of(algorithm_names(), MODEL, PROPOSAL, CONTRACT, REFERENCE)
+        return code_of(algorithm_names(), "model", "reference")

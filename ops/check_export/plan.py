@@ -6,7 +6,7 @@ from typing import Any
 
 from dsl.estimate import Estimate, Growth, PlanContext
 from ops.check_export.op import WORKERS, CheckExport, without_worker
-from ops.lib.drafts.backbone.footprint import draft_parameters
+from ops.lib.drafts.backbone.sizes import draft_parameters
 from ops.lib.forecasts import DraftForecast, ReportForecast, TargetForecast
 from ops.lib.missing_libraries import missing_sglang
 from ops.lib.target.sizes import ITEM_SIZES

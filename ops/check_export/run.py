@@ -21,16 +21,9 @@ from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, read_text, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import algorithm_of
-from ops.lib.drafts.backbone.mistakes import refuse
-from ops.lib.drafts.backbone.serving_contract import (
-    CARD,
-    CONFIG,
-    SPECULATORS,
-    WEIGHTS,
-    check_serving,
-    formats_of,
-    is_imported,
-)
+from ops.lib.drafts.backbone.contract import refuse
+from ops.lib.drafts.backbone.load import CONFIG, WEIGHTS
+from ops.lib.drafts.backbone.serving_contract import CARD, SPECULATORS, check_serving, formats_of, is_imported
 from ops.lib.forecasts import ReportForecast, by_field, refuse_conflicts
 from ops.lib.sglang.serve_command import number_formats
 from ops.lib.sglang.version import require_sglang

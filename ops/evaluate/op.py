@@ -11,7 +11,7 @@ from attrs import frozen, validators
 
 from dsl.op import field, op, seed_field
 from ops.artifacts import Draft, Report, TargetModel, TokenShards
-from ops.lib.drafts.algorithms import MODEL, PROPOSAL, algorithm_names, code_of
+from ops.lib.drafts.algorithms import algorithm_names, code_of
 
 LEAST_TEMPERATURE = 0.001  # nearly greedy; dividing logits by much less overflows
 # Four units in the last place of a logit between 16 and 32 in half precision, fifty in float32.
@@ -123,4 +123,4 @@ class Evaluate:
 
     def chosen_code(self) -> tuple[str, ...]:
         """The draft's algorithm is known once it is there: of all of them."""
-        return code_of(algorithm_names(), MODEL, PROPOSAL)
+        return code_of(algorithm_names(), "model")

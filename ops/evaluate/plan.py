@@ -15,7 +15,7 @@ from ops.evaluate.benchmark_rows import check_benchmark
 from ops.evaluate.op import Evaluate
 from ops.ingest.records import json_records
 from ops.lib.data.files import read_json
-from ops.lib.drafts.backbone.footprint import draft_parameters
+from ops.lib.drafts.backbone.sizes import draft_parameters
 from ops.lib.forecasts import DraftForecast, Kind, ReportForecast, TargetForecast, first_counted, identity_of
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.thread_table import threads_of_decoding

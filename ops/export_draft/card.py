@@ -13,7 +13,7 @@ from attrs import frozen
 
 from ops.lib.drafts.algorithms import NO_SERVER, Algorithm, name_and_fields, plain
 from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.backbone.config_contract import SGLANG
+from ops.lib.drafts.backbone.contract import SGLANG
 from ops.lib.drafts.backbone.serving_contract import SPECULATORS
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
 from ops.lib.sglang.version import either

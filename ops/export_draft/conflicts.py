@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ops.export_draft.op import ExportDraft
-from ops.lib.drafts.backbone.speculators_format import FOLDER, unwritable
+from ops.lib.drafts.backbone.speculators import FOLDER, unwritable
 from ops.lib.forecasts import DraftForecast, TargetStated, by_field, of_another_target
 
 

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from dsl.op import field, op
 from ops.artifacts import Draft, DraftCheckpoint, TargetModel
-from ops.lib.drafts.algorithms import CONTRACT, algorithm_names, code_of
+from ops.lib.drafts.algorithms import algorithm_names, code_of
 
 
 def _formats(_instance: object, _attribute: object, formats: tuple[str, ...]) -> None:
@@ -47,4 +47,4 @@ class ExportDraft:
 
     def chosen_code(self) -> tuple[str, ...]:
         """The draft's algorithm is known once it is there: of all of them."""
-        return code_of(algorithm_names(), CONTRACT)
+        return code_of(algorithm_names())

@@ -6,7 +6,7 @@ from attrs import evolve
 
 from dsl.estimate import Estimate, PlanContext
 from ops.export_draft.op import ExportDraft
-from ops.lib.drafts.backbone.footprint import draft_parameters
+from ops.lib.drafts.backbone.sizes import draft_parameters
 from ops.lib.forecasts import DraftForecast
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.thread_table import threads_of_decoding

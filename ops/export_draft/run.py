@@ -18,10 +18,10 @@ from ops.export_draft.conflicts import conflicts
 from ops.export_draft.op import ExportDraft
 from ops.lib.data.files import link_or_copy, read_json, write_json
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
-from ops.lib.drafts.backbone.config_contract import training_record
-from ops.lib.drafts.backbone.serving_contract import CARD, CONFIG, SPECULATORS, WEIGHTS, check_serving
-from ops.lib.drafts.backbone.speculators_format import Verifier, to_speculators
-from ops.lib.drafts.backbone.stored_tensors import tensors_digest
+from ops.lib.drafts.backbone.contract import training_record
+from ops.lib.drafts.backbone.load import CONFIG, WEIGHTS, tensors_digest
+from ops.lib.drafts.backbone.serving_contract import CARD, SPECULATORS, check_serving
+from ops.lib.drafts.backbone.speculators import Verifier, to_speculators
 from ops.lib.forecasts import DraftForecast, TargetStated, refuse_conflicts
 from ops.lib.sglang.serve_command import Served
 from ops.lib.target.model import read_config, target_info

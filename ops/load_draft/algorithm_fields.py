@@ -36,9 +36,9 @@ from ops.load_draft.publishers import (
     SPECULATORS,
     WITH_MARKOV,
     Publisher,
+    Reading,
     architectures,
 )
-from ops.load_draft.reading import Reading
 
 NAMES = {  # classes, speculators' names, and projector types
     DFLASH: DFLASH,
@@ -54,7 +54,7 @@ NAMES = {  # classes, speculators' names, and projector types
 
 
 @frozen(kw_only=True)
-class Held:
+class AlgorithmFields:
     """block_size: tokens that are verified at once, None if the file does not say. has_bias: whether a DSpark draft has
     a Markov head; without it the bias is zero. confidence_reads_token: whether its confidence head reads the token
     before.
@@ -98,24 +98,24 @@ def named_algorithm(publisher: Publisher, config: Mapping[str, Any]) -> tuple[st
     return algorithm, mistakes
 
 
-def algorithm_fields(reading: Reading) -> Held:
+def algorithm_fields(reading: Reading) -> AlgorithmFields:
     """The algorithm with its fields; what does not fit is added to the reading's mistakes."""
-    read: Mapping[str, Callable[[Reading], Held]] = {DFLASH: _dflash, DFLASH2: _dflash2, DSPARK: _dspark}
+    read: Mapping[str, Callable[[Reading], AlgorithmFields]] = {DFLASH: _dflash, DFLASH2: _dflash2, DSPARK: _dspark}
     return read[reading.algorithm](reading)
 
 
-def _dflash(reading: Reading) -> Held:
+def _dflash(reading: Reading) -> AlgorithmFields:
     if _of_speculators(reading):
         return _without_bias(reading, f"{ANCHOR} = true", confidence=False)
-    return Held(algorithm=plain(), block_size=reading.get("block_size"))
+    return AlgorithmFields(algorithm=plain(), block_size=reading.get("block_size"))
 
 
-def _dflash2(reading: Reading) -> Held:
+def _dflash2(reading: Reading) -> AlgorithmFields:
     if _of_speculators(reading):
         reading.refuse(ANCHOR, True, "false: no engine serves DFlash2 whose slot 0 predicts a token")
     sizes = {name: reading.get(served) for name, served in SERVED.items()}
     is_whole = None not in sizes.values()
-    return Held(algorithm=Dflash2(**sizes) if is_whole else plain(), block_size=reading.get("block_size"))
+    return AlgorithmFields(algorithm=Dflash2(**sizes) if is_whole else plain(), block_size=reading.get("block_size"))
 
 
 def _of_speculators(reading: Reading) -> bool:
@@ -127,7 +127,7 @@ def _of_speculators(reading: Reading) -> bool:
     return bool(reading.values.get(ANCHOR))
 
 
-def _dspark(reading: Reading) -> Held:
+def _dspark(reading: Reading) -> AlgorithmFields:
     anchor_first, rank = _anchor_first(reading), reading.get(RANK)
     confidence, reads_token = _confidence(reading)
     if rank and str(reading.get(HEAD_TYPE)).lower() != HEAD:
@@ -140,9 +140,9 @@ def _dspark(reading: Reading) -> Held:
     if size is not None and (anchor_first or reading.publisher is not SPECULATORS):  # speculators counts the slots
         size += 1
     if rank == 0:
-        return Held(algorithm=plain(), block_size=size)
+        return AlgorithmFields(algorithm=plain(), block_size=size)
     algorithm = Dspark(rank=rank or 1, sample_from_anchor=anchor_first, confidence_head=confidence)
-    return Held(algorithm=algorithm, block_size=size, confidence_reads_token=reads_token)
+    return AlgorithmFields(algorithm=algorithm, block_size=size, confidence_reads_token=reads_token)
 
 
 def _anchor_first(reading: Reading) -> bool:
@@ -167,14 +167,14 @@ def _confidence(reading: Reading) -> tuple[bool, bool]:
     return confidence, confidence and bool(reading.get(WITH_MARKOV))
 
 
-def _without_bias(reading: Reading, why: str, confidence: bool) -> Held:
+def _without_bias(reading: Reading, why: str, confidence: bool) -> AlgorithmFields:
     """Plain DFlash whose slot 0 predicts a token: DSpark with a bias of zero, the layout in which engines serve it."""
     reading.notes.append(
         f"{why}: plain DFlash whose slot 0 predicts a token; written as DSpark with a bias of zero, since engines "
         "serve this layout as DSpark only"
     )
     size = reading.get("block_size")
-    return Held(
+    return AlgorithmFields(
         algorithm=Dspark(rank=1, sample_from_anchor=True, confidence_head=confidence),
         block_size=None if size is None else size + 1,
         has_bias=False,

@@ -10,13 +10,12 @@ from attrs import evolve
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_object
-from ops.lib.drafts.backbone.mistakes import of_import
+from ops.lib.drafts.backbone.contract import of_import
 from ops.lib.forecasts import TargetStated
 from ops.lib.target.checkpoint_check import draft_folder_mistakes
-from ops.load_draft.headers import read_headers, unfit_weights
+from ops.load_draft.headers import dtype_mistakes, read_headers, unfit_weights
 from ops.load_draft.op import LoadDraft
-from ops.load_draft.own_record import dtype_mistakes, record_mistakes
-from ops.load_draft.read_config import read_draft_config
+from ops.load_draft.read_config import read_draft_config, record_mistakes
 
 
 def conflicts(config: LoadDraft, forecast: Mapping[str, Any]) -> dict[str, str]:

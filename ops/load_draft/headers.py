@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from attrs import define, field, frozen
 
 from dsl.errors import DataError
 from ops.lib.data.files import read_object
-from ops.lib.drafts.backbone.config import to_serving
-from ops.lib.drafts.backbone.contract_fields import expected_shapes
+from ops.lib.drafts.backbone.config import table_of, to_serving
+from ops.lib.drafts.backbone.contract import DTYPES as STORED_DTYPES
+from ops.lib.drafts.backbone.sizes import expected_shapes
 from ops.lib.target.checkpoint_check import tensor_headers
 from ops.lib.target.checkpoint_files import INDEX, SINGLE
+from ops.load_draft.publishers import OF_DFLOW
 from ops.load_draft.read_config import ReadDraft
 
 W1, W2, CONFIDENCE = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight", "confidence_head.proj.weight"
@@ -31,7 +34,7 @@ FREQUENCIES = "rotary_emb.inv_freq"
 NOT_THE_TARGETS = (
     "is not the target's, and dflow's drafts use the target's; give the target that this draft was made for"
 )
-DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}  # safetensors' name -> config.json's
+DTYPES = {stored: name for name, stored in STORED_DTYPES.items()}
 SHOWN = 8
 # Files that change a draft: another embedding of the mask token, and quantised weights.
 FORBIDDEN = ("mask_embedding.pt", "hf_quant_config.json")
@@ -87,13 +90,25 @@ def read_headers(directory: Path, draft: ReadDraft) -> DraftFiles:
     return found
 
 
+def dtype_mistakes(config: Mapping[str, Any], tensors: Iterable[StoredTensor]) -> list[str]:
+    """The tensors of an export of dflow that have another dtype than it wrote, by their headers."""
+    if not table_of(config, OF_DFLOW):
+        return []
+    dtype = STORED_DTYPES[config["dtype"]]
+    return [
+        f"{tensor.name}: of dtype {tensor.dtype}, and the export has {dtype}"
+        for tensor in tensors
+        if tensor.dtype != dtype
+    ]
+
+
 def unfit_weights(directory: Path, mistakes: list[str]) -> str:
     """The message for these mistakes."""
     return "\n".join([f"{directory}: these weights cannot be imported:", *(f"  {mistake}" for mistake in mistakes)])
 
 
 def _shapes_in_files(draft: ReadDraft) -> dict[str, tuple[int, ...]]:
-    """The tensors of the contract that the files must have: of DSpark some may be left out (`Held`)."""
+    """The tensors of the contract that the files must have: of DSpark some may be left out (`AlgorithmFields`)."""
     shapes = dict(expected_shapes(to_serving(draft.config)))
     if not draft.has_bias:
         del shapes[W1], shapes[W2]

@@ -6,7 +6,7 @@ from attrs import frozen, validators
 
 from dsl.op import field, op
 from ops.artifacts import Draft, TargetModel
-from ops.lib.drafts.algorithms import CONFIGS, CONTRACT, MODEL, code_of
+from ops.lib.drafts.algorithms import CONFIGS, code_of
 
 
 @op(
@@ -32,4 +32,4 @@ class LoadDraft:
 
     def chosen_code(self) -> tuple[str, ...]:
         """The draft's algorithm is known once it is there: of all of them."""
-        return code_of(CONFIGS, MODEL, CONTRACT)
+        return code_of(CONFIGS, "model")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dsl.errors import ConfigError, DataError
 from dsl.estimate import Estimate, PlanContext
-from ops.lib.drafts.backbone.footprint import draft_parameters
+from ops.lib.drafts.backbone.sizes import draft_parameters
 from ops.lib.forecasts import DraftForecast, TargetForecast, identity_of, read_config
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.load_draft.conflicts import refused

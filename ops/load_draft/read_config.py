@@ -6,50 +6,52 @@ Every key is read, known to have no effect, or refused by name: a draft is never
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from attrs import frozen
 
 from dsl.errors import ConfigError
+from dsl.finding import Finding
 from ops.capture_targets.layers import spread_layers
 from ops.lib.drafts.backbone.config import (
     FULL_ATTENTION,
+    SIZES,
     SLIDING_ATTENTION,
     DraftConfig,
     from_serving,
+    table_of,
     unfit_fields,
     unlike_sizes,
 )
-from ops.lib.drafts.backbone.speculators_format import NON_CAUSAL
+from ops.lib.drafts.backbone.contract import config_mistakes, mistake
+from ops.lib.drafts.backbone.speculators import NON_CAUSAL
 from ops.lib.drafts.dflash.config import ARCHITECTURE
-from ops.load_draft.algorithm_fields import Held, algorithm_fields, named_algorithm
+from ops.load_draft.algorithm_fields import AlgorithmFields, algorithm_fields, named_algorithm
 from ops.load_draft.publishers import (
     DFLASH2,
     DFLOW,
     LAYERS,
     NEST,
+    OF_DFLOW,
     OF_ENGINES,
     SPECULATORS,
     WINDOW,
     Publisher,
+    Reading,
     publisher_of,
 )
-from ops.load_draft.reading import Reading
 from ops.load_draft.rope_spelling import KEYS as ROPE_KEYS
 from ops.load_draft.rope_spelling import read_rope
 
-SIZES = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("intermediate_size", "vocab_size", "max_position_embeddings", "mask_token_id"),
-)
+IMPORT_AGAIN = "import the draft again from where it came"
 
 
 @frozen(kw_only=True)
 class ReadDraft:
     """config: the draft's. assumed: field -> value, of those that the file leaves open. notes: what was read otherwise
     than it is written. layer_order: for each of config.target_layer_ids, its place among the columns of fc.weight.
-    has_bias, confidence_reads_token: which tensors of DSpark there are, as in `Held`.
+    has_bias, confidence_reads_token: which tensors of DSpark there are, as in `AlgorithmFields`.
     """
 
     publisher: str
@@ -105,7 +107,7 @@ def read_draft_config(
 
 
 def _of_dflow(config: Mapping[str, Any], target: Mapping[str, Any] | None, partial: float | None) -> ReadDraft:
-    """An export of dflow, which leaves nothing open. `serving_contract` checks its keys."""
+    """An export of dflow, which leaves nothing open. `record_mistakes` checks its keys."""
     draft = from_serving(config)
     mistakes = _target_mistakes(draft, target)
     if partial not in (None, draft.partial_rotary_factor):
@@ -116,6 +118,33 @@ def _of_dflow(config: Mapping[str, Any], target: Mapping[str, Any] | None, parti
         raise _refusal(DFLOW, mistakes)
     order = tuple(range(len(draft.target_layer_ids)))
     return ReadDraft(publisher=DFLOW.name, config=draft, assumed={}, notes=(), layer_order=order)
+
+
+def record_mistakes(
+    config: Mapping[str, Any], target: Mapping[str, Any] | None = None, pad_token_ids: Collection[int] = ()
+) -> list[Finding]:
+    """The fields of an export of dflow that were changed since it was written; none of a draft of others.
+
+    target: its target.json, None if it is not known yet.
+    """
+    record = table_of(config, OF_DFLOW)
+    if not record:
+        return []
+    mistakes = config_mistakes(config, target, str(record.get("target")), pad_token_ids)
+    if "imported" in record and not _is_import(record["imported"]):
+        wrong = f"is no record of an import: {json.dumps(record['imported'])}"
+        mistakes.append(mistake("config.json", wrong, "does not read it", IMPORT_AGAIN, part="dflow.imported"))
+    return mistakes
+
+
+def _is_import(imported: Any) -> bool:
+    return (
+        isinstance(imported, Mapping)
+        and isinstance(imported.get("assumed"), Mapping)
+        and isinstance(imported.get("notes"), list)
+        and all(isinstance(note, str) for note in imported["notes"])
+        and isinstance(imported.get("trained_for", ""), str)
+    )
 
 
 def _refusal(publisher: Publisher, mistakes: Iterable[str]) -> ConfigError:
@@ -137,11 +166,12 @@ def _with_remedy(wrong: Mapping[str, str]) -> list[str]:
     return [f"{name}: {what}; give the target that this draft was made for" for name, what in wrong.items()]
 
 
-def _shape(reading: Reading, held: Held, target: Mapping[str, Any] | None, partial: float | None) -> dict[str, Any]:
+def _shape(
+    reading: Reading, held: AlgorithmFields, target: Mapping[str, Any] | None, partial: float | None
+) -> dict[str, Any]:
     """The fields of a DraftConfig; what does not fit is added to the reading's mistakes."""
-    shape = {name: reading.get(name) for name in SIZES}
+    shape = {name: reading.get(name) for name in (*SIZES, "mask_token_id", "attention_bias")}
     shape |= {"block_size": held.block_size, "algorithm": held.algorithm}
-    shape |= {name: reading.get(name) for name in ("rms_norm_eps", "attention_bias")}
     shape["rms_norm_eps"] = float(shape["rms_norm_eps"])
     rope = read_rope({name: reading.values[name] for name in ROPE_KEYS if name in reading.values}, partial)
     reading.notes.extend(rope.notes)

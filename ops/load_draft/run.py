@@ -14,18 +14,10 @@ from dsl.stage import Stage
 from ops.export_draft.card import CardFacts, model_card
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.config import to_serving
-from ops.lib.drafts.backbone.config_contract import training_record
+from ops.lib.drafts.backbone.contract import refuse, training_record
+from ops.lib.drafts.backbone.load import CONFIG, WEIGHTS, tensors_digest
 from ops.lib.drafts.backbone.load import read_config as read_draft_json
-from ops.lib.drafts.backbone.mistakes import refuse
-from ops.lib.drafts.backbone.serving_contract import (
-    CARD,
-    CONFIG,
-    WEIGHTS,
-    ServedTarget,
-    check_serving,
-    tensors_digest_mistakes,
-)
-from ops.lib.drafts.backbone.stored_tensors import tensors_digest
+from ops.lib.drafts.backbone.serving_contract import CARD, ServedTarget, check_serving, tensors_digest_mistakes
 from ops.lib.sglang.serve_command import Served
 from ops.lib.target.checkpoint_check import draft_folder_mistakes
 from ops.lib.target.checkpoint_files import CONFIGS
@@ -34,9 +26,8 @@ from ops.lib.target.fetch import fetch
 from ops.lib.target.model import read_config, target_info
 from ops.load_draft.headers import FORBIDDEN
 from ops.load_draft.op import LoadDraft
-from ops.load_draft.own_record import record_mistakes
 from ops.load_draft.publishers import OF_DFLOW
-from ops.load_draft.read_config import ReadDraft, read_draft_config
+from ops.load_draft.read_config import ReadDraft, read_draft_config, record_mistakes
 from ops.load_draft.tensors import DraftTensors, read_tensors
 
 OTHER_TARGET = "target: it was trained for the target"  # how a note begins

@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
-from ops.lib.drafts.backbone.contract_fields import expected_shapes
 from ops.lib.drafts.backbone.rope import rope_frequencies
+from ops.lib.drafts.backbone.sizes import expected_shapes
 from ops.lib.target.embedding_and_head import tensor_files
 from ops.lib.target.model import target_info
 from ops.load_draft.headers import (

@@ -23,11 +23,10 @@ from ops.lib.drafts.losses.head import choose_head
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.losses.slots import block_weights
 from ops.lib.sequence_parallel.degree import check_degree
-from ops.lib.sequence_parallel.exchange import Alone, Exchange, choose_exchange, make_exchange
-from ops.lib.sequence_parallel.mesh import SP, flat_mesh, make_mesh
+from ops.lib.sequence_parallel.exchange import SP, Alone, Exchange, choose_exchange, flat_mesh, make_exchange, make_mesh
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.training import rank_group
-from ops.lib.training.working_weights import WorkingWeights
+from ops.lib.training.weights import WorkingWeights
 from ops.train_dflash.batches import Place, Rows, States
 from ops.train_dflash.inputs import Inputs, Reader
 from ops.train_dflash.online import OnlineReader, OnlineSource, Take

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import torch
 
+from ops.lib.drafts.decoding.clock import synchronise
+
 T = TypeVar("T")
 
 # Square products, large enough to reach the peak: 0.04 s on one CPU core, 2 ms on a large GPU.
@@ -28,10 +30,10 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
     out = torch.mm(a, b)
     best = float("inf")
     for _ in range(ROUNDS):
-        _wait(device)
+        synchronise(device)
         started = time.perf_counter()
         torch.mm(a, b, out=out)
-        _wait(device)
+        synchronise(device)
         best = min(best, time.perf_counter() - started)
     return 2 * size**3 / best
 
@@ -41,11 +43,6 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 class Stopwatch:

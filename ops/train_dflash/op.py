@@ -16,12 +16,8 @@ from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, Tar
 from ops.capture_targets.op import LAYER_IDS, ascending_layers
 from ops.lib.drafts.algorithms import (
     CONFIGS,
-    LOSS,
-    MODEL,
-    PROPOSAL,
     algorithm_class,
     code_of,
-    options_code,
     own_options,
 )
 from ops.lib.drafts.dflash2.config import Dflash2Options
@@ -391,7 +387,7 @@ class TrainDflash:
         return needs_teacher(self.loss, self.terms)
 
     def chosen_code(self) -> tuple[str, ...]:
-        return (*code_of((self.algorithm,), MODEL, PROPOSAL, LOSS), *options_code(self.algorithm))
+        return code_of((self.algorithm,), "model", "loss")
 
     @property
     def measures_tau(self) -> bool:

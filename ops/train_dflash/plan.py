@@ -19,7 +19,7 @@ from dsl.sizes import shown_bytes
 from ops.capture_targets.plan import feature_bytes
 from ops.lib.data.files import read_jsonl
 from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.backbone.footprint import MASTER, draft_parameters
+from ops.lib.drafts.backbone.sizes import MASTER, draft_parameters
 from ops.lib.forecasts import (
     DraftForecast,
     Kind,

@@ -25,19 +25,18 @@ from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.hooks import no_hidden_matrices, undecayed
 from ops.lib.training import rank_group
 from ops.lib.training.checkpoint import Checkpoints, TrainState
-from ops.lib.training.ema import Ema
 from ops.lib.training.nonfinite import SKIPPED, NonFinite
 from ops.lib.training.optimizer import gradient_norm, learning_rate, limit_gradients, make_optimizer, set_rate
+from ops.lib.training.weights import Ema
 from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, answer_requests
 from ops.train_dflash.engine import Setup, set_up
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.inputs import Inputs, open_inputs
-from ops.train_dflash.measuring import Measuring
+from ops.train_dflash.measuring import Lend, Measuring
 from ops.train_dflash.online import Capture, Take, describe_features
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.prefetch import Prefetch
 from ops.train_dflash.result import NORM, RATE, TALLY, identity, write_result
-from ops.train_dflash.short_evaluation import Lend
 from ops.train_dflash.step import Prepared, train_step
 from ops.train_dflash.tally import (
     ANCHORLESS,

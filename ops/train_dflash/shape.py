@@ -86,7 +86,7 @@ def expected_shape(config: TrainDflash, target: Mapping[str, Any], features: Fea
 def forecast_shape(
     config: TrainDflash, target: Mapping[str, Any], num_layers: int, layer_ids: tuple[int, ...] | None = None
 ) -> DraftConfig:
-    """The same from only the target's config.json and the captured layers, or if these are not known their number.
+    """The draft's shape by only the target's config.json and the captured layers, or their number if that is all.
 
     The mask token is 0 unless the op sets it: it affects no size. Raises ConfigError as `draft_shape`.
     """

@@ -7,11 +7,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ops.lib.data.files import read_json
+from ops.lib.drafts.algorithms import plain
 from ops.lib.drafts.backbone.config import from_serving
-from ops.lib.drafts.backbone.footprint import MASTER, draft_parameters
+from ops.lib.drafts.backbone.sizes import MASTER, draft_parameters
 from ops.lib.report_sections import Account, Cell, Compared, Section, Table, facts, variants
 from ops.train_dflash.verdicts import verdicts
 
@@ -88,7 +89,8 @@ def _costs(folder: Path) -> _Costs:
     of_val = read_json(folder / "training.json").get("val_metrics") or {}
     names = [f"val/{name}" for name in ("accuracy", *draft.algorithm.metrics(with_teacher=True))]
     val = {name: of_val[name] for name in names if name in of_val}
-    return _Costs(draft_parameters(draft), draft.algorithm.parameters(draft), step, val)
+    parameters = draft_parameters(draft)
+    return _Costs(parameters, parameters - draft_parameters(evolve(draft, algorithm=plain())), step, val)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -15,7 +15,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ops.lib.kernels.host_to_device import to_device
+from ops.lib.kernels.device import to_device
 
 BUFFERS = 2  # one is written to while the other is copied
 PIECE = 2**28  # bytes of a buffer at most; a multiple of where tensors begin

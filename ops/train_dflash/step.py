@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ops.lib.data.batching import padded_length
 from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.backbone.flops import step_flops
+from ops.lib.drafts.backbone.sizes import step_flops
 from ops.lib.drafts.backbone.step import Engine, MicroBatch, Slots
 from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.training import rank_group
@@ -103,7 +103,7 @@ class Stream:
             yield from self._step(step, seed)
 
     def split(self) -> Iterator[Prepared]:
-        """Those of all samples as one step; the anchors are the same in every measurement and run."""
+        """The micro-batches of all samples, as one step; the anchors are the same in every measurement and run."""
         return self.steps([PlannedStep(VAL_EPOCH, tuple(range(len(self.reader))))], VAL_SEED)
 
     def drawn(self, step: PlannedStep, seed: int) -> list[Drawn]:

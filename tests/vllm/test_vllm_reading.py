@@ -12,7 +12,7 @@ from speculators_cases import SHAPES, written
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.config import SLIDING_ATTENTION, DraftConfig, to_serving
 from ops.lib.drafts.backbone.rope import rope_frequencies, rotation
-from ops.lib.drafts.backbone.speculators_format import unwritable
+from ops.lib.drafts.backbone.speculators import unwritable
 from ops.lib.drafts.dspark.config import Dspark
 
 NATIVE_ONLY = {

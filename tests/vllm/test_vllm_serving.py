@@ -17,7 +17,7 @@ from ops.evaluate.statistics import acceptance_length
 from ops.export_draft.run import write_speculators
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.config import from_serving
-from ops.lib.drafts.backbone.speculators_format import Verifier
+from ops.lib.drafts.backbone.speculators import Verifier
 from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dspark.config import Dspark
 

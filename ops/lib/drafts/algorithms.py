@@ -44,9 +44,7 @@ CONFIGS = {  # the config classes of the algorithms that come with dflow
     "dflash2": "ops.lib.drafts.dflash2.config:Dflash2",
     "dspark": "ops.lib.drafts.dspark.config:Dspark",
 }
-# Where code begins that an op imports by name, for its `chosen_code`.
-MODEL, PROPOSAL, LOSS = ("model:heads", "model:around_sublayers"), ("model:propose",), ("loss:block_losses",)
-CONTRACT, REFERENCE = ("config:shapes", "config:MISSING", "config:WRONG"), ("reference:scores",)
+FILES = {"model": "propose", "loss": "block_losses", "reference": "scores"}  # file -> a name in it
 
 
 class Algorithm(Protocol):
@@ -73,9 +71,6 @@ class Algorithm(Protocol):
     def from_serving(cls, data: Mapping[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
         """The algorithm of a config.json, and that of plain DFlash: the inverse. Raises KeyError or TypeError."""
 
-    def parameters(self, draft: DraftConfig) -> int:
-        """Trained weights beside the backbone's."""
-
     def slot_flops(self, draft: DraftConfig) -> float:
         """Floating-point operations of one slot's forward and backward pass beside the backbone and the head."""
 
@@ -92,7 +87,7 @@ class InSpeculators(Protocol):
 
 
 def algorithm_names() -> tuple[str, ...]:
-    """Those that come with dflow, then the pipeline's own."""
+    """The algorithms that come with dflow, then the pipeline's own."""
     return (*CONFIGS, *own_algorithms())
 
 
@@ -183,16 +178,10 @@ def file_of(algorithm: Algorithm, name: str) -> str:
     return str(Path(inspect.getfile(type(algorithm))).with_name(f"{name}.py"))
 
 
-def code_of(names: Iterable[str], *parts: tuple[str, ...]) -> tuple[str, ...]:
-    """Where the code of algorithms begins, as `chosen_code` names it: their configs, and those of `parts`."""
+def code_of(names: Iterable[str], *files: str) -> tuple[str, ...]:
+    """The code of algorithms as `chosen_code` names it: their config.py, and those of `FILES` that an op imports."""
     code: list[str] = []
     for name in names:
         folder = _place(name).rpartition(".config:")[0]
-        code += [_place(name), *(f"{folder}.{each}" for part in parts for each in part)]
+        code += [_place(name), *(f"{folder}.{file}:{FILES[file]}" for file in files)]
     return tuple(code)
-
-
-def options_code(name: str) -> tuple[str, ...]:
-    """Where code begins, as `code_of` names it, of the table of trainings with an algorithm of the user's."""
-    own = name not in CONFIGS and own_options(name) is not None
-    return (_place(name, "Options"),) if own else ()

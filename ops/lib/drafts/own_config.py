@@ -48,8 +48,8 @@ def try_config(name: str) -> None:
         expect(isinstance(shapes, dict), f"shapes returned {shapes!r}; expected a dict of tuples by tensors' names")
         for table in ("MISSING", "WRONG"):
             expect(isinstance(part_of(own, f"config:{table}"), dict), f"{table}: expected a table of texts")
-        numbers = (own.parameters(config), own.slot_flops(config))
-        expect(all(isinstance(number, int | float) for number in numbers), f"expected numbers, got {numbers}")
+        flops = own.slot_flops(config)
+        expect(isinstance(flops, int | float), f"slot_flops returned {flops!r}; expected a number")
 
 
 def draft_config(algorithm: Algorithm, block_size: int, layers: int) -> DraftConfig:

@@ -67,8 +67,8 @@ def _try_functions(folder: Path, config: DraftConfig, training: Training) -> Non
     """Make a draft, and call its functions with random states on the CPU."""
     import torch
 
-    from ops.lib.drafts.backbone.contract_fields import expected_shapes
     from ops.lib.drafts.backbone.load import random_draft
+    from ops.lib.drafts.backbone.sizes import expected_shapes
     from ops.lib.drafts.check_returns import check_outcome, check_proposal
     from ops.lib.drafts.decoding.sampling import GreedyChoice
     from ops.lib.drafts.losses.loss import Loss

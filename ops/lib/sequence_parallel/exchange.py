@@ -1,4 +1,7 @@
-"""Exchanges between sequence-parallel ranks so that every block sees its whole context: `Ulysses`, `Gather` or none.
+"""The mesh of ranks, and what those that share a sequence exchange so that every block sees its whole context.
+
+The sp ranks of one dp row of the mesh share every sample: each holds a slice of its context and a part of its blocks.
+They are neighbours (sp is the inner dimension), so that they share a machine if it has sp_degree devices.
 
 Every rank projects the keys and values of its slice of the context. A block's queries need those of all slices:
 
@@ -24,11 +27,37 @@ import torch
 import torch.distributed as dist
 from attrs import define, field, frozen
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ops.lib.sequence_parallel.context_range import ContextRange
+from ops.lib.training.peers import own_peers
 
+DP, SP, FLAT = "dp", "sp", "dp_sp"
 # torch 2.13 renames it, and warns at every call of the old name.
 _ALL_GATHER = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+
+
+def make_mesh(world_size: int, sp_degree: int, device: torch.device) -> DeviceMesh:
+    """The mesh of all ranks with the dimensions "dp" and "sp", one process group for each.
+
+    A collective: every rank calls it, after joining the default process group, with a degree that `check_degree` (see
+    degree.py) accepted. Rank r is at (r // sp_degree, r % sp_degree).
+    """
+    with own_peers() as groups:
+        mesh = init_device_mesh(device.type, (world_size // sp_degree, sp_degree), mesh_dim_names=(DP, SP))
+        groups += mesh.get_all_groups()
+    return mesh
+
+
+def flat_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """A mesh of these ranks in one dimension, "dp_sp", for FSDP2's fully_shard to shard over dp and sp at once.
+
+    A collective. Averaging over it divides by the number of all ranks, those of sp included.
+    """
+    with own_peers() as groups:
+        flat = init_device_mesh(mesh.device_type, (mesh.size(),), mesh_dim_names=(FLAT,))
+        groups += flat.get_all_groups()
+    return flat
 
 
 @define
@@ -123,7 +152,7 @@ class Ulysses(Alone):
         return got_PNKhD.permute(1, 2, 0, 3, 4).reshape(B // P, K, P * h, D)
 
     def seen(self, per_rank: Sequence[ContextRange]) -> ContextRange:
-        """Those of all ranks' blocks, in rank order."""
+        """What all ranks' blocks see, in rank order."""
         return ContextRange(
             start_N=torch.cat([seen.start_N for seen in per_rank]), end_N=torch.cat([seen.end_N for seen in per_rank])
         )
@@ -212,7 +241,7 @@ class _AllToAll(torch.autograd.Function):
 
 
 class _AllGather(torch.autograd.Function):
-    """The same tensor of every rank, in a new dimension 0. The backward is a reduce-scatter.
+    """Every rank's tensor, in a new dimension 0. The backward is a reduce-scatter.
 
     It is done as all-to-all plus a local sum: gloo's own reduce-scatter sends twice as much, and this one adds in the
     same order everywhere and, for bfloat16, rounds once.

@@ -25,8 +25,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ops.lib.sequence_parallel.degree import check_target_degree
-from ops.lib.sequence_parallel.exchange import Ulysses
-from ops.lib.sequence_parallel.mesh import SP, flat_mesh, make_mesh
+from ops.lib.sequence_parallel.exchange import SP, Ulysses, flat_mesh, make_mesh
 from ops.lib.sequence_parallel.target_attention import ULYSSES, Slice
 from ops.lib.target.model import Target
 from ops.lib.training.dtensors import reshard

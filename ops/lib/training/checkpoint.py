@@ -35,9 +35,9 @@ from dsl.files import sync
 from ops.lib.data.background_writer import BackgroundWriter
 from ops.lib.data.files import read_json, write_json
 from ops.lib.training.dtensors import gathered, load_whole, reshard
-from ops.lib.training.ema import Ema
 from ops.lib.training.optimizer import Optimizer, named_state, restore_state
 from ops.lib.training.rank_group import is_first
+from ops.lib.training.weights import Ema
 
 FORMAT = 3
 REMEDIES = "restore it, or remove the checkpoints to start again"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ops.lib.drafts.backbone.speculators_format import FOLDER
+from ops.lib.drafts.backbone.speculators import FOLDER
 from ops.lib.sglang.serve_command import Address, DraftOption, Served
 
 PROGRAM = "vllm"

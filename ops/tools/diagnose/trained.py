@@ -14,7 +14,7 @@ from ops.artifacts import Draft, DraftCheckpoint, TargetModel
 from ops.evaluate.verdicts import ITS_TARGET
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.config import from_serving
-from ops.lib.drafts.backbone.config_contract import trained_config
+from ops.lib.drafts.backbone.contract import trained_config
 from ops.lib.drafts.backbone.load import import_record, read_config, read_weights
 from ops.lib.target.model import target_info
 from ops.load_draft.publishers import DFLOW

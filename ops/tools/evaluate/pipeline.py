@@ -16,7 +16,7 @@ from ops.evaluate.op import Evaluate
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
 from ops.lib.data.checkpoint_code import read_settings
-from ops.lib.drafts.backbone.contract_fields import lookup
+from ops.lib.drafts.backbone.config import lookup
 from ops.lib.target.token_ids import Vocabulary
 from ops.load_draft.op import LoadDraft
 from ops.load_target.op import LoadTarget

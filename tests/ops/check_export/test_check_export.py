@@ -33,7 +33,7 @@ from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.export_draft.show import report as export_draft_sections
 from ops.lib.data.files import read_json, read_jsonl, write_json
-from ops.lib.drafts.backbone.mistakes import mistake
+from ops.lib.drafts.backbone.contract import mistake
 from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.forecasts import DraftForecast, ReportForecast, TargetForecast
 from ops.lib.sglang.serve_command import launch_command

@@ -21,11 +21,10 @@ from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.backbone.config import from_serving, to_serving
-from ops.lib.drafts.backbone.contract_fields import expected_shapes
-from ops.lib.drafts.backbone.load import random_draft
+from ops.lib.drafts.backbone.load import random_draft, tensors_digest
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.serving_contract import check_serving
-from ops.lib.drafts.backbone.stored_tensors import tensors_digest
+from ops.lib.drafts.backbone.sizes import expected_shapes
 from ops.lib.drafts.dspark.config import Dspark
 from ops.train_dflash.run import train_dflash
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from elsewhere_cases import BEYOND_PLAIN, written_draft
 
-from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.backbone.mistakes import REWRITE
-from ops.lib.drafts.backbone.speculators_contract import speculators_mistakes
-from ops.lib.drafts.backbone.speculators_format import Verifier, to_speculators
+from ops.lib.data.files import read_json
+from ops.lib.drafts.backbone.contract import REWRITE
+from ops.lib.drafts.backbone.speculators import Verifier, speculators_mistakes, to_speculators
 
 
 @pytest.mark.parametrize(
@@ -33,13 +32,13 @@ def test_blocks_are_counted_as_speculators_does(tmp_path, name, kind, block, spe
 
 def test_fields_of_an_algorithm_are_flat_and_wrong_ones_are_told(tmp_path):
     draft = written_draft(tmp_path / "export", BEYOND_PLAIN["dflash2"])
-    folder, weights = tmp_path / "export" / "speculators", tmp_path / "export" / "model.safetensors"
+    path = tmp_path / "export" / "speculators" / "config.json"
     expected = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 8}
-    assert expected.items() <= read_json(folder / "config.json").items()
+    assert expected.items() <= read_json(path).items()
     verifier = Verifier(None, ("Qwen3ForCausalLM",))
-    assert [] == speculators_mistakes(folder, draft.config, "float32", verifier, weights)
-    write_json(folder / "config.json", to_speculators(draft.config, "float32", verifier) | {"selector_top_k": 4})
-    (mistake,) = speculators_mistakes(folder, draft.config, "float32", verifier, weights)
+    assert [] == list(speculators_mistakes(read_json(path), draft.config, "float32", verifier))
+    altered = to_speculators(draft.config, "float32", verifier) | {"selector_top_k": 4}
+    (mistake,) = speculators_mistakes(altered, draft.config, "float32", verifier)
     effect = "silently computes another draft than the one that was trained: fewer tokens are accepted"
     assert str(mistake).splitlines() == [
         "speculators/config.json: selector_top_k must be 8, got 4",

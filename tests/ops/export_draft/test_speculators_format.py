@@ -13,7 +13,7 @@ from dsl.op import Ref
 from ops.export_draft.conflicts import conflicts
 from ops.export_draft.op import ExportDraft
 from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.backbone.speculators_format import Verifier, to_speculators
+from ops.lib.drafts.backbone.speculators import Verifier, to_speculators
 from ops.lib.forecasts import DraftForecast
 
 BOTH = ("sglang", "speculators")

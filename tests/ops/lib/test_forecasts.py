@@ -26,7 +26,7 @@ from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.backbone.footprint import (
+from ops.lib.drafts.backbone.sizes import (
     draft_parameters,
 )
 from ops.lib.forecasts import FeaturesForecast, TargetForecast, TokensForecast, read_config

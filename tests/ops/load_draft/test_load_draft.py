@@ -42,14 +42,12 @@ from ops.check_export.run import rotary_warnings
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.algorithms import algorithm_class
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
-from ops.lib.drafts.backbone.config_contract import training_record
-from ops.lib.drafts.backbone.footprint import draft_parameters
+from ops.lib.drafts.backbone.contract import REIMPORT, training_record
 from ops.lib.drafts.backbone.load import load_draft as load_serving
-from ops.lib.drafts.backbone.load import load_weights, random_draft
-from ops.lib.drafts.backbone.mistakes import REIMPORT
+from ops.lib.drafts.backbone.load import load_weights, random_draft, tensors_digest
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.serving_contract import check_serving
-from ops.lib.drafts.backbone.stored_tensors import tensors_digest
+from ops.lib.drafts.backbone.sizes import draft_parameters
 from ops.lib.forecasts import TargetForecast
 from ops.load_draft.conflicts import conflicts
 from ops.load_draft.op import LoadDraft

@@ -16,7 +16,7 @@ from fake_stage import FakeStage
 
 from executor.launchers.rank_processes import rank_environment
 from ops.lib.drafts.losses.loss import Loss, denominator
-from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
+from ops.lib.sequence_parallel.exchange import flat_mesh, make_mesh
 from ops.lib.training import rank_group
 from ops.lib.training.dtensors import gathered, reshard
 from ops.train_dflash.batches import Place, prepare

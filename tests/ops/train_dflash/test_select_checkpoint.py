@@ -25,10 +25,9 @@ from ops.lib.target.model import Target, text_config
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.train_dflash import measuring, result
-from ops.train_dflash.measuring import Measuring
+from ops.train_dflash.measuring import Measuring, ShortEvaluation
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
-from ops.train_dflash.short_evaluation import ShortEvaluation
 from ops.train_dflash.tally import LOSS, WEIGHT, new_tally
 
 STEPS, EVERY = 8, 2

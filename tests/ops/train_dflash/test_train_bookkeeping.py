@@ -14,8 +14,8 @@ from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.load import load_weights
 from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.training.ema import Ema
 from ops.lib.training.nonfinite import NonFinite
+from ops.lib.training.weights import Ema
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 
 CPU = torch.device("cpu")

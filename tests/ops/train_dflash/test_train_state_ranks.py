@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 
 from ops.lib.training.checkpoint import Checkpoints, TrainState, load_checkpoint
 from ops.lib.training.dtensors import gathered, reshard
-from ops.lib.training.ema import Ema
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
+from ops.lib.training.weights import Ema
 
 KINDS = ("adamw", "muon")
 IDENTITY = {"config": {"lr": 0.1}}

@@ -20,8 +20,7 @@ from safetensors.torch import load_file, save_file
 from ops.artifacts import Draft, TargetModel, TokenShards
 from ops.lib.data.files import read_json, write_json
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.drafts.backbone.load import load_draft, random_draft
-from ops.lib.drafts.backbone.stored_tensors import tensors_digest
+from ops.lib.drafts.backbone.load import load_draft, random_draft, tensors_digest
 from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
 from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor

@@ -15,8 +15,8 @@ from attrs import frozen
 from torch import Tensor
 
 from ops.lib.drafts.backbone.config import FULL_ATTENTION, SLIDING_ATTENTION, DraftConfig, to_serving
-from ops.lib.drafts.backbone.contract_fields import expected_shapes
 from ops.lib.drafts.backbone.reference import Sample, Step, reference_step
+from ops.lib.drafts.backbone.sizes import expected_shapes
 from ops.lib.drafts.losses.slots import draw_anchors
 
 HIDDEN, VOCAB, MASK, FEATURE_LAYERS = 8, 13, 12, 2

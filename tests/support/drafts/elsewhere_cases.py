@@ -18,7 +18,7 @@ from ops.lib.data.files import write_json
 from ops.lib.drafts.algorithms import Algorithm, part_of
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
 from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.drafts.backbone.speculators_format import Verifier
+from ops.lib.drafts.backbone.speculators import Verifier
 from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dspark.config import Dspark
 

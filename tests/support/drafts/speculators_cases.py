@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from ops.export_draft.run import write_speculators
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
-from ops.lib.drafts.backbone.speculators_format import Verifier
+from ops.lib.drafts.backbone.speculators import Verifier
 
 WINDOWS = {"layer_types": ("sliding_attention",) * 2, "sliding_window": 6}
 SHAPES = {

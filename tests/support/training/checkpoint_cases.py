@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from ops.lib.training.checkpoint import Checkpoints, TrainState
-from ops.lib.training.ema import Ema
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
+from ops.lib.training.weights import Ema
 
 IDENTITY = {"config": {"lr": 0.1, "gamma": None}, "inputs": {"features": "abc"}}
 

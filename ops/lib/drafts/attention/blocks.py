@@ -23,7 +23,7 @@ from ops.lib.drafts.attention.bucketed_attention import split_attention
 from ops.lib.drafts.attention.cpu_attention import kernel_attention, kernel_takes
 from ops.lib.drafts.attention.flex import flex_attention, flex_takes
 from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.kernels.host_to_device import to_device
+from ops.lib.kernels.device import to_device
 from ops.lib.sequence_parallel.context_range import ContextRange
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, ContextRange, int | None], Tensor]

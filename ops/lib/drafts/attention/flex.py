@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as flex_kernel
 
-from ops.lib.kernels.compiled import compiled, leave_open
-from ops.lib.kernels.host_to_device import to_device
+from ops.lib.kernels.device import compiled, leave_open, to_device
 from ops.lib.sequence_parallel.context_range import ContextRange
 
 FLEX_TILE = 128  # FlexAttention's block size

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, DataError
-from ops.lib.drafts.algorithms import DFLASH, Algorithm, algorithm_class, plain
+from ops.lib.drafts.algorithms import DFLASH, Algorithm, algorithm_class, part_of, plain
 from ops.lib.drafts.layout import Layout
 
 ALGORITHM = "algorithm"
@@ -36,6 +36,8 @@ SHAPE_FIELDS = (  # decide the shapes of the tensors
     "intermediate_size",
 )
 
+NESTS = ("dflash_config", "dflow")  # the tables of a config.json
+SIZES = (*SHAPE_FIELDS, "vocab_size", "max_position_embeddings", "rms_norm_eps")  # alike in all formats
 LAYER_IDS = "target_layer_ids"
 IS_CAUSAL = "is_causal"  # of the serving contract, only where a layer slides: `serving_causality`
 OF_TARGET = {"hidden_size": "hidden_size", "vocab_size": "vocab_size", "num_target_layers": "num_layers"}
@@ -255,15 +257,7 @@ def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
         "model_type": "qwen3",
         "hidden_act": "silu",
         "dtype": dtype,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate_size,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
+        **{name: getattr(config, name) for name in SIZES},
         "rope_theta": config.rope_theta,
         "rope_scaling": dict(config.rope_scaling) if config.rope_scaling else None,
         "partial_rotary_factor": config.partial_rotary_factor,
@@ -368,8 +362,31 @@ OPTIONAL = {"rope_scaling": dict, "sliding_window": int}  # null where there is 
 
 def algorithm_of(data: Mapping[str, Any]) -> type[Algorithm]:
     """The algorithm of a config.json, by the name that dflow writes; none is plain DFlash. Raises ConfigError."""
-    own = data.get("dflow")
-    return algorithm_class(str(own.get(ALGORITHM, DFLASH)) if isinstance(own, Mapping) else DFLASH)
+    return algorithm_class(str(table_of(data, "dflow").get(ALGORITHM, DFLASH)))
+
+
+def contract_part(data: Mapping[str, Any], name: str) -> Any:
+    """What config.py of a config.json's algorithm says of its tensors and fields: `shapes`, `MISSING` or `WRONG`."""
+    return part_of(algorithm_of(data), f"config:{name}")
+
+
+def table_of(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A table of a config.json; empty where there is none."""
+    table = data.get(name)
+    return table if isinstance(table, Mapping) else {}
+
+
+def lookup(data: Mapping[str, Any], name: str) -> tuple[bool, Any]:
+    """Whether a config.json has a field such as "dflash_config.mask_token_id", and its value."""
+    nest, _, inner = name.rpartition(".")
+    table = table_of(data, nest) if nest else data
+    return inner in table, table.get(inner)
+
+
+def full_name(name: str, data: Mapping[str, Any]) -> str:
+    """A field of DraftConfig as a config.json of this algorithm nests it."""
+    fields = example(data)
+    return next((f"{nest}.{name}" for nest in NESTS if name in fields.get(nest, {})), name)
 
 
 def example(data: Mapping[str, Any]) -> Mapping[str, Any]:

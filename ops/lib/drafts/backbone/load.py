@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.training.dtensors import load_whole
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+Stored = Mapping[str, tuple[tuple[int, ...], str]]  # name -> shape, safetensors dtype
 
 
 def load_draft(directory: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> DraftModel:
@@ -62,6 +65,27 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
         raise DataError(f"{path} is missing") from None
     except SafetensorError as error:
         raise DataError(f"{path} is damaged: {error}") from error
+
+
+def stored_tensors(path: Path) -> Stored:
+    """Shape and dtype of every tensor, from the file's header. Raises DataError for a truncated or damaged file."""
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (no mapping)
+            return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"cannot be read ({error})") from error
+
+
+def tensors_digest(path: Path) -> str:
+    """sha256 over name, dtype, shape and bytes of every tensor, in the order of the names."""
+    digest = hashlib.sha256()
+    with safe_open(path, framework="pt") as tensors:
+        for name in sorted(tensors.keys()):
+            tensor = tensors.get_tensor(name)
+            digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def random_draft(config: DraftConfig, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> DraftModel:

@@ -28,8 +28,7 @@ from ops.lib.drafts.attention.blocks import dense_attention
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.hooks import Around, Drawn
 from ops.lib.drafts.backbone.rope import rope_frequencies, rotate, rotation
-from ops.lib.kernels.compiled import compiled
-from ops.lib.kernels.host_to_device import to_device
+from ops.lib.kernels.device import compiled, to_device
 from ops.lib.sequence_parallel.context_range import ContextRange
 
 ContextKV = list[tuple[Tensor, Tensor]]

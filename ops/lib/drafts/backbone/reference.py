@@ -18,7 +18,8 @@ slot outside the loss mask or behind the end, 0 from there on. loss = numerator 
     kl      sum w KL(teacher || draft) / sum w       DistillSpec, arXiv 2310.08461, with DFlash's weights; the teacher
                                                      of slot (a, k) is the target at position a + k - 1
     l1, lk, nla                                      other distances from the teacher, weighted as kl: formulas in
-                                                     ops/lib/drafts/losses/reference.py
+                                                     `reference_slot_losses`, as losses/head.py and comparison.py
+                                                     compute them tile by tile
     dpace   sum v CE / (number of blocks with w > 0) D-PACE, arXiv 2605.18810, equations 7 to 9:
             v_k = sum over m >= k of prod over i <= m of ((1 - alpha) p_i + alpha), i and m over the slots with w > 0;
             no gradient goes through v
@@ -43,7 +44,6 @@ from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.rope import rope_frequencies
 from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_teacher
-from ops.lib.drafts.losses.reference import reference_slot_losses
 from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weights, slot_weights
 
 # In the file reference.py of an algorithm's folder.
@@ -131,6 +131,27 @@ def reference_step(
     correct_NK = valid_NK & right_NK
     loss = numerator / denominator if denominator else numerator
     return Step(loss, numerator, denominator, correct_NK.sum(0), valid_NK.sum(0))
+
+
+def reference_slot_losses(kind: LossKind, logits_NV: Tensor, labels_N: Tensor, teacher_NV: Tensor | None) -> Tensor:
+    """The loss of each slot, differentiable, before the weights: of the logits, with their bias if there is one.
+
+    teacher_NV: the target's logits, for the kinds that read them. With q the draft's probabilities and p the target's:
+    kl: sum p log(p / q). l1: sum |q - p|. lk: w KL + (1 - w) l1 / 2, w = exp(-3 a), a = sum min(p, q) without
+    gradient. nla: -log a. All others: the cross-entropy.
+    """
+    log_q_NV = logits_NV.log_softmax(-1)
+    if kind not in ("kl", "l1", "lk", "nla"):
+        return -log_q_NV.gather(-1, labels_N[..., None])[..., 0]
+    assert teacher_NV is not None
+    log_p_NV = teacher_NV.log_softmax(-1)
+    q_NV, p_NV = log_q_NV.exp(), log_p_NV.exp()
+    kl_N = (p_NV * (log_p_NV - log_q_NV)).sum(-1)
+    l1_N = (q_NV - p_NV).abs().sum(-1)
+    overlap_N = torch.minimum(p_NV, q_NV).sum(-1)
+    blend_N = torch.exp(-3 * overlap_N.detach())
+    losses = {"kl": kl_N, "l1": l1_N, "lk": blend_N * kl_N + (1 - blend_N) * l1_N / 2, "nla": -overlap_N.log()}
+    return losses[kind]
 
 
 def dpace_weights(ce_NK: Tensor, valid_NK: Tensor, alpha: float) -> Tensor:

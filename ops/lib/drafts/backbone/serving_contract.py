@@ -1,19 +1,14 @@
-"""The serving contract of a draft, checked on the files: what SGLang would not check, or would only notice late.
+"""The files of an export against the serving contract: what SGLang would not check, or would only notice late.
 
-An engine that lacks a tensor silently serves random weights, so nothing here is a warning. The contract is closed:
-fields that it does not name are refused, because SGLang reads many fields that change what a draft computes.
-
-config.json is complete, has the right types, and fits this target and the training: export_draft writes under
-`dflow` what the draft was trained with (`training_record`), and every field that an engine reads is compared with it,
-so that a value changed later, or by a faulty export, is found without the training. model.safetensors holds
-every tensor of the contract, of the right shape, and nothing else. Where `dflow.formats` names speculators' format too,
-a folder of it holds the same draft (`speculators_contract`).
+An engine that lacks a tensor silently serves random weights, so nothing here is a warning. config.json is complete, has
+the right types, and fits this target and the training (contract.py); model.safetensors holds every tensor of the
+contract, of the right shape, and nothing else. Where `dflow.formats` names speculators' format too, a folder of it
+holds the same draft.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,25 +21,32 @@ from dsl.finding import Finding
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.files import read_json
 from ops.lib.drafts.algorithms import DFLASH
-from ops.lib.drafts.backbone import contract_effects
-from ops.lib.drafts.backbone.config import SHAPE_FIELDS, algorithm_of, from_serving
-from ops.lib.drafts.backbone.config_contract import SGLANG, config_mistake, config_mistakes
-from ops.lib.drafts.backbone.contract_fields import (
-    DTYPES,
+from ops.lib.drafts.backbone.config import (
+    SHAPE_FIELDS,
+    DraftConfig,
+    algorithm_of,
     contract_part,
-    expected_shapes,
+    from_serving,
     full_name,
     lookup,
     table_of,
 )
-from ops.lib.drafts.backbone.load import import_record
-from ops.lib.drafts.backbone.mistakes import OF_MAKER, mistake, refuse
-from ops.lib.drafts.backbone.speculators_contract import speculators_mistakes
-from ops.lib.drafts.backbone.speculators_format import FOLDER, Verifier
-from ops.lib.drafts.backbone.stored_tensors import Stored, stored_tensors, tensors_digest
+from ops.lib.drafts.backbone.contract import (
+    DTYPES,
+    EFFECTS,
+    OF_MAKER,
+    SGLANG,
+    config_mistakes,
+    field_mistake,
+    mistake,
+    refuse,
+)
+from ops.lib.drafts.backbone.load import CONFIG, WEIGHTS, Stored, import_record, stored_tensors, tensors_digest
+from ops.lib.drafts.backbone.sizes import expected_shapes
+from ops.lib.drafts.backbone.speculators import ENGINE, FOLDER, REFUSES, Verifier, speculators_mistakes
 from ops.lib.target.model import read_config, target_info, text_config
 
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+CARD = "README.md"
 SPECULATORS = FOLDER  # a format of an export beside SGLang's
 NEEDED = {
     CONFIG: "cannot determine the kind of model and refuses to start",
@@ -54,6 +56,12 @@ NEEDED = {
 NOT_PLAIN = "refuses to start, or follows a link that is wrong or broken once the draft is shipped"
 OF_THE_STORE = "manifest.json"  # beside the files of every committed artifact; it is not shipped
 MASK_EMBEDDING = "mask_embedding.pt"
+STRAY = "may read it: files beside config.json decide how a model is loaded"
+STRAY_WEIGHTS = "may load it instead of, or over, the draft's own weights"
+STRAY_MASK = (
+    "overwrites the target's embedding of the mask token with it at the start, but the draft was trained with the "
+    "target's own"
+)
 
 
 @frozen
@@ -99,35 +107,45 @@ def serving_mistakes(directory: Path, target: ServedTarget) -> list[Finding]:
     """What is wrong with a serving directory: its files, config.json, the tensors, and then the folder of speculators'
     format.
     """
-    entries = {path.name for path in directory.iterdir()} - {OF_THE_STORE}
-    present = entries & NEEDED.keys()
-    mistakes = [mistake(name, "is missing", NEEDED[name]) for name in sorted(NEEDED.keys() - entries)]
-    mistakes += [_stray(name) for name in sorted(entries - NEEDED.keys() - {SPECULATORS})]
-    names = {name for name in present if _is_plain(directory / name)}
-    mistakes += [_not_plain(name, directory) for name in sorted(present - names)]
+    plain, mistakes = _file_mistakes(directory, NEEDED, {OF_THE_STORE, SPECULATORS})
     config: dict[str, Any] = {}
     wrong_config: list[Finding] = []
     wrong_weights: list[Finding] = []
-    if CARD in names:
+    if CARD in plain:
         mistakes += _card_mistakes(directory / CARD)
-    if CONFIG in names:
+    if CONFIG in plain:
         config, wrong_config = _read_config(directory / CONFIG)
         wrong_config = wrong_config or config_mistakes(config, target.info, target.digest, target.pad_token_ids)
-    if WEIGHTS in names:
+    if WEIGHTS in plain:
         wrong_weights = _weight_mistakes(directory / WEIGHTS, config)
     mistakes += [*wrong_config, *wrong_weights]
-    if SPECULATORS not in formats_of(config):
-        return mistakes + ([_stray(SPECULATORS)] if SPECULATORS in entries and config else [])
     folder = directory / SPECULATORS
+    if SPECULATORS in formats_of(config):
+        shape = None if wrong_config else from_serving(config)
+        weights = directory / WEIGHTS if WEIGHTS in plain and not wrong_weights else None
+        mistakes += _speculators_mistakes(folder, shape, str(config.get("dtype")), target.verifier, weights)
+    elif config and (folder.is_symlink() or folder.exists()):
+        mistakes.append(_stray(SPECULATORS, "SGLang"))
+    return mistakes
+
+
+def _speculators_mistakes(
+    folder: Path, shape: DraftConfig | None, dtype: str, verifier: Verifier, weights: Path | None
+) -> list[Finding]:
+    """What is wrong with the folder of speculators' format.
+
+    shape, dtype: of the serving directory, None where its config.json is wrong. weights: its tensors, None where they
+    are wrong.
+    """
     if folder.is_symlink() or not folder.is_dir():
-        return [*mistakes, mistake(SPECULATORS, "is missing", "finds no draft in this format", engine="vLLM")]
-    return mistakes + speculators_mistakes(
-        folder,
-        None if wrong_config else from_serving(config),
-        str(config.get("dtype")),
-        target.verifier,
-        directory / WEIGHTS if WEIGHTS in names and not wrong_weights else None,
-    )
+        return [mistake(SPECULATORS, "is missing", "finds no draft in this format", engine=ENGINE)]
+    plain, mistakes = _file_mistakes(folder, dict.fromkeys((CONFIG, WEIGHTS), REFUSES), set(), f"{FOLDER}/", ENGINE)
+    if CONFIG in plain and shape is not None:
+        written, unreadable = _read_json(folder / CONFIG, f"{FOLDER}/", ENGINE)
+        mistakes += unreadable or speculators_mistakes(written, shape, dtype, verifier)
+    if WEIGHTS in plain and weights is not None and not weights.samefile(folder / WEIGHTS):
+        mistakes += _other_tensors(folder / WEIGHTS, weights)
+    return mistakes
 
 
 def formats_of(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -136,14 +154,38 @@ def formats_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, named)) if isinstance(named, list) else (SGLANG,)
 
 
+def _file_mistakes(
+    directory: Path, needed: Mapping[str, str], passed: set[str], prefix: str = "", engine: str = "SGLang"
+) -> tuple[set[str], list[Finding]]:
+    """The regular files among those that are needed, and what is wrong with the names in a directory.
+
+    needed: name -> what the engine does without it. passed: names that are checked elsewhere.
+    """
+    entries = {path.name for path in directory.iterdir()} - passed
+    present = entries & needed.keys()
+    plain = {name for name in present if _is_plain(directory / name)}
+    mistakes = [
+        mistake(prefix + name, "is missing", needed[name], engine=engine) for name in sorted(needed.keys() - entries)
+    ]
+    mistakes += [_stray(name, engine, prefix) for name in sorted(entries - needed.keys())]
+    for name in sorted(present - plain):
+        kind = "a link" if (directory / name).is_symlink() else "a directory"
+        mistakes.append(mistake(prefix + name, f"is not a regular file but {kind}", NOT_PLAIN, engine=engine))
+    return plain, mistakes
+
+
 def _is_plain(path: Path) -> bool:
     """Whether it is a regular file: a link may be broken, here or once the draft is shipped."""
     return path.is_file() and not path.is_symlink()
 
 
-def _not_plain(name: str, directory: Path) -> Finding:
-    kind = "a link" if (directory / name).is_symlink() else "a directory"
-    return mistake(name, f"is not a regular file but {kind}", NOT_PLAIN)
+def _stray(name: str, engine: str, prefix: str = "") -> Finding:
+    effect = STRAY
+    if name == MASK_EMBEDDING and not prefix:
+        effect = STRAY_MASK
+    elif name.endswith((".safetensors", ".bin", ".pt", ".pth", ".index.json")):
+        effect = STRAY_WEIGHTS
+    return mistake(prefix + name, "does not belong here", effect, "remove the file", engine=engine)
 
 
 def _card_mistakes(path: Path) -> list[Finding]:
@@ -155,16 +197,22 @@ def _card_mistakes(path: Path) -> list[Finding]:
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any], list[Finding]]:
-    try:
-        config = read_json(path)
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        return {}, [mistake(CONFIG, f"not valid JSON ({error})", "refuses to start")]
-    if not isinstance(config, dict):
-        return {}, [mistake(CONFIG, "holds no object", "refuses to start")]
+    config, unreadable = _read_json(path)
     try:
         algorithm_of(config)
     except ConfigError as error:
-        return {}, [config_mistake("dflow", str(error), contract_effects.missing("dflow.format"))]
+        return {}, [field_mistake("dflow", str(error), EFFECTS["format"][0])]
+    return config, unreadable
+
+
+def _read_json(path: Path, prefix: str = "", engine: str = "SGLang") -> tuple[dict[str, Any], list[Finding]]:
+    """A config.json, or why there is none."""
+    try:
+        config = read_json(path)
+    except (OSError, ValueError) as error:
+        return {}, [mistake(prefix + CONFIG, f"not valid JSON ({error})", REFUSES, engine=engine)]
+    if not isinstance(config, dict):
+        return {}, [mistake(prefix + CONFIG, "holds no object", REFUSES, engine=engine)]
     return config, []
 
 
@@ -179,21 +227,6 @@ def _weight_mistakes(path: Path, config: Mapping[str, Any]) -> list[Finding]:
     )
 
 
-def _stray(name: str) -> Finding:
-    wrong, remedy = "does not belong here", "remove the file"
-    if name == MASK_EMBEDDING:
-        return mistake(
-            name,
-            wrong,
-            "overwrites the target's embedding of the mask token with it at the start, but the draft was trained with "
-            "the target's own",
-            remedy,
-        )
-    if name.endswith((".safetensors", ".bin", ".pt", ".pth", ".index.json")):
-        return mistake(name, wrong, "may load it instead of, or over, the draft's own weights", remedy)
-    return mistake(name, wrong, "may read it: files beside config.json decide how a model is loaded", remedy)
-
-
 PREFIX = "model."
 RANDOM = "silently leaves a missing tensor with arbitrary values, and accepts about 1 token a step"
 IGNORED = "silently ignores an unknown tensor"
@@ -206,6 +239,7 @@ REPLACED = (
     "silently loads what fits by name and shape: swapped or different weights propose other tokens, and about 1 token "
     "a step is accepted"
 )
+COPY = "silently leaves a missing tensor with arbitrary values, and loads what fits by name and shape"
 
 
 def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Finding]:
@@ -275,3 +309,26 @@ def tensors_digest_mistakes(config: Mapping[str, Any], found: str) -> list[Findi
 
 def _tensor_mistake(name: str, wrong: str, effect: str) -> Finding:
     return mistake(WEIGHTS, wrong, effect, part=name)
+
+
+def _other_tensors(path: Path, weights: Path) -> Iterator[Finding]:
+    """What in the folder of speculators' format is not in the file of the serving directory, and what lacks."""
+
+    def wrong(what: str, effect: str = COPY, name: str = "") -> Finding:
+        return mistake(f"{FOLDER}/{WEIGHTS}", what, effect, part=name, engine=ENGINE)
+
+    try:
+        stored, whole = stored_tensors(path), stored_tensors(weights)
+    except DataError as error:
+        yield wrong(str(error), REFUSES)
+        return
+    for name, (shape, dtype) in sorted(whole.items()):
+        if name not in stored:
+            yield wrong("is missing", name=name)
+        elif stored[name] != (shape, dtype):
+            found_shape, found_dtype = stored[name]
+            yield wrong(f"must be {dtype} {list(shape)}, got {found_dtype} {list(found_shape)}", name=name)
+    for name in sorted(stored.keys() - whole.keys()):
+        yield wrong("does not belong here", name=name)
+    if stored == whole and tensors_digest(path) != tensors_digest(weights):
+        yield wrong("the tensors are not those of the export")

@@ -20,8 +20,8 @@ from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.decoding.cache import roll_back, save
 from ops.lib.drafts.decoding.decode_options import DraftUse
-from ops.lib.drafts.decoding.rollback import roll_back, save
 from ops.lib.target.model import Target
 
 # `scores` in an algorithm's file reference.py.

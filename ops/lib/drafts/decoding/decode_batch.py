@@ -19,12 +19,12 @@ from transformers import DynamicCache
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.answers import Answers
+from ops.lib.drafts.decoding.cache import Rows
 from ops.lib.drafts.decoding.clock import DecodeClock, lap, start
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.draft_rows import DraftRows
 from ops.lib.drafts.decoding.prefill import prefill
-from ops.lib.drafts.decoding.rows import Rows
 from ops.lib.drafts.decoding.sampling import Choice, GreedyChoice, SampledChoice, choose, draws
 from ops.lib.drafts.decoding.verify import BatchVerifier, SingleVerifier, keeps_all_columns
 from ops.lib.target.model import Target

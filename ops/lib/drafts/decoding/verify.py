@@ -13,8 +13,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from ops.lib.drafts.decoding.rollback import Saved, roll_back, save
-from ops.lib.drafts.decoding.rows import Rows, causal_mask, row_cache
+from ops.lib.drafts.decoding.cache import Rows, Saved, causal_mask, roll_back, row_cache, save
 from ops.lib.target.model import Target
 
 

@@ -45,9 +45,6 @@ class Dflash:
     def to_speculators(self) -> dict[str, Any]:
         return {}
 
-    def parameters(self, draft: DraftConfig) -> int:
-        return 0
-
     def slot_flops(self, draft: DraftConfig) -> float:
         return 0.0
 

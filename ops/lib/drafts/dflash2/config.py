@@ -78,11 +78,6 @@ class Dflash2:
     def to_speculators(self) -> dict[str, Any]:
         return {served: getattr(self, name) for name, served in SERVED.items()}
 
-    def parameters(self, draft: DraftConfig) -> int:
-        M = draft.hidden_size
-        convolution = 2 * self.taps * M + 2 * self.taps * (M // self.group) * M
-        return 2 * draft.num_hidden_layers * convolution + 2 * draft.vocab_size * self.rank + self.rank * M
-
     def slot_flops(self, draft: DraftConfig) -> float:
         M, scored = draft.hidden_size, self.candidates + 1  # with the label
         convolution = 2 * self.taps * (M // self.group) * M

@@ -73,7 +73,7 @@ def kernel(base_TM: Tensor, made_NKTG: Tensor, tap: int) -> Tensor:
 
 
 def _taps(y_NKM: Tensor, base_TM: Tensor) -> int:
-    """Those that reach a slot of the block."""
+    """How many taps reach a slot of the block."""
     return min(base_TM.shape[0], y_NKM.shape[1])
 
 

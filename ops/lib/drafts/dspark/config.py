@@ -73,10 +73,6 @@ class Dspark:
             "confidence_head_with_markov": self.confidence_head,
         }
 
-    def parameters(self, draft: DraftConfig) -> int:
-        confidence = draft.hidden_size + self.rank + 1 if self.confidence_head else 0
-        return 2 * draft.vocab_size * self.rank + confidence
-
     def slot_flops(self, draft: DraftConfig) -> float:
         return 3 * 2 * self.rank * draft.vocab_size
 

@@ -36,7 +36,7 @@ from torch.autograd.function import once_differentiable
 
 from ops.lib.drafts.losses.head import Bias, add_product, check_labels, set_product
 from ops.lib.drafts.losses.whole_rows import Side, Weights, WholeRows, choose_rows
-from ops.lib.kernels.host_to_device import to_device
+from ops.lib.kernels.device import to_device
 
 CPU_LOGITS, CPU_ROWS = 2**20, 32  # 4 MiB in float32, but not fewer rows: products of a few are slow
 CUDA_LOGITS = 2**28  # 1 GiB in float32: products at full speed, and the head is read a few times

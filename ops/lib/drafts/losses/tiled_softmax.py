@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ops.lib.kernels.c_library import compiled_sweep
-from ops.lib.kernels.compiled import compiled
+from ops.lib.kernels.device import compiled
 
 SLACK = 8.0  # how far logits may pass the reference: exp(8) times their number is far from overflow, float16 included
 FEW_THREADS = 2  # with more threads torch's sweep, which uses them all, is faster than the C function

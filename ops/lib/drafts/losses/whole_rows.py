@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ops.lib.drafts.losses.tiled_softmax import FEW_THREADS
 from ops.lib.kernels.c_library import compiled_comparison
-from ops.lib.kernels.compiled import compiled
+from ops.lib.kernels.device import compiled
 
 
 @frozen(eq=False)

@@ -11,9 +11,9 @@ from draft_cases import random_case as random_step
 from draft_cases import reference_gradients
 
 from ops.lib.drafts.attention.blocks import choose_attention, dense_attention
+from ops.lib.drafts.backbone.reference import reference_slot_losses
 from ops.lib.drafts.losses.head import Bias
 from ops.lib.drafts.losses.loss import Loss, slot_losses
-from ops.lib.drafts.losses.reference import reference_slot_losses
 
 DTYPES = [(torch.float32, 2e-5, 5e-3), (torch.bfloat16, 5e-2, 5e-2)]
 

@@ -19,7 +19,7 @@ from ops.lib.drafts.attention.blocks import dense_attention
 from ops.lib.drafts.losses import head as head_module
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.losses.tiled_softmax import fusible_sweep, sweep_values
-from ops.lib.kernels.compiled import compiled
+from ops.lib.kernels.device import compiled
 from ops.train_dflash.batches import Place, idle_batch, prepare
 from ops.train_dflash.staging import Direct
 
@@ -66,7 +66,7 @@ def test_training_and_measuring_compile_few_graphs_and_then_none(clean_dynamo, m
 
 
 def test_more_kinds_of_inputs_than_graphs_are_an_error_and_not_run_uncompiled(clean_dynamo, monkeypatch):
-    monkeypatch.setattr("ops.lib.kernels.compiled.MOST_GRAPHS", 2)
+    monkeypatch.setattr("ops.lib.kernels.device.MOST_GRAPHS", 2)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     double = compiled(lambda x: x * 2)
     for ndim in (1, 2):

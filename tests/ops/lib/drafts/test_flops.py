@@ -7,8 +7,8 @@ from draft_chain import tiny_config
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.long_context import QWEN3_8B
-from ops.lib.drafts.backbone.flops import step_flops
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.backbone.sizes import step_flops
 from ops.lib.drafts.dflash.config import Dflash
 from ops.lib.drafts.dflash2.config import Dflash2, Dflash2Options
 from ops.lib.drafts.dflash2.loss import block_losses

@@ -251,7 +251,7 @@ def edited(folder, **edits):
         ("masks_first(block_size)", "block_size", "layout returned 8; expected a Layout"),
         ("masks_first(block_size)", "masks_first(3)", "layout(8) has 2; expected 7 slots that predict"),
         ("scale=data[SCALE]", "scale=2.0", "from_serving makes SlotBias(scale=2.0) of what to_serving"),
-        ('config["vocab_size"]', 'config["vocabulary"]', "config.py:57: KeyError: 'vocabulary'"),
+        ('config["vocab_size"]', 'config["vocabulary"]', "config.py:54: KeyError: 'vocabulary'"),
         ("WRONG:", "BAD:", "has no attribute 'WRONG'"),
         ("    base:", "    weight:", "SlotBiasOptions has no base"),
         ("def needs_teacher", "def teacher", "SlotBiasOptions has no needs_teacher"),

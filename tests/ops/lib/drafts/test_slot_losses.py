@@ -8,6 +8,7 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsl.errors import DataError
+from ops.lib.drafts.backbone.reference import reference_slot_losses
 from ops.lib.drafts.losses import comparison as comparison_module
 from ops.lib.drafts.losses import head as head_module
 from ops.lib.drafts.losses import whole_rows
@@ -15,9 +16,8 @@ from ops.lib.drafts.losses.comparison import compare, compare_and_sum
 from ops.lib.drafts.losses.head import Bias, head_cross_entropy, head_kl
 from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import slot_losses, value_of
-from ops.lib.drafts.losses.reference import reference_slot_losses
 from ops.lib.drafts.losses.tiled_softmax import fusible_sweep, sweep_values, torch_sweep
-from ops.lib.kernels.compiled import compiled
+from ops.lib.kernels.device import compiled
 
 KINDS = ("dflash", "kl", "l1", "lk", "nla")
 HIDDEN, RANK = 24, 5

@@ -8,7 +8,7 @@ from ops.lib.drafts.backbone.model import table_rows
 from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dflash2.model import Selector
 from ops.lib.drafts.dspark.model import MarkovHead
-from ops.lib.training.working_weights import WorkingWeights
+from ops.lib.training.weights import WorkingWeights
 
 ROWS, WIDTH, OFTEN = 7, 8, 6000
 ONE_ROUNDING = 2.0**-8  # of bfloat16, with some to spare: half of it at most

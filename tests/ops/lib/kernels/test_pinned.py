@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ops.lib.kernels.host_to_device import to_device
+from ops.lib.kernels.device import to_device
 
 
 class PinnedError(Exception):

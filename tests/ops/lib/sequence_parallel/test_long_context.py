@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.long_context import QWEN3_8B, attended_share, rank_flops, rank_memory, tables
-from ops.lib.drafts.backbone.footprint import draft_parameters
+from ops.lib.drafts.backbone.sizes import draft_parameters
 
 DOCS = Path(__file__).parents[4] / "docs" / "sequence_parallel.md"
 BEGIN, END = (

@@ -18,8 +18,15 @@ from meeting import meeting
 from dsl.errors import ConfigError
 from ops.lib.drafts.attention.blocks import ContextRange
 from ops.lib.sequence_parallel.degree import check_degree, known_exchange
-from ops.lib.sequence_parallel.exchange import Alone, choose_exchange, deal_blocks, elements_sent, make_exchange
-from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
+from ops.lib.sequence_parallel.exchange import (
+    Alone,
+    choose_exchange,
+    deal_blocks,
+    elements_sent,
+    flat_mesh,
+    make_exchange,
+    make_mesh,
+)
 
 K, D, T = 3, 5, 24
 SEEN = [(0, 0), (0, 3), (0, 9), (9, 9), (9, 12), (9, 17), (9, 20)]  # two samples of 9 and 11 tokens, 4 of padding

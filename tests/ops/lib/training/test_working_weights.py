@@ -8,7 +8,7 @@ from fake_stage import FakeStage
 from op_counts import Recorded, casts_of, memory_of
 from torch import nn
 
-from ops.lib.training.working_weights import WorkingWeights
+from ops.lib.training.weights import WorkingWeights
 from ops.train_dflash.engine import set_up
 from ops.train_dflash.inputs import open_inputs
 from ops.train_dflash.run import train_dflash

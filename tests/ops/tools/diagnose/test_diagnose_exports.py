@@ -16,7 +16,7 @@ from dsl.errors import DataError
 from ops.artifacts import Draft, DraftCheckpoint
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.backbone.config import from_serving, to_serving
-from ops.lib.drafts.backbone.config_contract import training_record
+from ops.lib.drafts.backbone.contract import training_record
 from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dspark.config import Dspark

@@ -41,9 +41,6 @@ class SlotBias:
     def from_serving(cls, data: Mapping[str, Any]) -> tuple[SlotBias, dict[str, Any]]:
         return cls(scale=data[SCALE]), {name: value for name, value in data.items() if name != SCALE}
 
-    def parameters(self, draft: DraftConfig) -> int:
-        return (draft.block_size - 1) * draft.vocab_size
-
     def slot_flops(self, draft: DraftConfig) -> float:
         return 3 * 2 * (draft.block_size - 1) * draft.vocab_size
 

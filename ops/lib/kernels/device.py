@@ -1,4 +1,4 @@
-"""torch.compile for functions whose inputs come in many sizes."""
+"""Work that keeps a device busy: functions compiled for inputs of many sizes, and copies that nothing waits for."""
 
 from __future__ import annotations
 
@@ -50,3 +50,13 @@ def leave_open(tensor: Tensor, *dimensions: int) -> None:
     """Makes torch.compile treat these sizes of a tensor as dynamic and independent."""
     for dimension in dimensions:
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+
+
+def to_device(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device; for CUDA through pinned memory, so that the host does not wait.
+
+    torch keeps the pinned memory until the copy is done.
+    """
+    if device.type == "cuda":
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)

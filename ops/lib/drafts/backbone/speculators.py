@@ -1,4 +1,4 @@
-"""The draft's config.json in the format of speculators, as speculators 0.9.0 and vLLM 0.33 read it.
+"""The draft's config.json in the format of speculators, as speculators 0.9.0 and vLLM 0.33 read it. Loads no torch.
 
 The tensors are those of the serving contract, under the same names: the embedding and the head are the target's. What
 others read in silence as another draft is written in the one way that all of them read alike:
@@ -11,17 +11,23 @@ others read in silence as another draft is written in the one way that all of th
 - `block_size` counts the slots of a block, `speculative_tokens` those that predict; the layout says how many they are.
 - There is no `model_type` at the top: vLLM would look for a model of that name.
 - Everything of the transformer is written, since vLLM applies no defaults of Qwen3 to it.
+
+An export in this format holds the same draft as the serving directory in which it lies, so everything follows from that
+one's config.json and the target: any other field or value is a mistake, named with what vLLM would do.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attrs import frozen
 
+from dsl.finding import Finding
 from ops.lib.drafts.algorithms import InSpeculators
-from ops.lib.drafts.backbone.config import FULL_ATTENTION, DraftConfig
+from ops.lib.drafts.backbone.config import FULL_ATTENTION, SIZES, DraftConfig
+from ops.lib.drafts.backbone.contract import REWRITE, mistake
 
 SPECULATORS_VERSION = "0.9.0"
 FOLDER = "speculators"  # of a draft's artifact
@@ -29,6 +35,28 @@ LAYER_CONFIG = "transformer_layer_config"
 AUX_LAYER_IDS = "aux_hidden_state_layer_ids"
 LAYER_OFFSET = 1  # an id of this format less that of the contract, of the same layer
 NON_CAUSAL = "sliding_window_non_causal"
+ENGINE = "vLLM"
+
+REFUSES = "refuses to start"
+OTHER_DRAFT = "silently computes another draft than the one that was trained: fewer tokens are accepted"
+UNKNOWN = "may read it: its classes read more fields than the export writes"
+EFFECTS = {  # of a field that is missing, or has another value; the longest name that begins a field's
+    "speculators_model_type": REFUSES,
+    "speculators_config": "refuses to start, or serves another target or block, where it is given this directory alone",
+    "speculators_config.verifier": "serves this target where it is given this directory alone",
+    "speculators_version": "does not read it",
+    "architectures": "does not read it; speculators' class does not load the draft",
+    "dtype": "does not read it: the draft gets the dtype of the target",
+    "block_size": "does not read it; speculators trains on with blocks of this size",
+    "mask_token_id": "refuses to start without it, and silently embeds any other token in all slots",
+    "draft_vocab_size": "expects a head and a map of a reduced vocabulary, which are not there",
+    AUX_LAYER_IDS: "refuses to start without it, and silently captures other layers than in training",
+    "sample_from_anchor": "refuses to start if it is true for DFlash, silently accepts almost nothing in the wrong "
+    "layout of DSpark, and assumes false without it; others assume true",
+    NON_CAUSAL: "silently makes all layers causal, full ones too, if it is false; without it, none",
+    LAYER_CONFIG: OTHER_DRAFT,
+}
+NOT_THIS = 'leave "speculators" out of formats of export_draft, and write the export again'
 
 
 @frozen
@@ -69,15 +97,7 @@ def to_speculators(config: DraftConfig, dtype: str, verifier: Verifier) -> dict[
         LAYER_CONFIG: {
             "model_type": "qwen3",
             "hidden_act": "silu",
-            "hidden_size": config.hidden_size,
-            "num_hidden_layers": config.num_hidden_layers,
-            "num_attention_heads": config.num_attention_heads,
-            "num_key_value_heads": config.num_key_value_heads,
-            "head_dim": config.head_dim,
-            "intermediate_size": config.intermediate_size,
-            "vocab_size": config.vocab_size,
-            "max_position_embeddings": config.max_position_embeddings,
-            "rms_norm_eps": config.rms_norm_eps,
+            **{name: getattr(config, name) for name in SIZES},
             "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta, **scaling},
             "layer_types": list(config.layer_types),
             "use_sliding_window": config.slides,
@@ -102,3 +122,42 @@ def unwritable(config: DraftConfig) -> Iterator[str]:
             f"partial_rotary_factor: {config.partial_rotary_factor:g}, and speculators' class rotates whole heads "
             "whatever it is"
         )
+
+
+def speculators_mistakes(
+    written: Mapping[str, Any], config: DraftConfig, dtype: str, verifier: Verifier
+) -> Iterator[Finding]:
+    """What is wrong with a config.json in this format. config, dtype: of the serving directory."""
+    unfit = list(unwritable(config))
+    if unfit:
+        yield from (_mistake(f"cannot hold this draft: {why}", OTHER_DRAFT, NOT_THIS) for why in unfit)
+        return
+    expected, got = _flat(to_speculators(config, dtype, verifier)), _flat(written)
+    for name, value in expected.items():
+        if name not in got:
+            yield _mistake("is missing", _effect(name), part=name)
+        elif json.dumps(got[name]) != json.dumps(value):
+            yield _mistake(f"must be {json.dumps(value)}, got {json.dumps(got[name])}", _effect(name), part=name)
+    for name in sorted(got.keys() - expected.keys()):
+        yield _mistake("is not a field of the export", UNKNOWN, f"remove {name}", name)
+
+
+def _mistake(wrong: str, effect: str, remedy: str = REWRITE, part: str = "") -> Finding:
+    return mistake(f"{FOLDER}/config.json", wrong, effect, remedy, part=part, engine=ENGINE)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables by dotted names; a list counts as one value."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _effect(name: str) -> str:
+    parts = name.split(".")
+    starts = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((EFFECTS[start] for start in starts if start in EFFECTS), OTHER_DRAFT)
