@@ -7,9 +7,8 @@ from collections import Counter
 from typing import Any
 
 from dsl.sizes import shown_bytes
-from executor.commands.arguments import add_json, add_store, count, store_of
+from executor.commands.arguments import add_json, add_store, add_trust, count, open_store
 from executor.maintenance.gc import KEEP, Item, Survey, collect, survey
-from executor.store.artifact_store import Store
 from executor.system.output import OK, print_json, print_lines, shown_digest
 
 
@@ -27,14 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delete", action="store_true", help="delete; without it, only list what would go")
     add_json(parser)
     add_store(parser)
+    add_trust(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    path = store_of(options)
-    if options.delete:
-        found = collect(Store.open(path, write=True), keep=options.keep, pulled=not options.pulled)
-    else:
-        found = survey(Store.open(path, write=False), keep=options.keep, pulled=not options.pulled)
+    examine = collect if options.delete else survey
+    found = examine(open_store(options, write=options.delete), keep=options.keep, pulled=not options.pulled)
     if options.json:
         print_json(_to_json(found, options.delete))
     else:

@@ -14,6 +14,7 @@ from executor.store.integrity import artifact_digests, check, set_aside
 from executor.system.disk_space import folder_size
 from executor.system.output import FAILED, OK, counted, print_lines, shown_digest
 from executor.system.progress import BytesDone
+from executor.system.trust import is_own_store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,12 +58,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _report(store: Store, damages: Mapping[str, Sequence[Finding]]) -> None:
-    """Print every damaged file and what rebuilds its artifact, and take the artifacts out of use."""
+    """Print every damaged file and what rebuilds its artifact; in a store of the user's, take these out of use."""
     records = list(newest_records(store.records))
     for digest, found in damages.items():
         for damage in found:
             print_lines(str(damage), error=True)
         print_lines(f"{shown_digest(digest)}: {_rebuilt_by(records, digest)}", error=True)
+    if not is_own_store(store.path):
+        return
     try:
         set_aside(store, damages)
     except StoreError as error:

@@ -17,7 +17,7 @@ def check_inputs(
 
     start: the node of --from, or the one whose copies are. Raises StoreError if a damaged artifact cannot be set aside.
     """
-    graph = record.graph(to_run=True)
+    graph = record.graph()
     rerun = _rerun_nodes(graph, record, start, overrides)
     checked: set[str] = set()
     while True:

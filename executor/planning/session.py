@@ -132,7 +132,7 @@ def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Sess
 def _resumed(store: Store, record: Record) -> Session:
     record.lock()
     record.reload()
-    graph = with_recorded_cluster(record.graph(to_run=True))
+    graph = with_recorded_cluster(record.graph())
     # A kill may have cut off the first lines of the state.
     record.state.nodes = {node_id: record.state.nodes.get(node_id, NodeState()) for node_id in graph.nodes}
     done = _done(store, record)
@@ -147,7 +147,7 @@ def _resumed(store: Store, record: Record) -> Session:
 
 def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Session:
     absent: Absent = {}
-    graph = override_graph(with_recorded_cluster(source.graph(to_run=True)), overrides, absent)
+    graph = override_graph(with_recorded_cluster(source.graph()), overrides, absent)
     rerun = {node_id for owner in overridden_nodes(overrides).values() for node_id in graph.below(owner)}
     done = {node_id: digest for node_id, digest in _done(store, source).items() if node_id not in rerun}
     pinned = {node_id: digest for node_id, digest in source.state.pinned.items() if node_id not in rerun}
@@ -174,7 +174,7 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
     Raises PipelineError for an unknown node or an override above it, StoreError if an artifact is missing.
     """
     source = find_record(store.records, run)
-    recorded = with_recorded_cluster(source.graph(to_run=True))
+    recorded = with_recorded_cluster(source.graph())
     if not recorded.selected_by(node_id):
         hint = known_nodes(node_id, recorded.nodes)
         raise PipelineError([Finding(f'--from: run {source.run} has no node "{node_id}"', advice=hint)])
