@@ -99,7 +99,9 @@ def check_store(options: argparse.Namespace, path: Path) -> None:
 
     Raises NotTrusted where it may not.
     """
-    if not options.trust and not is_own_store(path):
+    if is_own_store(path):
+        return
+    if not options.trust:
         what = f"the store {path} is {UNKNOWN_STORE}"
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise NotTrusted(f"{what}; {HOW}")

@@ -49,11 +49,6 @@ class Session:
         """Whether every node was done before anything ran."""
         return all(node.state == "done" for node in self.record.state.nodes.values())
 
-    @property
-    def resume_command(self) -> str:
-        """What continues the run after a fix of code or data: changed code of the user's has to be trusted again."""
-        return f"dflow resume {self.record.run}" + (" --trust" if self.graph.op_files else "")
-
 
 def make_planner(
     store: Store,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import frozen
+from executor.records.record_trust import trust_op_files
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from imitated_runs import dflow, edit, run, toy_pipeline
@@ -22,7 +23,6 @@ from toy_ops import JOIN, OPS, PIPELINE, Toy
 
 from dsl.json_files import append_line, write_json
 from executor.records.events import Event, Figure, Info, Metric, Progress, Warned
-from executor.records.record_trust import trust_op_files
 from executor.records.run_record import Record
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.commit_journal import PendingCommit
