@@ -13,7 +13,7 @@ from attrs import frozen
 
 from dsl.errors import ServerError
 from dsl.json_files import parse_json
-from ops.lib.data.direct_http import open_directly
+from ops.lib.data.proxies import open_directly
 
 ANSWER_WITHIN_S = 600.0
 
