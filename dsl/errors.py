@@ -10,7 +10,7 @@ DflowError                  the message says what was wrong, where, and what to 
 ├── StoreError              the store cannot be used: newer layout, no locks, artifact gone or altered
 │   ├── LeaseLost           another process holds or took over the lease of a work folder
 │   └── DiskFull            nothing more can be written before space is freed; says where
-├── NotTrusted              a record names code or settings that the user neither ran nor trusted
+├── NotTrusted              a store that the user neither made nor trusted would act for the user
 ├── StageError              a node failed; holds the node, its log and the log's last lines
 └── StopRequested           a stage saved its progress and ended because it was asked to
 """
@@ -60,7 +60,7 @@ class DiskFull(StoreError):
 
 
 class NotTrusted(DflowError):
-    """A record names code or settings that the user neither ran on this machine nor trusted."""
+    """A store that the user neither made here nor trusted would act: run code, write, or send."""
 
 
 class StopRequested(DflowError):

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from dsl.errors import StoreError
 from dsl.read_toml import read_graph
-from executor.commands.arguments import add_file, add_overrides, add_store, add_trust, check_store, open_store, store_of
+from executor.commands.arguments import add_file, add_overrides, add_store, add_trust, open_store
 from executor.explain.keep_valid import keep_valid, offer_of, offers
 from executor.keys.differences import difference_text
 from executor.planning.session import make_planner, require_node
-from executor.records.record_trust import trust_op_files
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED, OK, USAGE, print_lines, shown_digest
@@ -38,9 +37,7 @@ def main(options: argparse.Namespace) -> int:
     if not options.yes and not sys.stdin.isatty():
         print_lines("dflow: no terminal to ask on; check `dflow plan FILE --why NODE`, then pass --yes", error=True)
         return USAGE
-    check_store(options, store_of(options))
     store = open_store(options, write=True)
-    trust_op_files(graph.op_files)
     planner = make_planner(store, graph)
     found = offers(store, planner) if options.node is None else [offer_of(store, planner, options.node)]
     for offer in found:

@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 from dsl.errors import NotTrusted
-from executor.records.record_trust import HOW, UNKNOWN, UNKNOWN_STORE
-from executor.records.run_record import Record
 from executor.store.artifact_store import Store, store_path
 from executor.system.output import name_store, print_lines
-from executor.system.trust import is_own_store, trust_store
+from executor.system.trust import HOW, UNKNOWN_STORE, is_own_store, trust_store
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -77,44 +75,27 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add --trust; `check_trust(options, record)` comes before all that a record says."""
+    """Add --trust to a command that does more than look at a store: it writes, sends, or runs what a record names."""
     parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="use a store that you did not make here, and op files, graph and MLflow server of a record that you did "
-        "not run as they are now",
+        "--trust", action="store_true", help="use a store that you did not make here, from now on, for all commands"
     )
 
 
-def check_trust(options: argparse.Namespace, record: Record, *, to_run: bool) -> None:
-    """Let a record act for the user: with --trust, or once a user at a terminal agrees, for good.
-
-    to_run: its graph too, not only its op files. Raises NotTrusted where it may not.
-    """
-    acting = record.acting()
-    if options.trust:
-        acting.trust()
-    elif unknown := acting.unknown(to_run=to_run):
-        _agree(f"run {record.run} has or names what is {UNKNOWN}: {', '.join(unknown)}")
-        acting.trust()
-
-
 def check_store(options: argparse.Namespace, path: Path) -> None:
-    """Let a store be used that somebody else made, as `check_trust` does; one that does not exist yet may be."""
-    if options.trust:
-        trust_store(path)
-    elif (path / "format").exists() and not is_own_store(path):
-        _agree(f"the store {path} is {UNKNOWN_STORE}")
-        trust_store(path)
+    """Let a command use a store that somebody else made: with --trust, or once a user at a terminal agrees, for good.
 
-
-def _agree(what: str) -> None:
-    """Ask the user at the terminal. Raises NotTrusted where there is none, or for any answer but yes."""
-    if sys.stdin.isatty() and sys.stderr.isatty():
+    Raises NotTrusted where it may not.
+    """
+    if is_own_store(path):
+        return
+    if not options.trust:
+        what = f"the store {path} is {UNKNOWN_STORE}"
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise NotTrusted(f"{what}; {HOW}")
         print_lines(f"{what}\nIt could run any code as you. Trust it? [y/N]", error=True)
-        if sys.stdin.readline().strip().lower() in ("y", "yes"):
-            return
-    raise NotTrusted(f"{what}; {HOW}")
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise NotTrusted(f"{what}; {HOW}")
+    trust_store(path)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -146,7 +127,11 @@ def store_of(options: argparse.Namespace) -> Path:
 
 
 def open_store(options: argparse.Namespace, *, write: bool = False) -> Store:
-    return Store.open(store_of(options), write=write)
+    """write: for a command that has `add_trust`; see `check_store`."""
+    path = store_of(options)
+    if write:
+        check_store(options, path)
+    return Store.open(path, write=write)
 
 
 def count(text: str, least: int = 0) -> int:

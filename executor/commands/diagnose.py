@@ -6,7 +6,7 @@ import argparse
 import json
 from functools import partial
 
-from executor.commands.arguments import add_json, add_run, add_store, add_trust, check_trust, count, open_store
+from executor.commands.arguments import add_json, add_run, add_store, add_trust, check_store, count, open_store
 from executor.model_tools.measure import Result, diagnose, keep
 from executor.model_tools.served import DEFAULT_RUN, find_draft_run
 from executor.system.output import FAILED, OK, print_lines
@@ -42,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Exit code 1 where a cause was found. Results of drafts before one that cannot be measured are kept and shown."""
     store = open_store(options)
+    check_store(options, store.path)
     record, note = find_draft_run(store.records, options.run, options.node, (Draft,))
     if note:
         print_lines(note, error=True)
-    check_trust(options, record, to_run=True)
     results: list[Result] = []
     try:
         with Activity() as activity:

@@ -34,6 +34,7 @@ from executor.store.integrity import artifact_digests, check, set_aside
 from executor.system.disk_space import folder_size
 from executor.system.output import FAILED, OK, USAGE, counted, print_json, print_lines, shown_digest
 from executor.system.progress import Activity, BytesDone
+from executor.system.trust import is_own_store
 
 SHOWN: Mapping[Level, str] = {"good": "ok", "error": "missing", "fatal": "missing"}
 PIPELINE = "pipeline"  # the name of a finding of the file
@@ -199,12 +200,14 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _take_out_of_use(store: Store, damages: Mapping[str, Sequence[Finding]]) -> None:
-    """Print every damaged file and what rebuilds its artifact, and take the artifacts out of use."""
+    """Print every damaged file and what rebuilds its artifact; in a store of the user's, take these out of use."""
     records = list(newest_records(store.records))
     for digest, found in damages.items():
         for damage in found:
             print_lines(str(damage), error=True)
         print_lines(f"{shown_digest(digest)}: {_rebuilt_by(records, digest)}", error=True)
+    if not is_own_store(store.path):
+        return
     try:
         set_aside(store, damages)
     except StoreError as error:

@@ -9,10 +9,9 @@ from typing import Any
 
 from dsl.convert import unstructure
 from dsl.sizes import shown_bytes
-from executor.commands.arguments import add_json, add_store, count, store_of
+from executor.commands.arguments import add_json, add_store, add_trust, count, open_store
 from executor.maintenance.disk_use import DiskUse, disk_use
 from executor.maintenance.gc import KEEP, Item, Survey, collect, survey
-from executor.store.artifact_store import Store
 from executor.system.output import OK, counted, print_json, print_lines, shown_digest
 
 
@@ -32,21 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--usage", action="store_true", help="instead show disk use by pipeline, run and node")
     add_json(parser)
     add_store(parser)
+    add_trust(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    path = store_of(options)
+    store = open_store(options, write=options.delete)
     if options.usage:
-        use = disk_use(Store.open(path, write=False), options.keep)
+        use = disk_use(store, options.keep)
         if options.json:
             print_json(unstructure(use))
         else:
             print_lines(_use_text(use))
         return OK
-    if options.delete:
-        found = collect(Store.open(path, write=True), keep=options.keep, pulled=not options.pulled)
-    else:
-        found = survey(Store.open(path, write=False), keep=options.keep, pulled=not options.pulled)
+    examine = collect if options.delete else survey
+    found = examine(store, keep=options.keep, pulled=not options.pulled)
     if options.json:
         print_json(_to_json(found, options.delete))
     else:

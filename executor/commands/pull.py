@@ -11,7 +11,7 @@ from dsl.errors import StoreError
 from dsl.os_errors import free_bytes
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes
-from executor.commands.arguments import LATEST, add_overrides, add_store
+from executor.commands.arguments import LATEST, add_overrides, add_store, add_trust, check_store
 from executor.maintenance.push_pull import (
     HasCode,
     Wanted,
@@ -41,12 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     parser.add_argument("--node", metavar="NODE", help="only the artifact of this node, or those of all its copies")
     add_store(parser)
+    add_trust(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 1 where no artifact of the pipeline, or of --node, is here or at the remote."""
     file = Path(options.what) if options.what and Path(options.what).suffix in (".toml", ".py") else None
     path = store_path(options.store, file)
+    check_store(options, path)
     Store.open(path, write=False)
     remote = Remote(options.url)
     remote.check_format(write=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from executor.commands.arguments import add_run, add_store, open_store
+from executor.commands.arguments import add_run, add_store, add_trust, check_store, open_store
 from executor.maintenance.push_pull import accepted, push, push_key, recorded
 from executor.maintenance.remote import Remote
 from executor.records.run_record import find_record
@@ -18,10 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("--node", metavar="NODE", help="only the artifact of this node, or those of all its copies")
     add_store(parser)
+    add_trust(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     store = open_store(options)
+    check_store(options, store.path)
     record = find_record(store.records, options.run)
     wanted = recorded(store, record, options.node)
     remote = Remote(options.url)

@@ -7,7 +7,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from executor.commands.arguments import LATEST, add_store, add_trust, open_store
+from executor.commands.arguments import LATEST, add_store, add_trust, check_store, open_store
 from executor.records.run_record import Record, newest_that_ran
 from executor.report.page import write_report
 from executor.report.run_data import find_records
@@ -32,10 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     store = open_store(options)
+    if options.trust or options.output is None:
+        check_store(options, store.path)
     records = find_records(store.records, options.runs)
-    if options.trust:
-        for record in records:
-            record.acting().trust()
     path = (options.output or default_path(records)).absolute()
     write_report(store.path, [record.run for record in records], path)
     print_lines(str(path))

@@ -17,7 +17,6 @@ from executor.commands.arguments import (
     add_run,
     add_store,
     add_trust,
-    check_trust,
     open_store,
 )
 from executor.launchers.cluster_address import use_cluster
@@ -44,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     use_cluster(options.ray)
     record, others = _choose(open_store(options).records, options)
-    check_trust(options, record, to_run=True)
     store = open_store(options, write=True)
     say = partial(print_lines, error=True)
     if options.start is not None:
@@ -82,7 +80,7 @@ def _edited_files(record: Record) -> list[Path]:
     """
     if record.state.started_by != "run":
         return []
-    graph = record.graph(to_run=True)
+    graph = record.graph()
     files = sorted({*graph.root.glob("*.toml"), *graph.root.glob("*.py")} - {*graph.op_files})
     newer = [path for path in files if path.is_file() and path.stat().st_mtime > record.state.started]
     return [path for path in newer if graph.name.encode() in path.read_bytes()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from executor.commands.arguments import add_store, open_store
+from executor.commands.arguments import add_store, add_trust, open_store
 from executor.maintenance.gc import remove_run, require_untagged
 from executor.records.run_record import find_folder
 from executor.system.output import FAILED, OK, print_lines
@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's id, a part of it, or its tag")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_store(parser)
+    add_trust(parser)
 
 
 def main(options: argparse.Namespace) -> int:

@@ -6,11 +6,10 @@ import argparse
 
 import attrs
 
-from executor.commands.arguments import add_json, add_store, count, open_store
+from executor.commands.arguments import add_json, add_store, add_trust, count, open_store
 from executor.records.run_list import newer_smoke_run, run_rows, runs_text
 from executor.records.run_record import find_folder, no_run_text
 from executor.records.run_tags import add_tag, remove_tag
-from executor.store.artifact_store import Store
 from executor.store.gc_lock import exclusive_gc_lock
 from executor.system.output import OK, counted, print_json, print_lines
 
@@ -32,14 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tags.add_argument("--untag", metavar="NAME", help="remove a name")
     add_json(parser)
     add_store(parser)
+    add_trust(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    store = open_store(options)
     if options.tag is not None:
-        return _tag(store, *options.tag)
+        return _tag(options, *options.tag)
     if options.untag is not None:
-        return _tag(store, options.untag, options.untag, remove=True)
+        return _tag(options, options.untag, options.untag, remove=True)
+    store = open_store(options)
     rows, left_out = run_rows(store.records, options.n or None, repeated=options.all)
     if options.json:
         print_json({"runs": list(map(attrs.asdict, rows))})
@@ -54,10 +54,11 @@ def main(options: argparse.Namespace) -> int:
     return OK
 
 
-def _tag(store: Store, name: str, run: str, *, remove: bool = False) -> int:
+def _tag(options: argparse.Namespace, name: str, run: str, *, remove: bool = False) -> int:
     """Name a run, or remove the name. A store without that run is not made."""
-    find_folder(store.records, run)
-    with exclusive_gc_lock(Store.open(store.path, write=True).path):  # no two commands give one name to two runs
+    find_folder(open_store(options).records, run)
+    store = open_store(options, write=True)
+    with exclusive_gc_lock(store.path):  # no two commands give one name to two runs
         folder = find_folder(store.records, run)
         (remove_tag if remove else add_tag)(folder, name)
     print_lines(f'run {folder.name} {"no longer has" if remove else "has"} the tag "{name}"')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 
-from executor.commands.arguments import add_address, add_run, add_store, add_trust, check_trust, open_store, store_of
+from executor.commands.arguments import add_address, add_run, add_store, add_trust, check_store, open_store
 from executor.model_tools.engines import ENGINES
 from executor.model_tools.serve import ServeOptions, serve_run
 from executor.model_tools.served import DEFAULT_RUN, find_draft_run
@@ -31,12 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 0 where the prompt was answered with the draft's help, 1 otherwise."""
-    record, note = find_draft_run(open_store(options).records, options.run, options.node, (Draft, CheckedDraft))
+    store = open_store(options)
+    check_store(options, store.path)
+    record, note = find_draft_run(store.records, options.run, options.node, (Draft, CheckedDraft))
     if note:
         print_lines(note, error=True)
-    check_trust(options, record, to_run=True)
     request = ServeOptions(
-        store=store_of(options),
+        store=store.path,
         run=record.run,
         node=options.node,
         engine=options.engine,

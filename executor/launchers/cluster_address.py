@@ -50,7 +50,9 @@ def accepts_open(machine: Machine) -> bool:
 def remember_cluster(machine: Machine) -> None:
     """Note that the user uses the cluster, so that a record may name it."""
     address = cluster_address(machine)
-    trust([(USED, address), *([(USED_OPEN, address)] if accepts_open(machine) else [])])
+    trust(USED, address)
+    if accepts_open(machine):
+        trust(USED_OPEN, address)
 
 
 def recorded_machine(machine: Machine) -> Machine:

@@ -103,7 +103,7 @@ def diagnose(
     PipelineError where there is no such node, StoreError where its draft is not in the store, or an artifact has code
     that no config trusts, and DataError where it cannot be measured.
     """
-    graph = record.graph(to_run=True)
+    graph = record.graph()
     nodes = _chosen(graph, record.run, node_id)
     made = {name: state.digest for name, state in record.state.nodes.items() if state.digest is not None}
     artifacts = {

@@ -57,7 +57,7 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
     Raises StoreError where the run has no such draft, or several, or where the store lacks it or its target, and
     DataError where one of them would bring code that nobody trusts, or where no server serves the draft's algorithm.
     """
-    made = _Made(store, record, record.graph(to_run=True))
+    made = _Made(store, record, record.graph())
     export, check = made.choose(node)
     draft, warnings = made.draft_of(export, check)
     target = made.path(export.inputs["target"][0])

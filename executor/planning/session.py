@@ -54,11 +54,6 @@ class Session:
         """Whether every node was done before anything ran."""
         return all(node.state == "done" for node in self.record.state.nodes.values())
 
-    @property
-    def resume_command(self) -> str:
-        """What continues the run after a fix of code or data: changed code of the user's has to be trusted again."""
-        return f"dflow resume {self.record.run}" + (" --trust" if self.graph.op_files else "")
-
 
 def selected(graph: Graph, to: str | None, only: Sequence[str]) -> tuple[Graph, tuple[str, ...]]:
     """The part of the graph that is needed, and the ids of the nodes of `--only`. Raises PipelineError for an unknown
@@ -168,7 +163,7 @@ def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Sess
 def _resumed(store: Store, record: Record) -> Session:
     record.lock()
     record.reload()
-    graph = with_recorded_cluster(record.graph(to_run=True))
+    graph = with_recorded_cluster(record.graph())
     # A kill may have cut off the first lines of the state.
     record.state.nodes = {node_id: record.state.nodes.get(node_id, NodeState()) for node_id in graph.nodes}
     done = _done(store, record)
@@ -183,7 +178,7 @@ def _resumed(store: Store, record: Record) -> Session:
 
 def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Session:
     absent: Absent = {}
-    graph = override_graph(with_recorded_cluster(source.graph(to_run=True)), overrides, absent)
+    graph = override_graph(with_recorded_cluster(source.graph()), overrides, absent)
     rerun = {node_id for owner in overridden_nodes(overrides).values() for node_id in graph.below(owner)}
     done = {node_id: digest for node_id, digest in _done(store, source).items() if node_id not in rerun}
     pinned = {node_id: digest for node_id, digest in source.state.pinned.items() if node_id not in rerun}
@@ -210,7 +205,7 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
     Raises PipelineError for an unknown node or an override above it, StoreError if an artifact is missing.
     """
     source = find_record(store.records, run)
-    recorded = with_recorded_cluster(source.graph(to_run=True))
+    recorded = with_recorded_cluster(source.graph())
     if not recorded.selected_by(node_id):
         hint = known_nodes(node_id, recorded.nodes)
         raise PipelineError([Finding(f'--from: run {source.run} has no node "{node_id}"', advice=hint)])
@@ -250,7 +245,7 @@ def check_inputs(
     """
     from executor.store.integrity import check, set_aside  # of no use to a plan
 
-    graph, nodes = record.graph(to_run=True), record.state.nodes
+    graph, nodes = record.graph(), record.state.nodes
     rerun = {node_id for node_id, node in nodes.items() if node.state != "done"} if start is None else set()
     owners = overridden_nodes(overrides).values() if start is None else graph.selected_by(start)
     rerun = rerun.union(*(graph.below(node_id) for node_id in owners if node_id in graph.nodes))

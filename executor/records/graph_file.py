@@ -15,7 +15,7 @@ from dsl.files import NO_FILE, read_plain, replace_file
 from dsl.graph import Graph
 from dsl.json_files import compact, known_fields, parsed_object, read_json
 from dsl.pipeline import Copy
-from executor.records.record_trust import require_own_store, require_trusted_graph, require_trusted_op_files
+from executor.system.trust import require_own_store
 
 GRAPH = "graph.json"
 
@@ -30,34 +30,28 @@ class RecordedNode:
     copy: Copy | None = None
 
 
-def save_graph(folder: Path, graph: Graph) -> bytes:
-    """Write the graph into a record's folder; returns the content of the file."""
+def save_graph(folder: Path, graph: Graph) -> None:
+    """Write the graph into a record's folder."""
     from dsl.graph import graph_to_json  # of no use to a plan
 
     data = graph_to_json(graph)
     store = _store(folder)
     paths = {"root": _relative(data["root"], store), "op_files": [_relative(file, store) for file in data["op_files"]]}
-    text = compact({**data, **paths, "store": str(store)})
-    replace_file(folder / GRAPH, text, durable=True)
-    return text
+    replace_file(folder / GRAPH, compact({**data, **paths, "store": str(store)}), durable=True)
 
 
-def load_graph(folder: Path, *, to_run: bool = False) -> Graph:
-    """to_run: not only to look at. Raises StoreError where it is damaged, PipelineError where it does not match the
-    current ops, NotTrusted where it names op files that the user neither ran nor trusted, or is to run and is not such
-    itself.
+def load_graph(folder: Path) -> Graph:
+    """Raises StoreError where it is damaged, PipelineError where it does not match the current ops, NotTrusted where
+    its op files would be imported for a store of somebody else.
     """
     from dsl.graph import graph_from_json
 
-    text = graph_text(folder)
-    data = parsed_object(text)
+    data = parsed_object(_graph_text(folder))
     if data is None:
         raise damaged(folder, GRAPH)
-    if to_run:
-        require_own_store(_store(folder))
-        require_trusted_graph(text)
     op_files = recorded_op_files(folder, data)
-    require_trusted_op_files(_store(folder), op_files)
+    if op_files:
+        require_own_store(_store(folder))
     try:
         before = Path(data.pop("store", _store(folder)))
         root = _absolute(data["root"], _store(folder), before)
@@ -77,7 +71,7 @@ def recorded_op_files(folder: Path, data: Mapping[str, Any] | None = None) -> li
         raise damaged(folder, GRAPH) from error
 
 
-def graph_text(folder: Path) -> bytes:
+def _graph_text(folder: Path) -> bytes:
     """The content of the graph's file; empty where there is none. Raises StoreError where it is damaged."""
     try:
         return read_plain(folder / GRAPH)

@@ -37,14 +37,11 @@ from dsl.json_files import LineReader, append_lines, known_fields, read_lines, w
 from executor.keys.node_key import KeyParts
 from executor.records.graph_file import (
     damaged,
-    graph_text,
     load_graph,
     recorded_nodes,
-    recorded_op_files,
     recorded_table,
     save_graph,
 )
-from executor.records.record_trust import Acting
 from executor.records.run_tags import tagged_folder, tags_of
 from executor.store.names import RUN_ID
 from executor.system.file_locks import is_held, take
@@ -188,13 +185,9 @@ class Record:
     def prepare(
         cls, records: Path, graph: Graph, *, nodes: Mapping[str, NodeState] | None = None, **state: Any
     ) -> Record:
-        """A new record with an id that sorts after all others, e.g. 20261121-183012-ab12; visible once it is saved.
-
-        The graph is the user's own, or one that the user trusted: it is remembered as such.
-        """
+        """A new record with an id that sorts after all others, e.g. 20261121-183012-ab12; visible once it is saved."""
         folder = _new_folder(records)
-        text = save_graph(folder, graph)
-        Acting(records.parent, text, graph.op_files, graph.tracking_uri).trust()
+        save_graph(folder, graph)
         run_state = RunState(
             run=folder.name,
             pipeline=graph.name,
@@ -252,14 +245,9 @@ class Record:
     def events_path(self) -> Path:
         return self.folder / LOG
 
-    def graph(self, *, to_run: bool = False) -> Graph:
+    def graph(self) -> Graph:
         """See `load_graph`."""
-        return load_graph(self.folder, to_run=to_run)
-
-    def acting(self) -> Acting:
-        """What it would do for the user."""
-        store, op_files = self.folder.absolute().parent.parent, recorded_op_files(self.folder)
-        return Acting(store, graph_text(self.folder), op_files, self.state.tracking_uri)
+        return load_graph(self.folder)
 
     def op_names(self) -> dict[str, str]:
         """The name of each node's op; the ops themselves need not exist any more."""

@@ -16,7 +16,6 @@ from executor.records.duration import run_seconds
 from executor.records.events import read_events
 from executor.records.graph_file import RecordedNode, recorded_nodes, recorded_op_files
 from executor.records.metric_points import NodeEvents
-from executor.records.record_trust import require_trusted_op_files
 from executor.records.run_record import FIGURES, NodeState, PlanRow, Record, find_record, load_begun, plan_of
 from executor.records.run_tags import tags_of
 from executor.results.sweep import CombinationsTable, Row, combinations, sorted_rows, sweep_cells
@@ -26,6 +25,7 @@ from executor.store.manifest import Manifest
 from executor.store.names import RUN_ID
 from executor.store.run_measurements import own_files
 from executor.system.symlinks import is_plain
+from executor.system.trust import require_own_store
 
 EVENTS = "events.jsonl"
 MOST_COLUMNS = 16  # of all combinations: a table of more is not read
@@ -145,7 +145,8 @@ class _Reader:
         try:
             recorded = recorded_nodes(record.folder)
             op_files = recorded_op_files(record.folder)
-            require_trusted_op_files(self._store.path, op_files)
+            if op_files:
+                require_own_store(self._store.path)
         except NotTrusted as error:
             damage.append(f"what its own ops show is missing: {error}")
             op_files = None

@@ -48,7 +48,7 @@ def run_and_report(
         print_lines(f"run {record.run} is done{_where(session)}")
     elif code == FAILED:
         print_lines(
-            f"run {record.run} failed; after a fix of code or data: {session.resume_command}; "
+            f"run {record.run} failed; after a fix of code or data: dflow resume {record.run}; "
             + (f"after a change of the pipeline file: {again}" if again else OTHERWISE[record.state.started_by]),
             error=True,
         )

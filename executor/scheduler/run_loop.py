@@ -94,7 +94,7 @@ class RunLoop:
         self._decisions = dict(session.decisions)
         self._sources = SourceRuns(session.store)
         self._graph = session.graph
-        self._resume = session.resume_command
+        self._resume = f"dflow resume {session.record.run}"
         self._display = display
         self._adopt = adopt
         self._keep_going = keep_going

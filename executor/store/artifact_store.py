@@ -1,6 +1,7 @@
 """The artifact store: a folder of committed artifacts by digest, and an index from keys to digests.
 
 <store>/format                  version of this layout
+<store>/.id                     tells it from another store at its place, see system/trust.py
 <store>/objects/<digest>/       an artifact's files and manifest.json, never changed after commit
 <store>/index/<key>             append-only lines; the newest wins
 <store>/work/<key>/             work in progress of one stage, see lease.py
@@ -37,7 +38,7 @@ from executor.store.seen_stamps import SeenStamps, stamps_of
 from executor.system.crash_points import fail_point
 from executor.system.file_locks import is_exclusive
 from executor.system.symlinks import plain_status, refuse_links, remove
-from executor.system.trust import trust_store
+from executor.system.trust import trust_new_store
 from executor.system.user_cache import user_cache
 
 FORMAT = 3  # of the layout: other versions are refused
@@ -291,7 +292,7 @@ class Store:
                 if (self.path / KEPT_BY_GIT).exists():  # by Git, whose modes are no choice of the user's
                     with suppress(PermissionError):  # it belongs to another user
                         self.path.chmod(PRIVATE)
-                trust_store(self.path)  # first: another run that finds a store here at once has to find it trusted
+                trust_new_store(self.path)  # first: who finds a store here has to find it trusted
                 write_json(self.path / "format", FORMAT, durable=True)
             if not all((self.path / name).is_dir() for name in FOLDERS):
                 for name in FOLDERS:

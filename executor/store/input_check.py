@@ -1,24 +1,18 @@
 """Whether artifacts are still as they were committed, before a stage reads them.
 
-Sizes and stamps are compared always, see seen_stamps.py. The content is read where a stamp differs; once per machine
-where the artifact is new to it and somebody else could have made it: it was pulled, or another user can write to it;
-and whenever that is asked for.
+Sizes and stamps are compared always, see seen_stamps.py. The content is read where a stamp differs, and whenever that
+is asked for. What was pulled was compared with its digest then.
 """
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterable
 
 from dsl.finding import Finding
 from executor.store.artifact_store import Store
 from executor.store.integrity import Progress, check, set_aside
 from executor.store.manifest import Manifest
-from executor.store.names import KEY
 from executor.store.seen_stamps import SeenStamps, stamps_of
-
-OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_before_use(
@@ -35,8 +29,7 @@ def check_before_use(
         manifest = Manifest.of(store.object_path(digest))
         before = _stamps(store, digest, manifest)
         is_known = known.get(digest) == before
-        is_trusted = is_known or (digest not in known and not _is_foreign(store, digest, manifest))
-        if before is not None and is_trusted and not read_all:
+        if before is not None and (is_known or digest not in known) and not read_all:
             found = check(store, [digest], sizes_only=True)
         else:
             found = check(store, [digest], read_all=read_all, progress=progress)
@@ -53,21 +46,3 @@ def _stamps(store: Store, digest: str, manifest: Manifest | None) -> str | None:
         return None if manifest is None else stamps_of(store.object_path(digest), manifest.files)
     except OSError:
         return None
-
-
-def _is_foreign(store: Store, digest: str, manifest: Manifest | None) -> bool:
-    """Whether somebody else could have made it."""
-    key = manifest.key if manifest is not None else ""
-    lines = store.index(key) if KEY.fullmatch(key) else []
-    was_pulled = any(line.is_pulled and line.digest == digest for line in lines)
-    return was_pulled or _others_can_write(store, digest)
-
-
-def _others_can_write(store: Store, digest: str) -> bool:
-    """Whether another user than root can write to the artifact, or replace it."""
-    folder = store.object_path(digest)
-    for place in (store.path, folder.parent, folder, *folder.rglob("*")):
-        status = place.lstat()
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & OTHERS:
-            return True
-    return False

@@ -16,7 +16,7 @@ from dsl.files import new_file
 from executor.system.log_tail import last_lines
 from executor.system.output import print_lines
 from executor.system.supervisor import ChildGroup, child_environment, exit_text
-from ops.lib.data.direct_http import open_directly
+from ops.lib.data.proxies import open_directly
 
 POLL_S = 0.5
 SHOW_EVERY_S = 5.0

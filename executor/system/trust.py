@@ -1,78 +1,88 @@
-"""What the user ran or trusted, `trusted` in the state folder: SHA-256 of a content and what it is, a line each.
+"""What the user trusts: the stores that the user made, or said `--trust` for, and the Ray clusters that the user used.
 
-A record that came from somebody else may name the same things; only what is listed here is used as the user's own.
-Where the state folder cannot be written, what a command trusts holds for it and the processes that it starts.
+`trusted` in the state folder lists them, a line each: what it is, and the SHA-256 of what tells it from others. Of a
+store that is its place and its id, so that one of somebody else is not taken for the one that lay there before. Where
+the state folder cannot be written, what a command trusts holds for it and the processes that it starts.
+
+A store of the user's own may do all that its records say. Any other one is only looked at: nothing is written there,
+none of its op files is imported, and nothing of it is sent.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from dsl.errors import StoreError
-from dsl.json_files import append_lines, compact
+from dsl.errors import NotTrusted, StoreError
+from dsl.files import read_plain
+from dsl.json_files import append_line, compact
 from executor.system.user_cache import user_state
 
 FILE = "trusted"
 FOR_CHILDREN = "DFLOW_TRUSTED"  # SHA-256 of lines, by spaces
-TRACKING_URI = "tracking URI"
-OP_FILE = "op file"
-GRAPH = "graph"
 STORE = "store"
+STORE_ID = ".id"
+UNKNOWN_STORE = "not one that you made here, at this place"
+HOW = "read it, then repeat the command with --trust"
 
-Trusted = tuple[str, str | bytes]  # what it is, one of the above, and its content
 
-
-def trust(contents: Iterable[Trusted]) -> None:
-    """Remember them."""
-    contents = list(contents)
-    new = [entry for entry, known in zip(contents, are_trusted(contents), strict=True) if not known]
-    folder = user_state()
-    if new and folder is not None:
-        try:
-            append_lines(folder / FILE, list(map(_line, new)), durable=True)
+def trust(what: str, content: str | bytes) -> None:
+    """Remember a content; what: its kind."""
+    if is_trusted(what, content):
+        return
+    line, folder = _line(what, content), user_state()
+    if folder is not None:
+        with suppress(StoreError):  # a full disk
+            append_line(folder / FILE, line, durable=True)
             return
-        except StoreError:  # a full disk
-            pass
-    for entry in new:
-        os.environ[FOR_CHILDREN] = f"{os.environ.get(FOR_CHILDREN, '')} {_sha256(compact(_line(entry)))}".strip()
-
-
-def are_trusted(contents: Iterable[Trusted]) -> list[bool]:
-    """Whether each was remembered, by one reading."""
-    folder = user_state()
-    lines = _read(folder / FILE) if folder is not None else b""
-    inherited = os.environ.get(FOR_CHILDREN, "").split()
-    wanted = [compact(_line(entry)) for entry in contents]
-    return [b"\n" + line in lines or _sha256(line) in inherited for line in wanted]
+    os.environ[FOR_CHILDREN] = f"{os.environ.get(FOR_CHILDREN, '')} {_sha256(compact(line))}".strip()
 
 
 def is_trusted(what: str, content: str | bytes) -> bool:
-    return are_trusted([(what, content)])[0]
+    folder, line = user_state(), compact(_line(what, content))
+    file = None if folder is None else folder / FILE
+    listed = file.read_bytes() if file is not None and file.exists() else b""
+    return b"\n" + line in b"\n" + listed or _sha256(line) in os.environ.get(FOR_CHILDREN, "").split()
+
+
+def trust_new_store(path: Path) -> None:
+    """Give a store that is being made its id, and remember it. Of several processes the first one's id counts."""
+    fresh = path / f"{STORE_ID}.{os.getpid()}"
+    fresh.write_text(os.urandom(16).hex())
+    with suppress(OSError):  # it has one; or a file system without links, where the place alone has to do
+        os.link(fresh, path / STORE_ID)
+    fresh.unlink()
+    trust_store(path)
 
 
 def trust_store(path: Path) -> None:
-    """Remember a store, by its place, as one that the user made or trusts."""
-    trust([(STORE, os.fsencode(os.path.realpath(path)))])
+    trust(STORE, _identity(path))
 
 
 def is_own_store(path: Path) -> bool:
-    return is_trusted(STORE, os.fsencode(os.path.realpath(path)))
+    """Whether the user made the store, or trusts it; also one that does not exist yet."""
+    return not os.path.lexists(path / "format") or is_trusted(STORE, _identity(path))
 
 
-def _line(entry: Trusted) -> dict[str, str]:
-    what, content = entry
+def require_own_store(path: Path) -> None:
+    """Raises NotTrusted for a store of somebody else."""
+    if not is_own_store(path):
+        raise NotTrusted(f"the store {path} is {UNKNOWN_STORE}; {HOW}")
+
+
+def _identity(store: Path) -> bytes:
+    """The place of a store, and its id; versions before gave it none."""
+    number = b""
+    with suppress(OSError):
+        number = read_plain(store / STORE_ID)
+    return os.fsencode(os.path.realpath(store)) + number
+
+
+def _line(what: str, content: str | bytes) -> dict[str, str]:
     data = content if isinstance(content, bytes) else content.encode(errors="surrogateescape")
     return {"what": what, "sha256": _sha256(data)}
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return b"\n" + file.read_bytes()
-    except FileNotFoundError:
-        return b""
 
 
 def _sha256(content: bytes) -> str:

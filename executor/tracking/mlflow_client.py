@@ -37,10 +37,9 @@ from dsl.convert import unstructure
 from dsl.errors import StoreError, shortened
 from dsl.files import open_own, replace_file, sync
 from dsl.json_files import write_json
-from dsl.secrets import resolved_text, secret_names, without_credentials
+from dsl.secrets import resolved_text, without_credentials
 from executor.records.metric_points import Point
 from executor.system.symlinks import is_plain
-from executor.system.trust import TRACKING_URI, is_trusted
 from executor.system.user_cache import user_cache
 from executor.tracking.node_files import Dataset, ModelFiles, Reference, mlmodel, model_name
 from executor.tracking.sync_state import VIEW
@@ -380,18 +379,6 @@ def tracking_uri(store: Path, uri: str | None, root: Path) -> str:
     if scheme == "":
         return (root / rest).as_uri()
     return f"sqlite:///{root / rest[3:]}" if scheme == "sqlite" else f"{scheme}:{rest}"
-
-
-def check_trusted(uri: str, run: str) -> None:
-    """Raises StoreError for the URI of a record that no pipeline file of the user names: it would get the credentials
-    that MLflow finds in the environment, and the values of its secrets.
-    """
-    if uri and not is_trusted(TRACKING_URI, uri):
-        secrets = f", with the value of {', '.join(secret_names(uri))}" if secret_names(uri) else ""
-        raise StoreError(
-            f"the record sends to {without_credentials(uri)}{secrets}, which no pipeline file that you ran here names; "
-            f"if it is yours, say `dflow sync {run} --trust`"
-        )
 
 
 def open_client(store: Path, uri: str) -> MlflowClient:

@@ -30,7 +30,6 @@ from dsl.tables import TABLE_NAMES
 from executor.records.duration import run_seconds
 from executor.records.events import Accepted, EventReader
 from executor.records.metric_points import NodeEvents
-from executor.records.record_trust import HOW, require_own_store
 from executor.records.run_record import NodeState, Record, load_begun
 from executor.results.metric_order import is_judged
 from executor.results.node_params import params
@@ -38,6 +37,7 @@ from executor.results.sweep import Combination, combinations, differing_params, 
 from executor.system.garbage import no_collection
 from executor.system.output import counted, shown_digest
 from executor.system.symlinks import is_plain
+from executor.system.trust import HOW, require_own_store
 from executor.tracking.logged_model_process import described
 from executor.tracking.mlflow_client import (
     NOTE,
@@ -46,7 +46,6 @@ from executor.tracking.mlflow_client import (
     HeldRun,
     Place,
     Tracker,
-    check_trusted,
     is_transient,
     shown_error,
     tracking_uri,
@@ -367,7 +366,6 @@ class RunPublisher:
     def _tracker(self) -> Tracker:
         """Sends everything again where MLflow no longer has the run. Raises StoreError where it was deleted there."""
         require_own_store(self._store)
-        check_trusted(self._record.state.tracking_uri or "", self._record.run)
         uri = tracking_uri(self._store, self._record.state.tracking_uri, self._graph.root)
         with no_collection():  # MLflow imports the rest of itself
             tracker = Tracker(self._store, uri, self.counts, self._say)

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from dsl.errors import DataError
 from ops.ingest.records import Record
 from ops.lib.data.files import read_object
-from ops.lib.data.memory_limit import memory_limit
+from ops.lib.data.limited_process import memory_limit
 
 BATCH_ROWS, BATCH_BYTES = 32, 64 << 20  # a row may hold images of megabytes
 BUFFER = 1 << 20  # of each column: a column of a row group may hold gigabytes

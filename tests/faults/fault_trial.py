@@ -187,7 +187,7 @@ def _prepare(place: Place, before: str, reference: Undisturbed, drawn: random.Ra
         ops = place.folder / "fault_ops.py"
         edited = ops.read_text().replace("names[step % len(names)].read_text()", "_text(names, step)")
         ops.write_text(f"{edited}\n\ndef _text(names, step):\n    return names[step % len(names)].read_text()\n")
-        return ["--adopt", "--trust"]
+        return ["--adopt"]
     if before == "damaged":
         assert 0 == place.run()
         damaged = place.store / "objects" / drawn.choice(sorted(reference.artifacts))

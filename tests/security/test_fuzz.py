@@ -41,14 +41,23 @@ COMMANDS = [
     "rm RUN --yes", "rm FAILED --yes", "push REMOTE RUN", "push REMOTE", "pull REMOTE FILE",
     "pull REMOTE FILE --store OTHER", "pull REMOTE FILE --store OTHER", "pull STORE FILE --store OTHER",
     "pull REMOTE RUN", "plan FILE", "plan FILE --json", "plan FILE --graph", "accept FILE c --reason x --yes",
-    "resume UNTRACKED", "resume RUN UNTRACKED", "resume FAILED UNTRACKED", "resume RECEIVED",
-    "resume RECEIVED --from a", "run FILE UNTRACKED", "run FILE --to b -s a.text=fresh UNTRACKED", "sync", "sync RUN",
-    "sync RECEIVED", "serve RUN", "serve RECEIVED --check", "diagnose RUN", "diagnose RECEIVED",
+    "resume UNTRACKED", "resume RUN UNTRACKED", "resume FAILED UNTRACKED", "run FILE UNTRACKED",
+    "run FILE --to b -s a.text=fresh UNTRACKED", "sync", "sync RUN", "serve RUN", "diagnose RUN",
+    *(f"{command} --store THEIRS" for command in (
+        "runs", "status", "status RECEIVED --json", "report -o PAGE", "report RECEIVED -o PAGE",
+        "doctor --verify --full", "gc", "gc --usage", "diff", "plan FILE --why c", "logs RECEIVED a", "plan FILE",
+        "plan FILE --graph", "resume RECEIVED", "gc --delete", "run FILE UNTRACKED", "sync", "serve RECEIVED --check",
+        "push REMOTE", "pull REMOTE FILE", "rm RECEIVED --yes",
+    )),
+    "pull THEIRS FILE --store OTHER",
 ]  # fmt: skip
 EXIT_CODES = {
-    "plan FILE --why c": 0, "accept FILE c --reason x --yes": 0, "resume RECEIVED": 2, "resume RECEIVED --from a": 2,
-    "sync RECEIVED": 2, "serve RECEIVED --check": 2, "diagnose RECEIVED": 2, "resume FAILED UNTRACKED": 0,
+    "plan FILE --why c": 0, "accept FILE c --reason x --yes": 0, "resume FAILED UNTRACKED": 0,
     "run FILE --to b -s a.text=fresh UNTRACKED": 0, "run FILE UNTRACKED": 0,
+    "status --store THEIRS": 0, "report RECEIVED -o PAGE --store THEIRS": 0, "doctor --verify --full --store THEIRS": 0,
+    "diff --store THEIRS": 0, "resume RECEIVED --store THEIRS": 2, "resume RECEIVED --from a --store THEIRS": 2,
+    "sync --store THEIRS": 2, "serve RECEIVED --check --store THEIRS": 2, "diagnose RECEIVED --store THEIRS": 2,
+    "gc --delete --store THEIRS": 2, "push REMOTE --store THEIRS": 2, "run FILE UNTRACKED --store THEIRS": 2,
 }  # fmt: skip
 SLOW = ["doctor", "doctor --json", "doctor FILE"]  # libraries are imported; only tried for as long as is asked for
 
@@ -88,8 +97,10 @@ def restore(home: Home) -> None:
 
 
 def arguments(home: Home, command: str) -> list[str]:
-    names = dict(zip(("RUN", "RUN2", "FAILED", "RECEIVED"), (record.run for record in home.runs), strict=True))
+    records = (*home.runs, home.received)
+    names = dict(zip(("RUN", "RUN2", "FAILED", "RECEIVED"), (record.run for record in records), strict=True))
     words = names | {
+        "THEIRS": str(home.theirs.store),
         "PAGE": str(home.page), "REMOTE": str(home.remote), "OTHER": str(home.other), "FILE": str(home.toy.file),
         "STORE": str(home.toy.store),
     }  # fmt: skip
@@ -103,7 +114,7 @@ def try_commands(home: Home, capsysbinary, made: list[Change], commands: list[st
     codes: list[object] = []
     before = look(home.canary)
     for change in made:
-        change.apply((home.toy.store, home.remote), home.canary)
+        change.apply(home.stores, home.canary)
     for command in commands:
         capsysbinary.readouterr()
         sys.modules.pop(THEIRS, None)  # importing it once more would show no more

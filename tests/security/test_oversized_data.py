@@ -40,7 +40,7 @@ from ops.ingest.row_form import LONGEST_ID
 from ops.ingest.run import ingest
 from ops.lib.data.files import LARGEST_JSON, LONGEST_ROW
 from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter
-from ops.lib.data.memory_limit import memory_limit
+from ops.lib.data.limited_process import memory_limit
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.checkpoint_check import checkpoint_mistakes

@@ -1,4 +1,4 @@
-"""A record that came from somebody else names code and settings: looking at it runs none, and nothing acts unasked."""
+"""A store that came from somebody else names code and settings: looking at it runs none, and nothing acts unasked."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import sys
 import pytest
 from toy_ops import ONE_NODE, PROJECT, Toy
 
-from executor.records.record_trust import Acting, untrusted_op_files
-from executor.system.trust import trust_store
+from executor.system.trust import is_own_store, trust_store
 from executor.tracking.sync_state import send_rest
 
 LOOKING = (
@@ -23,10 +22,9 @@ LOOKING = (
     ["doctor", "--verify"],
     ["gc", "--usage"],
     ["gc"],
-    ["push", "remote"],
 )
 ACTING = (["resume"], ["resume", "--from", "a"], ["resume", "-s", "a.text=x"], ["diagnose"], ["serve"], ["sync", "2"])
-UNKNOWN = "not as you ran it here, or you never did"
+WRITING = (["gc", "--delete"], ["push", "remote"], ["rm", "2", "--yes"], ["runs", "--tag", "kept", "2"], ["report"])
 REFUSED = "read it, then repeat the command with --trust"
 
 
@@ -50,34 +48,37 @@ def test_looking_at_a_received_store_imports_no_op_file(received, tmp_path):
     assert REFUSED in (tmp_path / "page.html").read_text()
 
 
-def test_what_a_received_record_would_do_is_refused_with_exit_code_2(received, tmp_path):
-    for arguments in ACTING:
+def test_what_would_act_for_a_received_store_is_refused_with_exit_code_2(received, tmp_path):
+    for arguments in (*ACTING, *WRITING):
         result = received.dflow(*arguments)
         assert (result.returncode, "Traceback" in result.stderr) == (2, False), result.stderr
         assert REFUSED in result.stderr
         assert not (tmp_path / "ran").exists(), arguments
+    assert not (tmp_path / "remote").exists()
 
 
-def test_trust_holds_until_the_code_is_another(received, tmp_path):
+def test_trust_is_given_once_and_holds_for_all_that_the_store_does(received, tmp_path):
     assert received.dflow("resume", "--from", "a", "--trust").returncode == 0
-    assert received.dflow("resume", "--from", "a").returncode == 0
     source = tmp_path / "toy.py"
     source.write_text(f"{source.read_text()}\n# a comment\n")
-    edited = received.dflow("resume", "--from", "a")
-    assert edited.returncode == 2 and REFUSED in edited.stderr
+    for command in (["resume", "--from", "a"], ["run", str(received.file)], ["report"], ["gc", "--delete"]):
+        assert received.dflow(*command).returncode == 0, command
+
+
+def test_a_store_of_somebody_else_where_an_own_one_lay_is_not_trusted(received, tmp_path):
+    """Its place is the same, and its id is another, or none."""
+    theirs = received.store.rename(tmp_path / "of theirs")
     assert received.dflow("run", str(received.file)).returncode == 0
-    assert received.dflow("resume", "--from", "a").returncode == 0
-
-
-def test_a_graph_that_was_altered_is_not_run(received, tmp_path):
-    """The op file is as its user knows it, the record's config is somebody else's."""
-    assert received.dflow("run", str(received.file), "--trust").returncode == 0
-    [graph] = {
-        path for path in received.store.glob("records/*/graph.json") if (path.parent / "events.jsonl").exists()
-    } - {min(received.store.glob("records/*/graph.json"))}
-    graph.write_text(graph.read_text().replace('"hello"', '"bye"'))
-    result = received.dflow("resume", "--from", "a")
-    assert result.returncode == 2 and f"names what is {UNKNOWN}: its graph; {REFUSED}" in result.stderr
+    received.store.rename(tmp_path / "moved away")
+    theirs.rename(received.store)
+    for id_of in ("theirs", "none"):
+        if id_of == "none":
+            (received.store / ".id").unlink()
+        (tmp_path / "ran").unlink(missing_ok=True)
+        result = received.dflow("resume", "--from", "a")
+        assert result.returncode == 2 and REFUSED in result.stderr, id_of
+        assert received.dflow("status").returncode == 0
+        assert not (tmp_path / "ran").exists(), id_of
 
 
 @pytest.mark.parametrize("answer", ["y", "n", ""])
@@ -130,10 +131,10 @@ def test_a_graph_that_is_no_file_is_damaged_and_not_waited_for(kind, received):
     [graph] = received.store.glob("records/*/graph.json")
     graph.unlink()
     os.mkfifo(graph) if kind == "pipe" else graph.symlink_to("/dev/zero")
-    for arguments in (["resume"], ["status"], ["report", "--trust"]):
+    for arguments in (["status"], ["report", "--trust"], ["resume"]):
         result = received.dflow(*arguments)
         assert "Traceback" not in result.stderr and result.returncode in (0, 1), arguments
-    assert "is damaged" in received.dflow("resume", "--trust").stderr
+    assert "is damaged" in result.stderr
 
 
 def test_tags_of_a_record_that_mlflow_or_dflow_reserve_are_not_sent(received):
@@ -143,71 +144,24 @@ def test_tags_of_a_record_that_mlflow_or_dflow_reserve_are_not_sent(received):
     assert result.returncode == 1 and "are reserved" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("source", "beside"),
-    [
-        ("import near\n", "near.py"),
-        ("def late():\n    from near.deep import x\n", "near/other.py"),
-        ("RUN = 'near:capture'\n", "near.py"),
-        ("try:\n    import absent\nexcept ImportError: pass\n", "absent.so"),
-        ("import middle\n", "near.py"),
-    ],
-)
-def test_the_modules_beside_an_op_file_belong_to_it(source, beside, tmp_path):
-    file, module = tmp_path / "own_ops.py", tmp_path / beside
-    file.write_text(source)
-    (tmp_path / "middle.py").write_text("import near")
-    Acting(tmp_path / "runs", b"{}", [file], None).trust()
-    assert untrusted_op_files([file]) == []
-    module.parent.mkdir(exist_ok=True)
-    module.write_text("import os")
-    assert untrusted_op_files([file]) == [file]
-    (tmp_path / "unrelated.py").write_text("")
-    Acting(tmp_path / "runs", b"{}", [file], None).trust()
-    (tmp_path / "unrelated.py").write_text("import os")
-    assert untrusted_op_files([file]) == []
-
-
-def test_the_code_of_an_op_file_is_the_same_whether_its_folder_is_on_the_path(tmp_path, monkeypatch):
-    """`python -m` puts the working directory there, and the processes that it starts are without it."""
-    file, module = tmp_path / "own_ops.py", tmp_path / "near.py"
-    file.write_text("import near\n")
-    module.write_text("")
-    for trusting, asking in (([str(tmp_path)], []), ([], [str(tmp_path)])):
-        module.write_text(f"{module.read_text()}import os\n")
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "path", [*trusting, *sys.path])
-            assert untrusted_op_files([file]) == [file]
-            Acting(tmp_path / "runs", b"{}", [file], None).trust()
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "path", [*asking, *sys.path])
-            assert untrusted_op_files([file]) == []
-
-
 def test_sending_a_record_that_is_not_trusted_says_so_and_does_not_break(received, tmp_path):
     """As the process beside a run does it, whose user has asked for nothing."""
     [record] = received.store.glob("records/*")
-    for trusted in (False, True):
-        if trusted:  # the store, not its code
-            trust_store(received.store)
-        warning, counts = send_rest(received.store, record)
-        what = f"{received.folder / 'toy.py'} is not imported: it is {UNKNOWN}" if trusted else str(received.store)
-        assert warning is not None and warning.startswith("MLflow lacks a part of the run: ") and what in warning
-        assert warning.endswith(f"; read it, then send it with `dflow sync {record.name} --trust`")
-        assert not any(counts.values()) and not (tmp_path / "ran").exists()
+    warning, counts = send_rest(received.store, record)
+    assert warning is not None and warning.startswith("MLflow lacks a part of the run: the store ")
+    assert warning.endswith(f"; read it, then send it with `dflow sync {record.name} --trust`")
+    assert not any(counts.values()) and not (tmp_path / "ran").exists()
 
 
-def test_what_a_command_trusts_holds_for_its_children_where_nothing_can_be_remembered(tmp_path, monkeypatch):
+def test_what_a_command_trusts_holds_for_its_children_where_nothing_can_be_remembered(received, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")
     monkeypatch.setenv("DFLOW_TRUSTED", "")
-    file = tmp_path / "own_ops.py"
-    file.write_text("")
-    assert untrusted_op_files([file]) == [file]
-    Acting(tmp_path / "runs", b"{}", [file], None).trust()
-    assert untrusted_op_files([file]) == []
+    assert not is_own_store(received.store)
+    trust_store(received.store)
+    assert is_own_store(received.store)
     program = (
-        "import sys; from pathlib import Path; from executor.records.record_trust import untrusted_op_files\n"
-        "print(untrusted_op_files([Path(sys.argv[1])]))"
+        "import sys; from pathlib import Path; from executor.system.trust import is_own_store\n"
+        "print(is_own_store(Path(sys.argv[1])))"
     )
-    command = [sys.executable, "-c", program, str(file)]
-    assert subprocess.run(command, cwd=PROJECT, capture_output=True, text=True).stdout == "[]\n"
+    command = [sys.executable, "-c", program, str(received.store)]
+    assert subprocess.run(command, cwd=PROJECT, capture_output=True, text=True).stdout == "True\n"

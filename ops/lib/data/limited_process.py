@@ -1,4 +1,5 @@
-"""A function in a process of its own, with limits of CPU time and memory, since texts of strangers decide what it does.
+"""Limits of CPU time and memory for what strangers' texts and files decide: a function in a process of its own, and a
+limit of the memory that a piece of work in this one may add.
 
     python -m ops.lib.data.limited_process MODULE:FUNCTION
 
@@ -17,8 +18,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from threading import Lock
@@ -32,6 +33,8 @@ from dsl.named_function import named_function
 
 SECONDS = 10.0  # of CPU time for each item
 LEAST_S = 0.001  # a timer of 0 s would never end
+PAGE = os.sysconf("SC_PAGE_SIZE")
+STATM = Path("/proc/self/statm")
 MEMORY = 4 << 30  # bytes of address space, the interpreter and its libraries included
 
 Function = Callable[[Any, Any], Any]
@@ -142,6 +145,26 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 def _line(value: Any) -> bytes:
     return json.dumps(value).encode() + b"\n"
+
+
+@contextmanager
+def memory_limit(additional: int) -> Iterator[None]:
+    """Within it, this process gets MemoryError for address space beyond what it has and `additional` bytes.
+
+    The kernel limits the whole process, so use it only where no other thread works: that one could get the error.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if not STATM.is_file():  # not Linux
+        yield
+        return
+    limit = int(STATM.read_text().split()[0]) * PAGE + additional
+    for lower in (soft, hard):
+        limit = limit if lower == resource.RLIM_INFINITY else min(limit, lower)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def main() -> None:

@@ -1,12 +1,15 @@
-"""The proxies that the environment names (http_proxy, https_proxy, all_proxy), and which requests go through one."""
+"""The proxies that the environment names (http_proxy, https_proxy, all_proxy), and which requests go through one: none
+to a server that dflow started, which would see its key and prompts.
+"""
 
 from __future__ import annotations
 
 import os
+import urllib.request
 from importlib.util import find_spec
 from ipaddress import ip_address
+from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import proxy_bypass
 
 from attrs import frozen
 
@@ -53,7 +56,7 @@ def proxy_of(address: str) -> Proxy | None:
     """The proxy for requests to a URL: none for this machine, nor for hosts in no_proxy."""
     parts = urlsplit(address)
     host = parts.hostname or ""
-    if is_local(host) or proxy_bypass(host):
+    if is_local(host) or urllib.request.proxy_bypass(host):
         return None
     found = proxies()
     return found.get(parts.scheme) or found.get("all")
@@ -66,3 +69,12 @@ def is_local(host: str) -> bool:
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
     return address.is_loopback or address.is_unspecified
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_arguments: Any) -> None:
+        """None: the redirect is an HTTPError."""
+
+
+# Requests to a server that dflow started: by no proxy, and no redirect.
+open_directly = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect()).open

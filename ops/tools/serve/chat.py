@@ -17,9 +17,9 @@ from attrs import frozen
 
 from dsl.errors import ServerError
 from dsl.json_files import parse_json
-from ops.lib.data.direct_http import open_directly
 from ops.lib.data.files import read_jsonl
 from ops.lib.data.image_packs import read_packed
+from ops.lib.data.proxies import open_directly
 
 ANSWER_WITHIN_S = 600.0
 HELD_OUT = ("test", "val", "train")  # splits of the prompt to try: the first of these that has one

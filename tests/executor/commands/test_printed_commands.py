@@ -131,7 +131,7 @@ def test_what_a_failed_run_prints_can_be_typed_and_continues_it(tmp_path):
     run = toy.state()["run"]
     last = failed.stderr.splitlines()[-1]
     assert (
-        f"run {run} failed; after a fix of code or data: dflow resume --store 'other store' {run} --trust; after a "
+        f"run {run} failed; after a fix of code or data: dflow resume --store 'other store' {run}; after a "
         f"change of the pipeline file: dflow run pipeline.toml -s 'a.note=why not' --store '{toy.store}'"
     ) == last
     (tmp_path / "text.txt").write_text("mended")

@@ -103,7 +103,7 @@ def test_with_keep_going_what_does_not_read_from_a_failed_node_runs(tmp_path):
     assert toy.state()["status"] == "failed"
     source = tmp_path / "toy.py"
     source.write_text(source.read_text().replace("if tries < config.times", "if False"))
-    result = toy.dflow("resume", "--keep-going", "--trust")
+    result = toy.dflow("resume", "--keep-going")
     assert result.returncode == 0, result.stderr
 
 

@@ -136,18 +136,18 @@ def test_a_failure_is_told_when_it_happens_and_in_the_table_and_nowhere_else(tmp
         "    DataError: the server is busy",
         "  what to do: fix the data or change the setting named in the message; finished work is kept",
         f"  log: {next(toy.store.glob('records/*/e.log'))}",
-        f"run {toy.state()['run']} failed; after a fix of code or data: dflow resume {toy.state()['run']} --trust; "
+        f"run {toy.state()['run']} failed; after a fix of code or data: dflow resume {toy.state()['run']}; "
         f"after a change of the pipeline file: dflow run {toy.file} --store {toy.store}",
     ]
     assert result.stdout.count("the server is busy") == 1
 
 
 def test_only_of_a_resumable_op_is_saved_work_spoken_of():
-    bug, again = failure_of(ValueError("a bug")), "dflow resume r1 --trust"
+    bug, again = failure_of(ValueError("a bug")), "dflow resume r1"
     found = of_node(bug, "n", retries=0, resume=again, resumable=False)
     assert found.advice == "fix the code, see the traceback"
     found = of_node(bug, "n", retries=0, resume=again, resumable=True)
-    assert found.advice.endswith("; then `dflow resume r1 --trust --adopt` continues from its saved work")
+    assert found.advice.endswith("; then `dflow resume r1 --adopt` continues from its saved work")
 
 
 def test_a_node_that_fails_while_another_one_has_just_been_committed_ends_the_run_as_it_should(tmp_path):

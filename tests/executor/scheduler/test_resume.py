@@ -30,7 +30,7 @@ def test_finished_nodes_need_neither_their_data_nor_their_code(tmp_path):
     (tmp_path / "data").unlink()
     (tmp_path / "upper_run.py").write_text(BROKEN)
     toy.calls()
-    result = toy.dflow("resume", "--trust")  # fails as before: but where it failed before
+    result = toy.dflow("resume")  # fails as before: but where it failed before
     assert (result.returncode, toy.calls()) == (1, ["steps"]), result.stderr
     assert {node: row for node, row in plan_rows(toy).items() if node != "d"} == {name: rows[name] for name in "abc"}
     result = toy.dflow("resume", "--from", "c")
@@ -50,7 +50,7 @@ def test_with_other_values_what_was_pinned_and_forced_stays_so(tmp_path):
     toy.dflow("run", str(toy.file))
     source = (tmp_path / "toy.py").read_text()
     (tmp_path / "toy.py").write_text(source.replace(".upper())", ".lower())"))
-    result = toy.dflow("resume", "--from", "c", "-s", "d.fail_at=3", "--trust")
+    result = toy.dflow("resume", "--from", "c", "-s", "d.fail_at=3")
     assert result.returncode == 1
     toy.calls()
     result = toy.dflow("resume", "-s", "d.fail_at=-1")
@@ -110,7 +110,7 @@ def test_a_file_that_was_edited_after_the_run_began_is_named_since_its_old_value
     assert "edited" not in toy.dflow("resume").stdout
     toy.file.write_text(f"{toy.file.read_text()}\n")
     (tmp_path / "toy.py").write_text(f"{(tmp_path / 'toy.py').read_text()}\n")  # its code is read anew
-    said = [line for line in toy.dflow("resume", "--trust").stdout.splitlines() if "edited" in line]
+    said = [line for line in toy.dflow("resume").stdout.splitlines() if "edited" in line]
     assert [
         f"{toy.file} was edited after this run began, and resume goes on with what it was: dflow run {toy.file}"
     ] == said
@@ -128,7 +128,7 @@ def test_a_failed_resume_of_an_evaluation_names_its_command_and_no_pipeline_file
         result = toy.dflow(*command)
         assert "edited" not in result.stdout
         assert (
-            f"failed; after a fix of code or data: dflow resume {toy.state()['run']} --trust; "
+            f"failed; after a fix of code or data: dflow resume {toy.state()['run']}; "
             "with other arguments: dflow evaluate DRAFT --target TARGET"
         ) in result.stderr
     assert run != toy.state()["run"]

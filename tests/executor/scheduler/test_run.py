@@ -95,10 +95,10 @@ def test_a_failed_node_shows_its_error_and_its_log(done, kind, expected):
     assert "    about to fail\n" in result.stderr
     assert ("Traceback" in result.stderr) is (kind in ("bug", "memory"))
     run = done.state()["run"]
-    adopt = f"; then `dflow resume {run} --trust --adopt` continues from its saved work\n"
+    adopt = f"; then `dflow resume {run} --adopt` continues from its saved work\n"
     assert (adopt in result.stderr) is (kind == "bug")
     assert (
-        f"/d.log\nrun {run} failed; after a fix of code or data: dflow resume {run} --trust; "
+        f"/d.log\nrun {run} failed; after a fix of code or data: dflow resume {run}; "
         f"after a change of the pipeline file: dflow run {done.file} -s d.error={kind} -s d.fail_at=1 -s d.steps=9 "
         f"--store {done.store}\n"
     ) in result.stderr
@@ -221,7 +221,7 @@ def test_from_runs_a_node_and_all_below_and_takes_the_rest_as_it_is(tmp_path):
         .replace('count_call("make")', 'count_call("make", 1)')
         .replace("count_call(name)", "count_call(name, n=0)")
     )
-    result = toy.dflow("resume", "--from", "c", "--trust")
+    result = toy.dflow("resume", "--from", "c")
     assert (result.returncode, toy.calls()) == (0, ["join", "steps"])
     assert toy.text("c") == "hello-HELLO"
     assert toy.caches() == {"a": ("done", "hit"), "b": ("done", "hit"), "c": ("done", "miss"), "d": ("done", "miss")}
@@ -322,7 +322,7 @@ def test_work_that_older_code_began_is_adopted_on_request(tmp_path):
     (tmp_path / "toy.py").write_text(
         source.replace('raise ValueError("a bug")', "pass").replace("if step ==", "if -1 ==")
     )
-    result = toy.dflow("resume", "--adopt", "--trust")
+    result = toy.dflow("resume", "--adopt")
     assert result.returncode == 0
     assert "d: continues the work of run" in result.stdout
     assert (tmp_path / "done.txt").read_text().split() == ["0", "1", "2", "3", "4"]

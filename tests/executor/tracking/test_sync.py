@@ -25,6 +25,7 @@ from dsl.json_files import append_line, read_json, read_lines
 from executor.commands import sync
 from executor.maintenance.gc import kept_runs
 from executor.records.run_record import Record
+from executor.system.trust import trust_store
 from executor.tracking.mlflow_client import open_client, tracking_uri
 from executor.tracking.sync_state import lacks, send_rest
 
@@ -46,7 +47,7 @@ def stored_in(unsent, folder, uri=None):
     record = Record.load(next((store / "records").iterdir()))
     record.state.tracking_uri = uri
     record.save()
-    record.acting().trust()  # as of a pipeline file that names that place
+    trust_store(store)
     return store, record
 
 

@@ -416,11 +416,10 @@ def test_status_tells_of_a_sweep_as_its_end_did_and_of_what_is_judged_first(swep
     assert table in toy.dflow("status", record.name).stdout
     again = swept_toy(tmp_path)
     assert 0 == again.dflow("run", str(again.file), "--sweep", "b.times=[1,2]").returncode
-    (again.folder / "toy.py").write_text("nothing")
-    told = again.dflow("status")
+    told = again.dflow("status", XDG_STATE_HOME=str(tmp_path / "of another user"))
     assert 0 == told.returncode
-    why = "it is not as you ran it here, or you never did; read it, then repeat the command with --trust"
-    assert f"no combinations: {again.folder / 'toy.py'} is not imported: {why}\n" == told.stderr
+    why = "not one that you made here, at this place; read it, then repeat the command with --trust"
+    assert f"no combinations: the store {again.store} is {why}\n" == told.stderr
     assert "results of judge-times_1, judge-times_2" in told.stdout, "without its ops, the copies beside each other"
     rows = [line.split()[0] for line in told.stdout.splitlines() if line.startswith("join/")]
     assert ["join/weight", "join/length"] == rows

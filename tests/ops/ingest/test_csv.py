@@ -11,7 +11,7 @@ from format_reading import TURNS, read
 from dsl.errors import DataError
 from ops.ingest.op import Ingest
 from ops.ingest.records import LONGEST
-from ops.lib.data.memory_limit import memory_limit
+from ops.lib.data.limited_process import memory_limit
 
 ROWS = [
     {"prompt": 'Say "one",\nthen two.', "completion": "one\n\ntwo", "image": "a/x.png", "split": "test"},

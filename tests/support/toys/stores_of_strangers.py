@@ -22,7 +22,6 @@ from toy_ops import JOIN, OPS, PIPELINE, Toy
 
 from dsl.json_files import append_line, write_json
 from executor.records.events import Event, Figure, Info, Metric, Progress, Warned
-from executor.records.record_trust import trust_op_files
 from executor.records.run_record import Record
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.commit_journal import PendingCommit
@@ -54,7 +53,6 @@ TEXTS = [
     "${secret:HOME}", "-rf", "=1+1", "nan", "done", "running", "failed", "hit", "miss", "accepted", "pulled", DIGEST,
     DIGEST.upper(), f"{DIGEST}\n", "20260101-000000-abcd", "file:///etc/passwd", "<script>alert(1)</script>",
     "{{ 7 * 7 }}", "%s%n", "1" * 400, "toy:make", "../toy.py", "make", "steps", "ü", "\u2028", "\r", "\t",
-    f"{CANARY}/../theirs/{THEIRS}.py", f"{THEIRS}:make", THEIRS,
 ]  # fmt: skip
 NUMBERS = [0, 1, -1, 2**31, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf"), -float("inf")]
 RAW = [
@@ -86,11 +84,11 @@ SPECIAL = ["folder", "full folder", "pipe", "gone", "unreadable"]
 
 
 class Home:
-    """home/canary, home/mine with the toy's pipeline and store, home/remote, and home/other with another store.
+    """home/canary, home/mine with the toy's pipeline and store, home/remote, and home/other with another store; and
+    home/theirs with the store of a stranger, whose op file writes into the canary folder when it is imported, and whose
+    MLflow database would lie there.
 
-    The user's state folder must be home/state. The store also holds the run of a stranger, whose op file in home/theirs
-    writes into the canary folder when it is imported, and whose MLflow database would lie there. The code of the user's
-    op file changed since the runs.
+    The user's state folder must be home/state. The code of the user's op file changed since the runs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -113,7 +111,7 @@ class Home:
             (self.canary / name).write_bytes(
                 PNG + SECRET.encode() if name.endswith("png") else f'"{SECRET}"\n'.encode()
             )
-        received = self._received()
+        self.theirs, self.received = self._received()
         shutil.rmtree(folder / "state")
         ops = self.toy.folder / "toy.py"
         ops.write_text(OWN_OPS)
@@ -124,23 +122,26 @@ class Home:
             done(self.toy),
             done(self.toy, "c.weight=2.0"),
             run(self.toy, "a.text=new", fail_at="d", contents="y"),
-            received,
         ]
         assert dflow(self.toy, "push", str(self.remote), self.runs[0].run) == 0
         assert dflow(self.toy, "runs", "--tag", "best", self.runs[1].run) == 0
         joining.write_text(OWN_JOIN.replace("return between.join(texts)", "return str(between).join(texts)"))
-        trust_op_files([ops])
 
-    def _received(self) -> Record:
+    def _received(self) -> tuple[Toy, Record]:
         theirs = toy_pipeline(self.folder / "theirs")
-        theirs.store = self.toy.store
         ops = theirs.folder / f"{THEIRS}.py"
         ops.write_text(OPS.replace("toy:", f"{THEIRS}:"))
         database = f'tracking_uri = "sqlite:///{self.canary}/mlflow.db"'
         theirs.file.write_text(f"{PIPELINE.replace('toy.py', ops.name)}\n[mlflow]\n{database}\n")
+        done(theirs)
         record = run(theirs, "a.text=theirs", fail_at="d")
         ops.write_text(f"open({str(self.canary / 'ran')!r}, 'w').close()\n{ops.read_text()}")
-        return record
+        return theirs, record
+
+    @property
+    def stores(self) -> tuple[Path, ...]:
+        """Those that a stranger may change, with the remote."""
+        return self.toy.store, self.theirs.store, self.remote
 
     @property
     def other(self) -> Path:

@@ -24,7 +24,6 @@ from dsl.draft_folders import INIT, own_algorithms
 from dsl.errors import ConfigError, PipelineError
 from dsl.read_toml import read_graph
 from executor.keys.node_key import Sources, graph_parts
-from executor.records.record_trust import Acting, untrusted_op_files
 from ops.lib.data.files import read_json
 from ops.lib.drafts.algorithms import algorithm_class, own_options
 from ops.lib.drafts.backbone.config import from_serving
@@ -384,14 +383,6 @@ def test_the_modules_are_tried_by_another_process_before_the_first_stage(written
     edited(written.parent / "slot_bias", model=("return {}", "return {}[0]"))
     found = missing_here(evolve(config, num_layers=1))["algorithm"]
     assert found == f"{written.parent / 'slot_bias' / 'model.py'}:29: KeyError: 0"
-
-
-def test_a_folder_is_trusted_as_it_is_and_altered_no_more(written):
-    file = written.parent / "slot_bias" / INIT
-    Acting(written.parent / "runs", b"{}", [file], None).trust()
-    assert untrusted_op_files([file]) == []
-    (written.parent / "slot_bias" / "more.py").write_text("import os")
-    assert untrusted_op_files([file]) == [file]
 
 
 def test_an_algorithm_that_no_pipeline_names_is_not_imported():
