@@ -29,7 +29,6 @@ from executor.system.symlinks import is_plain
 
 EVENTS = "events.jsonl"
 MOST_COLUMNS = 16  # of all combinations: a table of more is not read
-MOST_NAMED = 3
 
 
 @frozen(kw_only=True)
@@ -283,32 +282,12 @@ def _names(records: Path) -> list[str]:
 
 
 def columns_of(runs: Sequence[RunFacts]) -> list[RunFacts]:
-    """Each run; each of the first combinations as if it were a run, its copies under the names of their templates."""
+    """Each run; of a sweep the first combinations, each as if it were a run: its copies have the names of their templates."""
     found: list[RunFacts] = []
     for run in runs:
         rows = run.combinations[: max(1, MOST_COLUMNS // len(runs))]
         found += [_column(run, row, is_alone=len(runs) == 1) for row in rows] if rows else [run]
     return found
-
-
-def shared(columns: Sequence[RunFacts], node_id: str) -> list[tuple[RunFacts, NodeFacts]]:
-    """The node of each column that has one; the same artifact with the same metrics once, under the labels of all."""
-    owners: dict[object, list[RunFacts]] = {}
-    for column in columns:
-        if node_id in column.nodes:
-            owners.setdefault(_identity(column, column.nodes[node_id]), []).append(column)
-    return [(named(own), own[0].nodes[node_id]) for own in owners.values()]
-
-
-def _identity(column: RunFacts, node: NodeFacts) -> object:
-    """Runs that made the same content may have measured other metrics; nan equals nan."""
-    figures = {name: repr(float(value)) for name, value in node.recorded.metrics.items()}
-    return node.recorded.digest or (column.run, node.id), frozenset(figures.items())
-
-
-def node_ids(columns: Sequence[RunFacts]) -> list[str]:
-    """The nodes of all columns, each once, in the order of the data."""
-    return list(dict.fromkeys(node_id for column in columns for node_id in column.nodes))
 
 
 def _column(run: RunFacts, row: Row, *, is_alone: bool) -> RunFacts:
@@ -319,10 +298,3 @@ def _column(run: RunFacts, row: Row, *, is_alone: bool) -> RunFacts:
     name = row.combination.name
     results = [names[node_id] for node_id in run.results if node_id in names]
     return attrs.evolve(run, label=name if is_alone else f"{run.label}: {name}", nodes=nodes, results=results)
-
-
-def named(columns: Sequence[RunFacts]) -> RunFacts:
-    """The first of them with the labels of all."""
-    labels = list(dict.fromkeys(column.label for column in columns))
-    more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
-    return attrs.evolve(columns[0], label="; ".join(labels[:MOST_NAMED]) + more)
