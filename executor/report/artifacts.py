@@ -123,8 +123,9 @@ def compared_sections(shown: Mapping[str, Shown], embedded: Embedded) -> Markup:
 
 
 def node_sections(run: RunFacts, shown: ShownByOps, embedded: Embedded) -> Markup:
-    """Node by node, in the order of the data, then the figures that the node drew while it ran. Accounts and verdicts have
-    their own parts of the page.
+    """Node by node in the order of the data, then the figures that the node drew while it ran.
+
+    Accounts and verdicts have their own parts of the page.
     """
 
     def of_node(node_id: str) -> Markup:

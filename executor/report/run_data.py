@@ -282,7 +282,10 @@ def _names(records: Path) -> list[str]:
 
 
 def columns_of(runs: Sequence[RunFacts]) -> list[RunFacts]:
-    """Each run; of a sweep the first combinations, each as if it were a run: its copies have the names of their templates."""
+    """Each run; of a sweep the first combinations, each as if it were a run.
+
+    The copies of a node have the name of their template.
+    """
     found: list[RunFacts] = []
     for run in runs:
         rows = run.combinations[: max(1, MOST_COLUMNS // len(runs))]

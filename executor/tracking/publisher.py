@@ -28,7 +28,7 @@ from dsl.convert import structure, unstructure
 from dsl.json_files import compact
 from executor.system.supervisor import GONE, child_environment, end_with_parent, exit_text, module_command
 from executor.tracking.report_writer import ReportWriter
-from executor.tracking.sync_state import new_run_publisher, sync_lock
+from executor.tracking.sync_state import new_replay, sync_lock
 
 # How long the end of a run waits for MLflow, and how long that of a stopped run, whose user wants to leave.
 END_WITHIN_S = 60.0
@@ -194,10 +194,10 @@ def main() -> int:
         def report(what: Report) -> None:
             os.write(reports, compact(unstructure(what)))
 
-        publisher = new_run_publisher(
+        replay = new_replay(
             store, folder, written, is_live=True, say=lambda text: report(Report(None, is_last=False, note=text))
         )
-        follow(publisher.send, finished, report)
+        follow(replay.send, finished, report)
     return 0
 
 

@@ -330,7 +330,7 @@ def test_whoever_sends_a_run_is_the_only_one(tmp_path, monkeypatch):
     process.communicate()
     wait_for(is_free)
     monkeypatch.setattr(
-        sync_state, "new_run_publisher", lambda *_, **__: SimpleNamespace(send=lambda: str(is_free()), counts={})
+        sync_state, "new_replay", lambda *_, **__: SimpleNamespace(send=lambda: str(is_free()), counts={})
     )
     assert sync_state.send_rest(toy.store, newest_record(toy)) == ("False", {})
 
