@@ -186,17 +186,18 @@ class Replay:
         """Ask MLflow which runs it has; of several for one place, which an unconfirmed call may leave, one is kept."""
         if self._held is not None:
             return
+        tracker = self._tracker  # which may have lost what was sent
         if not self._sent.experiment:
             shown = columns(self._record, self._contents.graph, self._contents.combinations)
-            self._sent.experiment = self._tracker.experiment(self._record.state.experiment, *shown)
+            self._sent.experiment = tracker.experiment(self._record.state.experiment, *shown)
         known = {self._sent.parent, *(part.run_id for part in self._sent.nodes.values())}
         known |= {part.run_id for part in self._sent.combinations.values()}
         held = {}
-        for place, runs in self._tracker.runs_of(self._sent.experiment, self._record.run).items():
+        for place, runs in tracker.runs_of(self._sent.experiment, self._record.run).items():
             held[place] = next((run for run in runs if run.run_id in known), runs[0])
             for run in runs:
                 if run is not held[place]:
-                    self._tracker.delete_run(run.run_id)
+                    tracker.delete_run(run.run_id)
         self._held = held
         self._is_described.clear()
         self._sent_points.clear()
