@@ -1,6 +1,6 @@
 """What a node needs, estimated before it runs: for `dflow plan`, and after a trial on a few samples for `--smoke`.
 
-An op estimates by its hook `estimate(config, outlook)` (dsl/op_class.py), which loads no torch and computes nothing
+An op estimates by its hook `estimate(config, context)` (dsl/op_class.py), which loads no torch and computes nothing
 large. The estimates of a node's producers come before its own, which reads what they foresee.
 """
 
@@ -31,10 +31,10 @@ class Trial:
 
 
 @frozen(kw_only=True)
-class Outlook:
+class PlanContext:
     """What is known of a node.
 
-    inputs: edge -> what its producer foresees, None where it foresees nothing, a tuple for a `tuple` edge.
+    inputs: edge -> what its producer forecasts, None where it forecasts nothing, a tuple for a `tuple` edge.
     identity: the digest of what the node made, where the store holds it; else PROMISED and a digest of op, config and
     inputs, which only nodes share that will make the same. artifact: what the node made, where the store holds it.
     root: the folder that the pipeline's paths start from.
@@ -96,7 +96,7 @@ class Estimate:
     by all ranks, and under CHECKPOINTS what it writes besides and is removed when it is done; disk_per: the amount of
     data that it holds for ("a million tokens") where the amount is not known, "" for the whole; less_disk: what to
     change so that it writes less, for the error where it does not fit. notes: sentences for the user. growth: after a
-    trial; None where the op cannot tell. foreseen: of the output, anything that the readers' own hooks understand.
+    trial; None where the op cannot tell. forecast: of the output, anything that the readers' own hooks understand.
     """
 
     memory: Mapping[str, int] = {}
@@ -105,4 +105,4 @@ class Estimate:
     less_disk: str = ""
     notes: tuple[str, ...] = ()
     growth: Growth | None = None
-    foreseen: Any = None
+    forecast: Any = None

@@ -14,29 +14,29 @@ from dsl.errors import ConfigError, StructureError
 from dsl.finding import Finding
 
 if TYPE_CHECKING:
-    from dsl.estimate import Estimate, Outlook
+    from dsl.estimate import Estimate, PlanContext
 
 Question = Literal["target", "good", "safe", "limit"]  # of the report's first screen, see ops/lib/report_sections.py
 Folders = Mapping[str, Path | tuple[Path, ...] | None]  # of the artifacts that a node reads, by edge
 NEAR = 0.85  # from which likeness on a name is taken for a misspelled one
 # The files beside a built-in op's op.py in which its hooks lie, as functions of the same names.
 HOOK_FILES = {
-    "report": "report",
-    "compare": "report",
-    "unmet": "unmet",
-    "unfit": "requirements",
-    "estimate": "estimate",
-    "smoke": "estimate",
-    "threads": "estimate",
-    "logged_model": "model",
+    "report": "show",
+    "compare": "show",
+    "logged_model": "show",
+    "missing_here": "plan",
+    "estimate": "plan",
+    "smoke": "plan",
+    "threads": "plan",
+    "conflicts": "conflicts",
 }
 
 
 class OpClass(Protocol):
     """The members that dflow looks for. Each may be left out; `@op` refuses wrong types, parameters and near names.
 
-    Class attributes and hooks do not affect the key, so a run function must not use them; it may call the `unfit` of a
-    built-in op's requirements.py, which is then part of its code. A hook is a method here, or a function in a file
+    Class attributes and hooks do not affect the key, so a run function must not use them; it may call the `conflicts`
+    of a built-in op's conflicts.py, which is then part of its code. A hook is a method here, or a function in a file
     beside the op.py of a built-in op (HOOK_FILES), which then takes the config in place of self. It loads no torch.
     Methods that are no hooks are part of the node's code; edits of them run the node again.
     """
@@ -80,18 +80,20 @@ class OpClass(Protocol):
         the node that these edges lead to; empty if there is no such node.
         """
 
-    def unmet(self) -> Mapping[str, str]:
+    def missing_here(self) -> Mapping[str, str]:
         """Field -> what is missing on this machine or in a file that only this node reads, and what to do; one sentence
         per line. Called before a run's first stage.
         """
 
-    def unfit(self, foreseen: Mapping[str, Any]) -> Mapping[str, str]:
-        """Field -> what does not fit the node's inputs, as `unmet` returns it. foreseen: edge -> what the `estimate` of
-        the input's node foresees of it, None where it foresees nothing, a tuple for a `tuple` edge. What is not known
-        refuses nothing. The stage of a built-in op calls the same function on what its inputs hold.
+    def conflicts(self, forecast: Mapping[str, Any]) -> Mapping[str, str]:
+        """Field -> what does not fit the node's inputs, as `missing_here` returns it.
+
+        forecast: edge -> what the `estimate` of the input's node forecasts of it, None where it forecasts nothing, a
+        tuple for a `tuple` edge. What is not known refuses nothing. The stage of a built-in op calls the same function
+        on what its inputs hold.
         """
 
-    def estimate(self, outlook: Outlook) -> Estimate | None:
+    def estimate(self, context: PlanContext) -> Estimate | None:
         """What the node needs, for `dflow plan` and `--smoke`; None where the op cannot tell."""
 
     def smoke(self, samples: int) -> Mapping[str, Any]:

@@ -14,8 +14,8 @@ HEAVY = {"torch", "transformers", "mlflow"}
 TABLE = ROOT / "docs" / "architecture.md"
 TOPS = ("dsl", "ops", "executor", "pipelines")
 FILES = [path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))]
-HOOKS = ("op", "unmet", "requirements", "estimate", "model", "report")  # of an op: what a plan or a report loads of it
-OF_STAGES = ("op", "requirements")  # of those what a stage uses as well
+HOOKS = ("op", "plan", "conflicts", "show")  # of an op: what a plan or a report loads of it
+OF_STAGES = ("op", "conflicts")  # of those what a stage uses as well
 DECLARATIONS = [ROOT / "ops" / "__init__.py", ROOT / "ops" / "artifacts.py"]
 DECLARATIONS += [path for hook in HOOKS for path in sorted((ROOT / "ops").glob(f"*/{hook}.py"))]
 

@@ -26,7 +26,7 @@ from executor.store.artifact_store import Store
 from ops.lib.drafts.backbone.footprint import draft_parameters
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.target.sizes import TargetSizes
-from ops.train_dflash.shape import foreseen_shape
+from ops.train_dflash.shape import forecast_shape
 
 ROOT = Path(__file__).parents[1]
 PIPELINES = ROOT / "pipelines"
@@ -86,7 +86,7 @@ def planned(name: str, folder: Path) -> dict[str, Any]:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     told: dict[str, Any] = json.loads(done.stdout)
-    assert (done.returncode, done.stderr) == (2 if told["unmet"] else 0, "")
+    assert (done.returncode, done.stderr) == (2 if told["missing_here"] else 0, "")
     return told
 
 
@@ -150,7 +150,7 @@ def test_parameters_are_those_of_the_model_and_of_the_published_files(name: str,
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_draft_parameters_are_those_of_the_draft(name: str, tmp_path: Path) -> None:
     config = compiled(name, tmp_path).nodes["train"].config
-    shape = foreseen_shape(config, json.loads(config_file(name).read_text()), 5)
+    shape = forecast_shape(config, json.loads(config_file(name).read_text()), 5)
     with torch.device("meta"):
         draft = DraftModel(shape)
     assert sum(parameter.numel() for parameter in draft.parameters()) == draft_parameters(shape)

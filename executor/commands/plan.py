@@ -69,7 +69,7 @@ def main(options: argparse.Namespace) -> int:
         sizes = {node_id: estimate_row(need, measured.get(node_id)) for node_id, need in needs.items()}
         rows = plan_rows(graph, decisions, history.computed)
         plan = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk}
-        print_json({**plan, "unmet": missing, "does_not_fit": does_not_fit, "cluster": cluster})
+        print_json({**plan, "missing_here": missing, "does_not_fit": does_not_fit, "cluster": cluster})
     else:
         print_plan(graph, decisions, missing, earlier_rule_note(decisions, str(options.file)))
         print_estimates(graph, needs, measured, free_disk, store.path)

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from dsl.encoding import fingerprint
 from dsl.errors import DflowError, NotKnown
-from dsl.estimate import PROMISED, Estimate, Outlook, Trial
+from dsl.estimate import PROMISED, Estimate, PlanContext, Trial
 from dsl.graph import Graph, GraphNode
 from dsl.hooks import hook
 from dsl.sizes import shown_bytes
@@ -25,13 +25,13 @@ NOT_MEASURED: Mapping[str, int | None] = {}
 
 @frozen
 class Estimates:
-    """Of every node whose op gives an estimate: what it needs. foreseen: of its output, None where nothing is known.
+    """Of every node whose op gives an estimate: what it needs. forecast: of its output, None where nothing is known.
 
     refused: why an op gives none, where a value is wrong.
     """
 
     needs: Mapping[str, Estimate]
-    foreseen: Mapping[str, Any]
+    forecast: Mapping[str, Any]
     refused: Mapping[str, str]
 
 
@@ -44,18 +44,18 @@ def graph_estimates(
     note. Hooks see device = "cpu" where the node computes on the CPU.
     """
     needs: dict[str, Estimate] = {}
-    foreseen: dict[str, Any] = dict.fromkeys(graph.nodes)
+    forecast: dict[str, Any] = dict.fromkeys(graph.nodes)
     refused: dict[str, str] = {}
     identities: dict[str, str] = {}
     for node_id, node in graph.nodes.items():
         identities[node_id] = _identity(node, made.get(node_id), identities)
-        estimate: Callable[[Any, Outlook], Estimate | None] | None = hook(node.op, "estimate")
+        estimate: Callable[[Any, PlanContext], Estimate | None] | None = hook(node.op, "estimate")
         if estimate is None:
             continue
         on_gpu = _computes_on_gpu_here(node)
-        outlook = Outlook(
+        context = PlanContext(
             launch=node.launch if on_gpu else attrs.evolve(node.launch, device="cpu"),
-            inputs=node.by_edge(foreseen),
+            inputs=node.by_edge(forecast),
             artifact=made.get(node_id),
             root=graph.root,
             free_disk=free_disk,
@@ -63,20 +63,20 @@ def graph_estimates(
             identity=identities[node_id],
         )
         try:
-            needed = estimate(node.config, outlook)
+            needed = estimate(node.config, context)
         except NotKnown as error:
             needed = Estimate(notes=(f"what it needs cannot be estimated: {error}",))
         except DflowError as error:
             refused[node_id] = str(error)
             continue
         if needed is not None:
-            foreseen[node_id] = needed.foreseen
+            forecast[node_id] = needed.forecast
             needs[node_id] = Estimate(growth=needed.growth) if node_id in made else needed
-    return Estimates(needs, foreseen, refused)
+    return Estimates(needs, forecast, refused)
 
 
 def _identity(node: GraphNode, artifact: Path | None, identities: Mapping[str, str]) -> str:
-    """As `Outlook.identity`. An artifact's folder has its digest as its name."""
+    """As `PlanContext.identity`. An artifact's folder has its digest as its name."""
     if artifact is not None:
         return artifact.name
     inputs = {edge: [identities[parent] for parent in parents] for edge, parents in node.inputs.items()}

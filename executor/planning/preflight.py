@@ -29,11 +29,11 @@ def preflight(
     from executor.planning.estimates import graph_estimates
 
     estimates = graph_estimates(graph, cached_artifacts(store, decisions), free_disk)
-    lacking = _unmet(graph, decisions, estimates)
+    lacking = _missing_here(graph, decisions, estimates)
     return lacking + disk_mistakes(store, decisions, estimates.needs, free_disk), estimates
 
 
-def _unmet(graph: Graph, decisions: Mapping[str, Decision], estimates: Estimates) -> list[Finding]:
+def _missing_here(graph: Graph, decisions: Mapping[str, Decision], estimates: Estimates) -> list[Finding]:
     """The mistakes of tracking, then those of all nodes that are not cached, in the order of the graph."""
     running = {node_id: graph.nodes[node_id] for node_id, decision in decisions.items() if decision.cache != "hit"}
     lacking = _of_tracking(graph)
@@ -68,11 +68,11 @@ def _asks_for_something(node: GraphNode) -> bool:
 
 def _of_node(node: GraphNode, estimates: Estimates) -> Iterator[Finding]:
     """What it lacks by itself, then what does not fit its inputs."""
-    lacking: Callable[[Any], Mapping[str, str]] | None = hook(node.op, "unmet")
-    unfit: Callable[[Any, Mapping[str, Any]], Mapping[str, str]] | None = hook(node.op, "unfit")
+    lacking: Callable[[Any], Mapping[str, str]] | None = hook(node.op, "missing_here")
+    conflicts: Callable[[Any, Mapping[str, Any]], Mapping[str, str]] | None = hook(node.op, "conflicts")
     for found in (
         {} if lacking is None else lacking(node.config),
-        {} if unfit is None else unfit(node.config, node.by_edge(estimates.foreseen)),
+        {} if conflicts is None else conflicts(node.config, node.by_edge(estimates.forecast)),
     ):
         for field, sentences in found.items():
             yield from (Finding(sentence, Field(f"node.{node.id}.{field}")) for sentence in sentences.splitlines())

@@ -26,17 +26,17 @@ from dsl.named_function import named_function
 from dsl.sizes import shown_bytes
 from dsl.stage import Stage
 from ops.capture_targets.backend import Backend, Halving
+from ops.capture_targets.conflicts import conflicts
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.op import BACKEND, BACKEND_INFO, REQUIRE, CaptureTargets, default_batch_tokens
-from ops.capture_targets.requirements import unfit
 from ops.capture_targets.writing import Shard
 from ops.lib.data.background_writer import BackgroundWriter
 from ops.lib.data.batching import batches_by_length
 from ops.lib.data.files import link_or_copy, write_json
 from ops.lib.data.shared_shards import POLL_S, SharedShards, waited
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.estimates import TargetStated, TokensForeseen, refuse_unfit
+from ops.lib.forecasts import TargetStated, TokensForecast, refuse_conflicts
 from ops.lib.target.feature_shards import feature_info
 from ops.lib.target.model import check_samples_fit, target_info
 
@@ -59,9 +59,9 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     target, tokens = stage.inputs["target"], stage.inputs["tokens"]
     statements = {
         "target": TargetStated.read(target.path, target.digest),
-        "tokens": TokensForeseen.read(tokens.path, tokens.digest),
+        "tokens": TokensForecast.read(tokens.path, tokens.digest),
     }
-    refuse_unfit(unfit(config, statements))
+    refuse_conflicts(conflicts(config, statements))
     info = target_info(target)
     layer_ids = layers_of(config, info["num_layers"])
     readers: dict[str, TokenReader] = {split: TokenReader(tokens, split) for split in config.splits}

@@ -13,10 +13,10 @@ from typing import Any
 from dsl.errors import DataError
 from dsl.files import replace_file
 from dsl.stage import Stage
+from ops.check_export.conflicts import report_mistakes
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
 from ops.check_export.op import WORKERS, CheckExport, without_worker
 from ops.check_export.outcome import Outcome, card_text
-from ops.check_export.requirements import report_mistakes
 from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, read_text, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
@@ -31,7 +31,7 @@ from ops.lib.drafts.backbone.serving_contract import (
     formats_of,
     is_imported,
 )
-from ops.lib.estimates import ReportForeseen, by_field, refuse_unfit
+from ops.lib.forecasts import ReportForecast, by_field, refuse_conflicts
 from ops.lib.sglang.serve_command import number_formats
 from ops.lib.sglang.version import require_sglang
 
@@ -80,7 +80,7 @@ def check_export(config: CheckExport, stage: Stage) -> None:
 def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
     """Raises DataError for a report of other inputs, or that serving cannot repeat. `check_serving` has the draft."""
     digests = {edge: given.digest for edge, given in inputs.items()}
-    refuse_unfit(by_field(report_mistakes(ReportForeseen.of(report), digests, None)), inputs["report"])
+    refuse_conflicts(by_field(report_mistakes(ReportForecast.of(report), digests, None)), inputs["report"])
 
 
 def choose_prompts(

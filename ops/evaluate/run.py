@@ -14,12 +14,12 @@ import torch
 
 from dsl.errors import DataError
 from dsl.stage import Stage
+from ops.evaluate.conflicts import conflicts
 from ops.evaluate.figures import figures
 from ops.evaluate.lossless import compare, difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
 from ops.evaluate.prompts import check_lengths, choose_prompts, processor_of
-from ops.evaluate.requirements import unfit
 from ops.evaluate.statistics import is_repetition
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import JOURNAL, Decoder, decode_in_turns
@@ -27,7 +27,7 @@ from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.drafts.backbone.load import import_record, load_draft, random_draft
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.decoding.decode_options import DraftUse
-from ops.lib.estimates import DraftForeseen, TargetStated, TokensForeseen, refuse_unfit
+from ops.lib.forecasts import DraftForecast, TargetStated, TokensForecast, refuse_conflicts
 from ops.lib.report_sections import NOT_KNOWN, interval_text, is_known
 from ops.lib.target.model import Target
 from ops.lib.vision.processor import Processor
@@ -42,7 +42,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     beyond a tie; the report is then in the work folder.
     """
     seed, dtype = config.seed or 0, getattr(torch, config.dtype)
-    refuse_unfit(unfit(config, _statements(stage)))
+    refuse_conflicts(conflicts(config, _statements(stage)))
     target = Target.load(stage.inputs["target"], stage.device, dtype)
     draft = load_draft(stage.inputs["draft"].path, stage.device, dtype)
     decoder = Decoder(
@@ -79,9 +79,9 @@ def _statements(stage: Stage) -> dict[str, Any]:
     """What the inputs hold, by edge."""
     draft, target, tokens = (stage.inputs[edge] for edge in ("draft", "target", "tokens"))
     return {
-        "draft": DraftForeseen.read(draft.path, draft.digest),
+        "draft": DraftForecast.read(draft.path, draft.digest),
         "target": TargetStated.read(target.path, target.digest),
-        "tokens": TokensForeseen.read(tokens.path, tokens.digest),
+        "tokens": TokensForecast.read(tokens.path, tokens.digest),
     }
 
 

@@ -14,15 +14,15 @@ from dsl.errors import DataError
 from dsl.files import replace_file
 from dsl.stage import Stage
 from ops.export_draft.card import CardFacts, model_card
+from ops.export_draft.conflicts import conflicts
 from ops.export_draft.op import ExportDraft
-from ops.export_draft.requirements import unfit
 from ops.lib.data.files import link_or_copy, read_json, write_json
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
 from ops.lib.drafts.backbone.config_contract import training_record
 from ops.lib.drafts.backbone.serving_contract import CARD, CONFIG, SPECULATORS, WEIGHTS, check_serving
 from ops.lib.drafts.backbone.speculators_format import Verifier, to_speculators
 from ops.lib.drafts.backbone.stored_tensors import tensors_digest
-from ops.lib.estimates import DraftForeseen, TargetStated, refuse_unfit
+from ops.lib.forecasts import DraftForecast, TargetStated, refuse_conflicts
 from ops.lib.sglang.serve_command import Served
 from ops.lib.target.model import read_config, target_info
 
@@ -35,9 +35,11 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
     """
     draft, target = stage.inputs["draft"], stage.inputs["target"]
     training = read_json(draft.path / "training.json")
-    trained = DraftForeseen.read(draft.path, draft.digest)
+    trained = DraftForecast.read(draft.path, draft.digest)
     shape = trained.shape
-    refuse_unfit(unfit(config, {"draft": trained, "target": TargetStated.read(target.path, target.digest)}), draft)
+    refuse_conflicts(
+        conflicts(config, {"draft": trained, "target": TargetStated.read(target.path, target.digest)}), draft
+    )
     check_training(draft.path, shape, training["captured"])
     dtype = getattr(torch, config.dtype)
     weights = {name: tensor.to(dtype) for name, tensor in load_file(draft.path / "model.safetensors").items()}

@@ -26,15 +26,15 @@ from dsl.errors import StopRequested
 from dsl.op import op_of
 from dsl.stage import Stage
 from ops.finetune_vlm.batches import Order, passes_of_rank
+from ops.finetune_vlm.conflicts import conflicts
 from ops.finetune_vlm.measuring import HeldOut
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.parts import SEEING, Part
-from ops.finetune_vlm.requirements import unfit
 from ops.finetune_vlm.saving import save_target, saved_for_now
 from ops.finetune_vlm.start import freeze, make_optimizer, parts_of, set_rates, start_target
 from ops.lib.data.files import read_json, write_json
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.estimates import TokensForeseen, refuse_unfit
+from ops.lib.forecasts import TokensForecast, refuse_conflicts
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.target.checkpoint_files import PROCESSOR, copy_files
 from ops.lib.target.model import Target, describe_target, write_target_json
@@ -88,7 +88,7 @@ class _Training:
     def start(cls, config: FinetuneVlm, stage: Stage, checkpoints: Checkpoints) -> _Training:
         reader = TokenReader(stage.inputs["tokens"], "train")
         tokens = stage.inputs["tokens"]
-        refuse_unfit(unfit(config, {"tokens": TokensForeseen.read(tokens.path, tokens.digest)}))
+        refuse_conflicts(conflicts(config, {"tokens": TokensForecast.read(tokens.path, tokens.digest)}))
         held_out = HeldOut.read(config, stage)
         target, source = start_target(config, reader, stage)
         freeze(config, target, stage)

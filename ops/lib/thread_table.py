@@ -16,7 +16,7 @@ from typing import Any
 from dsl.errors import DataError
 from dsl.op import is_builtin
 from dsl.op_class import Folders
-from ops.lib.estimates import read_config
+from ops.lib.forecasts import read_config
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.target.tiny_config import tiny_config
 

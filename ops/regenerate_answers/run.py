@@ -23,15 +23,15 @@ from ops.lib.data.files import json_line, link_or_copy, read_jsonl, write_json
 from ops.lib.data.image_packs import link_packs
 from ops.lib.data.sample_account import Tally
 from ops.lib.data.shared_shards import SharedShards, published_rows
-from ops.lib.estimates import ANSWERED, SamplesForeseen, TargetStated, refuse_unfit
+from ops.lib.forecasts import ANSWERED, SamplesForecast, TargetStated, refuse_conflicts
 from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
+from ops.regenerate_answers.conflicts import conflicts
 from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, turns_of, with_answers
 from ops.regenerate_answers.endpoint import EndpointAnswerer, Served
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
-from ops.regenerate_answers.requirements import unfit
 from ops.regenerate_answers.shards import Shard, shards
 
 FINISHED = "finish reason {}"
@@ -68,7 +68,7 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
         write_once(stage, lambda: write_given(config, stage, samples.path))
         return
     target: TargetModel | None = stage.inputs.get("target")
-    refuse_unfit(unfit(config, _statements(samples, target)))
+    refuse_conflicts(conflicts(config, _statements(samples, target)))
     prompts = Prompts.load(config, target, samples.path)
     total = check_rows(samples.path, config, prompts)
     work = partial(shards, samples.path, config, stage.work_dir, stage.worker)
@@ -96,7 +96,7 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
 def _statements(samples: ImageSamples, target: TargetModel | None) -> dict[str, Any]:
     """What the inputs hold, by edge."""
     return {
-        "samples": SamplesForeseen.read(samples.path, samples.digest),
+        "samples": SamplesForecast.read(samples.path, samples.digest),
         "target": None if target is None else TargetStated.read(target.path, target.digest),
     }
 

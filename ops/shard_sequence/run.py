@@ -13,10 +13,10 @@ from dsl.stage import Stage
 from ops.lib.data.batching import padded_length
 from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.estimates import FeaturesForeseen, TokensForeseen, refuse_unfit
+from ops.lib.forecasts import FeaturesForecast, TokensForecast, refuse_conflicts
 from ops.lib.target.feature_shards import FeatureReader
+from ops.shard_sequence.conflicts import conflicts
 from ops.shard_sequence.op import SPLIT, ShardSequence
-from ops.shard_sequence.requirements import unfit
 
 
 @frozen
@@ -34,7 +34,7 @@ def shard_sequence(config: ShardSequence, stage: Stage) -> None:
 
     Raises DataError for a split without samples, and for a sample longer than a step.
     """
-    refuse_unfit(unfit(config, _statements(stage)))
+    refuse_conflicts(conflicts(config, _statements(stage)))
     lengths = _lengths(stage)
     seed = config.seed or 0
     steps = list(plan_steps(lengths, config.tokens_per_step, config.pad_multiple, config.epochs, seed))
@@ -58,8 +58,8 @@ def _statements(stage: Stage) -> dict[str, Any]:
     """What the inputs hold, by edge."""
     features, tokens = stage.inputs.get("features"), stage.inputs.get("tokens")
     return {
-        "features": None if features is None else FeaturesForeseen.read(features.path, features.digest),
-        "tokens": None if tokens is None else TokensForeseen.read(tokens.path, tokens.digest),
+        "features": None if features is None else FeaturesForecast.read(features.path, features.digest),
+        "tokens": None if tokens is None else TokensForecast.read(tokens.path, tokens.digest),
     }
 
 

@@ -20,18 +20,18 @@ from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import SPLITS, Tally, Unusable
 from ops.lib.data.shared_shards import SharedShards, published_rows, waited
-from ops.lib.estimates import SamplesForeseen, TargetStated, refuse_unfit
+from ops.lib.forecasts import SamplesForecast, TargetStated, refuse_conflicts
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.fetch import find_processor
 from ops.lib.vision.chat_template import read_chat_template
 from ops.lib.vision.images import strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
+from ops.tokenize_chat.conflicts import conflicts
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.pieces import SUFFIX, Outcome, Row, all_pieces, portions, split_rows
 from ops.tokenize_chat.preview import Preview
-from ops.tokenize_chat.requirements import unfit
 from ops.tokenize_chat.samples import TOO_FEW_LOSS_TOKENS, TOO_LONG, tokenize_rows
 from ops.tokenize_chat.template import MISFITS, NO_ANSWER, OTHER_THOUGHT, SPECIAL_IN_TEXT, texts_of
 from ops.tokenize_chat.writer import ShardWriter
@@ -61,10 +61,10 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     samples: ImageSamples = stage.inputs["samples"]
     target: TargetModel | None = stage.inputs.get("target")
     statements = {
-        "samples": SamplesForeseen.read(samples.path, samples.digest),
+        "samples": SamplesForecast.read(samples.path, samples.digest),
         "target": None if target is None else TargetStated(config={}, identity=target.digest),
     }
-    refuse_unfit(unfit(config, statements))
+    refuse_conflicts(conflicts(config, statements))
     file, threads = samples.path / "samples.jsonl", config.workers or max(1, available_cores() // stage.workers)
     shares = stage.workers > 1
     folder = stage.shared_dir / f"processor-{stage.worker}" if shares else stage.out_dir / "processor"

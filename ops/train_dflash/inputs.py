@@ -14,16 +14,16 @@ from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.drafts.backbone.load import CONFIG, read_config
-from ops.lib.estimates import DraftForeseen, FeaturesForeseen, TargetStated, TokensForeseen, refuse_unfit
+from ops.lib.forecasts import DraftForecast, FeaturesForecast, TargetStated, TokensForecast, refuse_conflicts
 from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import check_samples_fit, target_info, text_config
 from ops.lib.target.token_ids import mask_warning
 from ops.lib.training import rank_group
 from ops.train_dflash.batches import PlannedStep, read_plan
+from ops.train_dflash.conflicts import conflicts
 from ops.train_dflash.online import SPLITS, OnlineReader, describe_features
 from ops.train_dflash.op import TrainDflash
-from ops.train_dflash.requirements import unfit
 from ops.train_dflash.shape import draft_shape
 
 Reader = FeatureReader | OnlineReader
@@ -62,7 +62,7 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
     target, tokens = stage.inputs["target"], stage.inputs.get("tokens")
     source = stage.inputs.get("features") or tokens
     captured, train, val = (_online if config.capture == "online" else _stored)(config, stage)
-    refuse_unfit(unfit(config, _statements(stage)), source)
+    refuse_conflicts(conflicts(config, _statements(stage)), source)
     if config.capture == "online" and tokens is not None:
         check_samples_fit((TokenReader(tokens, split) for split in SPLITS), target)
     steps, pad_multiple = read_plan(stage.inputs["batches"], train.lengths)
@@ -90,10 +90,10 @@ def _statements(stage: Stage) -> dict[str, Any]:
     if parent is not None and not (parent.path / CONFIG).is_file():  # `load_weights` reports it
         parent = None
     return {
-        "warm_start": None if parent is None else DraftForeseen.read(parent.path, parent.digest),
+        "warm_start": None if parent is None else DraftForecast.read(parent.path, parent.digest),
         "target": TargetStated.read(target.path, target.digest),
-        "features": None if features is None else FeaturesForeseen.read(features.path, features.digest),
-        "tokens": None if tokens is None else TokensForeseen.read(tokens.path, tokens.digest),
+        "features": None if features is None else FeaturesForecast.read(features.path, features.digest),
+        "tokens": None if tokens is None else TokensForecast.read(tokens.path, tokens.digest),
     }
 
 

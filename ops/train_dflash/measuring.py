@@ -27,10 +27,10 @@ from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.training.checkpoint import Checkpoints, TrainState, saved_weights
 from ops.lib.training.dtensors import gathered, reshard
 from ops.train_dflash.batches import Labels
+from ops.train_dflash.conflicts import NO_VAL
 from ops.train_dflash.engine import Setup
 from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.op import TrainDflash
-from ops.train_dflash.requirements import NO_VAL
 from ops.train_dflash.short_evaluation import Lend, ShortEvaluation
 from ops.train_dflash.step import measure
 from ops.train_dflash.tally import WEIGHT, accuracy, expected_tau, found_means, mean_loss, slot_accuracy

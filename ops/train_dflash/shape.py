@@ -11,7 +11,7 @@ from dsl.errors import ConfigError
 from ops.capture_targets.layers import spread_layers
 from ops.lib.drafts.algorithms import algorithm_class
 from ops.lib.drafts.backbone.config import FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
-from ops.lib.estimates import FeaturesForeseen
+from ops.lib.forecasts import FeaturesForecast
 from ops.lib.target.token_ids import mask_of_texts
 from ops.train_dflash.op import TrainDflash
 
@@ -71,19 +71,19 @@ def draft_shape(
     return evolve(shape, **{name: getattr(parent, name) for name in kept})
 
 
-def expected_shape(config: TrainDflash, target: Mapping[str, Any], features: FeaturesForeseen | None) -> DraftConfig:
+def expected_shape(config: TrainDflash, target: Mapping[str, Any], features: FeaturesForecast | None) -> DraftConfig:
     """The draft's shape but for its mask token; of layers that are not known only the number is right. target: its
     config.json. Raises ConfigError as `draft_shape`.
     """
     if config.capture == "online":
-        return foreseen_shape(config, target, len(config.target_layer_ids or ()) or config.capture_layers)
+        return forecast_shape(config, target, len(config.target_layer_ids or ()) or config.capture_layers)
     if features is None:  # nothing is known of them: as many layers as a capture has by default, or fewer
         most = max(1, (target.get("text_config") or target)["num_hidden_layers"] - 3)
-        return foreseen_shape(config, target, min(config.capture_layers, most))
-    return foreseen_shape(config, target, features.num_layers, features.target_layer_ids)
+        return forecast_shape(config, target, min(config.capture_layers, most))
+    return forecast_shape(config, target, features.num_layers, features.target_layer_ids)
 
 
-def foreseen_shape(
+def forecast_shape(
     config: TrainDflash, target: Mapping[str, Any], num_layers: int, layer_ids: tuple[int, ...] | None = None
 ) -> DraftConfig:
     """The same from only the target's config.json and the captured layers, or if these are not known their number.

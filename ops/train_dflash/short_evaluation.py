@@ -49,7 +49,7 @@ class ShortEvaluation:
     def open(
         cls, config: TrainDflash, stage: Stage, inputs: Inputs, device: torch.device, lend: Lend | None
     ) -> ShortEvaluation | None:
-        """None if the config requests none, or if the split is empty (`unfit` refuses to select by it).
+        """None if the config requests none, or if the split is empty (`conflicts` refuses to select by it).
 
         lend: of an already loaded target; otherwise it is loaded here, in the dtype of the capture. Raises DataError
         for images that the target cannot read, and for prompts whose answers could exceed the positions of target or

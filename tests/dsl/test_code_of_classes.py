@@ -54,7 +54,7 @@ class Make:
     @staticmethod
     def report(folder): return [half(len(folder.name))]
 
-    def unmet(self): return {"text": "missing"}
+    def missing_here(self): return {"text": "missing"}
 
     def scaled(self): return half(self.steps) * 16
 

@@ -60,7 +60,10 @@ def test_class_attributes_say_what_an_op_is_beyond_the_arguments_of_op() -> None
             "Work.external_files: expected def external_files(self) -> Mapping[str, Path | None], got (self, root)",
         ),
         ({"chosen_libraries": ("sglang",)}, "Work.chosen_libraries: expected def chosen_libraries(self) -> tuple"),
-        ({"unmet": property(lambda self: {})}, "Work.unmet: expected def unmet(self) -> Mapping[str, str]"),
+        (
+            {"missing_here": property(lambda self: {})},
+            "Work.missing_here: expected def missing_here(self) -> Mapping[str, str]",
+        ),
         (
             {"launch_mistakes": lambda self, values, launch: {}},
             "Work.launch_mistakes: expected @staticmethod def launch_mistakes(values: Mapping[str, Any], ",
@@ -135,11 +138,12 @@ def test_the_required_files_of_an_artifact_type_are_a_tuple_of_names(names: obje
 
 def test_a_method_of_the_class_is_the_hook_and_its_self_is_the_config() -> None:
     spec = declared(
-        unmet=lambda self: {"count": f"{self.count} are too few"}, report=staticmethod(lambda folder: [folder.name])
+        missing_here=lambda self: {"count": f"{self.count} are too few"},
+        report=staticmethod(lambda folder: [folder.name]),
     )
-    unmet, report = hook(spec, "unmet"), hook(spec, "report")
-    assert unmet is not None and report is not None
-    assert {"count": "3 are too few"} == unmet(spec.config_class(count=3))
+    missing_here, report = hook(spec, "missing_here"), hook(spec, "report")
+    assert missing_here is not None and report is not None
+    assert {"count": "3 are too few"} == missing_here(spec.config_class(count=3))
     assert ["made"] == report(Path("made"))
     assert hook(spec, "smoke") is None
 
@@ -147,9 +151,9 @@ def test_a_method_of_the_class_is_the_hook_and_its_self_is_the_config() -> None:
 def test_a_function_in_the_file_beside_op_py_is_the_hook_of_a_built_in_op() -> None:
     found = hook(load_op("check_export"), "report")  # which has an edge of that name
     assert found is not None
-    assert ("ops.check_export.report", "report") == (found.__module__, found.__name__)
+    assert ("ops.check_export.show", "report") == (found.__module__, found.__name__)
     assert hook(load_op("load_target"), "smoke") is None  # the file is there, the function is not
-    assert hook(load_op("inject_images"), "unmet") is None  # there is no such file
+    assert hook(load_op("inject_images"), "missing_here") is None  # there is no such file
 
 
 def test_a_module_beside_a_users_file_is_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:

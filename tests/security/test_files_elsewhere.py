@@ -14,7 +14,7 @@ import pytest
 
 import ops
 from dsl.errors import DataError, ServerError
-from dsl.estimate import Outlook
+from dsl.estimate import PlanContext
 from dsl.launch import Launch
 from dsl.op import Ref
 from executor.cli import main
@@ -28,8 +28,8 @@ from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.fetch import find_checkpoint
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
-from ops.tokenize_chat.estimate import estimate as tokenize_estimate
 from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.plan import estimate as tokenize_estimate
 from ops.tools.serve.chat import post
 
 
@@ -201,8 +201,8 @@ def read_features(folder, name):
 def estimate_tokens(folder, name):
     shard = {"file": name, "split": "train", "samples": 1, "tokens": 1}
     (folder / "tokens.json").write_text(json.dumps({"vocab_size": 1, "shards": [shard]}))
-    outlook = Outlook(launch=Launch(), inputs={"samples": None}, artifact=folder, root=folder, free_disk=1)
-    tokenize_estimate(TokenizeChat(samples=Ref("samples")), outlook)
+    context = PlanContext(launch=Launch(), inputs={"samples": None}, artifact=folder, root=folder, free_disk=1)
+    tokenize_estimate(TokenizeChat(samples=Ref("samples")), context)
 
 
 @pytest.mark.parametrize("read", [read_image, read_tokens, read_features, estimate_tokens])

@@ -25,14 +25,14 @@ from toy_ops import Toy
 
 from dsl import files, json_files
 from dsl.errors import DataError, ServerError, StoreError, TransientError
-from dsl.estimate import Outlook, Trial
+from dsl.estimate import PlanContext, Trial
 from dsl.json_files import LineReader, read_json, read_object
 from dsl.launch import Launch
 from executor.maintenance.remote import MOST_BYTES, Remote
 from ops.artifacts import TokenShards
 from ops.evaluate.benchmark_rows import check_benchmark
-from ops.evaluate.estimate import estimate
 from ops.evaluate.op import Evaluate
+from ops.evaluate.plan import estimate
 from ops.ingest import tables
 from ops.ingest.op import Ingest
 from ops.ingest.records import LONGEST
@@ -296,7 +296,7 @@ def test_a_benchmark_that_was_broken_since_the_trial_is_named_by_file_and_line(t
     file = tmp_path / "benchmark.jsonl"
     trial = Trial(config=Evaluate(tokens="@t", target="@t", draft="@d"), artifact=tmp_path, inputs={})
     config = Evaluate(tokens="@t", target="@t", draft="@d", benchmark=str(file))
-    outlook = Outlook(
+    context = PlanContext(
         launch=Launch(),
         inputs=dict.fromkeys(("tokens", "target", "draft")),
         artifact=None,
@@ -307,7 +307,7 @@ def test_a_benchmark_that_was_broken_since_the_trial_is_named_by_file_and_line(t
     for line in ("[1]", "{}", DEEP):
         file.write_text(f'{{"category": "math"}}\n{line}\n')
         with pytest.raises(DataError, match=r"benchmark\.jsonl:2: "):
-            estimate(config, outlook)
+            estimate(config, context)
 
 
 def test_parts_and_duplicates_take_linear_time(tmp_path):

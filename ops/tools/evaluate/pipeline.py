@@ -19,8 +19,8 @@ from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.drafts.backbone.contract_fields import lookup
 from ops.lib.target.token_ids import Vocabulary
 from ops.load_draft.op import LoadDraft
-from ops.load_target.estimate import snapshot
 from ops.load_target.op import LoadTarget
+from ops.load_target.plan import snapshot
 from ops.tokenize_chat.op import TokenizeChat
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")  # mathematics, code and talk

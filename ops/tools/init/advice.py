@@ -10,11 +10,11 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from dsl.sizes import shown_bytes
-from ops.capture_targets.estimate import feature_bytes
+from ops.capture_targets.plan import feature_bytes
 from ops.ingest.image_folder import BESIDE
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.target.sizes import ITEM_SIZES
-from ops.tokenize_chat.estimate import TOKEN_BYTES
+from ops.tokenize_chat.plan import TOKEN_BYTES
 from ops.tools.init.lengths import PixelRules
 from ops.tools.init.survey import BY_CLASS, FRACTIONS, Survey, percentile
 from ops.tools.init.target import MOST_LAYERS, Target

@@ -10,13 +10,13 @@ from attrs import Factory, field, frozen
 
 from dsl.errors import ConfigError, DataError
 from ops.capture_targets.layers import spread_layers
-from ops.lib.estimates import read_config
+from ops.lib.forecasts import read_config
 from ops.lib.target.checkpoint_check import checkpoint_mistakes
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
 from ops.lib.vision.pixel_limits import image_settings, pixel_limits
 from ops.lib.vision.processor_files import has_tokenizer
-from ops.load_target.estimate import TARGETS, dtype_of, find_config
+from ops.load_target.plan import TARGETS, dtype_of, find_config
 
 MOST_LAYERS = 5  # of the paper
 TOKENIZER = "tokenizer.json"

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from init_cases import chat, checkpoint
 
-from dsl.estimate import Outlook
+from dsl.estimate import PlanContext
 from dsl.launch import Launch
 from dsl.op import Ref
 from executor.cli import main
 from ops.finetune_vlm.op import FinetuneVlm
-from ops.finetune_vlm.unmet import unmet as finetune_vlm_unmet
-from ops.load_target.estimate import estimate as load_target_estimate
+from ops.finetune_vlm.plan import missing_here as finetune_vlm_missing_here
 from ops.load_target.op import LoadTarget
-from ops.load_target.unmet import unmet as load_target_unmet
+from ops.load_target.plan import estimate as load_target_estimate
+from ops.load_target.plan import missing_here as load_target_missing_here
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.unmet import unmet as regenerate_answers_unmet
+from ops.regenerate_answers.plan import missing_here as regenerate_answers_missing_here
 from ops.tokenize_chat.op import TokenizeChat
-from ops.tokenize_chat.unmet import unmet as tokenize_chat_unmet
+from ops.tokenize_chat.plan import missing_here as tokenize_chat_missing_here
 
 PIPELINE = """
 [pipeline]
@@ -299,7 +299,7 @@ def test_a_checkpoint_that_cannot_be_a_target_is_refused_at_init_plan_and_run(
     assert starts_of_lines([f"dflow: {expected[0]}", *expected[1:]], said), said
     assert 2 == main(["plan", "one.toml", "--json"])
     plan = json.loads(capsys.readouterr().out)
-    planned = plan["unmet"]
+    planned = plan["missing_here"]
     assert starts_of_lines(expected, planned, "node.target.checkpoint: "), planned
     assert "cannot be estimated" not in json.dumps(plan["resources"])
     assert 2 == main(["run", "one.toml"])
@@ -317,16 +317,16 @@ def test_a_file_in_place_of_a_checkpoint_is_refused(target: Path, capsys: pytest
         assert sentence in capsys.readouterr().err
         assert 2 == main(["plan", "one.toml", "--json", "-s", f"target.checkpoint={given}"])
         plan = json.loads(capsys.readouterr().out)
-        assert sentence in plan["unmet"][0]
+        assert sentence in plan["missing_here"][0]
         assert {} == plan["resources"]
 
 
 @pytest.mark.parametrize("changed", [lambda folder: None, sharded], ids=["one file", "shards"])
 def test_a_sound_checkpoint_lacks_nothing(target: Path, changed: Callable[[Path], None]) -> None:
     changed(target)
-    assert {} == load_target_unmet(LoadTarget(checkpoint=str(target)))
-    assert {} == finetune_vlm_unmet(FinetuneVlm(tokens=Ref("tokens"), init=str(target)))
-    assert {} == load_target_unmet(LoadTarget(checkpoint="owner/name", revision="0" * 40))
+    assert {} == load_target_missing_here(LoadTarget(checkpoint=str(target)))
+    assert {} == finetune_vlm_missing_here(FinetuneVlm(tokens=Ref("tokens"), init=str(target)))
+    assert {} == load_target_missing_here(LoadTarget(checkpoint="owner/name", revision="0" * 40))
 
 
 @pytest.mark.parametrize(
@@ -340,19 +340,19 @@ def test_a_sound_checkpoint_lacks_nothing(target: Path, changed: Callable[[Path]
 def test_a_chat_template_may_be_in_any_file_that_transformers_reads(target: Path, file: str, settings: object) -> None:
     without_template(target)
     (target / file).write_text(json.dumps(settings))
-    assert {} == load_target_unmet(LoadTarget(checkpoint=str(target)))
+    assert {} == load_target_missing_here(LoadTarget(checkpoint=str(target)))
     (target / file).write_text(json.dumps({"chat_template": None}))
-    assert NO_TEMPLATE in load_target_unmet(LoadTarget(checkpoint=str(target)))["checkpoint"]
+    assert NO_TEMPLATE in load_target_missing_here(LoadTarget(checkpoint=str(target)))["checkpoint"]
 
 
 def test_named_chat_templates_with_a_default_are_a_template(target: Path) -> None:
     named_templates(target)
     (target / "chat_template.jinja").write_text("{{ messages }}")
-    assert {} == load_target_unmet(LoadTarget(checkpoint=str(target)))
+    assert {} == load_target_missing_here(LoadTarget(checkpoint=str(target)))
     (target / "chat_template.jinja").unlink()
     templates = [{"name": name, "template": "{{ messages }}"} for name in ("default", "rag")]
     (target / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    assert {} == load_target_unmet(LoadTarget(checkpoint=str(target)))
+    assert {} == load_target_missing_here(LoadTarget(checkpoint=str(target)))
 
 
 def test_every_field_that_names_a_checkpoint_or_a_processor_is_checked(target: Path) -> None:
@@ -360,13 +360,15 @@ def test_every_field_that_names_a_checkpoint_or_a_processor_is_checked(target: P
     (target / "model.safetensors").unlink()
     answers = {"samples": Ref("s"), "backend": "endpoint", "endpoint": "http://host:1/v1", "model": "m"}
     of_a_processor = f"processor {target}: {NO_TEMPLATE}"
-    assert {"init"} == set(finetune_vlm_unmet(FinetuneVlm(tokens=Ref("tokens"), init=str(target))))
-    assert {} == finetune_vlm_unmet(FinetuneVlm(tokens=Ref("tokens")))
-    assert {"processor": of_a_processor} == tokenize_chat_unmet(TokenizeChat(samples=Ref("s"), processor=str(target)))
-    found = regenerate_answers_unmet(RegenerateAnswers(processor=str(target), **answers))
+    assert {"init"} == set(finetune_vlm_missing_here(FinetuneVlm(tokens=Ref("tokens"), init=str(target))))
+    assert {} == finetune_vlm_missing_here(FinetuneVlm(tokens=Ref("tokens")))
+    assert {"processor": of_a_processor} == tokenize_chat_missing_here(
+        TokenizeChat(samples=Ref("s"), processor=str(target))
+    )
+    found = regenerate_answers_missing_here(RegenerateAnswers(processor=str(target), **answers))
     assert {"processor": of_a_processor} == found
     (target / "tokenizer.json").write_text(POINTER)
-    pointed = tokenize_chat_unmet(TokenizeChat(samples=Ref("s"), processor=str(target)))["processor"]
+    pointed = tokenize_chat_missing_here(TokenizeChat(samples=Ref("s"), processor=str(target)))["processor"]
     assert pointed.startswith(f"{target}: pointers of git-lfs in place of tokenizer.json; run `git lfs pull`")
 
 
@@ -376,7 +378,7 @@ def test_a_mask_token_that_is_unknown_or_outside_the_vocabulary_is_refused_with_
     can_serve = "set mask_token_id to an id that no text gives, such as {} (an embedding without a token of the"
 
     def told(**fields: Any) -> str:
-        return load_target_unmet(LoadTarget(checkpoint=str(target), **fields)).get("mask_token_id", "")
+        return load_target_missing_here(LoadTarget(checkpoint=str(target), **fields)).get("mask_token_id", "")
 
     assert f"mask_token_id 400 is outside the vocabulary of 400 in {target}; {can_serve.format(2)}" in told(
         mask_token_id=400
@@ -405,32 +407,32 @@ def test_a_mask_token_that_texts_give_is_told_at_plan(target: Path, capsys: pyte
 def test_ids_beyond_the_vocabulary_at_which_texts_end_are_refused(target: Path, file: str) -> None:
     (target / "generation_config.json").write_text("{}")
     change(target / file, eos_token_id=[399, 151_645], bos_token_id=400)
-    told = load_target_unmet(LoadTarget(checkpoint=str(target)))["checkpoint"]
+    told = load_target_missing_here(LoadTarget(checkpoint=str(target)))["checkpoint"]
     wrong = f"bos_token_id 400 of {file}, eos_token_id 151645 of {file}"
     assert told.startswith(f"{target}: outside the model's vocabulary of 400: {wrong}; correct the ids")
     change(target / file, eos_token_id=[399, 398], bos_token_id=None)
-    assert {} == load_target_unmet(LoadTarget(checkpoint=str(target)))
+    assert {} == load_target_missing_here(LoadTarget(checkpoint=str(target)))
 
 
 def test_a_chat_template_with_a_mistake_is_refused_before_anything_is_loaded(target: Path) -> None:
     wrong = target.parent / "wrong.jinja"
     wrong.write_text("{{ messages }}\n{% if %}")
     sentence = f"{wrong}:2: not a chat template: "
-    assert load_target_unmet(LoadTarget(checkpoint=str(target), chat_template=str(wrong)))["chat_template"].startswith(
-        sentence
-    )
+    assert load_target_missing_here(LoadTarget(checkpoint=str(target), chat_template=str(wrong)))[
+        "chat_template"
+    ].startswith(sentence)
     given: dict[str, Any] = {"samples": Ref("s"), "processor": str(target), "chat_template": str(wrong)}
     answers = {"backend": "endpoint", "endpoint": "http://host:1/v1", "model": "m"}
-    assert tokenize_chat_unmet(TokenizeChat(**given))["chat_template"].startswith(sentence)
-    assert regenerate_answers_unmet(RegenerateAnswers(**given, **answers))["chat_template"].startswith(sentence)
+    assert tokenize_chat_missing_here(TokenizeChat(**given))["chat_template"].startswith(sentence)
+    assert regenerate_answers_missing_here(RegenerateAnswers(**given, **answers))["chat_template"].startswith(sentence)
     without_template(target)
     shutil.copy(wrong, target / "chat_template.jinja")
-    told = load_target_unmet(LoadTarget(checkpoint=str(target)))["checkpoint"]
+    told = load_target_missing_here(LoadTarget(checkpoint=str(target)))["checkpoint"]
     assert told.startswith(f"{target / 'chat_template.jinja'}:2: not a chat template: ")
     without_template(target)
     settings = {"chat_template": [{"name": "default", "template": "{% if %}"}]}
     (target / "tokenizer_config.json").write_text(json.dumps(settings))
-    told = load_target_unmet(LoadTarget(checkpoint=str(target)))["checkpoint"]
+    told = load_target_missing_here(LoadTarget(checkpoint=str(target)))["checkpoint"]
     assert told.startswith(f"{target / 'tokenizer_config.json'}, chat_template:1: not a chat template: ")
 
 
@@ -438,8 +440,8 @@ def test_answers_longer_than_the_context_of_a_processor_s_model_are_refused(targ
     change(target / "config.json", max_position_embeddings=4096)
     given: dict[str, Any] = {"samples": Ref("s"), "processor": str(target), "backend": "endpoint", "model": "m"}
     given |= {"endpoint": "http://host:1/v1", "max_new_tokens": 1024}
-    assert {} == regenerate_answers_unmet(RegenerateAnswers(**given, max_prompt_tokens=3072))
-    found = regenerate_answers_unmet(RegenerateAnswers(**given, max_prompt_tokens=3073))
+    assert {} == regenerate_answers_missing_here(RegenerateAnswers(**given, max_prompt_tokens=3072))
+    found = regenerate_answers_missing_here(RegenerateAnswers(**given, max_prompt_tokens=3073))
     assert {"max_prompt_tokens"} == set(found)
     assert "3073 + 1024 = 4097 tokens, and the target has 4096 positions" in found["max_prompt_tokens"]
     assert "set max_prompt_tokens = 3072 or less" in found["max_prompt_tokens"]
@@ -450,9 +452,11 @@ def test_a_link_to_a_file_elsewhere_is_refused_unread(target: Path, capsys: pyte
     sentence = f"{target / 'tokenizer_config.json'}: a link out of the checkpoint, to /dev/zero; replace it by the file"
     assert 1 == main(["init", "chat.jsonl", "--target", str(target)])
     assert sentence in capsys.readouterr().err
-    outlook = Outlook(launch=Launch(), inputs={}, artifact=None, root=target.parent, free_disk=0)
-    assert () == load_target_estimate(LoadTarget(checkpoint=str(target), mask_token_id=0), outlook).notes
-    assert [True] == [sentence in line for line in load_target_unmet(LoadTarget(checkpoint=str(target))).values()]
+    context = PlanContext(launch=Launch(), inputs={}, artifact=None, root=target.parent, free_disk=0)
+    assert () == load_target_estimate(LoadTarget(checkpoint=str(target), mask_token_id=0), context).notes
+    assert [True] == [
+        sentence in line for line in load_target_missing_here(LoadTarget(checkpoint=str(target))).values()
+    ]
 
 
 def test_code_without_trust_is_refused_at_plan_and_not_at_init(
@@ -460,6 +464,6 @@ def test_code_without_trust_is_refused_at_plan_and_not_at_init(
 ) -> None:
     change(target / "config.json", auto_map={"AutoModelForCausalLM": "own.Model"})
     assert 2 == main(["plan", "one.toml", "--json"])
-    assert "auto_map names code of the checkpoint's own" in json.loads(capsys.readouterr().out)["unmet"][0]
+    assert "auto_map names code of the checkpoint's own" in json.loads(capsys.readouterr().out)["missing_here"][0]
     assert 0 == main(["plan", "one.toml", "-s", "target.trust_remote_code=true"])
     assert 0 == main(["init", "chat.jsonl", "--target", str(target)])

@@ -73,7 +73,7 @@ def test_the_keys_that_hang_on_them_are_unknown_and_the_others_stand(toy):
     assert rows["c"]["key"] is not None
     absent = "its data is missing"
     assert {"a": absent, "b": absent, "c": "new", "d": "new"} == {name: row["reason"] for name, row in rows.items()}
-    assert [told(toy, "a", 8, "first.txt"), told(toy, "b", 12, "second.txt")] == plan["unmet"]
+    assert [told(toy, "a", 8, "first.txt"), told(toy, "b", 12, "second.txt")] == plan["missing_here"]
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_what_was_made_of_data_that_is_gone_is_taken_from_the_store_and_said_so(
     plan = json.loads(gone.dflow("plan", str(gone.file), "--json").stdout)
     assert {"a": "hit", "b": "hit", "c": "hit", "d": "hit"} == {row["id"]: row["cache"] for row in plan["nodes"]}
     assert {"a": kept(gone), "b": "", "c": "", "d": ""} == {row["id"]: row["reason"] for row in plan["nodes"]}
-    assert [] == plan["unmet"]
+    assert [] == plan["missing_here"]
     drawn = json.loads(gone.dflow("graph", str(gone.file), "--json").stdout)
     assert {"a": "cached", "d": "cached"} == {row["id"]: row["state"] for row in drawn["nodes"] if row["id"] in "ad"}
 
@@ -174,14 +174,14 @@ def test_missing_data_of_nodes_that_are_not_selected_stops_no_run(toy):
 def test_an_argument_that_names_nothing_is_told_as_it_was_given(toy):
     (toy.folder / "first.txt").touch()
     plan = json.loads(toy.dflow("plan", str(toy.file), "-s", "b.source=third.txt", "--json").stdout)
-    assert [f"-s b.source=third.txt: there is no file or folder {toy.folder / 'third.txt'}"] == plan["unmet"]
+    assert [f"-s b.source=third.txt: there is no file or folder {toy.folder / 'third.txt'}"] == plan["missing_here"]
 
 
 def test_copies_of_a_node_are_told_once(toy):
     toy.file.write_text(f'{PIPELINE}\n[for_each.way.one]\na.note = "1"\n[for_each.way.two]\na.note = "2"\n')
     (toy.folder / "second.txt").touch()
     plan = json.loads(toy.dflow("plan", str(toy.file), "--json").stdout)
-    assert [told(toy, "a", 8, "first.txt")] == plan["unmet"]
+    assert [told(toy, "a", 8, "first.txt")] == plan["missing_here"]
 
 
 def test_a_pipeline_in_python_is_planned_alike(toy):
@@ -190,7 +190,7 @@ def test_a_pipeline_in_python_is_planned_alike(toy):
     plan = json.loads(toy.dflow("plan", str(file), "--json").stdout)
     missing = toy.folder / "first.txt"
     hint = "create it, or give another path: -s a.source=PATH"
-    assert [f"node.a.source: there is no file or folder {missing} ({hint})"] == plan["unmet"]
+    assert [f"node.a.source: there is no file or folder {missing} ({hint})"] == plan["missing_here"]
     assert 2 == toy.dflow("run", str(file)).returncode
 
 

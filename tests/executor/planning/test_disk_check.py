@@ -29,11 +29,11 @@ class Begin:
     length: int = field(default=3, help="letters")
     output = Text
 
-    def estimate(self, outlook):
+    def estimate(self, context):
         letters = None
-        if outlook.artifact is not None:
-            letters = len((outlook.artifact / "text.txt").read_text())
-        return Estimate(foreseen=letters)
+        if context.artifact is not None:
+            letters = len((context.artifact / "text.txt").read_text())
+        return Estimate(forecast=letters)
 
 
 def begin(config, stage):
@@ -51,14 +51,14 @@ class Copy:
     state: int = field(default=0, neutral=True, help="bytes that an interrupted copy leaves")
     output = Text
 
-    def estimate(self, outlook):
-        letters = outlook.inputs["text"]
+    def estimate(self, context):
+        letters = context.inputs["text"]
         disk = {"letters": self.each * (letters or 1), CHECKPOINTS: self.passing}
         return Estimate(
             disk={name: size for name, size in disk.items() if size},
             disk_per="" if letters else "a letter",
             less_disk="smaller letters",
-            foreseen=1,
+            forecast=1,
         )
 
 
@@ -103,10 +103,10 @@ def refused(toy: Toy, *arguments: str) -> list[str]:
     """What plan and run say, which must be the same but for the free space of that moment; nothing runs."""
     plan = toy.dflow("plan", str(toy.file), "--json", *arguments)
     run = toy.dflow("run", str(toy.file), *arguments)
-    unmet = json.loads(plan.stdout)["unmet"]
-    said = [[FREE.sub("and some", line) for line in lines] for lines in (unmet, run.stderr.splitlines())]
+    missing_here = json.loads(plan.stdout)["missing_here"]
+    said = [[FREE.sub("and some", line) for line in lines] for lines in (missing_here, run.stderr.splitlines())]
     assert (2, 2, said[0]) == (plan.returncode, run.returncode, said[1])
-    return unmet
+    return missing_here
 
 
 def test_a_run_begins_while_the_amount_is_unknown_and_ends_before_the_node_that_is_known_not_to_fit(toy: Toy) -> None:

@@ -14,7 +14,7 @@ from family_checkpoints import make_checkpoint
 from pyarrow import parquet
 
 from executor.cli import main
-from ops.train_dflash.requirements import NO_VAL
+from ops.train_dflash.conflicts import NO_VAL
 
 PIPELINE = """
 [pipeline]

@@ -36,15 +36,15 @@ class Begin:
     length: int = field(default=3, help="letters")
     output = Text
 
-    def estimate(self, outlook):
+    def estimate(self, context):
         if self.length < 0:
             raise DataError("a text has no negative length")
         if self.length == 0:
             raise NotKnown("the length of a download")
-        foreseen = self.length
-        if outlook.artifact is not None:
-            foreseen = 100 * len((outlook.artifact / "text.txt").read_text())
-        return Estimate(disk={"text": 5_000_000}, notes=(f"writes {self.length}",), foreseen=foreseen)
+        forecast = self.length
+        if context.artifact is not None:
+            forecast = 100 * len((context.artifact / "text.txt").read_text())
+        return Estimate(disk={"text": 5_000_000}, notes=(f"writes {self.length}",), forecast=forecast)
 
 
 def begin(config, stage):
@@ -59,13 +59,13 @@ class End:
     one: Text | None = None
     output = Text
 
-    def estimate(self, outlook):
-        known = [*outlook.inputs["texts"], outlook.inputs["one"]]
+    def estimate(self, context):
+        known = [*context.inputs["texts"], context.inputs["one"]]
         return Estimate(
             memory={"small": 10**9, "large": 2 * 10**9},
             disk={"all": 10**9},
             disk_per="a page",
-            notes=(f"sees {known} in {outlook.root.name} on {outlook.launch.device}",),
+            notes=(f"sees {known} in {context.root.name} on {context.launch.device}",),
         )
 
 
@@ -110,7 +110,7 @@ def told(toy: Toy, *arguments: str) -> dict[str, dict]:
     return json.loads(result.stdout)["resources"]
 
 
-def test_ops_are_told_what_is_foreseen_above_them(tmp_path: Path) -> None:
+def test_ops_are_told_what_is_forecast_above_them(tmp_path: Path) -> None:
     assert told(telling(tmp_path)) == {
         "a": {
             "memory": {}, "memory_total": 0, "memory_measured": None,
@@ -143,7 +143,7 @@ def test_what_an_op_refuses_to_estimate_is_a_mistake_and_the_others_are_estimate
     toy = telling(tmp_path)
     shown = toy.dflow("plan", str(toy.file), "--json", "-s", "a.length=-1")
     plan = json.loads(shown.stdout)
-    assert (2, ["node.a: a text has no negative length"]) == (shown.returncode, plan["unmet"])
+    assert (2, ["node.a: a text has no negative length"]) == (shown.returncode, plan["missing_here"])
     assert {"c": [f"sees [None, None, None] in {tmp_path.name} on cpu"]} == {
         node_id: needs["notes"] for node_id, needs in plan["resources"].items()
     }

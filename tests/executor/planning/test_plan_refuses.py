@@ -14,16 +14,16 @@ import pytest
 from init_cases import TEXT, VISION, chat, checkpoint, write_flat_photos
 from safetensors.numpy import save_file
 
-from dsl.estimate import Outlook
+from dsl.estimate import PlanContext
 from dsl.launch import Launch
 from dsl.op import Ref
 from executor.cli import main
 from ops.ingest.tables import NEEDS_DATASETS
 from ops.lib.sglang import version
-from ops.regenerate_answers.estimate import estimate
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.plan import estimate
+from ops.tokenize_chat.conflicts import conflicts
 from ops.tokenize_chat.op import TokenizeChat
-from ops.tokenize_chat.requirements import unfit
 
 HEAD = """
 [pipeline]
@@ -104,13 +104,13 @@ def refused(capsys: pytest.CaptureFixture[str], text: str, *overrides: str) -> l
     Path("refused.toml").write_text(HEAD + text)
     given = [argument for override in overrides for argument in ("-s", override)]
     code = main(["plan", "refused.toml", "--json", *given])
-    unmet: list[str] = json.loads(capsys.readouterr().out)["unmet"]
-    assert (2 if unmet else 0) == code
-    if unmet:
+    missing_here: list[str] = json.loads(capsys.readouterr().out)["missing_here"]
+    assert (2 if missing_here else 0) == code
+    if missing_here:
         assert 2 == main(["run", "refused.toml", *given])
-        assert unmet == capsys.readouterr().err.splitlines()
+        assert missing_here == capsys.readouterr().err.splitlines()
         assert [] == list(Path("runs").glob("records/*"))
-    return unmet
+    return missing_here
 
 
 def two_formats(folder: Path) -> None:
@@ -300,12 +300,12 @@ def test_answers_that_are_in_the_store_are_still_those_of_their_processor(data: 
     asked = RegenerateAnswers(
         samples=Ref("s"), backend="endpoint", endpoint="http://127.0.0.1:1/v1", model="m", processor="target"
     )
-    outlook = Outlook(
+    context = PlanContext(
         launch=Launch(), inputs={"samples": None, "target": None}, artifact=data / "made", root=data, free_disk=0
     )
     for processor, fields in (("target", set()), ("other", {"processor"})):
         reader = TokenizeChat(samples=Ref("a"), processor=processor)
-        assert fields == set(unfit(reader, {"samples": estimate(asked, outlook).foreseen}))
+        assert fields == set(conflicts(reader, {"samples": estimate(asked, context).forecast}))
 
 
 def test_ranks_that_cannot_share_the_sequences_of_a_target_are_refused(
@@ -482,7 +482,7 @@ def test_a_chat_template_that_is_not_there_is_reported_once(
     given = ["-s", f"{name}.chat_template=none.jinja"]
     given += ["-s", "tokenize.processor=target", "-s", "tokenize.enable_thinking=true"] if name == "tokenize" else []
     assert 2 == main(["plan", "refused.toml", "--json", *given])
-    [found] = json.loads(capsys.readouterr().out)["unmet"]
+    [found] = json.loads(capsys.readouterr().out)["missing_here"]
     assert found.endswith(f": there is no file or folder {data / 'none.jinja'}")
 
 

@@ -48,12 +48,12 @@ class Take:
     def smoke(self, samples):
         return {"count": min(self.count, samples)}
 
-    def estimate(self, outlook):
-        if outlook.trial is None:
+    def estimate(self, context):
+        if context.trial is None:
             return None
-        small = len(lines_of(outlook.trial.artifact))
-        assert small == outlook.trial.config.count
-        return Estimate(growth=Growth(output=self.count / small, notes=("reads all",)), foreseen=self.count)
+        small = len(lines_of(context.trial.artifact))
+        assert small == context.trial.config.count
+        return Estimate(growth=Growth(output=self.count / small, notes=("reads all",)), forecast=self.count)
 
 
 def take(config, stage):
@@ -69,10 +69,10 @@ class Copy:
     least: int = field(default=0, help="lines")
     output = Lines
 
-    def estimate(self, outlook):
-        if outlook.trial is None:
+    def estimate(self, context):
+        if context.trial is None:
             return None
-        small, full = len(lines_of(outlook.trial.inputs["lines"])), outlook.inputs["lines"]
+        small, full = len(lines_of(context.trial.inputs["lines"])), context.inputs["lines"]
         return Estimate(growth=Growth(series=(Amount(small, full, "lines"),), output=full / small))
 
 
@@ -93,7 +93,7 @@ class Count:
     lines: Lines
     output = Lines
 
-    def estimate(self, outlook):
+    def estimate(self, context):
         return Estimate(memory={"lines": 3 * 10**9}, disk={"checkpoints": 7 * 10**9})
 
 

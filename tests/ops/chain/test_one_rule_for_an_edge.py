@@ -1,4 +1,4 @@
-"""A stage refuses what its inputs lack with the sentence of the plan: both call `unfit` of the op's requirements.py, a
+"""A stage refuses what its inputs lack with the sentence of the plan: both call `conflicts` of the op's conflicts.py, a
 plan on what is promised, a stage on an artifact that may come from an older store or another producer.
 """
 
@@ -14,41 +14,41 @@ from fake_stage import FakeStage
 from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import Draft, DraftCheckpoint, ImageSamples, TokenShards
+from ops.capture_targets.conflicts import conflicts as capture_conflicts
 from ops.capture_targets.op import CaptureTargets
-from ops.capture_targets.requirements import unfit as capture_unfit
 from ops.capture_targets.run import capture_targets
+from ops.evaluate.conflicts import conflicts as evaluate_conflicts
 from ops.evaluate.op import Evaluate
-from ops.evaluate.requirements import unfit as evaluate_unfit
 from ops.evaluate.run import evaluate
+from ops.export_draft.conflicts import conflicts as export_conflicts
 from ops.export_draft.op import ExportDraft
-from ops.export_draft.requirements import unfit as export_unfit
 from ops.export_draft.run import export_draft
+from ops.finetune_vlm.conflicts import conflicts as finetune_conflicts
 from ops.finetune_vlm.op import FinetuneVlm
-from ops.finetune_vlm.requirements import unfit as finetune_unfit
 from ops.finetune_vlm.run import finetune_vlm
 from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.drafts.backbone.config import to_serving
-from ops.lib.estimates import (
+from ops.lib.forecasts import (
     Answered,
-    DraftForeseen,
-    FeaturesForeseen,
-    SamplesForeseen,
-    TargetForeseen,
-    TokensForeseen,
+    DraftForecast,
+    FeaturesForecast,
+    SamplesForecast,
+    TargetForecast,
+    TokensForecast,
 )
+from ops.regenerate_answers.conflicts import conflicts as regenerate_conflicts
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.requirements import unfit as regenerate_unfit
 from ops.regenerate_answers.run import regenerate_answers
+from ops.shard_sequence.conflicts import conflicts as shard_conflicts
 from ops.shard_sequence.op import ShardSequence
-from ops.shard_sequence.requirements import unfit as shard_unfit
 from ops.shard_sequence.run import shard_sequence
+from ops.tokenize_chat.conflicts import conflicts as tokenize_conflicts
 from ops.tokenize_chat.op import TokenizeChat
-from ops.tokenize_chat.requirements import unfit as tokenize_unfit
 from ops.tokenize_chat.run import tokenize_chat
-from ops.train_dflash.requirements import unfit as train_unfit
+from ops.train_dflash.conflicts import conflicts as train_conflicts
 from ops.train_dflash.run import train_dflash
 
-TARGET = TargetForeseen.of({"text_config": TEXT}, eos_token_ids=(EOS,), pad_token_id=PAD, mask_token_id=MASK)
+TARGET = TargetForecast.of({"text_config": TEXT}, eos_token_ids=(EOS,), pad_token_id=PAD, mask_token_id=MASK)
 NO_TRAIN = frozenset({"train"})
 
 
@@ -77,16 +77,16 @@ def draft_of(folder: Path, **training: Any) -> Path:
     return folder
 
 
-def promised_tokens(**known: Any) -> TokensForeseen:
-    return TokensForeseen(by_split=None, expected=None, longest=9, **{"vocab_size": VOCAB, **known})
+def promised_tokens(**known: Any) -> TokensForecast:
+    return TokensForecast(by_split=None, expected=None, longest=9, **{"vocab_size": VOCAB, **known})
 
 
 def the_same(
-    tmp_path: Path, run: Any, unfit: Any, config: Any, inputs: dict[str, Any], promised: dict[str, Any]
+    tmp_path: Path, run: Any, conflicts: Any, config: Any, inputs: dict[str, Any], promised: dict[str, Any]
 ) -> str:
     """The sentence, which plan and stage share."""
     edges = dict.fromkeys(type(config).__op__.edges)
-    sentences = unfit(config, edges | promised)
+    sentences = conflicts(config, edges | promised)
     assert 1 == len(sentences), sentences
     with pytest.raises(DataError) as caught:
         run(config, FakeStage(tmp_path / "stage", edges | inputs))
@@ -96,10 +96,10 @@ def the_same(
 
 
 def test_a_training(tmp_path):
-    features = FeaturesForeseen(num_layers=2, dtype="float32", tokens=None, target_layer_ids=(0, 1), final_hidden=False)
+    features = FeaturesForecast(num_layers=2, dtype="float32", tokens=None, target_layer_ids=(0, 1), final_hidden=False)
     config = train_config(loss="kl")
     told = the_same(
-        tmp_path, train_dflash, train_unfit, config, make_inputs(tmp_path), {"target": TARGET, "features": features}
+        tmp_path, train_dflash, train_conflicts, config, make_inputs(tmp_path), {"target": TARGET, "features": features}
     )
     assert 'loss = "kl" needs the target\'s final hidden states: set final_hidden = true in capture_targets' == told
 
@@ -107,8 +107,8 @@ def test_a_training(tmp_path):
 def test_a_mask_token_that_ends_answers(tmp_path):
     inputs = make_inputs(tmp_path)
     inputs["features"] = make_features(tmp_path / "features2", inputs["target"], mask_token_id=EOS)
-    wrong = TargetForeseen.of({"text_config": TEXT}, eos_token_ids=(EOS,), mask_token_id=EOS)
-    told = the_same(tmp_path, train_dflash, train_unfit, train_config(), inputs, {"target": wrong})
+    wrong = TargetForecast.of({"text_config": TEXT}, eos_token_ids=(EOS,), mask_token_id=EOS)
+    told = the_same(tmp_path, train_dflash, train_conflicts, train_config(), inputs, {"target": wrong})
     assert told.startswith(f"mask_token_id {EOS} is the pad or an EOS id of the target")
 
 
@@ -116,14 +116,16 @@ def test_a_plan_of_batches(tmp_path):
     tokens = tokens_of(tmp_path / "tokens")
     promised = {"tokens": promised_tokens(empty=NO_TRAIN)}
     config = ShardSequence(tokens=Ref("t"))
-    told = the_same(tmp_path, shard_sequence, shard_unfit, config, {"tokens": tokens}, promised)
+    told = the_same(tmp_path, shard_sequence, shard_conflicts, config, {"tokens": tokens}, promised)
     assert "the split train has no samples; there is nothing to train on" == told
 
 
 def test_a_training_of_the_target(tmp_path):
     tokens = tokens_of(tmp_path / "tokens")
     promised = {"tokens": promised_tokens(empty=NO_TRAIN)}
-    told = the_same(tmp_path, finetune_vlm, finetune_unfit, FinetuneVlm(tokens=Ref("t")), {"tokens": tokens}, promised)
+    told = the_same(
+        tmp_path, finetune_vlm, finetune_conflicts, FinetuneVlm(tokens=Ref("t")), {"tokens": tokens}, promised
+    )
     assert "the train split has no samples: nothing to train the target on" == told
 
 
@@ -131,34 +133,34 @@ def test_a_capture(tmp_path):
     inputs = {"tokens": tokens_of(tmp_path / "tokens", eos_token_ids=[3]), "target": make_target(tmp_path / "target")}
     promised = {"tokens": promised_tokens(eos_token_ids=(3,)), "target": TARGET}
     config = CaptureTargets(tokens=Ref("t"), target=Ref("m"), num_layers=1)
-    told = the_same(tmp_path, capture_targets, capture_unfit, config, inputs, promised)
+    told = the_same(tmp_path, capture_targets, capture_conflicts, config, inputs, promised)
     assert f"their EOS ids are [3], and the target ends at [{EOS}]" in told
 
 
 def test_an_answer_in_a_short_context(tmp_path):
     inputs = {"samples": samples_of(tmp_path / "samples"), "target": make_target(tmp_path / "target")}
     config = RegenerateAnswers(samples=Ref("s"), target=Ref("m"), splits=("test",))
-    promised = {"samples": SamplesForeseen(), "target": TARGET}
-    told = the_same(tmp_path, regenerate_answers, regenerate_unfit, config, inputs, promised)
+    promised = {"samples": SamplesForecast(), "target": TARGET}
+    told = the_same(tmp_path, regenerate_answers, regenerate_conflicts, config, inputs, promised)
     assert "3072 + 1024 = 4096 tokens, and the target has 128 positions" in told
 
 
 def test_prompts_that_the_target_did_not_answer(tmp_path):
     asked = {"enable_thinking": False}
     inputs = {"samples": samples_of(tmp_path / "samples", asked)}
-    promised = {"samples": SamplesForeseen(answered=Answered(enable_thinking=False))}
+    promised = {"samples": SamplesForecast(answered=Answered(enable_thinking=False))}
     config = TokenizeChat(samples=Ref("s"), prompts_only=True)
-    told = the_same(tmp_path, tokenize_chat, tokenize_unfit, config, inputs, promised)
+    told = the_same(tmp_path, tokenize_chat, tokenize_conflicts, config, inputs, promised)
     assert told.startswith("the answers were generated with false, and this node has null: give")
 
 
 def test_an_export(tmp_path):
     target, folder = make_target(tmp_path / "target"), draft_of(tmp_path / "draft", target="d" * 64)
-    promised = DraftForeseen(shape=tiny_config(), target="d" * 64)
-    known = TargetForeseen.of({"text_config": TEXT}, identity=target.digest)
+    promised = DraftForecast(shape=tiny_config(), target="d" * 64)
+    known = TargetForecast.of({"text_config": TEXT}, identity=target.digest)
     inputs = {"draft": DraftCheckpoint(folder, "c" * 64), "target": target}
     config = ExportDraft(draft=Ref("d"), target=Ref("m"))
-    told = the_same(tmp_path, export_draft, export_unfit, config, inputs, {"draft": promised, "target": known})
+    told = the_same(tmp_path, export_draft, export_conflicts, config, inputs, {"draft": promised, "target": known})
     assert f"this draft was trained for the target dddddddddddd, but the node's target is {target.digest[:12]}" in told
 
 
@@ -169,10 +171,10 @@ def test_an_evaluation(tmp_path):
         "tokens": tokens_of(tmp_path / "tokens"),
     }
     promised = {
-        "draft": DraftForeseen(shape=tiny_config()),
+        "draft": DraftForecast(shape=tiny_config()),
         "target": TARGET,
         "tokens": promised_tokens(empty=frozenset({"test"})),
     }
     config = Evaluate(draft=Ref("d"), target=Ref("m"), tokens=Ref("t"), max_new_tokens=8)
-    told = the_same(tmp_path, evaluate, evaluate_unfit, config, inputs, promised)
+    told = the_same(tmp_path, evaluate, evaluate_conflicts, config, inputs, promised)
     assert told.startswith('the split "test" has no samples to evaluate; set "split" of samples')

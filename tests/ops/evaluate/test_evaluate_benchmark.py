@@ -15,11 +15,11 @@ from lively_target import make_lively
 from PIL import Image
 
 from dsl.errors import DataError
-from dsl.estimate import Outlook, Trial
+from dsl.estimate import PlanContext, Trial
 from dsl.launch import Launch
 from dsl.op import Ref
 from ops.artifacts import Draft, ImageSamples, Samples, TargetModel, TokenShards
-from ops.evaluate.estimate import estimate
+from ops.evaluate.plan import estimate
 from ops.evaluate.prompts import first_of_each, read_benchmark
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
@@ -235,6 +235,6 @@ def test_a_trial_knows_how_many_prompts_the_full_run_has(tmp_path):
     small = evaluate_config(benchmark=config.benchmark, max_prompts=1)
     trial = Trial(config=small, artifact=tmp_path, inputs={})
     inputs = dict.fromkeys(("draft", "target", "tokens"))
-    outlook = Outlook(launch=Launch(), inputs=inputs, artifact=None, root=tmp_path, free_disk=0, trial=trial)
-    (amount,) = estimate(config, outlook).growth.series
+    context = PlanContext(launch=Launch(), inputs=inputs, artifact=None, root=tmp_path, free_disk=0, trial=trial)
+    (amount,) = estimate(config, context).growth.series
     assert (3, 5) == (amount.trial, amount.full)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ops.evaluate.intervals import interval, resampled
-from ops.evaluate.report import compare
+from ops.evaluate.show import compare
 from ops.lib.data.files import read_json, write_json, write_jsonl
 from ops.lib.report_sections import Compared, variants
 

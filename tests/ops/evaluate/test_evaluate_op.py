@@ -20,7 +20,7 @@ from ops.artifacts import Draft, TargetModel
 from ops.check_export.run import check_report
 from ops.evaluate import turns
 from ops.evaluate.prompts import Prompt, first_of_each
-from ops.evaluate.report import report as evaluate_sections
+from ops.evaluate.show import report as evaluate_sections
 from ops.evaluate.statistics import is_repetition
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.token_shards import TokenReader

@@ -10,11 +10,11 @@ from test_export_draft import export, trained  # noqa: F401 (a fixture)
 
 from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
+from ops.export_draft.conflicts import conflicts
 from ops.export_draft.op import ExportDraft
-from ops.export_draft.requirements import unfit
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.backbone.speculators_format import Verifier, to_speculators
-from ops.lib.estimates import DraftForeseen
+from ops.lib.forecasts import DraftForecast
 
 BOTH = ("sglang", "speculators")
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -121,10 +121,10 @@ def test_what_the_format_cannot_express_is_refused_and_the_plan_says_so(tmp_path
     with pytest.raises(DataError) as caught:
         export(tmp_path / "both", trained | {"draft": draft}, formats=BOTH)
     assert why in str(caught.value) and "leave it out of formats" in str(caught.value)
-    inputs = {"draft": DraftForeseen(shape=tiny_config(**change))}
-    fields, foreseen = {"draft": Ref("train"), "target": Ref("target")}, inputs | {"target": None}
-    assert str(caught.value) == f"{folder}: {unfit(ExportDraft(**fields, formats=BOTH), foreseen)['formats']}"
-    assert {} == unfit(ExportDraft(**fields), foreseen)
+    inputs = {"draft": DraftForecast(shape=tiny_config(**change))}
+    fields, forecast = {"draft": Ref("train"), "target": Ref("target")}, inputs | {"target": None}
+    assert str(caught.value) == f"{folder}: {conflicts(ExportDraft(**fields, formats=BOTH), forecast)['formats']}"
+    assert {} == conflicts(ExportDraft(**fields), forecast)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from dsl.errors import DataError, StopRequested
 from dsl.finding import Finding
 from ops.finetune_vlm.measuring import HeldOut, Metric, measurable
-from ops.finetune_vlm.report import report
+from ops.finetune_vlm.show import report
 from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenReader
 

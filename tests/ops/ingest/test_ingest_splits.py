@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from own_samples import GOOD, run_ingest
 
-from ops.ingest.estimate import smoke
 from ops.ingest.op import Ingest
+from ops.ingest.plan import smoke
 from ops.ingest.run import ingest
 from ops.ingest.splits import kept_of, quotas
 

@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 from dsl.finding import Finding
 from dsl.op import Ref
 from ops.artifacts import BatchPlan
-from ops.capture_targets.report import report as capture_targets_sections
-from ops.check_export.report import report as check_export_sections
-from ops.export_draft.report import report as export_draft_sections
-from ops.ingest.report import report as ingest_sections
+from ops.capture_targets.show import report as capture_targets_sections
+from ops.check_export.show import report as check_export_sections
+from ops.export_draft.show import report as export_draft_sections
+from ops.ingest.show import report as ingest_sections
 from ops.lib.data.files import json_line, read_json, write_json
 from ops.lib.data.sample_account import NOT_TAKEN, Tally
 from ops.lib.report_sections import DROPPED_SHOWN, Account, Html, Section, shown_value, spread
-from ops.load_target.report import report as target_sections
-from ops.regenerate_answers.report import LETTERS
-from ops.regenerate_answers.report import report as regenerate_answers_sections
+from ops.load_target.show import report as target_sections
+from ops.regenerate_answers.show import LETTERS
+from ops.regenerate_answers.show import report as regenerate_answers_sections
 from ops.shard_sequence.op import ShardSequence
-from ops.shard_sequence.report import report as shard_sequence_sections
 from ops.shard_sequence.run import shard_sequence
-from ops.tokenize_chat.report import report as tokenize_chat_sections
-from ops.train_dflash.report import NOT_REACHED, train_account
-from ops.train_dflash.report import report as train_dflash_sections
+from ops.shard_sequence.show import report as shard_sequence_sections
+from ops.tokenize_chat.show import report as tokenize_chat_sections
+from ops.train_dflash.show import NOT_REACHED, train_account
+from ops.train_dflash.show import report as train_dflash_sections
 
 
 def body(sections: Sequence[Section], title: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dsl.finding import Finding
-from ops.check_export.report import report as check_export_sections
+from ops.check_export.show import report as check_export_sections
 from ops.evaluate.verdicts import ITS_TARGET, SLOWER
 from ops.evaluate.verdicts import verdicts as of_evaluation
 from ops.finetune_vlm.verdicts import verdicts as of_target

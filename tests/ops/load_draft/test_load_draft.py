@@ -34,7 +34,7 @@ from fake_stage import FakeStage, folder_digest
 from safetensors.torch import load_file, save_file
 
 from dsl.errors import ConfigError, DataError
-from dsl.estimate import Outlook
+from dsl.estimate import PlanContext
 from dsl.launch import Launch
 from dsl.op import Ref
 from ops.artifacts import Draft, TargetModel
@@ -50,14 +50,13 @@ from ops.lib.drafts.backbone.mistakes import REIMPORT
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.serving_contract import check_serving
 from ops.lib.drafts.backbone.stored_tensors import tensors_digest
-from ops.lib.estimates import TargetForeseen
-from ops.load_draft.estimate import estimate
+from ops.lib.forecasts import TargetForecast
+from ops.load_draft.conflicts import conflicts
 from ops.load_draft.op import LoadDraft
+from ops.load_draft.plan import estimate, missing_here
 from ops.load_draft.read_config import read_draft_config
-from ops.load_draft.report import report
-from ops.load_draft.requirements import unfit
 from ops.load_draft.run import load_draft
-from ops.load_draft.unmet import unmet
+from ops.load_draft.show import report
 
 PLAIN_SHAPE = {
     "block_size": 4,
@@ -112,8 +111,8 @@ def test_every_form_is_read_as_the_draft_that_it_holds(name, target, tmp_path):
 def refused_by_a_plan(source: Path, target: TargetModel, **fields) -> dict[str, str]:
     """Of its files and of the target's config.json."""
     config = LoadDraft(target=Ref("target"), source=str(source), **fields)
-    foreseen = TargetForeseen.of(read_json(target.path / "model" / "config.json"))
-    return unmet(config) | unfit(config, {"target": foreseen})
+    forecast = TargetForecast.of(read_json(target.path / "model" / "config.json"))
+    return missing_here(config) | conflicts(config, {"target": forecast})
 
 
 LATE = ("another embedding than the target's",)  # only its content says so
@@ -376,7 +375,7 @@ def test_a_damaged_directory_is_refused_before_the_first_stage(damage, said, tar
     write_form(FORMS["z-lab, sharded"], tmp_path / "source")
     damage(tmp_path / "source")
     config = LoadDraft(target=Ref("target"), source=str(tmp_path / "source"))
-    assert said in unmet(config)["source"]
+    assert said in missing_here(config)["source"]
     with pytest.raises(DataError) as caught:
         load(tmp_path / "stage", tmp_path / "source", target)
     assert said in str(caught.value)
@@ -441,8 +440,8 @@ def test_a_key_of_any_type_is_read_or_refused_without_another_error(key):
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), (["x"], 2), ({}, 2)])
 def test_a_plan_estimates_the_disk_for_a_dtype_of_any_type(dtype, size, tmp_path):
     write_form(Form(zlab(dtype=dtype)), tmp_path / "source")
-    outlook = Outlook(launch=Launch(), inputs={}, artifact=None, root=tmp_path, free_disk=0)
-    found = estimate(LoadDraft(target=Ref("target"), source=str(tmp_path / "source")), outlook)
+    context = PlanContext(launch=Launch(), inputs={}, artifact=None, root=tmp_path, free_disk=0)
+    found = estimate(LoadDraft(target=Ref("target"), source=str(tmp_path / "source")), context)
     assert {"draft": draft_parameters(DraftConfig(**PLAIN_SHAPE)) * size} == found.disk
 
 
@@ -450,9 +449,9 @@ def test_reading_a_config_loads_no_torch():
     exported = to_serving(DraftConfig(**PLAIN_SHAPE))
     code = (
         "import json, sys; from ops.load_draft.read_config import read_draft_config; "
-        "from ops.load_draft import requirements; "
+        "from ops.load_draft import conflicts; "
         f"read_draft_config(json.loads({json.dumps(json.dumps(PLAIN))})); "
-        f"assert requirements.record_mistakes(json.loads({json.dumps(json.dumps(exported))})); "
+        f"assert conflicts.record_mistakes(json.loads({json.dumps(json.dumps(exported))})); "
         "sys.exit('torch' in sys.modules)"
     )
     assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode

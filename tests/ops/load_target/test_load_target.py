@@ -29,8 +29,8 @@ from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.model import Target, describe_target, target_info, text_config
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
+from ops.load_target.plan import missing_here
 from ops.load_target.run import load_target
-from ops.load_target.unmet import unmet
 
 REFUSAL = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
 
@@ -359,7 +359,7 @@ def test_a_dtype_that_is_no_name_is_refused_before_the_first_stage(checkpoint):
     edit_config(checkpoint, dtype=["x"])
     assert (
         'dtype must be the name of a dtype, such as "bfloat16", got ["x"]'
-        in (unmet(LoadTarget(checkpoint=str(checkpoint)))["checkpoint"])
+        in (missing_here(LoadTarget(checkpoint=str(checkpoint)))["checkpoint"])
     )
 
 

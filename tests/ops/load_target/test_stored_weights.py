@@ -20,8 +20,8 @@ from ops.lib.target.model import Target, target_info
 from ops.lib.target.stored_weights import FILES
 from ops.lib.vision.families import family_of
 from ops.load_target.op import LoadTarget
+from ops.load_target.plan import missing_here
 from ops.load_target.run import load_target
-from ops.load_target.unmet import unmet
 
 EMBEDDINGS = {
     "qwen3": "model.embed_tokens.weight",
@@ -59,7 +59,7 @@ def change_tensors(folder, **changes):
 
 def refusal(folder):
     """What plan says, which is what the stage says."""
-    (text,) = unmet(LoadTarget(checkpoint=str(folder))).values()
+    (text,) = missing_here(LoadTarget(checkpoint=str(folder))).values()
     with pytest.raises(DataError) as caught:
         load_target(LoadTarget(checkpoint=str(folder)), FakeStage(folder.parent / "refused"))
     assert text == str(caught.value)

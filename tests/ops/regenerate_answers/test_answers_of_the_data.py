@@ -14,8 +14,8 @@ from dsl.errors import DataError
 from executor.cli import main
 from ops.artifacts import ImageSamples, TargetModel
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
+from ops.regenerate_answers.plan import missing_here
 from ops.regenerate_answers.run import regenerate_answers
-from ops.regenerate_answers.unmet import unmet
 
 ROOT = Path(__file__).parents[3]
 GONE = TargetModel(Path("/nowhere"), "digest")
@@ -61,8 +61,8 @@ def test_prompts_are_counted_and_a_set_of_prompts_alone_is_refused(parroted, tmp
 def test_a_plan_says_so_and_asks_for_no_memory_and_no_key(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     server = {"backend": "endpoint", "endpoint": "http://host/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"}
-    assert ["api_key_env"] == list(unmet(config(**server)))
-    assert {} == unmet(config(**server, answers="data"))
+    assert ["api_key_env"] == list(missing_here(config(**server)))
+    assert {} == missing_here(config(**server, answers="data"))
     plan = ["plan", str(ROOT / "pipelines" / "vlm_dflash.toml"), "--store", str(tmp_path / "store")]
     said = []
     for switch in ([], ["-s", "regenerate.answers=data"]):

@@ -18,7 +18,7 @@ from ops.lib.data.proxies import is_local, proxy_of
 from ops.lib.target.fetch import fetch
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.unmet import unmet
+from ops.regenerate_answers.plan import missing_here
 
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 ANSWER = {"choices": [{"message": {"content": "Yes."}, "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
@@ -141,8 +141,8 @@ def test_a_proxy_that_is_not_there_is_named_and_not_the_server(monkeypatch):
 def test_a_proxy_of_another_kind_is_refused_by_its_variable_at_plan_and_run(monkeypatch, url, why):
     monkeypatch.setenv("ALL_PROXY", url)
     expected = f"the environment variable ALL_PROXY names {why}; set it to an http:// proxy, or unset it"
-    assert expected == unmet(config("http://model.example/v1"))["endpoint"]
-    assert "endpoint" not in unmet(config("http://127.0.0.1:30000/v1"))
+    assert expected == missing_here(config("http://model.example/v1"))["endpoint"]
+    assert "endpoint" not in missing_here(config("http://127.0.0.1:30000/v1"))
     with pytest.raises(ConfigError) as caught:
         ask("http://model.example/v1")
     assert expected == str(caught.value)

@@ -21,8 +21,8 @@ from ops.lib.drafts.dspark.config import Dspark, DsparkOptions
 from ops.lib.report_sections import Compared
 from ops.lib.training.optimizer import make_optimizer
 from ops.train_dflash.op import TrainDflash
-from ops.train_dflash.report import compare
 from ops.train_dflash.run import train_dflash
+from ops.train_dflash.show import compare
 
 ROOT = Path(__file__).parents[3]
 FIELDS = {

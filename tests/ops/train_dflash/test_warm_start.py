@@ -20,10 +20,10 @@ from ops.lib.drafts.backbone.config import DraftConfig, from_serving, to_serving
 from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.backbone.reference import Sample, reference_step
 from ops.lib.drafts.losses.slots import draw_anchors
-from ops.lib.estimates import DraftForeseen, FeaturesForeseen, TargetForeseen
+from ops.lib.forecasts import DraftForecast, FeaturesForecast, TargetForecast
 from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
-from ops.train_dflash.requirements import COMPARED, unfit
+from ops.train_dflash.conflicts import COMPARED, conflicts
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.shape import OF_PARENT
 
@@ -120,32 +120,32 @@ def test_a_warm_start_keeps_what_no_field_decides_from_its_draft(tmp_path, input
 
 def planned(inputs, parent, **changes):
     """What a plan says of a warm start with this draft."""
-    target = TargetForeseen.of(read_json(inputs["target"].path / "model" / "config.json"))
-    features = FeaturesForeseen(num_layers=2, dtype="float32", tokens=None, target_layer_ids=(0, 1))
-    foreseen = {"target": target, "features": features, "warm_start": parent}
-    found = unfit(train_config(warm_start=Ref("draft"), **SHAPE | {"intermediate_size": 24} | changes), foreseen)
+    target = TargetForecast.of(read_json(inputs["target"].path / "model" / "config.json"))
+    features = FeaturesForecast(num_layers=2, dtype="float32", tokens=None, target_layer_ids=(0, 1))
+    forecast = {"target": target, "features": features, "warm_start": parent}
+    found = conflicts(train_config(warm_start=Ref("draft"), **SHAPE | {"intermediate_size": 24} | changes), forecast)
     return found.get("warm_start", "").splitlines()
 
 
 def test_a_plan_names_what_keeps_a_draft_from_starting_a_training(inputs):
     own = tiny_config()
-    assert [] == planned(inputs, DraftForeseen(shape=own, knows_layers=True))
+    assert [] == planned(inputs, DraftForecast(shape=own, knows_layers=True))
     assert [] == planned(inputs, None)
-    told = planned(inputs, DraftForeseen(shape=own, knows_layers=True), num_kv_heads=1, block_size=5, rope_theta=7.0)
+    told = planned(inputs, DraftForecast(shape=own, knows_layers=True), num_kv_heads=1, block_size=5, rope_theta=7.0)
     assert [
         "block_size: 4 in the draft, 5 in this training: set block_size, or start from another",
         "num_key_value_heads: 2 in the draft, 1 in this training: set num_kv_heads, or start from another",
         "rope_theta: 5000.0 in the draft, 7.0 in this training: set rope_theta, or start from another",
     ] == told
     wide = tiny_config(hidden_size=32, target_layer_ids=(0, 2))
-    told = planned(inputs, DraftForeseen(shape=wide, knows_layers=True))
+    told = planned(inputs, DraftForecast(shape=wide, knows_layers=True))
     assert ["hidden_size: 32 in the draft, 16", "target_layer_ids: [0, 2] in the draft, [0, 1]"] == [
         line.partition(" in this training")[0] for line in told
     ]
-    assert ["hidden_size"] == [line.partition(":")[0] for line in planned(inputs, DraftForeseen(shape=wide))]
+    assert ["hidden_size"] == [line.partition(":")[0] for line in planned(inputs, DraftForecast(shape=wide))]
     dspark = tiny_config(algorithm=algorithm_class("dspark")())
-    assert ["algorithm"] == [line.partition(":")[0] for line in planned(inputs, DraftForeseen(shape=dspark))]
-    assert [] == planned(inputs, DraftForeseen(shape=own), algorithm="dspark")
+    assert ["algorithm"] == [line.partition(":")[0] for line in planned(inputs, DraftForecast(shape=dspark))]
+    assert [] == planned(inputs, DraftForecast(shape=own), algorithm="dspark")
 
 
 def test_every_field_of_a_draft_s_config_is_compared_or_kept_in_a_warm_start():

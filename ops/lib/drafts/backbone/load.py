@@ -75,8 +75,8 @@ def load_weights(model: DraftModel, directory: Path) -> None:
     """Load the weights of an exported draft or a DraftCheckpoint into a model that will be trained (a warm start).
 
     Any algorithm may start from a plain DFlash draft. The model may be sharded; its dtype stays, whatever the stored
-    one is. Their configs fit: `unfit` of train_dflash has compared them. Raises DataError where files or tensors are
-    missing, unexpected or damaged.
+    one is. Their configs fit: `conflicts` of train_dflash has compared them. Raises DataError where files or tensors
+    are missing, unexpected or damaged.
     """
     for name in (CONFIG, WEIGHTS):
         if not (directory / name).is_file():

@@ -1,4 +1,4 @@
-"""An algorithm of a user's own, tests/support/own_drafts/slot_bias, as docs/drafts.md shows it."""
+"""An algorithm of a user's own, tests/support/drafts/own_drafts/slot_bias, as docs/drafts.md shows it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.own_config import LOGGED, LOGGED_OF_SLOTS
 from ops.lib.drafts.own_trial import Training, mistake_of
+from ops.train_dflash.plan import missing_here
 from ops.train_dflash.run import train_dflash
-from ops.train_dflash.unmet import unmet
 
 PIPELINE = """
 [pipeline]
@@ -380,9 +380,9 @@ def test_the_functions_are_called_with_the_loss_and_the_options_of_the_training(
 
 def test_the_modules_are_tried_by_another_process_before_the_first_stage(written):
     config = read_graph(written).nodes["train"].config
-    assert unmet(config) == {}
+    assert missing_here(config) == {}
     edited(written.parent / "slot_bias", model=("return {}", "return {}[0]"))
-    found = unmet(evolve(config, num_layers=1))["algorithm"]
+    found = missing_here(evolve(config, num_layers=1))["algorithm"]
     assert found == f"{written.parent / 'slot_bias' / 'model.py'}:29: KeyError: 0"
 
 

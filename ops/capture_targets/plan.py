@@ -1,0 +1,94 @@
+"""What a capture needs, and what it lacks on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import evolve
+
+from dsl.estimate import Estimate, Growth, PlanContext
+from dsl.sizes import shown_bytes
+from ops.capture_targets.layers import layers_of
+from ops.capture_targets.op import CaptureTargets, default_batch_tokens
+from ops.capture_targets.sglang_targets import check_config
+from ops.lib.data.sample_account import SPLITS
+from ops.lib.forecasts import (
+    FeaturesForecast,
+    amount,
+    first_counted,
+    identity_of,
+)
+from ops.lib.missing_libraries import missing_sglang
+from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
+from ops.lib.thread_table import threads_of_batches
+from ops.tokenize_chat.plan import TOKEN_BYTES
+
+LESS_DISK = (
+    'fewer layers, dtype = "bfloat16", or no features at all: train_dflash captures during training with capture = '
+    '"online", and tokens instead of features there and in shard_sequence'
+)
+EXPECTED = "; if there will be fewer tokens, lower expected_tokens of tokenize_chat"
+
+threads = threads_of_batches
+
+
+def smoke(config: CaptureTargets, samples: int) -> dict[str, Any]:
+    """Shards of one batch, so that several of them show the speed."""
+    return {"shard_tokens": min(config.shard_tokens, config.batch_tokens or default_batch_tokens("cuda"))}
+
+
+def estimate(config: CaptureTargets, context: PlanContext) -> Estimate:
+    """Features of the counted or expected tokens, else of a million; weights of one rank."""
+    target, tokens = context.inputs["target"], context.inputs["tokens"]
+    layers = config.layer_count
+    read = first_counted(tokens)
+    kept = read.only(config.splits) if read is not None else None
+    if context.artifact is not None:
+        forecast = FeaturesForecast.read(context.artifact, context.identity, tokens)
+    else:
+        forecast = FeaturesForecast(
+            num_layers=layers,
+            dtype=config.dtype,
+            tokens=tokens,
+            identity=context.identity,
+            target=identity_of(target),
+            of_tokens=identity_of(tokens),
+            final_hidden=config.final_hidden,
+            empty=frozenset(SPLITS) - {*config.splits} | (tokens.empty if tokens is not None else frozenset()),
+        )
+    forecast = evolve(forecast, counted=kept)
+    growth = None
+    if kept is not None:
+        captured = kept.tokens.amount("tokens")
+        growth = Growth(series=(captured,), output=captured.growth)
+    if target is None:
+        return Estimate(growth=growth, forecast=forecast)
+    if config.backend == "sglang":
+        check_config(target.config, config)
+    ids = layers_of(config, int(target.sizes.text["num_hidden_layers"]))
+    if context.artifact is None:
+        forecast = evolve(forecast, target_layer_ids=ids)
+    per_token = feature_bytes(target.sizes, layers + config.final_hidden, config.dtype)
+    counted = tokens.count(config.splits) if tokens is not None else None
+    count, per = amount(counted)
+    size = count * per_token
+    is_expected = counted is not None and tokens is not None and tokens.by_split is None
+    return Estimate(
+        memory={"target": target.sizes.parameters * ITEM_SIZES[config.dtype] // config.tp_degree},
+        disk={"features": size},
+        disk_per=per,
+        less_disk=LESS_DISK + (EXPECTED if is_expected else ""),
+        notes=(f"{per_token:,} bytes a token, {shown_bytes(per_token * 1e6)} a million",),
+        growth=growth,
+        forecast=forecast,
+    )
+
+
+def feature_bytes(sizes: TargetSizes, states: int, dtype: str) -> int:
+    """Bytes of the shards for one token: its hidden states, id and loss mask."""
+    return states * int(sizes.text["hidden_size"]) * ITEM_SIZES[dtype] + TOKEN_BYTES
+
+
+def missing_here(config: CaptureTargets) -> dict[str, str]:
+    """SGLang, if it captures."""
+    return missing_sglang("backend", 'backend = "sglang"') if config.backend == "sglang" else {}

@@ -1,0 +1,56 @@
+"""What an evaluation needs of its draft, target and tokens, as promised and as they are. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ops.evaluate.op import Evaluate
+from ops.lib.drafts.backbone.config import draft_misfit
+from ops.lib.drafts.decoding.decode_options import block_size_mistake
+from ops.lib.forecasts import DraftForecast, TargetStated, TokensForecast, by_field, of_another_target, tokens_misfit
+from ops.lib.target.sizes import context_length
+
+
+def conflicts(config: Evaluate, forecast: Mapping[str, Any]) -> dict[str, str]:
+    """A draft or tokens of another target, larger blocks than the draft's, and prompts that are not there."""
+    draft, target, tokens = forecast["draft"], forecast["target"], forecast["tokens"]
+    return by_field(
+        (*_of_draft(config, draft, target), *_of_tokens(config, tokens, target), *_lengths(config, tokens, target))
+    )
+
+
+def _of_draft(config: Evaluate, draft: DraftForecast | None, target: TargetStated | None) -> Iterator[tuple[str, str]]:
+    if draft is None:
+        return
+    if target is not None and (misfit := draft_misfit(draft.shape, target.info)):
+        yield "draft", misfit
+    elif wrong := of_another_target(draft, target):
+        yield "draft", f"{wrong}; give train_dflash, export_draft and evaluate the same target"
+    if config.block_size is not None and (mistake := block_size_mistake(draft.shape, config.block_size)):
+        yield "block_size", mistake
+
+
+def _of_tokens(
+    config: Evaluate, tokens: TokensForecast | None, target: TargetStated | None
+) -> Iterator[tuple[str, str]]:
+    if misfit := tokens_misfit(tokens, target):
+        yield "tokens", misfit
+    if tokens is not None and config.benchmark is None and config.split in tokens.empty:
+        yield (
+            "split",
+            f'the split "{config.split}" has no samples to evaluate; set "split" of samples in the JSONL file, or '
+            "raise test_fraction or val_fraction of ingest",
+        )
+
+
+def _lengths(config: Evaluate, tokens: TokensForecast | None, target: TargetStated | None) -> Iterator[tuple[str, str]]:
+    """Answers for which no prompt is short enough; once prompts are there, each is checked."""
+    limit = None if target is None else context_length(target.text)
+    is_counted = tokens is not None and tokens.by_split is not None
+    if limit is not None and not is_counted and config.max_new_tokens + 2 > limit:
+        yield (
+            "max_new_tokens",
+            f"no prompt fits beside {config.max_new_tokens} tokens in the {limit} positions of the target "
+            f"(max_position_embeddings): set max_new_tokens = {limit // 2} or less",
+        )

@@ -1,0 +1,103 @@
+"""What an evaluation needs, and what it lacks on this machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from dsl.errors import DataError
+from dsl.estimate import Amount, Estimate, Growth, PlanContext
+from ops.evaluate.benchmark_rows import check_benchmark
+from ops.evaluate.op import Evaluate
+from ops.ingest.records import json_records
+from ops.lib.data.files import read_json
+from ops.lib.drafts.backbone.footprint import draft_parameters
+from ops.lib.forecasts import DraftForecast, Kind, ReportForecast, TargetForecast, first_counted, identity_of
+from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.thread_table import threads_of_decoding
+
+PROMPTS = 4  # of a trial
+UNTRAINED = "a fully trained draft needs fewer steps for an answer, and the target may end it sooner"
+
+threads = threads_of_decoding
+
+
+def smoke(config: Evaluate, samples: int) -> dict[str, Any]:
+    """A few prompts of each category."""
+    return {"max_prompts": min(config.max_prompts or PROMPTS, PROMPTS)}
+
+
+def estimate(config: Evaluate, context: PlanContext) -> Estimate:
+    forecast = ReportForecast(
+        max_prompts=config.max_prompts,
+        max_new_tokens=config.max_new_tokens,
+        dtype=config.dtype,
+        inputs={edge: identity_of(given) for edge, given in context.inputs.items()},
+        settings={"benchmark": config.benchmark, "temperature": config.temperature, "block_size": config.block_size},
+    )
+    if context.artifact is not None:
+        made = ReportForecast.of(read_json(context.artifact / "report.json"))
+        forecast = evolve(forecast, inputs=made.inputs, settings=made.settings)
+    target: TargetForecast | None = context.inputs["target"]
+    draft: DraftForecast | None = context.inputs["draft"]
+    if target is None or draft is None:
+        return Estimate(growth=_growth(config, context), forecast=forecast)
+    drafts, item_size = 1 + config.random_draft, ITEM_SIZES[config.dtype]
+    return Estimate(
+        memory={
+            "target": target.sizes.parameters * item_size,
+            "drafts": drafts * draft_parameters(draft.shape) * item_size,
+        },
+        growth=_growth(config, context),
+        forecast=forecast,
+    )
+
+
+def _growth(config: Evaluate, context: PlanContext) -> Growth | None:
+    """By the number of prompts."""
+    if context.trial is None:
+        return None
+    counted, tried = first_counted(context.inputs["tokens"]), context.trial.config
+    if config.benchmark is not None:
+        sizes = Counter(_categories(Path(config.benchmark)))
+        small, full = (_prompts(sizes, limit) for limit in (tried.max_prompts, config.max_prompts))
+    elif counted is not None:
+        small = _prompts(_of_split(counted.samples.trial, config.split), tried.max_prompts)
+        full = _prompts(_of_split(counted.samples.full, config.split), config.max_prompts)
+    else:
+        return None
+    return Growth(series=(Amount(small, full, "prompts"),), output=max(1.0, full / max(small, 1)), notes=(UNTRAINED,))
+
+
+def _of_split(samples: Mapping[Kind, float], split: str) -> dict[str, float]:
+    return {category: count for (category, of), count in samples.items() if of == split}
+
+
+def _categories(file: Path) -> Iterator[str]:
+    """The category of each line of a benchmark. Raises DataError for a line that changed since the trial read it."""
+    for record in json_records(file):
+        mistake = record.mistake
+        if not mistake and not (isinstance(record.row, dict) and "category" in record.row):
+            mistake = 'no JSON object with a "category"'
+        if mistake:
+            raise DataError(f"{record.place}: {mistake}; fix or remove the line")
+        yield str(record.row["category"])
+
+
+def _prompts(by_category: Mapping[str, float], limit: int | None) -> float:
+    return sum(min(count, limit or count) for count in by_category.values())
+
+
+def missing_here(config: Evaluate) -> dict[str, str]:
+    """Mistakes in the benchmark file, which would otherwise be found late. A missing file is reported elsewhere."""
+    if config.benchmark is None or not Path(config.benchmark).exists():
+        return {}
+    try:
+        check_benchmark(Path(config.benchmark))
+    except DataError as error:
+        return {"benchmark": str(error)}
+    return {}

@@ -1,0 +1,121 @@
+"""What an ingest needs, and sources that cannot be read."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from dsl.errors import DataError
+from dsl.estimate import Estimate, Growth, PlanContext
+from dsl.op import is_builtin
+from ops.ingest.op import Ingest
+from ops.ingest.read import given_splits
+from ops.ingest.row_form import row_mistake
+from ops.ingest.source import check_builtin, find_format, parts_of
+from ops.ingest.splits import kept_of
+from ops.lib.data.files import read_json
+from ops.lib.data.sample_account import SPLITS
+from ops.lib.forecasts import Counts, Kind, SamplesForecast, kept_samples
+
+READ_WHOLE = "the smoke run reads the whole source too; the full run also writes the images"
+
+
+def smoke(config: Ingest, samples: int) -> dict[str, Any]:
+    """`samples` samples with images, and as many without; of each split a quarter at least, so that nodes that drop
+    samples do not empty it.
+    """
+    limit = samples if config.max_samples is None else min(samples, config.max_samples)
+    return {"max_samples": limit, "min_per_split": max(config.min_per_split, limit // 4)}
+
+
+def estimate(config: Ingest, context: PlanContext) -> Estimate:
+    """By the trial's counts of the whole source; before it only which splits stay empty is known."""
+    trial = context.trial
+    if context.artifact is not None:
+        forecast = SamplesForecast.read(context.artifact, context.identity)
+    else:
+        forecast = SamplesForecast(identity=context.identity, empty=_empty(config))
+    if trial is None:
+        return Estimate(forecast=forecast)
+    full: dict[Kind, float] = {}
+    small: dict[Kind, float] = {}
+    for category, by_split in read_json(trial.artifact / "source.json").items():
+        counts = {split: by_split[split] for split in SPLITS if split in by_split}
+        full |= {(category, split): count for split, count in kept_of(config, counts).items()}
+        small |= {(category, split): count for split, count in kept_of(trial.config, counts).items()}
+    samples = kept_samples(trial.artifact, Counts(small, full))
+    growth = Growth(output=samples.amount("samples").growth, notes=(READ_WHOLE,))
+    return Estimate(growth=growth, forecast=evolve(forecast, samples=samples))
+
+
+def _empty(config: Ingest) -> frozenset[str]:
+    """The splits that no sample gets: none is drawn, and no row or name of a file says so; the rows are read for that
+    only where a fraction is 0.
+    """
+    if config.split is not None:
+        return frozenset(SPLITS) - {config.split}
+    drawn = {"val": config.val_fraction, "test": config.test_fraction}
+    undrawn = {split for split, fraction in drawn.items() if not fraction}
+    if not undrawn or (isinstance(config.source, str) and is_builtin(config.source)):
+        return frozenset()
+    reading = config.reading()
+    if not all(source.exists() for source in reading.sources):
+        return frozenset()
+    try:
+        return frozenset(undrawn - given_splits(reading))
+    except DataError:  # the stage's own
+        return frozenset()
+
+
+MOST_FILES = 50  # of a source, whose first rows are read
+EMPTY = "has no rows; `source` must name a data file or folder with samples"
+
+
+def missing_here(config: Ingest) -> dict[str, str]:
+    """An unknown built-in sample, a format that cannot be told or read, links that lead out, a header or first row of
+    another form, and sources without rows. Missing sources are reported elsewhere.
+    """
+    sources = (config.source,) if isinstance(config.source, str) else config.source
+    mistakes: list[str] = []
+    empty: list[str] = []
+    for source in sources:
+        try:
+            if is_builtin(source):
+                check_builtin(source)
+            elif Path(source).exists():
+                firsts = list(_first_rows(Path(source), config))
+                mistakes += filter(None, firsts)
+                if not firsts:
+                    empty.append(source)
+        except DataError as error:
+            mistakes.append(str(error))
+    if not mistakes and len(empty) == len(sources):
+        mistakes = [f"{source}: {EMPTY}" for source in empty]
+    return {"source": "\n".join(mistakes)} if mistakes else {}
+
+
+def _first_rows(source: Path, config: Ingest) -> Iterator[str]:
+    """The mistake in the first row of each part, an empty string where there is none. Raises DataError."""
+    form = find_format(source, config.format)
+    if form == "image-folder":
+        yield ""
+    elif form == "arrow":
+        from ops.ingest.tables import NEEDS_DATASETS, check_names  # loads pyarrow
+
+        if importlib.util.find_spec("datasets") is None:
+            raise DataError(f"{source}: {NEEDS_DATASETS}")
+        check_names(source, config.allow_outside)
+        yield ""
+    else:
+        for part in islice(
+            parts_of(source, form, with_bytes=False, allow_outside=config.allow_outside, question=config.question),
+            MOST_FILES,
+        ):
+            for record in islice(part.records(), 1):
+                mistake = record.mistake or row_mistake(record.row)
+                yield f"{record.place}: {mistake}" if mistake else ""

@@ -1,0 +1,22 @@
+"""Estimate of `inject_images` after a trial on a few samples."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from dsl.estimate import Estimate, Growth, PlanContext
+from ops.inject_images.op import InjectImages
+from ops.lib.forecasts import SamplesForecast, kept_samples
+
+
+def estimate(config: InjectImages, context: PlanContext) -> Estimate:
+    source: SamplesForecast | None = context.inputs["samples"]
+    if context.artifact is not None:
+        forecast = SamplesForecast.read(context.artifact, context.identity)
+    else:
+        forecast = SamplesForecast(identity=context.identity, empty=source.empty if source is not None else frozenset())
+    if context.trial is None or source is None or source.samples is None:
+        return Estimate(forecast=forecast)
+    samples = kept_samples(context.trial.artifact, source.samples)
+    growth = Growth(series=(source.samples.amount("samples"),), output=samples.amount("samples").growth)
+    return Estimate(growth=growth, forecast=evolve(forecast, samples=samples))

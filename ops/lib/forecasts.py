@@ -1,0 +1,451 @@
+"""What is known of artifacts: promised by the `estimate` hooks of the ops before they exist, or read from them.
+
+Both are statements of the same classes, and `conflicts` of an op's conflicts.py judges them: a plan calls it on what is
+promised, a stage on what its inputs hold. None, or a split that is not named, is not known, and refuses nothing.
+`identity` is the artifact's digest, or stands for it before it exists (dsl/estimate.py).
+
+After a trial on a few samples, samples and tokens are counted as well, in the trial and for the full run: by kind,
+since images and texts differ in size, and splits in number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, frozen
+
+from dsl.errors import DataError
+from dsl.estimate import PROMISED, Amount
+from dsl.op import Artifact
+from ops.lib.data.files import read_json, read_jsonl, read_object
+from ops.lib.data.sample_account import SPLITS, summary_splits
+from ops.lib.drafts.backbone.config import DraftConfig, from_serving
+from ops.lib.target.checkpoint_check import processor_folder_mistakes
+from ops.lib.target.sizes import TargetSizes
+from ops.lib.target.token_ids import foreign_tokens
+from ops.lib.vision.pixel_limits import chosen_limits, image_settings
+from ops.lib.vision.processor_files import template_texts
+
+MILLION = 1_000_000
+SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained")  # of an evaluation
+ANSWERED = "answered.json"  # of samples that a target answered: the fields of Answered
+PROMPTS_ONLY = "the tokens are prompts without answers, of which nothing is learnt: set prompts_only = false"
+
+Kind = tuple[str, str]  # category ("image" or "text"), split
+
+
+@frozen
+class Counts:
+    """Something counted by kind, in the trial and in the full run."""
+
+    trial: Mapping[Kind, float]
+    full: Mapping[Kind, float]
+
+    def of(self, splits: Iterable[str]) -> tuple[float, float]:
+        """The sums over some splits: trial, full."""
+        chosen = self.only(splits)
+        return sum(chosen.trial.values()), sum(chosen.full.values())
+
+    def only(self, splits: Iterable[str]) -> Counts:
+        chosen = set(splits)
+        trial, full = (
+            {kind: count for kind, count in counts.items() if kind[1] in chosen} for counts in (self.trial, self.full)
+        )
+        return Counts(trial, full)
+
+    def amount(self, unit: str, splits: Iterable[str] = SPLITS) -> Amount:
+        return Amount(*self.of(splits), unit)
+
+
+@frozen(kw_only=True)
+class TargetStated:
+    """A target's config.json, its image processor's settings, and its ids as in target.json, where they are known."""
+
+    config: Mapping[str, Any]
+    identity: str | None = None
+    mask_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+    image_settings: Mapping[str, Any] = {}
+
+    @classmethod
+    def read(cls, folder: Path, identity: str) -> TargetStated:
+        """Of an artifact."""
+        info, config = read_json(folder / "target.json"), read_config(folder / "model" / "config.json")
+        return cls(
+            config=config,
+            identity=identity,
+            mask_token_id=info["mask_token_id"],
+            eos_token_ids=tuple(info["eos_token_ids"]),
+            pad_token_id=(config.get("text_config") or config).get("pad_token_id"),
+            image_settings=image_settings(folder / "model")[1],
+        )
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """The part of the config that describes the language model."""
+        part: Mapping[str, Any] = self.config.get("text_config") or self.config
+        return part
+
+    @property
+    def info(self) -> dict[str, int]:
+        """The sizes of target.json that a draft has to fit."""
+        text = self.text
+        return {
+            "hidden_size": text["hidden_size"],
+            "vocab_size": text["vocab_size"],
+            "num_layers": text["num_hidden_layers"],
+        }
+
+
+@frozen(kw_only=True)
+class TargetForecast(TargetStated):
+    """The same with its sizes, for estimates; no run function reaches them, so that they are in no key. is_tried: a
+    trial trained it, for a few steps only.
+    """
+
+    sizes: TargetSizes
+    is_tried: bool = False
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], **known: Any) -> TargetForecast:
+        """known: the other fields. Raises DataError for a config that lacks a size."""
+        return cls(config=config, sizes=TargetSizes.of(config), **known)
+
+    @classmethod
+    def made(cls, folder: Path, identity: str, **known: Any) -> TargetForecast:
+        """Of an artifact."""
+        stated = asdict(TargetStated.read(folder, identity), recurse=False)
+        return cls.of(**stated, **known)
+
+
+@frozen(kw_only=True)
+class Answered:
+    """How a target was asked for the answers of samples. has_target: it was a node's, None where that is not known;
+    target: its identity; chat_template: the SHA-256 of the one that was given, templates: those of a processor's
+    directory, None where they are not known. An artifact only has enable_thinking, so that a server's answers and those
+    of a node's target may be one artifact.
+    """
+
+    enable_thinking: bool | None
+    has_target: bool | None = None
+    target: str | None = None
+    chat_template: str | None = None
+    templates: frozenset[str] | None = None
+
+    @classmethod
+    def read(cls, file: Path) -> Answered:
+        """Of the file of an artifact."""
+        return cls(enable_thinking=read_object(file).get("enable_thinking"))
+
+
+@frozen(kw_only=True)
+class SamplesForecast:
+    """Samples. empty: splits that are known to have none. samples: counted, after a trial. answered: where a target
+    answered.
+    """
+
+    samples: Counts | None = None
+    identity: str | None = None
+    empty: frozenset[str] = frozenset()
+    answered: Answered | None = None
+
+    @classmethod
+    def read(cls, folder: Path, identity: str) -> SamplesForecast:
+        """Of an artifact."""
+        counts, asked = summary_splits(folder), folder / ANSWERED
+        return cls(
+            identity=identity,
+            empty=frozenset() if counts is None else frozenset(split for split in SPLITS if not counts.get(split)),
+            answered=Answered.read(asked) if asked.is_file() else None,
+        )
+
+
+@frozen(kw_only=True)
+class TokensCounted:
+    """Tokenised samples, and their tokens, after a trial."""
+
+    samples: Counts
+    tokens: Counts
+
+    def only(self, splits: Iterable[str]) -> TokensCounted:
+        return TokensCounted(samples=self.samples.only(splits), tokens=self.tokens.only(splits))
+
+
+@frozen(kw_only=True)
+class TokensForecast:
+    """Token shards. by_split: counted tokens, None before they exist. expected: by the user, or None. longest: tokens
+    of the longest sample that is kept. is_bound: vocab_size is only the most that a built-in processor may have.
+    counted: the samples and their tokens, after a trial. empty: splits that are known to have no sample.
+    eos_token_ids: None where the tokenizer is not known. prompts_only: without answers.
+    """
+
+    by_split: Mapping[str, int] | None
+    expected: int | None
+    longest: int
+    vocab_size: int | None
+    counted: TokensCounted | None = None
+    identity: str | None = None
+    empty: frozenset[str] = frozenset()
+    eos_token_ids: tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+    is_bound: bool = False
+    prompts_only: bool = False
+
+    @classmethod
+    def read(cls, folder: Path, identity: str, longest: int = 0) -> TokensForecast:
+        """Of an artifact. longest: where the caller knows it."""
+        info = read_json(folder / "tokens.json")
+        by_split: Counter[str] = Counter()
+        for shard in info["shards"]:
+            by_split[shard["split"]] += shard["tokens"]
+        return cls(
+            by_split=by_split,
+            expected=None,
+            longest=longest,
+            vocab_size=info["vocab_size"],
+            identity=identity,
+            empty=frozenset(split for split in SPLITS if not by_split[split]),
+            eos_token_ids=tuple(info["eos_token_ids"]),
+            pad_token_id=info["pad_token_id"],
+        )
+
+    def count(self, splits: tuple[str, ...]) -> int | None:
+        """Tokens of the splits; the expected number counts for any of them."""
+        if self.by_split is None:
+            return self.expected
+        return sum(self.by_split.get(split, 0) for split in splits)
+
+
+@frozen(kw_only=True)
+class FeaturesForecast:
+    """Stored features: of how many layers, of what dtype, and of which tokens. counted: as of TokensForecast.
+    target_layer_ids: None if they are not known; the same holds for all that follows. target, of_tokens: identities.
+    info: features.json, once they exist.
+    """
+
+    num_layers: int
+    dtype: str
+    tokens: TokensForecast | None
+    counted: TokensCounted | None = None
+    target_layer_ids: tuple[int, ...] | None = None
+    identity: str | None = None
+    target: str | None = None
+    of_tokens: str | None = None
+    final_hidden: bool | None = None
+    empty: frozenset[str] = frozenset()
+    info: Mapping[str, Any] | None = None
+
+    @classmethod
+    def read(cls, folder: Path, identity: str, tokens: TokensForecast | None = None) -> FeaturesForecast:
+        """Of an artifact. tokens: what is known of those that were captured."""
+        info = read_json(folder / "features.json")
+        kept = {shard["split"] for shard in info["shards"] if shard["samples"]}
+        return cls(
+            num_layers=len(info["target_layer_ids"]),
+            dtype=info["dtype"],
+            tokens=tokens,
+            target_layer_ids=tuple(info["target_layer_ids"]),
+            identity=identity,
+            target=info["target"],
+            of_tokens=info["tokens"],
+            final_hidden=info["final_hidden"],
+            empty=frozenset(SPLITS) - kept,
+            info={name: value for name, value in info.items() if name != "shards"},
+        )
+
+
+@frozen(kw_only=True)
+class StepsForecast:
+    """A plan of batches. steps, and tokens of a step of the full run: after a trial. of_tokens: the identity of the
+    tokens that it deals, or whose features. pad_multiple: None where it is not known.
+    """
+
+    steps: Amount | None = None
+    tokens_per_step: float = 0.0
+    of_tokens: str | None = None
+    pad_multiple: int | None = None
+
+
+@frozen(kw_only=True)
+class DraftForecast:
+    """The shape of a draft. dtype: of its weights in the store. knows_layers: whether the ids of shape.target_layer_ids
+    are right, and not only their number. mask_token_id: that of shape, where it is right. target: the identity of the
+    one that it was trained or imported for.
+    """
+
+    shape: DraftConfig
+    dtype: str = "float32"
+    knows_layers: bool = False
+    mask_token_id: int | None = None
+    identity: str | None = None
+    target: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path, identity: str) -> DraftForecast:
+        """Of a serving directory, or of what a training wrote. Raises ConfigError and DataError for a wrong config."""
+        config = read_config(folder / "config.json")
+        training = folder / "training.json"
+        trained = read_json(training) if training.is_file() else {}
+        record = config.get("dflow")
+        target = trained.get("target") or (record.get("target") if isinstance(record, Mapping) else None)
+        dtype, shape = config.get("dtype"), from_serving(config)
+        return cls(
+            shape=shape,
+            mask_token_id=shape.mask_token_id,
+            dtype=dtype if isinstance(dtype, str) else "float32",
+            knows_layers=True,
+            identity=identity,
+            target=target if isinstance(target, str) else None,
+        )
+
+
+@frozen(kw_only=True)
+class ReportForecast:
+    """An evaluation: of how many prompts of a category (None: all), how many new tokens each, in which dtype. inputs:
+    the identities of what it reads, by edge; settings: other fields that decide about it, as far as they are known.
+    """
+
+    max_prompts: int | None
+    max_new_tokens: int
+    dtype: str
+    inputs: Mapping[str, str | None] = {}
+    settings: Mapping[str, Any] = {}
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any]) -> ReportForecast:
+        """Of a report.json."""
+        return cls(
+            max_prompts=None,
+            max_new_tokens=report["max_new_tokens"],
+            dtype=report["dtype"],
+            inputs=report["inputs"],
+            settings={name: value for name, value in report.items() if name in SETTINGS},
+        )
+
+
+def by_field(mistakes: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The result of an `conflicts`: field -> its sentences, one a line."""
+    found: dict[str, str] = {}
+    for field, sentence in mistakes:
+        found[field] = f"{found[field]}\n{sentence}" if field in found else sentence
+    return found
+
+
+def tokens_misfit(tokens: TokensForecast | None, target: TargetStated | None) -> str:
+    """Why a target cannot read tokens; empty where it can, or where that is not known."""
+    if tokens is None or target is None:
+        return ""
+    if tokens.eos_token_ids is None or target.eos_token_ids is None:
+        return ""
+    size = 0 if tokens.vocab_size is None or tokens.is_bound else tokens.vocab_size
+    return foreign_tokens(size, tokens.eos_token_ids, target.info["vocab_size"], target.eos_token_ids)
+
+
+def pixels_misfit(target: TargetStated | None, min_pixels: int | None, max_pixels: int | None) -> dict[str, str]:
+    """Why a limit of a node excludes those of its target's image processor, by field."""
+    try:
+        place = "of the target"
+        chosen_limits(place, place, {} if target is None else target.image_settings, min_pixels, max_pixels)
+    except DataError as error:
+        return {"max_pixels" if min_pixels is None else "min_pixels": str(error)}
+    return {}
+
+
+def are_different(one: str | None, other: str | None) -> bool:
+    """Whether two identities are those of different artifacts; False where that is not known yet."""
+    if one is None or other is None or is_promised(one) != is_promised(other):
+        return False
+    return one != other
+
+
+def of_another_target(draft: DraftForecast, target: TargetStated | None) -> str:
+    """What is wrong with a draft for a target that it was not trained for; empty where it was, or that is not known."""
+    own = identity_of(target)
+    if not are_different(draft.target, own):
+        return ""
+    if is_promised(own):
+        return "this draft is trained for the target of another node"
+    return f"this draft was trained for the target {str(draft.target)[:12]}, but the node's target is {str(own)[:12]}"
+
+
+def template_digest(chat_template: str | None) -> str | None:
+    """The SHA-256 of a file with a chat template; None where there is no such file."""
+    if chat_template is None or not Path(chat_template).is_file():
+        return None
+    return hashlib.sha256(Path(chat_template).read_bytes()).hexdigest()
+
+
+def processor_templates(processor: str | None) -> frozenset[str] | None:
+    """The SHA-256 of the chat templates in a processor's directory; None where they are not known."""
+    if processor is None or not Path(processor).is_dir() or processor_folder_mistakes(processor):
+        return None
+    return frozenset(
+        hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() for text in template_texts(Path(processor))
+    )
+
+
+def is_promised(identity: str | None) -> bool:
+    """Whether it stands for an artifact that does not exist yet."""
+    return identity is not None and identity.startswith(PROMISED)
+
+
+def identity_of(statement: Any) -> str | None:
+    """That of what a plan knows of an input; None where nothing is known."""
+    found: str | None = getattr(statement, "identity", None)
+    return found
+
+
+def refuse_conflicts(found: Mapping[str, str], inputs: Artifact | None = None) -> None:
+    """Raises DataError with all that a stage's `conflicts` found. inputs: named first."""
+    lines = [line for sentences in found.values() for line in sentences.splitlines()]
+    if not lines:
+        return
+    place = "" if inputs is None else f"{inputs.path}: "
+    raise DataError(place + (lines[0] if len(lines) == 1 else "\n" + "\n".join(f"  {line}" for line in lines)))
+
+
+def first_counted(*forecast: TokensForecast | FeaturesForecast | None) -> TokensCounted | None:
+    """The samples and tokens of the first of these that has them counted."""
+    return next((one.counted for one in forecast if one is not None and one.counted is not None), None)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A config.json without any library. Raises DataError if it is missing or not a JSON object."""
+    try:
+        return read_object(path)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing") from None
+
+
+def amount(count: int | None) -> tuple[int, str]:
+    """The number of tokens that a need is given for, and its unit: the data's tokens, or a million if unknown."""
+    return (MILLION, "a million tokens") if count is None else (count, "")
+
+
+def kept_samples(artifact: Path, source: Counts) -> Counts:
+    """The samples in an artifact. The full run is assumed to keep the same share of each kind as the trial."""
+    kept: Counter[Kind] = Counter((row["category"], row["split"]) for row in read_jsonl(artifact / "samples.jsonl"))
+    return Counts(kept, {kind: count * _share(kind, kept, source.trial) for kind, count in source.full.items()})
+
+
+def counted_tokens(artifact: Path, samples: Counts) -> Counts:
+    """The tokens of an artifact's samples. Those of the full run are assumed as long as the trial's, by kind."""
+    tokens: Counter[Kind] = Counter()
+    for row in read_jsonl(artifact / "samples.jsonl"):
+        tokens[row["category"], row["split"]] += row["tokens"]
+    return Counts(tokens, {kind: count * _share(kind, tokens, samples.trial) for kind, count in samples.full.items()})
+
+
+def _share(kind: Kind, part: Mapping[Kind, float], whole: Mapping[Kind, float]) -> float:
+    """The ratio of `part` to `whole`: of this kind, else of its category, else of all."""
+    alike = [{kind}, {other for other in whole if other[0] == kind[0]}, set(whole)]
+    for kinds in alike:
+        count = sum(whole.get(other, 0) for other in kinds)
+        if count:
+            return sum(part.get(other, 0) for other in kinds) / count
+    return 0.0

@@ -1,0 +1,113 @@
+"""What loading a target needs, and mistakes of its checkpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import DataError, NotKnown
+from dsl.estimate import Estimate, PlanContext
+from dsl.sizes import shown_bytes
+from ops.lib.forecasts import TargetForecast, read_config
+from ops.lib.target.checkpoint_check import chat_template_mistakes, ends_mistakes, loading_mistakes
+from ops.lib.target.checkpoint_files import WEIGHTS
+from ops.lib.target.sizes import ITEM_SIZES, named_dtype
+from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning
+from ops.lib.vision.pixel_limits import image_settings
+from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, lacks_image_processor
+from ops.load_target.op import LoadTarget
+
+TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
+
+
+def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
+    """By the files of the weights; raises DataError if no config.json with the sizes is found."""
+    if context.artifact is not None:
+        return Estimate(forecast=TargetForecast.made(context.artifact, context.identity))
+    directory = Path(config.checkpoint)
+    found = find_config(config.checkpoint, config.revision, context.root)
+    target = TargetForecast.of(found, **_ids(config), identity=context.identity)
+    if directory.is_dir():
+        size = sum(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern))
+        return Estimate(disk={"checkpoint": size}, forecast=target, notes=_mask_notes(config))
+    size = (target.sizes.parameters + target.sizes.mtp) * ITEM_SIZES[dtype_of(target.config)]
+    note = f"the download needs another {shown_bytes(size)} in Hugging Face's cache ({hub_cache()})"
+    return Estimate(disk={"checkpoint": size}, notes=(note,), forecast=target)
+
+
+def _ids(config: LoadTarget) -> dict[str, Any]:
+    """The ids of target.json, as far as the checkpoint's files say; its own mistakes are `missing_here`'s."""
+    directory = Path(config.checkpoint)
+    vocabulary = None
+    if directory.is_dir() and not loading_mistakes(config.checkpoint, config.trust_remote_code):
+        vocabulary = Vocabulary.of(directory)
+    if vocabulary is None:
+        return {"mask_token_id": config.mask_token_id}
+    given = config.mask_token_id
+    return {
+        "mask_token_id": vocabulary.known_mask_id if given is None else given,
+        "eos_token_ids": vocabulary.eos_token_ids,
+        "pad_token_id": vocabulary.pad_token_id,
+        "image_settings": image_settings(directory)[1],
+    }
+
+
+def _mask_notes(config: LoadTarget) -> tuple[str, ...]:
+    if config.mask_token_id is None or loading_mistakes(config.checkpoint, config.trust_remote_code):
+        return ()
+    warning = mask_warning(Path(config.checkpoint), config.mask_token_id)
+    return () if warning is None else (warning,)
+
+
+def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, Any]:
+    """The config.json of a checkpoint directory; for a model id targets/<owner>/<name>/<commit>.json beside the
+    pipeline file or in pipelines/, else that of Hugging Face's cache. Nothing is downloaded.
+
+    Raises NotKnown if there is none, and DataError for a file in place of a directory.
+    """
+    directory = Path(checkpoint)
+    if directory.is_file():
+        raise DataError(f"{directory} is a file; a checkpoint is the directory with config.json and *.safetensors")
+    if directory.is_dir():
+        return read_config(directory / "config.json")
+    kept = Path(checkpoint) / f"{revision}.json"
+    for path in (root / "targets" / kept, TARGETS / kept, snapshot(checkpoint, str(revision)) / "config.json"):
+        if path.is_file():
+            return read_config(path)
+    raise NotKnown(f"the sizes of {checkpoint} are unknown: put its config.json at {root / 'targets' / kept}")
+
+
+def snapshot(model_id: str, revision: str) -> Path:
+    """The folder of a commit in Hugging Face's cache, where it is if it was downloaded."""
+    return hub_cache() / f"models--{model_id.replace('/', '--')}" / "snapshots" / revision
+
+
+def hub_cache() -> Path:
+    """The folder of huggingface_hub's downloads."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+
+
+def dtype_of(config: Any) -> str:
+    """The dtype of a checkpoint's weights; bfloat16 if its config names none, or an unknown one. Raises DataError as
+    `named_dtype`.
+    """
+    named = named_dtype(config)
+    return named if named in ITEM_SIZES else "bfloat16"
+
+
+def missing_here(config: LoadTarget) -> dict[str, str]:
+    """Why the checkpoint directory cannot be a target, or the template not its own. A model id is not looked up."""
+    missing = chat_template_mistakes(config.chat_template)
+    mistakes = loading_mistakes(config.checkpoint, config.trust_remote_code)
+    directory = Path(config.checkpoint)
+    if not mistakes and directory.is_dir() and lacks_image_processor(directory):
+        mistakes = [f"{directory}: {NO_IMAGE_PROCESSOR}"]
+    if mistakes:
+        missing["checkpoint"] = "\n".join(mistakes)
+    elif directory.is_dir():
+        missing |= ends_mistakes(directory, config.embed_key, config.lm_head_key)
+        if wrong := mask_mistakes(directory, config.mask_token_id):
+            missing["mask_token_id"] = "\n".join(wrong)
+    return missing

@@ -1,0 +1,143 @@
+"""What regenerating answers needs, and what it lacks on this machine."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from dsl.errors import ConfigError, DataError
+from dsl.estimate import Amount, Estimate, Growth, PlanContext
+from ops.lib.data.proxies import proxy_of
+from ops.lib.forecasts import (
+    Answered,
+    Counts,
+    SamplesForecast,
+    TargetForecast,
+    identity_of,
+    kept_samples,
+    processor_templates,
+    template_digest,
+)
+from ops.lib.missing_libraries import missing_torchvision
+from ops.lib.target.checkpoint_check import (
+    chat_template_mistakes,
+    pixel_mistakes,
+    processor_folder_mistakes,
+    thinking_mistakes,
+)
+from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.thread_table import threads_of_decoding
+from ops.regenerate_answers.api_key import api_key
+from ops.regenerate_answers.context import check_context
+from ops.regenerate_answers.op import RegenerateAnswers
+
+HARDLY_TRAINED = (
+    "a target trained for only a few steps gives answers of the maximum length: time, tokens and features "
+    "from here on are upper bounds"
+)
+
+KEPT = 'answers = "data": the answers of the data set stay, and nothing is generated'
+
+threads = threads_of_decoding
+
+
+def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
+    """Samples tokens, and keeps every answer: a target trained for a few steps may repeat one token without text, and
+    its answers do not end.
+    """
+    return {
+        "temperature": max(config.temperature, 1.0),
+        "top_p": min(config.top_p, 0.5),
+        "finish_reasons": ("stop", "length"),
+        "min_answer_tokens": 1,
+        "max_answer_tokens": None,
+        "drop_retokenised": False,
+        "max_dropped": None,
+    }
+
+
+def estimate(config: RegenerateAnswers, context: PlanContext) -> Estimate:
+    """No memory if a server answers, or the data."""
+    target: TargetForecast | None = context.inputs["target"]
+    source: SamplesForecast | None = context.inputs["samples"]
+    growth = None
+    generates = config.answers == "target"
+    forecast = _forecast(config, context, source)
+    if context.trial is not None and source is not None and source.samples is not None:
+        kept = kept_samples(context.trial.artifact, source.samples)
+        forecast = evolve(forecast, samples=kept)
+        growth = Growth(
+            series=(_answered(config, source.samples),) if generates else (),
+            output=kept.amount("samples").growth,
+            notes=(HARDLY_TRAINED,) if generates and target is not None and target.is_tried else (),
+        )
+    if not generates:
+        return Estimate(growth=growth, forecast=forecast, notes=(KEPT,))
+    if target is None or config.backend != "huggingface":
+        return Estimate(growth=growth, forecast=forecast)
+    return Estimate(
+        memory={"target": target.sizes.parameters * ITEM_SIZES[config.dtype]},
+        growth=growth,
+        forecast=forecast,
+    )
+
+
+def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesForecast | None) -> SamplesForecast:
+    answered = Answered(
+        enable_thinking=config.enable_thinking,
+        has_target=config.target is not None,
+        target=identity_of(context.inputs["target"]),
+        chat_template=template_digest(config.chat_template),
+        templates=processor_templates(config.processor),
+    )
+    if context.artifact is not None:
+        made = SamplesForecast.read(context.artifact, context.identity)
+        if made.answered is not None:  # it holds how they were generated, and the node where
+            made = evolve(made, answered=evolve(answered, enable_thinking=made.answered.enable_thinking))
+        return made
+    return SamplesForecast(
+        identity=context.identity,
+        empty=source.empty if source is not None else frozenset(),
+        answered=answered if config.answers == "target" else None,
+    )
+
+
+def _answered(config: RegenerateAnswers, samples: Counts) -> Amount:
+    """Samples answered together take little longer than one, so the number of batches gives the least time."""
+    small, full = samples.of(config.splits)
+    together = config.concurrency if config.backend == "endpoint" else config.batch_tokens / config.max_new_tokens
+    batches = math.ceil(small / max(together, 1))
+    fewest = small * math.ceil(full / max(together, 1)) / max(batches, 1)
+    return Amount(small, full, "samples", fewest=min(fewest, full))
+
+
+def missing_here(config: RegenerateAnswers) -> dict[str, str]:
+    """torchvision, if it resizes images, the server's API key, what the directory of a processor lacks, an
+    enable_thinking that its chat template does not read, limits of pixels that its own exclude, and limits beyond its
+    model's context; nothing if the answers of the data stay.
+    """
+    if config.answers == "data":
+        return {}
+    missing = missing_torchvision(config.image_backend)
+    try:
+        api_key(config)
+    except ConfigError as error:
+        missing["api_key_env"] = str(error)
+    proxy = None if config.endpoint is None else proxy_of(config.endpoint)
+    if proxy is not None and proxy.mistake:
+        missing["endpoint"] = proxy.mistake
+    missing |= chat_template_mistakes(config.chat_template)
+    if mistakes := processor_folder_mistakes(config.processor):
+        missing["processor"] = "\n".join(mistakes)
+    elif config.processor is not None:
+        missing |= pixel_mistakes(config.processor, config.min_pixels, config.max_pixels)
+        try:
+            check_context(config, Path(config.processor))
+        except DataError as error:
+            missing["max_prompt_tokens"] = str(error)
+    if not missing and config.target is None:
+        missing |= thinking_mistakes(config.enable_thinking, config.chat_template, config.processor)
+    return missing

@@ -1,0 +1,48 @@
+"""Estimate of `shard_sequence` after a trial on a few samples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dsl.estimate import Amount, Estimate, Growth, PlanContext
+from ops.lib.data.batching import padded_length
+from ops.lib.data.files import read_json
+from ops.lib.forecasts import StepsForecast, TokensForecast, first_counted, identity_of
+from ops.shard_sequence.op import SPLIT, ShardSequence
+
+EPOCHS = 4
+
+
+def smoke(config: ShardSequence, samples: int) -> dict[str, Any]:
+    """A few samples make one step of an epoch: several of them, so that training can be measured."""
+    return {"epochs": max(config.epochs, EPOCHS)}
+
+
+def estimate(config: ShardSequence, context: PlanContext) -> Estimate:
+    features, tokens_read = context.inputs["features"], context.inputs["tokens"]
+    of_tokens = identity_of(tokens_read) if features is None else features.of_tokens
+    counted = first_counted(features, tokens_read)
+    if context.trial is None or counted is None:
+        forecast = StepsForecast(of_tokens=of_tokens, pad_multiple=config.pad_multiple)
+        return Estimate(
+            forecast=forecast, notes=_too_long(config, tokens_read if features is None else features.tokens)
+        )
+    tokens, samples = counted.tokens.of(("train",))[1], counted.samples.of(("train",))[1]
+    left_free = tokens / max(samples, 1) / 2  # a step ends before the sample that does not fit: half of one, on average
+    of_epoch = max(1, math.ceil(tokens / max(config.tokens_per_step - left_free, config.tokens_per_step / 2)))
+    steps = Amount(read_json(context.trial.artifact / "plan.json")["steps"], of_epoch * config.epochs, "steps")
+    forecast = StepsForecast(
+        steps=steps, tokens_per_step=tokens / of_epoch, of_tokens=of_tokens, pad_multiple=config.pad_multiple
+    )
+    return Estimate(growth=Growth(output=max(1.0, steps.growth)), forecast=forecast)
+
+
+def _too_long(config: ShardSequence, tokens: TokensForecast | None) -> tuple[str, ...]:
+    """A note where a sample may be longer than a step: only the stage knows those of its split."""
+    if tokens is None or padded_length(tokens.longest, config.pad_multiple) <= config.tokens_per_step:
+        return ()
+    return (
+        f"samples may have {tokens.longest:,} tokens, and one of the split {SPLIT} with more than tokens_per_step = "
+        f"{config.tokens_per_step:,} ends this node: raise it, or lower max_length of tokenize_chat",
+    )

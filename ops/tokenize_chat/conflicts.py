@@ -1,0 +1,65 @@
+"""What tokenising needs of its samples and target, as promised and as they are. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dsl.op import is_builtin
+from ops.lib.forecasts import (
+    Answered,
+    SamplesForecast,
+    TargetStated,
+    are_different,
+    by_field,
+    identity_of,
+    pixels_misfit,
+    processor_templates,
+    template_digest,
+)
+from ops.tokenize_chat.op import TokenizeChat
+
+SAME = "give regenerate_answers and tokenize_chat the same"
+
+
+def conflicts(config: TokenizeChat, forecast: Mapping[str, Any]) -> dict[str, str]:
+    """A train split without a sample, prompts that are not those that the target answered, and limits of pixels that
+    the target's own exclude.
+    """
+    samples: SamplesForecast | None = forecast["samples"]
+    found = pixels_misfit(forecast.get("target"), config.min_pixels, config.max_pixels)
+    if samples is None:
+        return found
+    if samples.answered is not None:
+        found |= by_field(_of_answers(config, samples.answered, forecast.get("target")))
+    if "train" in samples.empty and not config.prompts_only:
+        found["samples"] = (
+            "no sample is in the train split: check split of ingest, or set prompts_only = true for prompts of evaluate"
+        )
+    return found
+
+
+def _of_answers(config: TokenizeChat, answered: Answered, target: TargetStated | None) -> Iterator[tuple[str, str]]:
+    if config.enable_thinking != answered.enable_thinking:
+        asked, here = json.dumps(answered.enable_thinking), json.dumps(config.enable_thinking)
+        remedy = f"{SAME} enable_thinking, or answers and prompts do not fit each other"
+        yield "enable_thinking", f"the answers were generated with {asked}, and this node has {here}: {remedy}"
+    if are_different(answered.target, identity_of(target)):
+        yield "target", f"the answers are those of another target: {SAME} target"
+    if config.target is not None or answered.has_target is None:
+        return
+    if is_builtin(config.processor):
+        own, remedy = ("target", "give the target instead") if answered.has_target else ("server", f"{SAME} processor")
+        yield "processor", f"the answers are those of a {own}, whose tokenizer this is not: {remedy}"
+    elif not answered.has_target:
+        yield from _of_templates(config, answered)
+
+
+def _of_templates(config: TokenizeChat, answered: Answered) -> Iterator[tuple[str, str]]:
+    if answered.chat_template != template_digest(config.chat_template):
+        yield "chat_template", f"the answers were generated with another one: {SAME} chat_template"
+    elif config.chat_template is None:
+        here = processor_templates(config.processor)
+        if here is not None and answered.templates is not None and here.isdisjoint(answered.templates):
+            yield "processor", f"the answers were generated with another chat template: {SAME} processor"

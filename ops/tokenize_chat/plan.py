@@ -1,0 +1,119 @@
+"""What tokenising needs, and what it lacks on this machine."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from dsl.estimate import Estimate, Growth, PlanContext
+from dsl.op import is_builtin
+from ops.lib.data.files import artifact_file, read_json
+from ops.lib.forecasts import (
+    SamplesForecast,
+    TargetForecast,
+    TokensCounted,
+    TokensForecast,
+    amount,
+    counted_tokens,
+    kept_samples,
+)
+from ops.lib.missing_libraries import missing_torchvision
+from ops.lib.target.checkpoint_check import (
+    chat_template_mistakes,
+    pixel_mistakes,
+    processor_folder_mistakes,
+    stored_bytes,
+    thinking_mistakes,
+)
+from ops.lib.target.token_ids import Vocabulary
+from ops.tokenize_chat.builtin_template import CHAT_TEMPLATE
+from ops.tokenize_chat.op import TokenizeChat
+
+BUILTIN_IDS: dict[str, Any] = {"eos_token_ids": (2,), "pad_token_id": 0}  # by SPECIAL_TOKENS of builtin.py
+TOKEN_BYTES = 5  # input_ids int32 and loss_mask uint8
+MOST_OFFSETS = 64 << 20  # bytes of a shard's offsets
+
+
+def smoke(config: TokenizeChat, samples: int) -> dict[str, Any]:
+    """The expected tokens are those of all samples."""
+    return {"expected_tokens": None}
+
+
+def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
+    """Counted if the tokens exist, else from expected_tokens, else for a million tokens."""
+    source: SamplesForecast | None = context.inputs["samples"]
+    target: TargetForecast | None = context.inputs.get("target")
+    forecast = _promised(config, source, target)
+    if context.artifact is not None:
+        shards = read_json(context.artifact / "tokens.json")["shards"]
+        longest = max(
+            (_longest(artifact_file(context.artifact, shard["file"])) for shard in shards), default=config.max_length
+        )
+        forecast = evolve(
+            TokensForecast.read(context.artifact, context.identity, longest),
+            expected=config.expected_tokens,
+            prompts_only=config.prompts_only,
+        )
+    counted = growth = None
+    if context.trial is not None and source is not None and source.samples is not None:
+        samples = kept_samples(context.trial.artifact, source.samples)
+        counted = TokensCounted(samples=samples, tokens=counted_tokens(context.trial.artifact, samples))
+        growth = Growth(series=(source.samples.amount("samples"),), output=counted.tokens.amount("tokens").growth)
+    forecast = evolve(forecast, counted=counted, identity=context.identity)
+    count, per = amount(config.expected_tokens)
+    return Estimate(
+        disk={"tokens": count * TOKEN_BYTES},
+        disk_per=per,
+        growth=growth,
+        forecast=forecast,
+    )
+
+
+def _promised(config: TokenizeChat, source: SamplesForecast | None, target: TargetForecast | None) -> TokensForecast:
+    """By the files of the processor, or of the target whose processor it is."""
+    promised = TokensForecast(
+        by_split=None,
+        expected=config.expected_tokens,
+        longest=config.max_length,
+        vocab_size=None,
+        empty=source.empty if source is not None else frozenset(),
+        prompts_only=config.prompts_only,
+    )
+    if target is not None:
+        return evolve(promised, eos_token_ids=target.eos_token_ids, pad_token_id=target.pad_token_id)
+    if is_builtin(config.processor):
+        return evolve(promised, vocab_size=config.vocab_size, is_bound=True, **BUILTIN_IDS)
+    vocabulary = None if processor_folder_mistakes(config.processor) else Vocabulary.of(Path(config.processor))
+    if vocabulary is None:
+        return promised
+    return evolve(
+        promised,
+        vocab_size=max(vocabulary.size, len(vocabulary.ordinary) + len(vocabulary.special)),
+        eos_token_ids=vocabulary.eos_token_ids,
+        pad_token_id=vocabulary.pad_token_id,
+    )
+
+
+def _longest(shard: Path) -> int:
+    """Tokens of the longest sample of a shard: of its file, only the header and the offsets are read."""
+    offsets = array("q", stored_bytes(shard, "token_offsets", MOST_OFFSETS))  # int64, as token_shards writes them
+    return max((after - before for before, after in pairwise(offsets)), default=0)
+
+
+def missing_here(config: TokenizeChat) -> dict[str, str]:
+    """torchvision, if it resizes images, a chat template that is none or does not read enable_thinking, what the
+    directory of a processor lacks, and limits of pixels that its own exclude.
+    """
+    missing = {**missing_torchvision(config.image_backend), **chat_template_mistakes(config.chat_template)}
+    if not is_builtin(config.processor) and (mistakes := processor_folder_mistakes(config.processor)):
+        missing["processor"] = "\n".join(mistakes)
+    elif not is_builtin(config.processor):
+        missing |= pixel_mistakes(config.processor, config.min_pixels, config.max_pixels)
+    if not missing and config.target is None:
+        builtin = CHAT_TEMPLATE if is_builtin(config.processor) else ""
+        missing |= thinking_mistakes(config.enable_thinking, config.chat_template, config.processor, builtin)
+    return missing

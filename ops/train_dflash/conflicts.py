@@ -1,0 +1,279 @@
+"""What a training needs of its inputs, as promised and as they are. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dsl.errors import ConfigError
+from ops.capture_targets.layers import check_layers, spread_layers
+from ops.lib.drafts.algorithms import plain
+from ops.lib.drafts.backbone.config import LAYER_IDS, POSITIONS, DraftConfig, DraftConfigError
+from ops.lib.drafts.losses.kinds import needs_teacher
+from ops.lib.forecasts import (
+    PROMPTS_ONLY,
+    DraftForecast,
+    FeaturesForecast,
+    StepsForecast,
+    TargetStated,
+    TokensForecast,
+    are_different,
+    by_field,
+    identity_of,
+    is_promised,
+    tokens_misfit,
+)
+from ops.lib.target.sizes import context_length
+from ops.lib.target.token_ids import mask_of_texts
+from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.shape import expected_shape
+
+# What decides the shape of a draft -> the field of train_dflash, None for what the target decides.
+COMPARED = {
+    "hidden_size": None,
+    "vocab_size": None,
+    "num_target_layers": None,
+    "block_size": "block_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "intermediate_size",
+    "layer_types": "sliding_layers",
+    "sliding_window": "sliding_window",
+}
+FIELDS = {**COMPARED, "partial_rotary_factor": "head_dim", "rope_theta": "rope_theta", LAYER_IDS: None}
+NO_VAL = {
+    "tau": 'select = "tau" decodes prompts of the split val, which has none: raise val_fraction of ingest, give '
+    'samples "split": "val" in the JSONL file, or set select = "last"',
+    "loss": 'select = "loss" measures the split val, which has no sample with an anchor: raise val_fraction of ingest, '
+    'capture the split val too, or set select = "last"',
+    "last": "measures on the split val, which has no samples: raise val_fraction of ingest, or leave eval_every out",
+}
+NO_TRAIN = (
+    "no sample in the split train; was everything dropped by tokenize_chat? If not, check split of ingest and splits "
+    "of capture_targets"
+)
+MASK = "mask_token_id"
+Mistakes = Iterator[tuple[str, str]]
+
+
+def conflicts(config: TrainDflash, forecast: Mapping[str, Any]) -> dict[str, str]:
+    """Features of another target, of other tokens or without what the loss reads; splits without a sample; a mask token
+    that stands in texts; a draft that cannot be made; and every size in which that of a warm start differs.
+    """
+    target: TargetStated | None = forecast["target"]
+    tokens: TokensForecast | None = forecast.get("tokens")
+    features: FeaturesForecast | None = forecast.get("features")
+    found = by_field(
+        (
+            *_origin(config, target, features, tokens, forecast.get("batches")),
+            *(_captured(target, features) if target is not None and features is not None else ()),
+            *_of_teacher(config, features),
+            *_splits(config, features, tokens),
+            *(_of_target(config, target, features, tokens) if target is not None else ()),
+        )
+    )
+    if target is None:
+        return found
+    wrong_layers = [*_online_layers(config, target)]
+    if wrong_layers:
+        return found | dict(wrong_layers)
+    shape = _shape(config, target, features)
+    if isinstance(shape, DraftConfig):
+        layers_known = config.capture == "online" or features is not None
+        warm_start = _warm_start(
+            config, forecast.get("warm_start"), shape, _mask(config, target, features), layers_known
+        )
+        return found | warm_start
+    return found | {field: "\n".join(filter(None, (found.get(field), text))) for field, text in shape.items()}
+
+
+def _origin(
+    config: TrainDflash,
+    target: TargetStated | None,
+    features: FeaturesForecast | None,
+    tokens: TokensForecast | None,
+    batches: StepsForecast | None,
+) -> Mistakes:
+    """Whether features, tokens and plan are of one origin."""
+    online = config.capture == "online"
+    what = "tokens" if online else "features"
+    dealt = identity_of(tokens) if online else getattr(features, "of_tokens", None)
+    if features is not None:
+        yield from _captured_from("target", features.target, identity_of(target))
+        yield from _captured_from("tokens", features.of_tokens, identity_of(tokens))
+    if batches is not None and are_different(batches.of_tokens, dealt):
+        yield "batches", f"the plan was made for other {what}: give shard_sequence and train_dflash the same {what}"
+    if (online or config.measures_tau) and (misfit := tokens_misfit(tokens, target)):
+        yield "tokens", misfit
+
+
+def _captured_from(edge: str, captured: str | None, own: str | None) -> Mistakes:
+    """Two identities of a target or of tokens that should be one; digests are shown where there are any."""
+    if not are_different(captured, own):
+        return
+    theirs, ours = ("of another node", "not that one")
+    if not is_promised(own):
+        theirs, ours = str(captured)[:12], str(own)[:12]
+    verb = "is" if edge == "target" else "are"
+    yield (
+        "features",
+        f"these features were captured from the {edge} {theirs}, but the node's {edge} {verb} {ours}; give "
+        f"capture_targets and train_dflash the same {edge}",
+    )
+
+
+def _captured(target: TargetStated, features: FeaturesForecast) -> Mistakes:
+    """Contradictions between features and target."""
+    info, of_target = features.info or {}, target.info
+    for name, size in (("hidden_size", "hidden_size"), ("num_target_layers", "num_layers")):
+        if info.get(name, of_target[size]) != of_target[size]:
+            remedy = "capture again from this target"
+            yield "features", f"{name}: {info[name]} in the features, {of_target[size]} in the target; {remedy}"
+    beyond = [layer for layer in features.target_layer_ids or () if layer >= of_target["num_layers"] - 1]
+    if beyond:
+        layers = of_target["num_layers"]
+        yield "features", f"{LAYER_IDS}: {beyond} are no inner layers of a target of {layers} layers"
+    positions = info.get("positions", POSITIONS)
+    if positions != POSITIONS:
+        yield "features", f'positions: "{positions}" in the features, must be "{POSITIONS}"; capture again'
+
+
+def _of_teacher(config: TrainDflash, features: FeaturesForecast | None) -> Mistakes:
+    """Stored features have the states that the target's distribution is computed of."""
+    if not config.needs_teacher or features is None or features.final_hidden is not False:
+        return
+    of_kind = needs_teacher(config.loss)
+    what = f'loss = "{config.loss}"' if of_kind else f'the loss of algorithm = "{config.algorithm}"'
+    remedy = "set final_hidden = true in capture_targets"
+    yield "loss" if of_kind else "algorithm", f"{what} needs the target's final hidden states: {remedy}"
+
+
+def _splits(config: TrainDflash, features: FeaturesForecast | None, tokens: TokensForecast | None) -> Mistakes:
+    """Samples to train on, and to measure on."""
+    edge, source = ("tokens", tokens) if config.capture == "online" else ("features", features)
+    if source is None:
+        return
+    if "train" in source.empty:
+        yield edge, NO_TRAIN
+    read = tokens if isinstance(source, TokensForecast) else source.tokens
+    if read is not None and read.prompts_only:
+        yield edge, PROMPTS_ONLY
+    no_loss = "val" in source.empty
+    no_tau = config.measures_tau and tokens is not None and "val" in tokens.empty
+    if (config.select == "tau" and no_tau) or (config.select == "loss" and no_loss):
+        yield "select", NO_VAL[config.select]
+    elif config.eval_every and config.select == "last" and no_loss and (no_tau or not config.measures_tau):
+        # a split that its samples left empty is passed over
+        yield from [("eval_every", NO_VAL["last"])] if is_promised(source.identity) else []
+
+
+def _of_target(
+    config: TrainDflash, target: TargetStated, features: FeaturesForecast | None, tokens: TokensForecast | None
+) -> Mistakes:
+    """The mask token, and lengths within the target's positions."""
+    mask = _mask(config, target, features)
+    if mask is not None:
+        field = "target" if config.mask_token_id is None else MASK
+        pads = {target.pad_token_id, None if tokens is None else tokens.pad_token_id}
+        if wrong := mask_of_texts(mask, target.eos_token_ids or (), pads):
+            yield field, f"{wrong}: set mask_token_id of train_dflash to another"
+        elif not 0 <= mask < target.info["vocab_size"]:
+            yield field, f"mask_token_id: {mask} is no id below vocab_size = {target.info['vocab_size']}"
+    limit = context_length(target.text)
+    if limit is None:
+        return
+    for field, value in (("block_size", config.block_size), ("sliding_window", config.sliding_window)):
+        if value is not None and value > limit:
+            yield field, f"{value} is more than the {limit} positions of the target (max_position_embeddings): lower it"
+    is_counted = tokens is not None and tokens.by_split is not None  # else each prompt is checked
+    if config.measures_tau and not is_counted and config.eval_new_tokens + 2 > limit:
+        rest = f"set eval_new_tokens = {limit // 2} or less"
+        yield (
+            "eval_new_tokens",
+            f"no prompt fits beside {config.eval_new_tokens} tokens in the {limit} positions: {rest}",
+        )
+
+
+def _online_layers(config: TrainDflash, target: TargetStated) -> Mistakes:
+    """The layers that a training captures itself."""
+    if config.capture != "online":
+        return
+    layers, field = target.info["num_layers"], "target_layer_ids"
+    try:
+        if config.target_layer_ids is None:
+            field = "capture_layers"
+            spread_layers(layers, config.capture_layers, field=field)
+        else:
+            check_layers(config.target_layer_ids, layers)
+    except ConfigError as error:
+        yield field, str(error)
+
+
+def _shape(
+    config: TrainDflash, target: TargetStated, features: FeaturesForecast | None
+) -> DraftConfig | dict[str, str]:
+    """The draft's shape, or why there is none, by field; its layers are those of the features, or of the training."""
+    try:
+        return expected_shape(config, target.config, features)
+    except DraftConfigError as error:
+        return by_field(_named(mistake, config) for mistake in error.mistakes if not mistake.startswith(LAYER_IDS))
+    except ConfigError as error:
+        field = "intermediate_size" if "intermediate_size" in str(error) else "target"
+        return {field: str(error)}
+
+
+def _named(mistake: str, config: TrainDflash) -> tuple[str, str]:
+    """A mistake of a draft's config by the field of train_dflash: those that are not given are the target's."""
+    name = mistake.partition(":")[0]
+    field = FIELDS.get(name, "algorithm")
+    if name == "num_attention_heads" and config.num_heads is None:
+        field = "num_kv_heads"
+    return ("target" if field is None else field), mistake
+
+
+def _mask(config: TrainDflash, target: TargetStated, features: FeaturesForecast | None) -> int | None:
+    """The mask token of the training, where it is known."""
+    if config.mask_token_id is not None:
+        return config.mask_token_id
+    found: int | None = target.mask_token_id if features is None or features.info is None else features.info[MASK]
+    return found
+
+
+def _warm_start(
+    config: TrainDflash, parent: DraftForecast | None, shape: DraftConfig, mask: int | None, layers_known: bool
+) -> dict[str, str]:
+    """Every size in which the draft of a warm start differs from the draft to be trained, and its mask token."""
+    if parent is None:
+        return {}
+    fields = COMPARED if config.rope_theta is None else COMPARED | {"rope_theta": "rope_theta"}
+    wrong = []
+    for name, field in fields.items():
+        there, here = getattr(parent.shape, name), getattr(shape, name)
+        if there != here:
+            remedy = "give the target that it was made for" if field is None else f"set {field}, or start from another"
+            wrong.append(f"{name}: {_shown(there)} in the draft, {_shown(here)} in this training: {remedy}")
+    if None not in (mask, parent.mask_token_id) and mask != parent.mask_token_id:
+        wrong.append(
+            f"{MASK}: {parent.mask_token_id} in the draft, {mask} in this training: set {MASK} of train_dflash, "
+            "or start from another"
+        )
+    there_ids, here_ids = parent.shape.target_layer_ids, shape.target_layer_ids
+    if layers_known and there_ids != here_ids and (len(there_ids) != len(here_ids) or parent.knows_layers):
+        wrong.append(
+            f"target_layer_ids: {_shown(there_ids)} in the draft, {_shown(here_ids)} in this training: capture those "
+            "of the draft (target_layer_ids)"
+        )
+    there_algorithm, here_algorithm = parent.shape.algorithm, shape.algorithm
+    if there_algorithm not in (plain(), here_algorithm):
+        wrong.append(
+            f"algorithm: {there_algorithm.name} in the draft, {here_algorithm.name} in this training, or other sizes "
+            "of it: a training starts from a draft of its own algorithm or from plain DFlash"
+        )
+    return {"warm_start": "\n".join(wrong)} if wrong else {}
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value)

@@ -1,0 +1,211 @@
+"""What a training needs on disk, in memory and in time, and what it lacks on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dsl.draft_folders import own_algorithms
+from dsl.estimate import CHECKPOINTS, Amount, Estimate, Growth, PlanContext
+from dsl.imports import PROJECT
+from dsl.sizes import shown_bytes
+from ops.capture_targets.plan import feature_bytes
+from ops.lib.data.files import read_jsonl
+from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.backbone.footprint import MASTER, draft_parameters
+from ops.lib.forecasts import (
+    DraftForecast,
+    Kind,
+    StepsForecast,
+    TargetForecast,
+    TokensForecast,
+    first_counted,
+)
+from ops.lib.sequence_parallel.degree import check_degree
+from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.thread_table import threads_of_drafting
+from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.shape import expected_shape
+
+STEPS = 8  # of a trial
+
+threads = threads_of_drafting
+
+
+def smoke(config: TrainDflash, samples: int) -> dict[str, Any]:
+    """A few steps with a checkpoint between them; measured only at the end, if the full run is measured."""
+    return {
+        "max_steps": min(config.max_steps or STEPS, STEPS),
+        "checkpoint_every": min(config.checkpoint_every, STEPS // 2),
+        "eval_every": None if config.eval_every is None else STEPS,
+    }
+
+
+def estimate(config: TrainDflash, context: PlanContext) -> Estimate:
+    """A rank that trains, with the target if it captures for itself."""
+    launch, target = context.launch, context.inputs["target"]
+    made = DraftForecast.read(context.artifact, context.identity) if context.artifact is not None else None
+    if target is None:
+        return Estimate(growth=_growth(config, context), forecast=made)
+    features, tokens = context.inputs["features"], context.inputs["tokens"]
+    online = config.capture == "online"
+    layers = len(config.target_layer_ids or ()) or config.capture_layers
+    shape = expected_shape(config, target.config, features)
+    ranks = launch.world_size - config.capture_ranks
+    plan: StepsForecast | None = context.inputs["batches"]
+    check_degree(
+        world_size=ranks,
+        sp_degree=launch.sp_degree,
+        sp_exchange=config.sp_exchange,
+        query_heads=shape.num_attention_heads,
+        kv_heads=shape.num_key_value_heads,
+        shortest=launch.sp_degree,  # of samples whose length is not known
+        pad_multiple=launch.sp_degree if plan is None or plan.pad_multiple is None else plan.pad_multiple,
+    )
+    dtype = config.capture_dtype if online else getattr(features, "dtype", config.dtype)
+    memory = training_memory(config, shape, ranks)
+    if config.measures_tau:
+        memory["draft that decodes"] = draft_parameters(shape) * ITEM_SIZES[config.dtype]
+    if config.measures_tau or (online and not config.capture_ranks):
+        memory["target"] = target.sizes.parameters * ITEM_SIZES[dtype]
+    return Estimate(
+        memory=memory,
+        disk=_disk(config, shape),
+        less_disk="lower keep_checkpoints" if config.keep_checkpoints > 1 else "",
+        notes=(_not_stored(config, target, tokens, layers, context.free_disk),) if online else (),
+        growth=_growth(config, context),
+        forecast=made
+        or DraftForecast(
+            shape=shape, mask_token_id=target.mask_token_id, identity=context.identity, target=target.identity
+        ),
+    )
+
+
+def training_memory(config: TrainDflash, shape: DraftConfig, ranks: int) -> dict[str, int]:
+    """Bytes that one rank holds between steps, without what a pass keeps.
+
+    Over several ranks FSDP2 shards masters, moments and average, while the weights of a step are gathered whole in the
+    compute dtype and its gradients are kept whole until they are reduced. One process holds a copy in that dtype if it
+    is narrower than the masters.
+    """
+    parameters, optimizer, size = draft_parameters(shape), _moments(config), ITEM_SIZES[config.dtype]
+    return {
+        "draft": parameters * MASTER // ranks,
+        "weights to compute with": parameters * size if size < MASTER or ranks > 1 else 0,
+        "gradients": parameters * MASTER,
+        "optimizer": parameters * MASTER * optimizer // ranks,
+        "average": parameters * MASTER // ranks if config.ema_decay is not None else 0,
+        "embedding and head": 2 * shape.vocab_size * shape.hidden_size * size,
+    }
+
+
+def _moments(config: TrainDflash) -> int:
+    """Moments of a weight that the optimizer keeps."""
+    return 2 if config.optimizer == "adamw" else 1
+
+
+def _disk(config: TrainDflash, shape: DraftConfig) -> dict[str, int]:
+    """Checkpoints have masters, moments and average; the last ones, the best, and the one being written, if the
+    training has as many.
+    """
+    parameters = draft_parameters(shape) * MASTER
+    states = 1 + _moments(config) + (config.ema_decay is not None)
+    return {
+        "draft": parameters,
+        CHECKPOINTS: _most_checkpoints(config) * states * parameters,
+    }
+
+
+def _most_checkpoints(config: TrainDflash) -> int:
+    most = config.keep_checkpoints + 1 + (config.select != "last")
+    if config.max_steps is None:
+        return most
+    every = min(config.checkpoint_every, config.eval_every or config.checkpoint_every)
+    return min(most, (config.max_steps - 1) // every)
+
+
+def _not_stored(
+    config: TrainDflash, target: TargetForecast, tokens: TokensForecast | None, layers: int, free: int
+) -> str:
+    """Size of the features that online capture does not store."""
+    per_token = feature_bytes(target.sizes, layers + config.needs_teacher, config.capture_dtype)
+    count = tokens.count(("train", "val")) if tokens is not None else None
+    if count is None:
+        return f"online: no features are stored; they would need {shown_bytes(per_token * 1e6)} per million tokens"
+    size = count * per_token
+    note = f"online: no features are stored; they would need {shown_bytes(size)}, and {shown_bytes(free)} are free"
+    fits = "; capture_targets would compute them once for all epochs" if size <= free else ""
+    return note + fits
+
+
+def _growth(config: TrainDflash, context: PlanContext) -> Growth | None:
+    """A step of a few samples is not a full one, so steps are weighed by their tokens."""
+    trial = context.trial
+    plan: StepsForecast | None = context.inputs["batches"]
+    if trial is None or plan is None or plan.steps is None:
+        return None
+    steps = min(plan.steps.full, config.max_steps or plan.steps.full)
+    rows = islice(read_jsonl(trial.inputs["batches"] / "steps.jsonl"), trial.config.max_steps)
+    small = sum(row["tokens"] for row in rows)
+    return Growth(
+        series=(Amount(small, steps * plan.tokens_per_step, "tokens"),),
+        tail=max(1.0, _measuring(config, context.inputs, steps)),
+        notes=(f"about {steps:,.0f} steps",),
+    )
+
+
+def _measuring(config: TrainDflash, inputs: Mapping[str, Any], steps: float) -> float:
+    """How many times longer all measurements of the val split take than those of the trial.
+
+    That of the loss, which grows with the split, or of tau, which stops at `eval_prompts`: the larger of the two.
+    """
+    given, counted = first_counted(inputs["features"], inputs["tokens"]), first_counted(inputs["tokens"])
+    if given is None:
+        return 1.0
+    times = 1 if config.eval_every is None else 1 + (steps - 1) // config.eval_every
+    growth = given.tokens.amount("tokens", ("val",)).growth
+    if config.measures_tau and counted is not None:
+        small = _prompts(counted.samples.trial, config.eval_prompts)
+        growth = max(growth, _prompts(counted.samples.full, config.eval_prompts) / max(small, 1))
+    return times * growth
+
+
+def _prompts(samples: Mapping[Kind, float], limit: int) -> float:
+    return sum(min(count, limit) for (_, split), count in samples.items() if split == "val")
+
+
+TRIAL = "ops.lib.drafts.own_trial"  # not imported: it loads torch
+
+
+def missing_here(config: TrainDflash) -> dict[str, str]:
+    """What goes wrong first where another process makes a draft of an own algorithm, and calls its functions."""
+    folder = own_algorithms().get(config.algorithm)
+    if folder is None:
+        return {}
+    fields = {} if config.terms is None else dict(config.terms.sizes())
+    training = json.dumps({"fields": fields, "own": config.own, "loss": config.loss}, sort_keys=True)
+    mistake = _mistake(folder, config.block_size, min(config.num_layers, 2), training)
+    return {"algorithm": mistake} if mistake else {}
+
+
+@cache
+def _mistake(folder: Path, block_size: int, layers: int, training: str) -> str:
+    path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-m", TRIAL, str(folder), str(block_size), str(layers), training],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"},
+        check=False,
+    )
+    if done.returncode:
+        return f"{folder}: the process that tries it ended with exit code {done.returncode}: {done.stderr[-500:]}"
+    mistake: str = json.loads(done.stdout.splitlines()[-1])
+    return mistake
