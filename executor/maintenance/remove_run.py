@@ -6,9 +6,8 @@ from pathlib import Path
 
 from dsl.errors import StoreError
 from dsl.os_errors import clear_errors
-from executor.records.run_record import Record, RunState
+from executor.records.run_record import Record, RunState, is_served
 from executor.records.run_tags import tags_of
-from executor.records.serving_lock import is_served
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import exclusive_gc_lock
 from executor.store.names import RUN_ID

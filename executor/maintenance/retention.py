@@ -15,9 +15,8 @@ from attrs import frozen
 
 from dsl.errors import StoreError
 from dsl.json_files import read_object
-from executor.records.run_record import Record, RunState, is_begun
+from executor.records.run_record import Record, RunState, is_begun, is_served
 from executor.records.run_tags import tags_of
-from executor.records.serving_lock import is_served
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.index_line import IndexLine
 from executor.store.names import KEY

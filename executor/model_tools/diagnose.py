@@ -11,8 +11,7 @@ from dsl.graph import Graph
 from dsl.json_files import read_object, write_json
 from executor.model_tools.computation import Result, computed
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
-from executor.records.events import read_events
-from executor.records.metric_points import NodeEvents
+from executor.records.events import NodeEvents, read_events
 from executor.records.run_record import Record, load_begun
 from executor.store.artifact_store import Store
 from ops.tools.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of

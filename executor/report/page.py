@@ -22,8 +22,8 @@ from dsl.finding import block, for_run, line
 from dsl.os_errors import output_errors
 from dsl.sizes import shown_bytes
 from executor.explain.run_diff import MetricPair, compare_runs, runs_text
+from executor.records.events import SYSTEM
 from executor.records.graph_file import recorded_nodes
-from executor.records.metric_points import SYSTEM
 from executor.records.run_record import Record
 from executor.report.answers import answers
 from executor.report.artifacts import Embedded, accounts_of, compared_sections, node_sections, samples, sections_of
@@ -41,8 +41,7 @@ from executor.report.templates import (
     run_columns,
     table,
 )
-from executor.results.metric_order import JUDGED
-from executor.results.run_table import first_line, result_rows, shown_seconds
+from executor.results.run_table import JUDGED, first_line, result_rows, shown_seconds
 from executor.store.artifact_store import Store
 from executor.system.output import moment, shown_digest, shown_duration
 from ops.lib.report_sections import NOT_KNOWN

@@ -12,10 +12,8 @@ from attrs import field, frozen
 from dsl.convert import flat
 from dsl.errors import DflowError, NotTrusted, StoreError, did_you_mean
 from dsl.finding import Finding, Node
-from executor.records.duration import run_seconds
-from executor.records.events import read_events
+from executor.records.events import NodeEvents, read_events
 from executor.records.graph_file import RecordedNode, recorded_nodes, recorded_op_files
-from executor.records.metric_points import NodeEvents
 from executor.records.record_trust import require_trusted_op_files
 from executor.records.run_record import FIGURES, NodeState, PlanRow, Record, find_record, load_begun, plan_of
 from executor.records.run_tags import tags_of
@@ -82,8 +80,8 @@ class NodeFacts:
 class RunFacts:
     """A run. op_files: None where they are not trusted. label: a short name.
 
-    seconds: see `run_seconds`. results: the nodes with the pipeline's figures. combinations: of its sweep, the best by
-    the metric sorted_by first; combinations_table: of `sweep_cells`.
+    seconds: of work on it. results: the nodes with the pipeline's figures. combinations: of its sweep, the best by the
+    metric sorted_by first; combinations_table: of `sweep_cells`.
     """
 
     label: str
@@ -164,7 +162,7 @@ class _Reader:
             status=status,
             tags=tags_of(record.folder),
             nodes=nodes,
-            seconds=run_seconds(record),
+            seconds=record.seconds(),
             results=record.state.result_nodes,
             combinations=rows,
             sorted_by=sorted_by,

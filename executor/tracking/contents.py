@@ -20,13 +20,10 @@ from attrs import frozen
 from dsl.finding import for_run
 from dsl.graph import Graph, GraphNode
 from dsl.tables import TABLE_NAMES
-from executor.records.duration import run_seconds
-from executor.records.events import Accepted
-from executor.records.metric_points import NodeEvents
+from executor.records.events import Accepted, NodeEvents
 from executor.records.run_record import NodeState, Record, load_begun
-from executor.results.metric_order import is_judged
-from executor.results.node_params import params
-from executor.results.sweep import Combination, combinations, differing_params, final_metrics, sorted_rows
+from executor.results.run_table import is_judged
+from executor.results.sweep import Combination, combinations, differing_params, final_metrics, params, sorted_rows
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST, OUTSIDE_DIGEST
 from executor.store.manifest import Manifest
@@ -165,7 +162,7 @@ class Contents:
             for each in files_read(self._store, node, digest)
         ]
         return Ending(
-            ended=record.state.started + run_seconds(record),
+            ended=record.state.started + record.seconds(),
             results=results(record, self.graph, unswept(self.graph)),
             best=best_results(record, self.graph, self.combinations) if self.combinations else (),
             reads=[each for each in read if each.path is not None],

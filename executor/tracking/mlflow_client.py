@@ -38,7 +38,7 @@ from dsl.errors import StoreError, shortened
 from dsl.files import open_own, replace_file, sync
 from dsl.json_files import write_json
 from dsl.secrets import resolved_text, secret_names, without_credentials
-from executor.records.metric_points import Point
+from executor.records.events import Point
 from executor.system.symlinks import is_plain
 from executor.system.trust import TRACKING_URI, is_trusted
 from executor.system.user_cache import user_cache

@@ -20,8 +20,7 @@ from dsl.graph import GraphNode
 from dsl.hooks import hook
 from dsl.secrets import redact, secret_names, values_of
 from dsl.sizes import shown_bytes
-from executor.records.events import EventReader
-from executor.records.metric_points import NodeEvents
+from executor.records.events import EventReader, NodeEvents
 from executor.records.record_trust import HOW, require_own_store
 from executor.records.run_record import NodeState, Record, load_begun
 from executor.system.garbage import no_collection

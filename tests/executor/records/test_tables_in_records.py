@@ -16,7 +16,7 @@ from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.planning.session import make_planner
 from executor.records.graph_file import load_graph
-from executor.results.node_params import params
+from executor.results.sweep import params
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
 from executor.store.manifest import Manifest

@@ -11,8 +11,7 @@ from markupsafe import Markup
 from report_page import Page
 from toy_ops import is_alive, wait_for
 
-from executor.records.events import Event, System
-from executor.records.metric_points import Point
+from executor.records.events import Event, Point, System
 from executor.report import op_sections, page
 from executor.report.page import curves, figures_table, write_report
 from executor.report.run_data import RunFacts, find_records, read_runs
