@@ -21,9 +21,9 @@ from dsl.op_table import load_op, op_names
 from executor.model_tools.diagnose import kept
 from executor.records.run_record import Record
 from executor.report.artifacts import ShownByOps, sections_of
-from executor.report.op_sections import Shown
 from executor.report.run_data import NodeFacts, RunFacts, columns_of, read_runs
 from executor.report.templates import joined, render
+from executor.results.op_hooks import Shown
 from executor.results.run_table import first_line
 from executor.store.artifact_store import Store
 from ops.lib.report_sections import Section, verdict

@@ -15,9 +15,9 @@ from markupsafe import Markup
 from dsl.finding import Finding
 from dsl.op_table import op_names
 from dsl.sizes import shown_bytes
-from executor.report.op_sections import Part, Request, Shown, shown_by_ops
 from executor.report.run_data import RunFacts
 from executor.report.templates import embedded_file, faint, limited, mark, render, table
+from executor.results.op_hooks import Part, Request, Shown, shown_by_ops
 from ops.lib.report_sections import Account, Body, Html, Picture, Section, Table
 
 PICTURE_MOST = 1_000_000  # bytes of a file
@@ -78,7 +78,7 @@ def sections_of(runs: Sequence[RunFacts], *, compared: bool = False) -> tuple[Sh
 def _requests(runs: Sequence[RunFacts]) -> dict[tuple[str, str], Request]:
     built_in = op_names()
     return {
-        (run.run, node.id): Request(node.op, tuple(run.op_files or ()), (Part(node.folder, node.own),))
+        (run.run, node.id): Request("report", node.op, tuple(run.op_files or ()), (Part(node.folder, node.own),))
         for run in runs
         for node in run.nodes.values()
         if node.folder is not None and node.op and (run.op_files is not None or node.op in built_in)
@@ -94,11 +94,14 @@ def _comparisons(runs: Sequence[RunFacts], requests: Mapping[tuple[str, str], Re
             if (run.run, node.id) in requests:
                 values = {**chosen.get(node.id, {}), **({"run": run.label} if len(runs) > 1 else {})}
                 found.setdefault(node.template or node.id, []).append((requests[run.run, node.id], values))
-    return {
-        name: evolve(of_node[0][0], parts=tuple(evolve(one.parts[0], values=values) for one, values in of_node))
-        for name, of_node in found.items()
-        if len({one.folder for one, _ in of_node}) > 1 and len({(one.op, one.op_files) for one, _ in of_node}) == 1
-    }
+    several = {}
+    for name, of_node in found.items():
+        first, _ = of_node[0]
+        is_one_op = len({(one.op, one.op_files) for one, _ in of_node}) == 1
+        if is_one_op and len({one.folder for one, _ in of_node}) > 1:
+            parts = tuple(evolve(one.parts[0], values=values) for one, values in of_node)
+            several[name] = evolve(first, hook="compare", parts=parts)
+    return several
 
 
 def _values_of_copies(run: RunFacts) -> dict[str, Mapping[str, str]]:

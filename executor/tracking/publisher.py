@@ -27,8 +27,7 @@ from attrs import frozen
 from dsl.convert import structure, unstructure
 from dsl.json_files import compact
 from executor.system.supervisor import GONE, child_environment, end_with_parent, exit_text, module_command
-from executor.tracking.report_writer import ReportWriter
-from executor.tracking.sync_state import new_replay, sync_lock
+from executor.tracking.sync_state import ReportWriter, new_replay, sync_lock
 
 # How long the end of a run waits for MLflow, and how long that of a stopped run, whose user wants to leave.
 END_WITHIN_S = 60.0

@@ -23,6 +23,7 @@ from dsl.sizes import shown_bytes
 from executor.records.events import EventReader, NodeEvents
 from executor.records.record_trust import HOW, require_own_store
 from executor.records.run_record import NodeState, Record, load_begun
+from executor.results.op_hooks import Part, Request, shown_by_ops
 from executor.system.garbage import no_collection
 from executor.system.output import counted
 from executor.system.symlinks import is_plain
@@ -43,7 +44,6 @@ from executor.tracking.contents import (
     judgement,
     whole_artifact,
 )
-from executor.tracking.logged_model_process import described
 from executor.tracking.mlflow_client import (
     UNREACHABLE,
     HeldRun,
@@ -53,9 +53,8 @@ from executor.tracking.mlflow_client import (
     shown_error,
     tracking_uri,
 )
-from executor.tracking.report_writer import ReportWriter
 from executor.tracking.run_description import shown_notes
-from executor.tracking.sync_state import SentPart, SentRun, log_size
+from executor.tracking.sync_state import ReportWriter, SentPart, SentRun, log_size
 
 POINTS_AT_ONCE = 2000
 LOCKED_TRIES = 15
@@ -325,10 +324,13 @@ class Replay:
         if model_id is None:
             if not folder.is_dir():
                 return None
-            model = described(self._contents.graph, node, folder)
+            asked = Request("logged_model", node.op.name, self._contents.graph.op_files, (Part(folder, {}),))
+            shown = shown_by_ops([asked])[asked]
+            if shown.model is None:
+                raise StageError(f'logged_model() of op "{node.op.name}" failed: {shown.failed}')
             small, large = artifact_files(folder, {})  # a model is one for all runs, whatever they measured
             files = ModelFiles(child, {name.removeprefix(ARTIFACT): path for name, path in small.items()}, large)
-            model_id = tracker.logged_model(self._sent.experiment, node.id, digest, model, files)
+            model_id = tracker.logged_model(self._sent.experiment, node.id, digest, shown.model, files)
         tracker.log_output(child, model_id)
         return model_id
 

@@ -9,7 +9,7 @@ import pytest
 from toy_ops import ONE_NODE, Toy
 
 from dsl.errors import StoreError
-from executor.report.op_sections import Part, Request, shown_by_ops
+from executor.results.op_hooks import Part, Request, shown_by_ops
 from executor.tracking.mlflow_client import check_trusted
 
 REFUSED = "not one that you made here, at this place; read it, then repeat the command with --trust"
@@ -72,7 +72,11 @@ def test_a_report_shows_nothing_of_an_artifact_with_links(tmp_path):
     (tmp_path / "private").write_text("nobody else's")
     (tmp_path / "artifact" / "preview.html").symlink_to(tmp_path / "private")
     for others in ((), (Part(tmp_path, {}),)):
-        request = Request("tokenize_chat" if not others else "evaluate", (), (Part(tmp_path / "artifact", {}), *others))
+        request = Request(
+            *(("compare", "evaluate") if others else ("report", "tokenize_chat")),
+            (),
+            (Part(tmp_path / "artifact", {}), *others),
+        )
         assert shown_by_ops([request])[request].failed.startswith("its artifact holds a link, preview.html")
 
 

@@ -12,12 +12,13 @@ from report_page import Page
 from toy_ops import is_alive, wait_for
 
 from executor.records.events import Event, Point, System
-from executor.report import op_sections, page
+from executor.report import page
 from executor.report.page import curves, figures_table, write_report
 from executor.report.run_data import RunFacts, find_records, read_runs
 from executor.report.templates import MOST_ROWS, MOST_TEXT, limited, render, table
+from executor.results import op_hooks
 from executor.store.artifact_store import Store
-from executor.tracking import report_writer
+from executor.tracking import sync_state
 
 NAN = float("nan")
 
@@ -33,7 +34,7 @@ def test_an_op_that_takes_too_long_ends_with_all_that_it_started_and_the_page_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: dict[str, float], why: str
 ) -> None:
     for name, seconds in times.items():
-        monkeypatch.setattr(op_sections, name, seconds)
+        monkeypatch.setattr(op_hooks, name, seconds)
     toy = counting(tmp_path, PIPELINE.replace("kept = 7", 'kept = 7\nfails = "hangs"'))
     run(toy)
     write_report(toy.store, [], tmp_path / "page.html")
@@ -45,7 +46,7 @@ def test_an_op_that_takes_too_long_ends_with_all_that_it_started_and_the_page_is
 
 
 def test_a_report_is_written_before_whoever_sends_it_to_mlflow_gives_up() -> None:
-    assert op_sections.TIME_S < op_sections.TOTAL_S < report_writer.WITHIN_S
+    assert op_hooks.TIME_S < op_hooks.TOTAL_S < sync_state.REPORT_WITHIN_S
 
 
 def test_the_parts_of_nodes_end_where_the_page_would_grow_too_large_and_the_rest_is_named() -> None:
