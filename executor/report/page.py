@@ -38,7 +38,6 @@ from executor.report.templates import (
     mark,
     page,
     render,
-    run_columns,
     table,
 )
 from executor.results.run_table import JUDGED, first_line, result_rows, shown_seconds
@@ -131,7 +130,8 @@ def overview(runs: Sequence[RunFacts]) -> Markup:
     facts = [_facts(run) for run in runs]
     rows = [[name, *(of_run[name] for of_run in facts)] for name in facts[0]]
     notices = [notice for run in runs for notice in _notices(run, len(runs) > 1)]
-    return render("overview", table(run_columns("run", runs), rows), notices)
+    columns = ["run", *(run.label for run in runs)] if len(runs) > 1 else ("", "")
+    return render("overview", table(columns, rows), notices)
 
 
 def _facts(run: RunFacts) -> dict[str, object]:

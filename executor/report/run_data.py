@@ -255,7 +255,7 @@ def _ran_together(one: NodeState, other: NodeState) -> bool:
 def _combinations(
     record: Record, recorded: Mapping[str, RecordedNode], damage: list[str]
 ) -> tuple[Sequence[Row], str, CombinationsTable]:
-    """Those of a sweep, the metric that they are sorted by, and their table; none where its ops cannot be loaded."""
+    """The combinations of a sweep, what they are sorted by, and their table; none where its ops cannot be loaded."""
     if all(node.copy is None for node in recorded.values()):
         return (), "", ((), [], 0)
     try:

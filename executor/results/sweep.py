@@ -165,7 +165,7 @@ def final_metrics(nodes: Iterable[GraphNode], states: Mapping[str, NodeState]) -
 
 
 def shown_id(node: GraphNode) -> str:
-    """The same for all copies of a node."""
+    """The id of a node, which all its copies share."""
     return node.id if node.copy is None else node.copy.template
 
 
@@ -247,7 +247,7 @@ def sorted_rows(graph: Graph, states: Mapping[str, NodeState], found: Sequence[C
 
 
 def main_metrics(graph: Graph, found: Mapping[str, tuple[str, float]]) -> dict[str, float]:
-    """Those that their ops call their main figures, with the ends of their intervals. found: of `final_metrics`."""
+    """What ops call their main figures, with the ends of their intervals. found: of `final_metrics`."""
     return {
         name: value for name, (node_id, value) in found.items() if is_main(name, graph.nodes[node_id].op.main_figures)
     }

@@ -95,7 +95,8 @@ class HeldRun:
 class Tracker:
     """The tracking server or database of a store's runs. sent: counts the runs, points and files sent to it.
 
-    say: called once with each metric that has another name there than can be guessed, or that was refused.
+    say: called once with each metric that has another name there than can be guessed, or that was refused, and with each
+    artifact whose upload begins.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class Tracker:
             except mlflow.exceptions.MlflowException as error:
                 if error.error_code != REFUSED_VALUE:
                     raise
-                self._say_once(
+                self.say_once(
                     f'MLflow refused the metric "{shortened(name)}", all others are sent: {shown_error(error)}'
                 )
 
@@ -232,10 +233,10 @@ class Tracker:
         chosen = mlflow_names(names)
         for name, other in chosen.items():
             if other != _in_allowed_characters(name):
-                self._say_once(f'the metric "{shortened(name)}" is "{shortened(other)}" in MLflow')
+                self.say_once(f'the metric "{shortened(name)}" is "{shortened(other)}" in MLflow')
         return chosen
 
-    def _say_once(self, text: str) -> None:
+    def say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
             self._say(text)

@@ -90,7 +90,6 @@ class Replay:
         self._sent_points: Counter[Place] = Counter()
         self._is_described: set[Place] = set()  # parameters were sent
         self._models: dict[str, str | None] = {}  # by node; None where it failed
-        self._uploaded: dict[str, set[str]] = {}  # the files of a node's artifact that MLflow has
         self._is_elsewhere: dict[str, bool] = {}  # whether another run uploaded a node's artifact
         self._sent = SentRun.read(folder) or SentRun()
 
@@ -364,17 +363,16 @@ class Replay:
             why = f"{wrong[0]} is missing, or a link: see `dflow verify`" if wrong else "the store no longer holds it"
             self._warning = f"MLflow lacks the artifact of {node.id}: {why}"
             return
-        size = f"{counted(len(files), 'file')}, {shown_bytes(sum(path.stat().st_size for path in files.values()))}"
-        if node.id not in self._uploaded:
-            there = self._tracker.files_of(held, ARTIFACT.rstrip("/"))
-            self._uploaded[node.id] = {name for name, path in files.items() if there.get(name) == path.stat().st_size}
-            self._say(f"uploading the artifact of {node.id} to MLflow: {size}")
-        rest = [name for name in files if name not in self._uploaded[node.id]]
-        for name in rest[:at_most]:
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        there = self._tracker.files_of(held, ARTIFACT.rstrip("/"))
+        missing = [name for name, size in sizes.items() if there.get(name) != size]
+        whole = f"{counted(len(files), 'file')}, {shown_bytes(sum(sizes.values()))}"
+        self._tracker.say_once(f"uploading the artifact of {node.id} to MLflow: {whole}")
+        sent = missing[:at_most]
+        for name in sent:
             self._tracker.log_files(held, {name: files[name]}, {})
-            self._uploaded[node.id].add(name)
-        if len(self._uploaded[node.id]) == len(files):
-            self._tracker.log_tags(held, {UPLOADED: size})
+        if sent == missing:
+            self._tracker.log_tags(held, {UPLOADED: whole})
 
     def _is_uploaded_by_maker(self, state: NodeState) -> bool:
         """Whether the run that computed a cached artifact has uploaded it, to the same place."""

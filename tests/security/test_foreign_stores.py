@@ -72,11 +72,8 @@ def test_a_report_shows_nothing_of_an_artifact_with_links(tmp_path):
     (tmp_path / "private").write_text("nobody else's")
     (tmp_path / "artifact" / "preview.html").symlink_to(tmp_path / "private")
     for others in ((), (Part(tmp_path, {}),)):
-        request = Request(
-            *(("compare", "evaluate") if others else ("report", "tokenize_chat")),
-            (),
-            (Part(tmp_path / "artifact", {}), *others),
-        )
+        hook, op = ("compare", "evaluate") if others else ("report", "tokenize_chat")
+        request = Request(hook, op, (), (Part(tmp_path / "artifact", {}), *others))
         assert shown_by_ops([request])[request].failed.startswith("its artifact holds a link, preview.html")
 
 
