@@ -95,8 +95,7 @@ class HeldRun:
 class Tracker:
     """The tracking server or database of a store's runs. sent: counts the runs, points and files sent to it.
 
-    say: called once with each metric that has another name there than can be guessed, or that was refused, and with each
-    artifact whose upload begins.
+    say: called once with each metric that has another name there than can be guessed, or that was refused.
     """
 
     def __init__(
