@@ -53,8 +53,9 @@ from executor.tracking.mlflow_client import (
     shown_error,
     tracking_uri,
 )
+from executor.tracking.publisher import ReportWriter
 from executor.tracking.run_description import shown_notes
-from executor.tracking.sync_state import ReportWriter, SentPart, SentRun, log_size
+from executor.tracking.sync_state import SentPart, SentRun, log_size
 
 POINTS_AT_ONCE = 2000
 LOCKED_TRIES = 15

@@ -9,7 +9,6 @@ import fcntl
 import importlib
 import importlib.util
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,14 +22,13 @@ from dsl.files import open_own
 from dsl.json_files import known_fields, read_object, write_json
 from executor.records.run_record import LOG, Record
 from executor.system.garbage import no_collection
-from executor.system.supervisor import Finished, run_module
 
 if TYPE_CHECKING:
+    from executor.tracking.publisher import ReportWriter
     from executor.tracking.replay import Replay
 
 FILE = "mlflow.json"
 REPORT = "report.html"
-REPORT_WITHIN_S = 45.0
 VIEW = "dflow"  # the key of the view of an experiment's runs in MLflow's page
 # Without this in an address, MLflow's page takes an experiment for a GenAI one: it shows no runs, or not as such.
 TRAINING = "workflowType=machine_learning"
@@ -97,40 +95,6 @@ def sent_of(record: Record) -> SentRun:
     if sent is None and record.state.results_run not in (None, record.run):
         sent = SentRun.read(record.folder.with_name(str(record.state.results_run)))
     return sent or SentRun()
-
-
-class ReportWriter:
-    """Writes the report of a run, while the rest of it is being sent, in a process of its own.
-
-    file: where it is then, in the record's folder.
-    """
-
-    def __init__(self, store: Path, folder: Path) -> None:
-        self.file = folder / REPORT
-        self._arguments = ("report", folder.name, "--store", str(store), "-o", str(self.file))
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._done: Finished | None = None
-
-    def begin(self) -> None:
-        """Start to write it, unless that has begun. The run has ended: its record stays as it is."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write, daemon=True)
-                self._thread.start()
-
-    def written(self) -> Finished:
-        """How it ended. The next call writes it anew, since a run may be continued."""
-        self.begin()
-        with self._lock:
-            assert self._thread is not None
-            self._thread.join()
-            self._thread = None
-        assert self._done is not None
-        return self._done
-
-    def _write(self) -> None:
-        self._done = run_module("executor.cli", *self._arguments, within_s=REPORT_WITHIN_S)
 
 
 def send_rest(

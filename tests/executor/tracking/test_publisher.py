@@ -85,8 +85,8 @@ def test_the_report_is_written_once_while_the_rest_is_sent_and_anew_for_a_run_th
         assert may_end.wait(within_s)
         return Finished(len(calls), "", "", within_s)
 
-    monkeypatch.setattr(sync_state, "run_module", run)
-    writer = sync_state.ReportWriter(tmp_path, tmp_path / "records" / RUN)
+    monkeypatch.setattr(publisher, "run_module", run)
+    writer = publisher.ReportWriter(tmp_path, tmp_path / "records" / RUN)
     writer.begin()
     wait_for(lambda: calls)
     writer.begin()
