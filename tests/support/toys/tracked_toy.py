@@ -44,7 +44,7 @@ def newest_record(toy: Toy) -> Path:
 
 
 def send(toy: Toy, record: Path, *, is_live: bool = False) -> None:
-    assert Replay(toy.store, record, is_live=is_live).send() is None
+    assert (said := Replay(toy.store, record, is_live=is_live).send()) is None, said
 
 
 def ids(record: Path) -> tuple[str, dict[str, str]]:
