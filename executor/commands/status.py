@@ -16,7 +16,6 @@ from dsl.launch import OWN_CLUSTER, Launch, Machine
 from executor.commands.arguments import add_json, add_ray, add_run, add_store, open_store
 from executor.explain.explanation import accepted_text
 from executor.launchers.cluster_address import cluster_address, recorded_machine, use_cluster
-from executor.records.duration import run_seconds
 from executor.records.events import read_events
 from executor.records.graph_file import GRAPH, recorded_nodes, recorded_table
 from executor.records.run_list import newer_smoke_run, running_runs
@@ -69,7 +68,7 @@ def main(options: argparse.Namespace) -> int:
         if line is not None:
             print_lines(f"{node_id}: {accepted_text(line.user, line.time, line.reason)}")
     next_step = f"; resume with: dflow resume {state.run}" if state.status in UNFINISHED else ""
-    print_lines(f"run {state.run}: {state.status}, {shown_duration(run_seconds(record))}{next_step}")
+    print_lines(f"run {state.run}: {state.status}, {shown_duration(record.seconds())}{next_step}")
     for each in _cluster_lines(record) if state.status == "running" else ():
         print_lines(each)
     for other in running_runs(store.records) if options.run is None else ():
@@ -175,7 +174,7 @@ def _to_json(store: Store, record: Record, live: Mapping[str, Live]) -> dict[str
         "run": state.run,
         "pipeline": state.pipeline,
         "status": state.status,
-        "seconds": run_seconds(record),
+        "seconds": record.seconds(),
         "mlflow_run_id": sent.parent or None,
         "nodes": nodes,
     }

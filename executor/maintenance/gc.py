@@ -25,9 +25,8 @@ from dsl.errors import StoreError
 from dsl.files import replace_file
 from dsl.json_files import compact, read_lines, read_object
 from dsl.os_errors import clear_errors
-from executor.records.run_record import Record, RunState, is_begun
+from executor.records.run_record import Record, RunState, is_begun, is_served
 from executor.records.run_tags import tags_of
-from executor.records.serving_lock import is_served
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.gc_lock import exclusive_gc_lock
 from executor.store.index_line import IndexLine

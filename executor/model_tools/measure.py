@@ -24,8 +24,7 @@ from dsl.threads import useful_threads
 from executor.launchers.host_run import stage_environment
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
 from executor.planning.session import make_planner
-from executor.records.events import read_events
-from executor.records.metric_points import NodeEvents
+from executor.records.events import NodeEvents, read_events
 from executor.records.run_record import Record, load_begun
 from executor.store.artifact_store import Store
 from executor.system.resource_pool import threads_of

@@ -15,8 +15,7 @@ from dsl.files import new_file
 from executor.launchers.redacted_log import RedactedLog
 from executor.model_tools.engines import ENGINES, Engine
 from executor.model_tools.served import ServedRun, find_served
-from executor.records.run_record import Record, find_record
-from executor.records.serving_lock import serving
+from executor.records.run_record import Record, find_record, serving
 from executor.store.artifact_store import Store
 from executor.system.output import indented, print_lines
 from executor.system.server import Server, is_reachable_by_others, require_free_port, wait_until_ready

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from dsl.json_files import LineReader
 from executor.system.json_values import Check, is_moment, is_number, is_table_of, is_text, is_whole, or_none
@@ -33,6 +33,7 @@ def _must(check: Check) -> Validator:
 
 WHOLE, NUMBERS, MOMENT, TEXT = map(_must, (is_whole, is_table_of(is_number), is_moment, is_text))
 OPTIONAL_TEXT = _must(or_none(is_text))
+SYSTEM = "system/"  # the metrics that MLflow shows under System metrics
 
 
 @frozen
@@ -205,3 +206,93 @@ def valid_points(events: Iterable[Event]) -> list[Metric]:
             case Metric() as point:
                 points.append(point)
     return points
+
+
+@frozen
+class Point:
+    """Values of one step; several points may have the same step. time: seconds since 1970."""
+
+    time: float
+    step: int
+    metrics: Mapping[str, float]
+
+
+@define
+class NodeEvents:
+    """One node's events so far: the points that MLflow gets, whose steps never go backwards, and what else it is sent.
+
+    MLflow cannot delete a point. So of steps that a retried or resumed attempt of the same key repeats, the points of
+    the first attempt are kept, and the repeated ones are skipped: a deterministic op gives the same values, and of
+    measurements (seconds, tokens per second) the first one counts. Points stay in the same order as more events arrive.
+
+    A node that continues with another key (its code was fixed between two attempts) computes something else. Then the
+    cut points are dropped, and its MLflow run, which may have some of them, is created again.
+
+    restarts: how often points were dropped, as the key had changed. accepted: with the time of each. figures: their
+    names, each once. names: of all metrics, in the order of their first points.
+    """
+
+    points: list[Point] = field(factory=list)
+    restarts: int = 0
+    accepted: list[tuple[float, Accepted]] = field(factory=list)
+    figures: list[str] = field(factory=list)
+    names: dict[str, None] = field(factory=dict)
+    _floors: dict[str, int] = field(factory=dict)  # per metric: the last step of earlier attempts
+    _highest: dict[str, int] = field(factory=dict)
+    _samples: list[float] = field(factory=list)  # their times
+    _key: dict[str, str] = field(factory=dict)  # "now"; "changed" where it did and no cut came since
+
+    def add(self, event: Event) -> None:
+        match event.body:
+            case Metric(step, metrics):
+                self._add_point(event.time, step, metrics)
+            case System(metrics):
+                self._add_sample(event.time, metrics)
+            case Cut(step):
+                self._cut(step)
+            case NodeChange(state="running", key=str(key), cache=cache):
+                self._begin(key, cache)
+            case Figure(name) if name not in self.figures:
+                self.figures.append(name)
+            case Accepted() as accepted:
+                self.accepted.append((event.time, accepted))
+
+    def _add_point(self, time: float, step: int, metrics: Mapping[str, float]) -> None:
+        fresh = {name: value for name, value in metrics.items() if step > self._floors.get(name, step - 1)}
+        if fresh:
+            self.points.append(Point(time, step, fresh))
+        for name in fresh:
+            self.names[name] = None
+            self._highest[name] = max(step, self._highest.get(name, step))
+
+    def _add_sample(self, time: float, metrics: Mapping[str, float]) -> None:
+        """Add a sample of system metrics. Samples are never repeated, so their number serves as the step."""
+        shown = {f"{SYSTEM}{name}": value for name, value in metrics.items()}
+        self.names.update(dict.fromkeys(shown))
+        self.points.append(Point(time, len(self._samples), shown))
+        self._samples.append(time)
+
+    def _cut(self, step: int) -> None:
+        if self._key.pop("changed", None):
+            self._retain(step)
+        else:
+            self._floors.update(self._highest)
+
+    def _begin(self, key: str, cache: str | None) -> None:
+        """An attempt starts; with another key it continues from the next cut, or from nothing."""
+        if self._key.get("now", key) != key:
+            if cache == "resumed":
+                self._key["changed"] = key
+            else:
+                self._retain(None)
+        self._key["now"] = key
+
+    def _retain(self, before: int | None) -> None:
+        """Keep only points of steps below `before`; None: none."""
+        kept = [point for point in self.points if before is not None and point.step < before]
+        self.restarts += len(kept) < len(self.points)
+        self.points[:] = kept
+        self._floors.clear()
+        self._highest.clear()
+        for point in self.points:
+            self._highest.update({name: max(point.step, self._highest.get(name, point.step)) for name in point.metrics})

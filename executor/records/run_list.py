@@ -12,7 +12,6 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import StoreError
-from executor.records.duration import run_seconds
 from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import Record, Status, newest_records, newest_that_ran
 from executor.records.run_tags import tags_of
@@ -29,7 +28,7 @@ LATEST = 20  # records that are searched for unfinished runs
 
 @frozen(kw_only=True)
 class RunRow:
-    """What `dflow runs` shows of a run. seconds: see `run_seconds`. draft: what load_draft reads, several with commas
+    """What `dflow runs` shows of a run. seconds: of work on it. draft: what load_draft reads, several with commas
     between; empty if none is read. tau: by the node that measured it. set: the values of `-s`.
     """
 
@@ -161,7 +160,7 @@ def _row(record: Record) -> RunRow:
         pipeline=state.pipeline,
         status=record.status(),
         started=state.started,
-        seconds=run_seconds(record),
+        seconds=record.seconds(),
         nodes=len(nodes),
         ran=sum(node.state == "done" and node.cache in RAN for node in nodes),
         cached=sum(node.state == "done" and node.cache == "hit" for node in nodes),

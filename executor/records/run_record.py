@@ -9,6 +9,7 @@
                          figures/<node>/<name>.png
                          outside_digest/<key>/<file>    as this run wrote them, see store/run_measurements.py
                          tags.json      names that the user gave to the run, see run_tags.py
+                         serving-<process>  flock of a process that serves the run
                          lock           flock by the executor that works on this run; shared: by `dflow sync`
 
 Versions before had the state in a file of its own, state.jsonl: `_older_lines` reads it as lines of the log.
@@ -21,6 +22,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -34,6 +36,7 @@ from dsl.files import open_own
 from dsl.finding import Finding
 from dsl.graph import Graph
 from dsl.json_files import LineReader, append_lines, known_fields, read_lines, write_json
+from dsl.os_errors import clear_errors
 from executor.keys.node_key import KeyParts
 from executor.records.graph_file import (
     damaged,
@@ -43,6 +46,7 @@ from executor.records.graph_file import (
     save_graph,
 )
 from executor.records.run_tags import tagged_folder, tags_of
+from executor.store.gc_lock import shared_gc_lock
 from executor.store.names import RUN_ID
 from executor.system.file_locks import is_held, take
 from executor.system.json_values import (
@@ -353,6 +357,19 @@ class Record:
         files = [file for file in (self.folder / OLDER_STATE, self.events_path) if file.exists()]
         return max((file.stat().st_mtime for file in files), default=self.state.started)
 
+    def seconds(self) -> float:
+        """How long an executor worked on the run, until now if one does: without the time between its end, or when it
+        was killed, and its resumption. Where nothing ran, from its start to its end.
+
+        The one figure that `dflow runs`, `dflow status`, the report and MLflow show.
+        """
+        from executor.records.events import read_events, worked_seconds
+
+        now = time.time() if self.status() == "running" else None
+        worked = worked_seconds(read_events(self.events_path), now)
+        end = self.state.ended or now
+        return worked or (0.0 if end is None else max(0.0, end - self.state.started))
+
     def is_alive(self) -> bool:
         """Whether a process executes this run."""
         return is_held(self.folder / "lock")
@@ -575,3 +592,26 @@ def find_folder(records: Path, run: str) -> Path:
 
 def _with_tags(folder: Path) -> str:
     return " ".join([folder.name, *(f"({tag})" for tag in tags_of(folder))])
+
+
+@contextmanager
+def serving(store: Path, record: Path) -> Iterator[None]:
+    """Within this context `dflow gc` keeps the run; waits for a running gc first.
+
+    Raises StoreError where a link is in the record.
+    """
+    lock = record / f"serving-{os.getpid()}"
+    with shared_gc_lock(store), clear_errors(lock):
+        refuse_links(links_in(record))
+        descriptor = open_own(lock, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def is_served(record: Path) -> bool:
+    """Whether the run of this record is being served."""
+    return any(is_held(lock) for lock in record.glob("serving-*"))

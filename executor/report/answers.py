@@ -21,9 +21,9 @@ from dsl.op_table import load_op, op_names
 from executor.model_tools.measure import kept
 from executor.records.run_record import Record
 from executor.report.artifacts import ShownByOps, sections_of
-from executor.report.op_sections import Shown
-from executor.report.run_data import MOST_NAMED, NodeFacts, RunFacts, columns_of, read_runs
+from executor.report.run_data import NodeFacts, RunFacts, columns_of, read_runs
 from executor.report.templates import joined, render
+from executor.results.op_hooks import Shown
 from executor.results.run_table import first_line
 from executor.store.artifact_store import Store
 from ops.lib.report_sections import Section, verdict
@@ -36,6 +36,7 @@ QUESTIONS: Mapping[str, str] = {
 }
 IMPORTED = {"train_dflash": "load_draft"}  # op -> another whose presence explains that it is not there
 MOST_OPEN = 2  # of runs or combinations; the answers of the others are folded
+MOST_NAMED = 3  # nodes that ran beside a measured time
 MOST_TEXT = 160  # characters of a warning, which Warnings and errors has whole
 NO_NODE = "not measured: the pipeline has no node of"
 WORST_FIRST = ("fatal", "error", "warning", "unknown", "info", "good")
@@ -53,10 +54,11 @@ class Line:
 def answers(columns: Sequence[RunFacts], shown: ShownByOps) -> Markup:
     """The answers for each run or combination; empty where no op of theirs answers anything."""
     found = [(column, lines) for column in columns if (lines := lines_of(column, shown))]
+    is_one_run = len({column.run for column in columns}) == 1  # whose page has its warnings too
     parts = []
     for column, lines in found:
         of_question = [(text, _in_order(lines, question)) for question, text in QUESTIONS.items()]
-        warnings = sum(len(node.recorded.warnings) for node in column.nodes.values())
+        warnings = sum(len(node.recorded.warnings) for node in column.nodes.values()) if is_one_run else 0
         parts.append((column.label, render("answered", of_question, next_steps(column, lines), warnings)))
     if len(columns) == 1:
         return joined(content for _, content in parts)
@@ -69,7 +71,7 @@ def in_short(store: Store, record: Record) -> Iterator[str]:
     do next.
     """
     runs = read_runs(store, [record])
-    shown = sections_of(runs)
+    shown, _ = sections_of(runs)
     for column in columns_of(runs):
         lines = lines_of(column, shown)
         for question, text in QUESTIONS.items():

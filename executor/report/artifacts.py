@@ -1,5 +1,5 @@
-"""What the ops show of their artifacts, node by node, runs or combinations side by side; the pictures that they drew
-while they ran; and the account of samples.
+"""What the ops show of their artifacts, node by node; the pictures that they drew while they ran; and the account of
+samples.
 
 Pictures and pages of artifacts are embedded up to a limit; larger ones are named by their paths.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeGuard
 
 from attrs import define, evolve, frozen
 from markupsafe import Markup
@@ -16,10 +15,9 @@ from markupsafe import Markup
 from dsl.finding import Finding
 from dsl.op_table import op_names
 from dsl.sizes import shown_bytes
-from executor.report.comparison import compared
-from executor.report.op_sections import Part, Request, Shown, shown_by_ops
-from executor.report.run_data import NodeFacts, RunFacts, named, node_ids, shared
-from executor.report.templates import embedded_file, faint, joined, limited, mark, render, table
+from executor.report.run_data import RunFacts
+from executor.report.templates import embedded_file, faint, limited, mark, render, table
+from executor.results.op_hooks import Part, Request, Shown, shown_by_ops
 from ops.lib.report_sections import Account, Body, Html, Picture, Section, Table
 
 PICTURE_MOST = 1_000_000  # bytes of a file
@@ -64,26 +62,12 @@ class Embedded:
         return True
 
 
-@frozen
-class Piece:
-    """A section of a node of a run."""
-
-    run: RunFacts
-    node: NodeFacts
-    section: Section
-
-
-def sections_of(runs: Sequence[RunFacts]) -> ShownByOps:
-    """What the op of each node shows of its artifact, if it has one."""
+def sections_of(runs: Sequence[RunFacts], *, compared: bool = False) -> tuple[ShownByOps, Mapping[str, Shown]]:
+    """What the op of each node shows of its artifact, if it has one; if `compared` also, by node as it is in the file,
+    what its op shows of the artifacts of several combinations or runs.
+    """
     requests = _requests(runs)
-    shown = shown_by_ops(list(requests.values()))
-    return {where: shown[request] for where, request in requests.items()}
-
-
-def sections_and_comparisons(runs: Sequence[RunFacts]) -> tuple[ShownByOps, Mapping[str, Shown]]:
-    """Also, by node as it is in the file, what its op shows of the artifacts of several combinations or runs."""
-    requests = _requests(runs)
-    comparisons = _comparisons(runs, requests)
+    comparisons = _comparisons(runs, requests) if compared else {}
     shown = shown_by_ops([*requests.values(), *comparisons.values()])
     return (
         {where: shown[request] for where, request in requests.items()},
@@ -94,7 +78,7 @@ def sections_and_comparisons(runs: Sequence[RunFacts]) -> tuple[ShownByOps, Mapp
 def _requests(runs: Sequence[RunFacts]) -> dict[tuple[str, str], Request]:
     built_in = op_names()
     return {
-        (run.run, node.id): Request(node.op, tuple(run.op_files or ()), (Part(node.folder, node.own),))
+        (run.run, node.id): Request("report", node.op, tuple(run.op_files or ()), (Part(node.folder, node.own),))
         for run in runs
         for node in run.nodes.values()
         if node.folder is not None and node.op and (run.op_files is not None or node.op in built_in)
@@ -110,11 +94,14 @@ def _comparisons(runs: Sequence[RunFacts], requests: Mapping[tuple[str, str], Re
             if (run.run, node.id) in requests:
                 values = {**chosen.get(node.id, {}), **({"run": run.label} if len(runs) > 1 else {})}
                 found.setdefault(node.template or node.id, []).append((requests[run.run, node.id], values))
-    return {
-        name: evolve(of_node[0][0], parts=tuple(evolve(one.parts[0], values=values) for one, values in of_node))
-        for name, of_node in found.items()
-        if len({one.folder for one, _ in of_node}) > 1 and len({(one.op, one.op_files) for one, _ in of_node}) == 1
-    }
+    several = {}
+    for name, of_node in found.items():
+        first, _ = of_node[0]
+        is_one_op = len({(one.op, one.op_files) for one, _ in of_node}) == 1
+        if is_one_op and len({one.folder for one, _ in of_node}) > 1:
+            parts = tuple(evolve(one.parts[0], values=values) for one, values in of_node)
+            several[name] = evolve(first, hook="compare", parts=parts)
+    return several
 
 
 def _values_of_copies(run: RunFacts) -> dict[str, Mapping[str, str]]:
@@ -127,98 +114,50 @@ def _values_of_copies(run: RunFacts) -> dict[str, Mapping[str, str]]:
     }
 
 
-def accounts_of(shown: ShownByOps) -> dict[str, dict[str, Account]]:
-    """The accounts of samples, by run and node."""
-    found: dict[str, dict[str, Account]] = {}
-    for (run, node_id), one in shown.items():
-        for section in one.sections:
-            if isinstance(section.body, Account):
-                found.setdefault(run, {})[node_id] = section.body
-    return found
-
-
 def compared_sections(shown: Mapping[str, Shown], embedded: Embedded) -> Markup:
     """What the ops show of several artifacts together, node by node in the order of the data."""
 
     def of_node(name: str) -> Markup:
         one = shown[name]
-        failed = [f"The comparison of {name} is missing here: {one.failed}"] if one.failed else []
-        sections = []
-        for section in one.sections:
-            content = _body(section.body, embedded, f"{name}: {section.title}")
-            notes = [("", section.note)] if section.note else []
-            sections.append(render("section", section.title, content, notes, needs_width(section.body)))
-        return render("node", failed, sections, []) if failed or sections else Markup("")
+        failed = f"The comparison of {name} is missing here: {one.failed}" if one.failed else ""
+        return _node(failed, _sections(one.sections, embedded, name), [])
 
     return limited(list(shown), of_node)
 
 
-def node_sections(columns: Sequence[RunFacts], shown: ShownByOps, embedded: Embedded) -> Markup:
-    """Node by node, in the order of the data; then the figures that the node drew while it ran, each once."""
+def node_sections(run: RunFacts, shown: ShownByOps, embedded: Embedded) -> Markup:
+    """Node by node in the order of the data, then the figures that the node drew while it ran.
+
+    Accounts and verdicts have their own parts of the page.
+    """
 
     def of_node(node_id: str) -> Markup:
-        failed, sections = _of_op(columns, node_id, shown, embedded)
-        pictures = [
-            (f"{run.label}: {name}" if len(columns) > 1 else name, embedded.picture(path, f"{node.id}: {name}"))
-            for run, node in shared(columns, node_id)
-            for name, path in node.figures.items()
-        ]
-        is_empty = not (failed or sections or pictures)
-        return Markup("") if is_empty else render("node", failed, sections, pictures)
+        node, one = run.nodes[node_id], shown.get((run.run, node_id), Shown())
+        failed = f"The sections of op {node.op} are missing here: {one.failed}" if one.failed else ""
+        own = [section for section in one.sections if not isinstance(section.body, (Account, Finding))]
+        sections = _sections(own, embedded, node_id, node.folder)
+        pictures = [(name, embedded.picture(path, f"{node_id}: {name}")) for name, path in node.figures.items()]
+        return _node(failed, sections, pictures)
 
-    return limited(node_ids(columns), of_node)
+    return limited(list(run.nodes), of_node)
 
 
-def _of_op(
-    columns: Sequence[RunFacts], node_id: str, shown: ShownByOps, embedded: Embedded
-) -> tuple[list[str], list[Markup]]:
-    """Why sections are missing, and the sections by title. Equal sections of the same artifact appear once; runs may
-    have measured different values for it.
-    """
-    failed: dict[str, None] = {}
-    pieces: dict[str, dict[object, list[Piece]]] = {}
-    for run in columns:
-        node = run.nodes.get(node_id)
-        if node is None:
-            continue
-        one = shown.get((run.run, node.id), Shown())
-        if one.failed:
-            failed[f"The sections of op {node.op} are missing here: {one.failed}"] = None
-        for section in one.sections:
-            if not isinstance(section.body, (Account, Finding)):
-                same = node.recorded.digest, repr(section)
-                pieces.setdefault(section.title, {}).setdefault(same, []).append(Piece(run, node, section))
-    sections = []
-    for title, of_title in pieces.items():
-        merged = [evolve(same[0], run=named([piece.run for piece in same])) for same in of_title.values()]
-        sections.append(_titled(title, merged, len(columns) == 1, embedded))
-    return list(failed), sections
+def _node(failed: str, sections: Sequence[Markup], pictures: Sequence[tuple[str, Markup]]) -> Markup:
+    return render("node", failed, sections, pictures) if failed or sections or pictures else Markup("")
 
 
-def _titled(title: str, pieces: Sequence[Piece], is_one: bool, embedded: Embedded) -> Markup:
-    """All runs' sections of that title: names and values in one table, else side by side."""
-    bodies = [piece.section.body for piece in pieces]
-    facts = [{str(name): value for name, value in body.rows} for body in bodies if is_facts(body)]
-    notes = _notes(pieces, is_one)
-    if len(facts) == len(pieces) > 1:
-        return render("section", title, compared([piece.run for piece in pieces], facts, ""), notes, False)
-    cells = [
-        (
-            "" if is_one else piece.run.label,
-            _body(piece.section.body, embedded, f"{piece.node.id}: {title}", piece.node.folder),
+def _sections(sections: Sequence[Section], embedded: Embedded, name: str, folder: Path | None = None) -> list[Markup]:
+    """folder: where the artifact is."""
+    return [
+        render(
+            "section",
+            section.title,
+            _body(section.body, embedded, f"{name}: {section.title}", folder),
+            section.note,
+            needs_width(section.body),
         )
-        for piece in pieces
+        for section in sections
     ]
-    content = joined(cell for _, cell in cells) if is_one else render("side_by_side", cells)
-    return render("section", title, content, notes, len(cells) > 1 or needs_width(bodies[0]))
-
-
-def _notes(pieces: Sequence[Piece], is_one: bool) -> list[tuple[str, str]]:
-    """Each note once; with the label of the run where they differ."""
-    noted = [piece for piece in pieces if piece.section.note]
-    if is_one or len({piece.section.note for piece in pieces}) == 1:
-        return [("", piece.section.note) for piece in noted[:1]]
-    return [(piece.run.label, piece.section.note) for piece in noted]
 
 
 def needs_width(body: Body) -> bool:
@@ -230,13 +169,7 @@ def needs_width(body: Body) -> bool:
     return isinstance(body, Html)
 
 
-def is_facts(body: Body) -> TypeGuard[Table]:
-    """Whether a table holds names and values."""
-    return isinstance(body, Table) and list(body.columns) == ["", ""]
-
-
-def _body(body: Body, embedded: Embedded, title: str, folder: Path | None = None) -> Markup:
-    """title: of a page. folder: where it is."""
+def _body(body: Body, embedded: Embedded, title: str, folder: Path | None) -> Markup:
     if isinstance(body, Table):
         return table(body.columns, body.rows)
     if isinstance(body, Picture):
@@ -244,6 +177,16 @@ def _body(body: Body, embedded: Embedded, title: str, folder: Path | None = None
     if isinstance(body, Html):
         return embedded.page(body.text, body.height, title, folder)
     return faint(f"{title}: an account or a verdict is of one artifact")
+
+
+def accounts_of(run: RunFacts, shown: ShownByOps) -> dict[str, Account]:
+    """The accounts of samples, by node."""
+    return {
+        node_id: section.body
+        for (of_run, node_id), one in shown.items()
+        for section in one.sections
+        if of_run == run.run and isinstance(section.body, Account)
+    }
 
 
 @frozen
@@ -255,12 +198,14 @@ class Checked:
     problem: str
 
 
-def samples(runs: Sequence[RunFacts], accounts: Mapping[str, Mapping[str, Account]]) -> Markup:
-    """A table for each run; accounts by run and node. One table where all runs have the same."""
-    shown = [(run, checked(run, accounts.get(run.run, {}))) for run in runs]
-    if len({repr(rows) for _, rows in shown}) == 1:
-        return _account_table(shown[0][1]) if shown[0][1] else Markup("")
-    return render("side_by_side", [(run.label, _account_table(rows)) for run, rows in shown if rows])
+def samples(run: RunFacts, accounts: Mapping[str, Account]) -> Markup:
+    """A row for each node that counts samples; empty without any."""
+    rows = checked(run, accounts)
+    if not rows:
+        return Markup("")
+    splits = list(dict.fromkeys(split for row in rows for split in row.account.kept))
+    columns = ["node", "in", "dropped", "kept", *splits, "adds up", "splits read", "dropped for"]
+    return table(columns, [_account_row(row, splits) for row in rows])
 
 
 def checked(run: RunFacts, accounts: Mapping[str, Account]) -> list[Checked]:
@@ -288,12 +233,6 @@ def problem_of(own: Account, handed: Sequence[Account]) -> str:
     if expected and own.came_in not in (*expected, sum(expected)):
         return f"{own.came_in} came in, but the nodes above kept {', '.join(map(str, dict.fromkeys(expected)))}"
     return ""
-
-
-def _account_table(rows: Sequence[Checked]) -> Markup:
-    splits = list(dict.fromkeys(split for row in rows for split in row.account.kept))
-    columns = ["node", "in", "dropped", "kept", *splits, "adds up", "splits read", "dropped for"]
-    return table(columns, [_account_row(row, splits) for row in rows])
 
 
 def _account_row(row: Checked, splits: Sequence[str]) -> list[object]:

@@ -91,7 +91,7 @@ def lanes(parents: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def _lane_of(before: Sequence[str | None], owners: Sequence[str | None], ids: Sequence[str]) -> int:
-    """That of a parent without further readers, else the first free one on the right of the parents."""
+    """The lane of a parent without further readers, else the first free one on the right of the parents."""
     ended = [lane for lane, owner in enumerate(before) if owner in ids and owners[lane] is None]
     if ended:
         return ended[0]

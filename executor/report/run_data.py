@@ -12,10 +12,8 @@ from attrs import field, frozen
 from dsl.convert import flat
 from dsl.errors import DflowError, NotTrusted, StoreError, did_you_mean
 from dsl.finding import Finding, Node
-from executor.records.duration import run_seconds
-from executor.records.events import read_events
+from executor.records.events import NodeEvents, read_events
 from executor.records.graph_file import RecordedNode, recorded_nodes, recorded_op_files
-from executor.records.metric_points import NodeEvents
 from executor.records.run_record import FIGURES, NodeState, PlanRow, Record, find_record, load_begun, plan_of
 from executor.records.run_tags import tags_of
 from executor.results.sweep import CombinationsTable, Row, combinations, sorted_rows, sweep_cells
@@ -29,7 +27,6 @@ from executor.system.trust import require_own_store
 
 EVENTS = "events.jsonl"
 MOST_COLUMNS = 16  # of all combinations: a table of more is not read
-MOST_NAMED = 3
 
 
 @frozen(kw_only=True)
@@ -83,8 +80,8 @@ class NodeFacts:
 class RunFacts:
     """A run. op_files: None where they are not trusted. label: a short name.
 
-    seconds: see `run_seconds`. results: the nodes with the pipeline's figures. combinations: of its sweep, the best by
-    the metric sorted_by first; combinations_table: of `sweep_cells`.
+    seconds: of work on it. results: the nodes with the pipeline's figures. combinations: of its sweep, the best by the
+    metric sorted_by first; combinations_table: of `sweep_cells`.
     """
 
     label: str
@@ -166,7 +163,7 @@ class _Reader:
             status=status,
             tags=tags_of(record.folder),
             nodes=nodes,
-            seconds=run_seconds(record),
+            seconds=record.seconds(),
             results=record.state.result_nodes,
             combinations=rows,
             sorted_by=sorted_by,
@@ -259,7 +256,7 @@ def _ran_together(one: NodeState, other: NodeState) -> bool:
 def _combinations(
     record: Record, recorded: Mapping[str, RecordedNode], damage: list[str]
 ) -> tuple[Sequence[Row], str, CombinationsTable]:
-    """Those of a sweep, the metric that they are sorted by, and their table; none where its ops cannot be loaded."""
+    """The combinations of a sweep, what they are sorted by, and their table; none where its ops cannot be loaded."""
     if all(node.copy is None for node in recorded.values()):
         return (), "", ((), [], 0)
     try:
@@ -284,32 +281,15 @@ def _names(records: Path) -> list[str]:
 
 
 def columns_of(runs: Sequence[RunFacts]) -> list[RunFacts]:
-    """Each run; each of the first combinations as if it were a run, its copies under the names of their templates."""
+    """Each run; of a sweep the first combinations, each as if it were a run.
+
+    The copies of a node have the name of their template.
+    """
     found: list[RunFacts] = []
     for run in runs:
         rows = run.combinations[: max(1, MOST_COLUMNS // len(runs))]
         found += [_column(run, row, is_alone=len(runs) == 1) for row in rows] if rows else [run]
     return found
-
-
-def shared(columns: Sequence[RunFacts], node_id: str) -> list[tuple[RunFacts, NodeFacts]]:
-    """The node of each column that has one; the same artifact with the same metrics once, under the labels of all."""
-    owners: dict[object, list[RunFacts]] = {}
-    for column in columns:
-        if node_id in column.nodes:
-            owners.setdefault(_identity(column, column.nodes[node_id]), []).append(column)
-    return [(named(own), own[0].nodes[node_id]) for own in owners.values()]
-
-
-def _identity(column: RunFacts, node: NodeFacts) -> object:
-    """Runs that made the same content may have measured other metrics; nan equals nan."""
-    figures = {name: repr(float(value)) for name, value in node.recorded.metrics.items()}
-    return node.recorded.digest or (column.run, node.id), frozenset(figures.items())
-
-
-def node_ids(columns: Sequence[RunFacts]) -> list[str]:
-    """The nodes of all columns, each once, in the order of the data."""
-    return list(dict.fromkeys(node_id for column in columns for node_id in column.nodes))
 
 
 def _column(run: RunFacts, row: Row, *, is_alone: bool) -> RunFacts:
@@ -320,10 +300,3 @@ def _column(run: RunFacts, row: Row, *, is_alone: bool) -> RunFacts:
     name = row.combination.name
     results = [names[node_id] for node_id in run.results if node_id in names]
     return attrs.evolve(run, label=name if is_alone else f"{run.label}: {name}", nodes=nodes, results=results)
-
-
-def named(columns: Sequence[RunFacts]) -> RunFacts:
-    """The first of them with the labels of all."""
-    labels = list(dict.fromkeys(column.label for column in columns))
-    more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
-    return attrs.evolve(columns[0], label="; ".join(labels[:MOST_NAMED]) + more)

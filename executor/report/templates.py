@@ -11,7 +11,6 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
-from executor.report.run_data import RunFacts
 from executor.results.run_table import shown_number
 from executor.system.output import as_typed, printable
 from ops.lib.pages import environment, page_style
@@ -57,11 +56,6 @@ def joined(parts: Iterable[Markup]) -> Markup:
 def table(columns: Sequence[object], rows: Sequence[Sequence[object]], class_: str | None = None) -> Markup:
     """A table that scrolls where it is wide; numbers are aligned right if the columns have names."""
     return render("table", columns, rows, class_)
-
-
-def run_columns(head: str, runs: Sequence[RunFacts]) -> Sequence[str]:
-    """The columns of a table with a value for each run; without names for one run."""
-    return [head, *(run.label for run in runs)] if len(runs) > 1 else ("", "")
 
 
 def mark(text: str, kind: str = "") -> Markup:

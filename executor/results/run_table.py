@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from dsl.finding import block, for_run
 from dsl.graph import Graph
 from executor.records.run_record import NodeState, RunState
-from executor.results.metric_order import JUDGED, figures_in_order, is_judged
 from executor.system.output import columns, print_lines, shown_digest
 from ops.lib.report_sections import NOT_KNOWN, SPEEDUP, is_known
 
 NODE_COLUMNS = ("node", "state", "cache", "seconds", "digest")
+# What the built-in ops are judged by, where the ops of a run are not loaded.
+JUDGED = frozenset({"eval/tau"})
 METRICS_SHOWN = 4
 ROWS_SHOWN = 40
 MOST_COLUMNS = 5  # of copies in a table of results
@@ -151,6 +153,35 @@ def result_rows(metrics: Mapping[str, float], judged: Collection[str] = JUDGED) 
             shown = f"{first}..{last.rpartition('_')[2]}"
             rows[first] = (shown, f"{shown_number(metrics[first])} .. {shown_number(metrics[last])}", "")
     return [rows[name] for name in figures_in_order(metrics, judged) if name in rows]
+
+
+def figures_in_order(names: Iterable[str], judged: Collection[str] = JUDGED) -> list[str]:
+    """What is judged by (`eval/tau`), its parts (`eval/tau_image`), all others; of each those with an interval come
+    first, and then it goes by name.
+
+    names: the ends of intervals, `x_low` and `x_high`, included. Each may have a node as prefix: `eval_long/eval/tau`.
+    """
+    known = set(names)
+
+    def place(name: str) -> tuple[int, bool, str]:
+        return _rank(name, judged), not {f"{name}_low", f"{name}_high"} <= known, name
+
+    return sorted(known, key=place)
+
+
+def is_judged(name: str, judged: Collection[str] = JUDGED) -> bool:
+    return any(f"/{name}".endswith(f"/{each}") for each in judged)
+
+
+def _rank(name: str, judged: Collection[str]) -> int:
+    if is_judged(name, judged):
+        return 0
+    return 1 if any(f"/{each}_" in f"/{name}" for each in judged) else 2
+
+
+def is_main(name: str, main_figures: str) -> bool:
+    """Whether it is one of an op's main figures or an end of its interval; it may have a node as prefix."""
+    return not main_figures or re.fullmatch(rf"(.+/)?({main_figures})(_low|_high)?", name) is not None
 
 
 def shown_seconds(node: NodeState) -> str:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
+import attrs
 from attrs import define, field, frozen
 
+from dsl.convert import flat, unstructure
 from dsl.errors import did_you_mean, listed
 from dsl.graph import Graph, GraphNode
+from dsl.launch import Launch
 from dsl.shown import toml_text
 from executor.records.run_record import NodeState
-from executor.results.metric_order import is_judged, is_main
-from executor.results.node_params import params, values
-from executor.results.run_table import result_rows
+from executor.results.run_table import is_judged, is_main, result_rows
 from executor.system.output import columns, counted
 
 MISSPELT = 0.85  # as alike as a name with a letter too much; eval/tau and eval/tau_text are less
@@ -110,6 +112,27 @@ def _joined(labels: Mapping[str, str], chosen: Mapping[str, str]) -> str:
     return ", ".join(f"{labels[group]}={value}" for group, value in chosen.items())
 
 
+def params(node: GraphNode, *, edges: bool = True) -> dict[str, str]:
+    """The parameters of a node, see `values`, as texts: as TOML has them, but no quotes around a text."""
+    return {
+        name: value if isinstance(value, str) else toml_text(value) for name, value in values(node, edges=edges).items()
+    }
+
+
+def values(node: GraphNode, *, edges: bool = True) -> dict[str, Any]:
+    """A node's flat config, tables as "table.key", and the launch values that are no defaults.
+
+    edges: also the nodes that are read.
+    """
+    names = [*(node.op.edges if edges else ()), *node.op.fields]
+    config = {name: getattr(node.config, name) for name in names}
+    given = {name: value for name, value in config.items() if value is not None or name in node.op.fields}
+    usual = Launch()
+    launch = {field.name: getattr(node.launch, field.name) for field in attrs.fields(Launch)}
+    changed = {f"launch.{name}": value for name, value in launch.items() if value != getattr(usual, name)}
+    return {"op": node.op.name, **flat(unstructure(given)), **changed}
+
+
 def differing_params(found: Iterable[Combination]) -> list[dict[str, str]]:
     """For each combination the parameters of its copies, as node.field, that are not the same in all combinations."""
     flat = [
@@ -142,7 +165,7 @@ def final_metrics(nodes: Iterable[GraphNode], states: Mapping[str, NodeState]) -
 
 
 def shown_id(node: GraphNode) -> str:
-    """The same for all copies of a node."""
+    """The id of a node, which all its copies share."""
     return node.id if node.copy is None else node.copy.template
 
 
@@ -224,7 +247,7 @@ def sorted_rows(graph: Graph, states: Mapping[str, NodeState], found: Sequence[C
 
 
 def main_metrics(graph: Graph, found: Mapping[str, tuple[str, float]]) -> dict[str, float]:
-    """Those that their ops call their main figures, with the ends of their intervals. found: of `final_metrics`."""
+    """What ops call their main figures, with the ends of their intervals. found: of `final_metrics`."""
     return {
         name: value for name, (node_id, value) in found.items() if is_main(name, graph.nodes[node_id].op.main_figures)
     }

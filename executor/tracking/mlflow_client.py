@@ -38,27 +38,32 @@ from dsl.errors import StoreError, shortened
 from dsl.files import open_own, replace_file, sync
 from dsl.json_files import write_json
 from dsl.secrets import resolved_text, without_credentials
-from executor.records.metric_points import Point
+from executor.records.events import Point
 from executor.system.symlinks import is_plain
 from executor.system.user_cache import user_cache
-from executor.tracking.node_files import Dataset, ModelFiles, Reference, mlmodel, model_name
+from executor.tracking.contents import (
+    NAME_LENGTH,
+    NOTE,
+    WHOLE,
+    Dataset,
+    Measured,
+    ModelFiles,
+    Place,
+    Reference,
+    mlmodel,
+    model_name,
+)
 from executor.tracking.sync_state import VIEW
 from ops.lib.logged_model import LoggedModel
 
-METRICS_IN_A_BATCH = 1000
-PARAMS_IN_A_BATCH = 100
 PARAM_LENGTH = 6000
-NAME_LENGTH = 250
 TAG_LENGTH = 5000
 DIGEST_LENGTH = 36  # of a dataset
 FOUND_AT_ONCE = 1000
 LOCK_TIMEOUT_S = 60
-NOTE = "mlflow.note.content"
 # A view of the table of runs, as the button "Share" of MLflow's page stores one. By default it shows no metric.
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 VIEW_COLUMNS = ("attributes.`Created`", "attributes.`Duration`", "attributes.`User`")
-Place = tuple[str, str]  # "node" and its id, "combination" and its name
-WHOLE: Place = ("run", "")
 # The HTTP library's texts for the server that it did not reach, and the operating system's message.
 AWAY = re.compile(r"host='([^']+)', port=(\d+)|API request to \w+://(?:[^/@\s]*@)?([^/:\s]+):(\d+)")
 BROKEN = re.compile(r"(?:RemoteDisconnected\(|(?:ConnectionReset|ConnectionAborted|BrokenPipe)Error\(\d+, )'([^']+)'")
@@ -191,9 +196,8 @@ class Tracker:
         """Send the parameters that the run lacks: MLflow takes no other value of one."""
         names = mlflow_names(params)
         given = {names[name]: value[:PARAM_LENGTH] for name, value in params.items()}
-        listed = [Param(name, value) for name, value in given.items() if name not in held.params]
-        for start in range(0, len(listed), PARAMS_IN_A_BATCH):
-            self.client.log_batch(held.run_id, params=listed[start : start + PARAMS_IN_A_BATCH])
+        new = [Param(name, value) for name, value in given.items() if name not in held.params]
+        self.client.log_batch(held.run_id, params=new)
         held.params |= given
 
     def log_points(self, run_id: str, points: Sequence[Point], names: Iterable[str]) -> None:
@@ -202,25 +206,23 @@ class Tracker:
         self._log_metrics(run_id, [metric for point in points for metric in _metrics(point, chosen)])
 
     def _log_metrics(self, run_id: str, metrics: Sequence[Metric]) -> None:
-        for start in range(0, len(metrics), METRICS_IN_A_BATCH):
-            batch = metrics[start : start + METRICS_IN_A_BATCH]
-            try:
-                self.client.log_batch(run_id, metrics=batch)
-            except mlflow.exceptions.MlflowException as error:
-                if error.error_code != REFUSED_VALUE:
-                    raise
-                self._log_each(run_id, batch)
+        """One that MLflow does not take costs no other: what was refused is sent again metric by metric."""
+        try:
+            self.client.log_batch(run_id, metrics=metrics)
+        except mlflow.exceptions.MlflowException as error:
+            if error.error_code != REFUSED_VALUE:
+                raise
+            self._log_each(run_id, metrics)
         self.sent["points"] += len(metrics)
 
     def _log_each(self, run_id: str, metrics: Sequence[Metric]) -> None:
-        """Send a batch that was refused metric by metric: one that MLflow does not take costs no other."""
         for name in dict.fromkeys(metric.key for metric in metrics):
             try:
                 self.client.log_batch(run_id, metrics=[metric for metric in metrics if metric.key == name])
             except mlflow.exceptions.MlflowException as error:
                 if error.error_code != REFUSED_VALUE:
                     raise
-                self._say_once(
+                self.say_once(
                     f'MLflow refused the metric "{shortened(name)}", all others are sent: {shown_error(error)}'
                 )
 
@@ -229,21 +231,18 @@ class Tracker:
         chosen = mlflow_names(names)
         for name, other in chosen.items():
             if other != _in_allowed_characters(name):
-                self._say_once(f'the metric "{shortened(name)}" is "{shortened(other)}" in MLflow')
+                self.say_once(f'the metric "{shortened(name)}" is "{shortened(other)}" in MLflow')
         return chosen
 
-    def _say_once(self, text: str) -> None:
+    def say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
             self._say(text)
 
-    def log_results(
-        self, run_id: str, results: Iterable[tuple[float, Mapping[str, float]]], model_id: str | None = None
-    ) -> None:
-        """Send (time, values) without a history, at step 0; model_id: linked to that model."""
-        given = list(results)
-        names = self._names(name for _, values in given for name in values)
-        metrics = [metric for when, values in given for metric in _metrics(Point(when, 0, values), names, model_id)]
+    def log_results(self, run_id: str, results: Sequence[Measured], model_id: str | None = None) -> None:
+        """Send values without a history, at step 0; model_id: linked to that model."""
+        names = self._names(name for _, values in results for name in values)
+        metrics = [metric for when, values in results for metric in _metrics(Point(when, 0, values), names, model_id)]
         self._log_metrics(run_id, metrics)
 
     def ready_model(self, experiment: str, digest: str) -> str | None:

@@ -26,9 +26,16 @@ from attrs import frozen
 
 from dsl.convert import structure, unstructure
 from dsl.json_files import compact
-from executor.system.supervisor import GONE, child_environment, end_with_parent, exit_text, module_command
-from executor.tracking.report_writer import ReportWriter
-from executor.tracking.sync_state import new_run_publisher, sync_lock
+from executor.system.supervisor import (
+    GONE,
+    Finished,
+    child_environment,
+    end_with_parent,
+    exit_text,
+    module_command,
+    run_module,
+)
+from executor.tracking.sync_state import REPORT, new_replay, sync_lock
 
 # How long the end of a run waits for MLflow, and how long that of a stopped run, whose user wants to leave.
 END_WITHIN_S = 60.0
@@ -41,6 +48,7 @@ COMMAND = module_command("executor.tracking.publisher")
 EVERY_S = 2.0
 RETRY_S = 5.0
 NICE = 5  # stages come first
+REPORT_WITHIN_S = 45.0
 FOR_EXECUTOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # also where they are sent to all processes
 
 
@@ -176,6 +184,40 @@ class Publisher:
         return f"the process that sends to MLflow {what}; {kept}"
 
 
+class ReportWriter:
+    """Writes the report of a run, while the rest of it is being sent, in a process of its own.
+
+    file: where it is then, in the record's folder.
+    """
+
+    def __init__(self, store: Path, folder: Path) -> None:
+        self.file = folder / REPORT
+        self._arguments = ("report", folder.name, "--store", str(store), "-o", str(self.file))
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._done: Finished | None = None
+
+    def begin(self) -> None:
+        """Start to write it, unless that has begun. The run has ended: its record stays as it is."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write, daemon=True)
+                self._thread.start()
+
+    def written(self) -> Finished:
+        """How it ended. The next call writes it anew, since a run may be continued."""
+        self.begin()
+        with self._lock:
+            assert self._thread is not None
+            self._thread.join()
+            self._thread = None
+        assert self._done is not None
+        return self._done
+
+    def _write(self) -> None:
+        self._done = run_module("executor.cli", *self._arguments, within_s=REPORT_WITHIN_S)
+
+
 def main() -> int:
     store, folder, executor = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     for number in FOR_EXECUTOR:
@@ -194,10 +236,10 @@ def main() -> int:
         def report(what: Report) -> None:
             os.write(reports, compact(unstructure(what)))
 
-        publisher = new_run_publisher(
+        replay = new_replay(
             store, folder, written, is_live=True, say=lambda text: report(Report(None, is_last=False, note=text))
         )
-        follow(publisher.send, finished, report)
+        follow(replay.send, finished, report)
     return 0
 
 

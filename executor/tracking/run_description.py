@@ -10,14 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dsl.graph import Graph
-from executor.records.duration import run_seconds
 from executor.records.run_record import NodeState, Record, RunState
 from executor.results.run_table import result_rows
 from executor.results.sweep import Combination, combinations, final_metrics, main_metrics, sorted_rows, sweep_cells
 from executor.system.output import shown_duration
 from executor.system.user_name import user_name
-from executor.tracking.report_writer import REPORT
-from executor.tracking.sync_state import TRAINING
+from executor.tracking.sync_state import REPORT, TRAINING
 
 MOST_ROWS = 30
 IMAGE = re.compile(r"!+(?=\[)")
@@ -47,7 +45,7 @@ def maker_tags(state: RunState, name: str) -> dict[str, str]:
 def run_note(record: Record, graph: Graph, experiment: str, parent: str) -> str:
     """The description of a run that has ended: the user's notes first."""
     state = record.state
-    parts = [shown_notes(graph), f"{_ending(state, run_seconds(record))}. {_link(experiment, parent)}"]
+    parts = [shown_notes(graph), f"{_ending(state, record.seconds())}. {_link(experiment, parent)}"]
     unswept = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
     parts.append(_figures(final_metrics(unswept, state.nodes), graph))
     parts.append(_combinations(graph, state.nodes))

@@ -24,15 +24,14 @@ from executor.records.run_record import LOG, Record
 from executor.system.garbage import no_collection
 
 if TYPE_CHECKING:
-    from executor.tracking.report_writer import ReportWriter
-    from executor.tracking.run_publisher import RunPublisher
+    from executor.tracking.publisher import ReportWriter
+    from executor.tracking.replay import Replay
 
 FILE = "mlflow.json"
+REPORT = "report.html"
 VIEW = "dflow"  # the key of the view of an experiment's runs in MLflow's page
 # Without this in an address, MLflow's page takes an experiment for a GenAI one: it shows no runs, or not as such.
 TRAINING = "workflowType=machine_learning"
-# MLflow's names for the states of runs and nodes; one recorded as running that no longer runs was killed.
-STATUS = {"done": "FINISHED", "failed": "FAILED"}
 # No telemetry, no messages about migrations, folders allowed as stores, and short time-outs. No automatic
 # retries: a run whose creation was not confirmed would be created twice.
 QUIET = {
@@ -107,8 +106,8 @@ def send_rest(
     and files sent.
     """
     with sync_lock(folder):
-        publisher = new_run_publisher(store, folder, None, is_live=False, say=say)
-        return publisher.send(), publisher.counts
+        replay = new_replay(store, folder, None, is_live=False, say=say)
+        return replay.send(), replay.counts
 
 
 @contextmanager
@@ -122,9 +121,9 @@ def sync_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def new_run_publisher(
+def new_replay(
     store: Path, folder: Path, report: ReportWriter | None, *, is_live: bool, say: Callable[[str], object]
-) -> RunPublisher:
+) -> Replay:
     """The caller is the only publisher of this run. report: writes its report, where that may begin before.
 
     Raises StoreError without MLflow.
@@ -133,14 +132,9 @@ def new_run_publisher(
         raise StoreError("mlflow is not installed here, so nothing can be sent to it: install it (pip install mlflow)")
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     with no_collection():
-        from executor.tracking.run_publisher import RunPublisher  # loads mlflow
+        from executor.tracking.replay import Replay  # loads mlflow
 
-    return RunPublisher(store, folder, is_live=is_live, report=report, say=say)
-
-
-def status_of(state: str) -> str:
-    """MLflow's name for the state of a node or a run that does not run."""
-    return STATUS.get(state, "KILLED")
+    return Replay(store, folder, is_live=is_live, report=report, say=say)
 
 
 def is_tracked(record: Record) -> bool:

@@ -37,7 +37,7 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 @frozen
 class Table:
     """Rows of cells under the names of the columns; numbers are right-aligned, None is a dash. Two columns
-    without names, "", are names and values, which a report of several runs joins into one table.
+    without names, "", are names and values.
 
     Raises ConfigError for a row of another length.
     """
@@ -88,8 +88,7 @@ Body = Table | Html | Picture | Account | Finding
 class Section:
     """A part of a report: a title, what is shown, and a note below in plain text; is_timed: as of `verdict`.
 
-    In a report of several runs, sections of the same title and node are side by side. Curves and bars are pictures that
-    the op draws while it runs (`stage.figure`), for MLflow and the report alike.
+    Curves and bars are pictures that the op draws while it runs (`stage.figure`), for MLflow and the report alike.
     """
 
     title: str

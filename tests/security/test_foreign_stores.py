@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 from toy_ops import ONE_NODE, Toy
 
-from executor.report.op_sections import Part, Request, shown_by_ops
+from executor.results.op_hooks import Part, Request, shown_by_ops
 
 REFUSED = "not one that you made here, at this place; read it, then repeat the command with --trust"
 ACTING = [
@@ -84,7 +84,8 @@ def test_a_report_shows_nothing_of_an_artifact_with_links(tmp_path):
     (tmp_path / "private").write_text("nobody else's")
     (tmp_path / "artifact" / "preview.html").symlink_to(tmp_path / "private")
     for others in ((), (Part(tmp_path, {}),)):
-        request = Request("tokenize_chat" if not others else "evaluate", (), (Part(tmp_path / "artifact", {}), *others))
+        hook, op = ("compare", "evaluate") if others else ("report", "tokenize_chat")
+        request = Request(hook, op, (), (Part(tmp_path / "artifact", {}), *others))
         assert shown_by_ops([request])[request].failed.startswith("its artifact holds a link, preview.html")
 
 

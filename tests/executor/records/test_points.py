@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.records.events import Cut, Event, Metric, NodeChange
-from executor.records.metric_points import NodeEvents
+from executor.records.events import Cut, Event, Metric, NodeChange, NodeEvents
 
 
 def metric(step, time=0.0, **metrics):

@@ -15,7 +15,6 @@ from dsl.graph import Graph
 from dsl.json_files import LineReader, append_line, read_lines
 from dsl.read_toml import read_graph
 from executor.planning.session import new_run, resumed_run
-from executor.records.duration import run_seconds
 from executor.records.events import Cut, Event, Metric, final_metrics, read_events, valid_points
 from executor.records.run_record import LOG, OLDER_STATE, NodeState, Record, RunState, find_record, newest_records
 from executor.store.artifact_store import Store
@@ -168,7 +167,7 @@ def test_the_state_of_an_older_version_counts_and_becomes_part_of_the_log_when_i
     older.save_node("b")
     assert not (record.folder / OLDER_STATE).exists()
     assert older.state == Record.load(record.folder).state
-    assert 3.0 == run_seconds(older), "what was written now is no work"
+    assert 3.0 == older.seconds(), "what was written now is no work"
 
 
 def test_ids_sort_after_all_that_are_there_though_the_clock_went_back(tmp_path):

@@ -8,8 +8,7 @@ from imitated_runs import run, toy_pipeline
 from dsl.errors import StoreError
 from executor.maintenance.gc import collect, remove_run, survey
 from executor.model_tools.serve import ServeOptions, serve_run
-from executor.records.run_record import find_record
-from executor.records.serving_lock import is_served, serving
+from executor.records.run_record import find_record, is_served, serving
 from executor.store.artifact_store import Store
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from dsl.pipeline import Copy
-from executor.report.figures import panels_of
+from executor.report.page import panels_of
 from executor.report.pictures import Curve, curves_figure, embedded, graph_figure, shown_name
 
 EVIL = "$x_^{<script>alert(1)</script>}\x1b"

@@ -11,8 +11,7 @@ from counting_runs import counting, report, run
 
 from dsl.json_files import compact, read_lines
 from executor.report.artifacts import needs_width
-from executor.report.figures import figures_table
-from executor.report.overview import pipelines
+from executor.report.page import figures_table, pipeline
 from executor.report.run_data import find_records, read_runs
 from executor.store.artifact_store import Store
 from ops.lib.report_sections import Body, Html, Picture, Table
@@ -46,7 +45,7 @@ def test_a_run_that_was_resumed_took_the_time_that_was_worked_on_it(tmp_path: Pa
 def test_tau_is_the_first_of_the_figures_whatever_else_has_an_interval() -> None:
     bounded = {"eval/speedup": 0.8, "eval/speedup_low": 0.6, "eval/speedup_high": 1.1}
     final = {"eval/kept": 7.0, **bounded, "eval/tau_text": 2.0, "eval/tau": 3.0}
-    text = figures_table([(None, final)], is_one=True)  # type: ignore[list-item]
+    text = figures_table([("", final)], is_one=True)
     names = re.findall("<tr><td>(.*?)</td>", text)
     assert ["eval/tau", "eval/tau_text", "eval/speedup", "eval/kept"] == [name.replace("<wbr>", "") for name in names]
     assert "eval/<wbr>tau_<wbr>text" in names, "a phone may begin a new line in it"
@@ -57,9 +56,9 @@ def test_the_table_of_nodes_has_no_column_of_gpus_where_none_was_used(tmp_path: 
     run(toy)
     store = Store.open(toy.store, write=False)
     facts = read_runs(store, find_records(store.records, []))[0]
-    assert "GPU memory" not in pipelines([facts])
+    assert "GPU memory" not in pipeline(facts)
     nodes = {**facts.nodes, "source": evolve(facts.nodes["source"], gpu_memory=3_000_000_000)}
-    assert "GPU memory" in pipelines([evolve(facts, nodes=nodes)])
+    assert "GPU memory" in pipeline(evolve(facts, nodes=nodes))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 
 from dsl.read_toml import read_graph
 from executor.records.run_record import NodeState, Record
-from executor.results.metric_order import figures_in_order
-from executor.results.run_table import print_figures, result_rows
+from executor.results.run_table import figures_in_order, print_figures, result_rows
 from executor.tracking.run_description import run_note
 
 TINY = Path(__file__).resolve().parents[3] / "pipelines" / "tiny.toml"

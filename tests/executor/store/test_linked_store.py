@@ -14,9 +14,8 @@ from toy_ops import ONE_NODE, Toy
 
 from dsl.errors import StoreError
 from dsl.files import appended, new_file, open_own
-from executor.records.run_record import Record
+from executor.records.run_record import Record, serving
 from executor.records.run_tags import add_tag
-from executor.records.serving_lock import serving
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
 

@@ -143,22 +143,18 @@ def test_a_report_of_two_runs_shows_both_figures_and_once_what_is_the_same(
     names = [run.rpartition("-")[2] for run in (first, second, third)]
     page = report(toy, first, second)
     assert ["eval/speed", "1", "2 +1"] in page.table("results", "figure", *names[:2])
-    assert ["1", "2"] == speeds(page)
-    assert 1 == len([rows for rows in page.tables["artifacts"] if rows[0] == ["answer", "number"]])
     assert "setting changed: m.speed from 1.0 to 2.0" in page.text("differences")
     assert f"2 runs: {names[0]}, {names[1]}" in page.text("")
     page = report(toy, second, third)
     assert ["eval/speed", "2"] in page.table("results", "figure", f"{names[1]}; {names[2]}")
-    assert ["2"] == speeds(page)
 
 
 def test_what_was_measured_stands_apart_where_no_logged_figure_tells_of_it(tmp_path: Path) -> None:
     toy = Toy(tmp_path, PIPELINE)
     first, second, _ = measured_twice(toy, "-s", "m.logs=false")
-    page = report(toy, first, second)
     names = "; ".join(run.rpartition("-")[2] for run in (first, second))
-    assert ["eval/speed", "0"] in page.table("results", "figure", names), "nan is nan"
-    assert ["1", "2"] == speeds(page)
+    assert ["eval/speed", "0"] in report(toy, first, second).table("results", "figure", names), "nan is nan"
+    assert [["1"], ["2"]] == [speeds(report(toy, run)) for run in (first, second)]
 
 
 def test_mlflow_gets_the_measurements_and_the_manifest_of_each_run(twice: tuple[Toy, tuple[str, str, str]]) -> None:
@@ -219,7 +215,7 @@ def test_what_was_accepted_for_other_code_keeps_the_figures_of_the_run_that_meas
         page = report(toy, second, run)
         names = "; ".join(name.rpartition("-")[2] for name in (second, run))
         assert ["eval/speed", "2"] in page.table("results", "figure", names)
-        assert ["2"] == speeds(page)
+        assert ["2"] == speeds(report(toy, run))
 
 
 def test_what_an_older_dflow_did_not_keep_is_missing_and_not_taken_from_another_run(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tracked_toy import client_of, history, ids, newest_record, tracked_toy
 from dsl.json_files import read_lines
 from executor.records.run_record import Record
 from executor.system.supervisor import Finished
-from executor.tracking import publisher, report_writer, sync_state
+from executor.tracking import publisher, sync_state
 from executor.tracking.publisher import Publisher, Report
 from executor.tracking.sync_state import lacks
 
@@ -85,8 +85,8 @@ def test_the_report_is_written_once_while_the_rest_is_sent_and_anew_for_a_run_th
         assert may_end.wait(within_s)
         return Finished(len(calls), "", "", within_s)
 
-    monkeypatch.setattr(report_writer, "run_module", run)
-    writer = report_writer.ReportWriter(tmp_path, tmp_path / "records" / RUN)
+    monkeypatch.setattr(publisher, "run_module", run)
+    writer = publisher.ReportWriter(tmp_path, tmp_path / "records" / RUN)
     writer.begin()
     wait_for(lambda: calls)
     writer.begin()
@@ -330,7 +330,7 @@ def test_whoever_sends_a_run_is_the_only_one(tmp_path, monkeypatch):
     process.communicate()
     wait_for(is_free)
     monkeypatch.setattr(
-        sync_state, "new_run_publisher", lambda *_, **__: SimpleNamespace(send=lambda: str(is_free()), counts={})
+        sync_state, "new_replay", lambda *_, **__: SimpleNamespace(send=lambda: str(is_free()), counts={})
     )
     assert sync_state.send_rest(toy.store, newest_record(toy)) == ("False", {})
 

@@ -354,7 +354,7 @@ def test_a_database_that_another_process_is_writing_to_is_tried_again(unsent, tm
     )
     as_after_a_kill(open_client(store, tracking_uri(store, None, store)), record)
     answers = [MlflowException("(sqlite3.OperationalError) database is locked")] * 2
-    monkeypatch.setattr("executor.tracking.run_publisher.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("executor.tracking.replay.time.sleep", lambda seconds: None)
     opened = open_client(store, tracking_uri(store, None, store))
 
     class Busy:
@@ -372,13 +372,13 @@ def test_a_database_that_another_process_is_writing_to_is_tried_again(unsent, tm
 KILLED_AT_RANDOM = """
 import os, random, signal, sys, time
 from pathlib import Path
-import executor.tracking.run_publisher
+import executor.tracking.replay
 from executor.tracking.sync_state import lacks, send_rest
 from executor.records.run_record import Record
 
 store, folder = Path(sys.argv[1]), Path(sys.argv[2])
 draw = random.Random(7)
-executor.tracking.run_publisher.POINTS_AT_ONCE = 50
+executor.tracking.replay.POINTS_AT_ONCE = 50
 kills = 0
 while lacks(Record.load(folder)):
     child = os.fork()

@@ -12,8 +12,8 @@ from tracked_toy import artifacts, child, client_of, history, ids, newest_record
 from dsl.json_files import compact, read_lines
 from executor.records.run_record import Record, RunState
 from executor.system.user_name import user_name
+from executor.tracking.contents import FILE_LIMIT
 from executor.tracking.mlflow_client import VIEW_TAG
-from executor.tracking.node_files import FILE_LIMIT
 from executor.tracking.run_description import run_name
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

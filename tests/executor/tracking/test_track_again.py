@@ -10,7 +10,7 @@ from tracked_toy import accepted, client_of, copied, history, ids, newest_record
 from dsl.json_files import append_line, read_json, write_json
 from executor.records.run_record import Record
 from executor.tracking import sync_state
-from executor.tracking.run_publisher import RunPublisher
+from executor.tracking.replay import Replay
 from executor.tracking.sync_state import lacks
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -185,7 +185,7 @@ def test_whatever_call_is_the_last_one_nothing_is_doubled_or_lost(unsent, error,
     for at in range(1, 50, every):
         record = copied(unsent.record, f"{kind}-{at}")
         monkeypatch.setattr("executor.tracking.mlflow_client.open_client", lambda *a, at=at: Failing(client, at, error))
-        sender = RunPublisher(store, record)
+        sender = Replay(store, record)
         with suppress(Killed):
             if sender.send() is None:
                 break

@@ -13,9 +13,9 @@ from dsl.errors import PipelineError
 from dsl.read_toml import read_graph
 from executor.records.run_record import Record
 from executor.system.trust import trust_store
+from executor.tracking.contents import FILE_LIMIT, UPLOADED, Reference
 from executor.tracking.mlflow_client import HeldRun, Tracker
-from executor.tracking.node_files import FILE_LIMIT, Reference
-from executor.tracking.run_publisher import UPLOADED, RunPublisher
+from executor.tracking.replay import Replay
 from executor.tracking.sync_state import lacks
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -44,12 +44,12 @@ def uploaded(toy: Toy, node: str = "c") -> list[str]:
 
 def test_the_whole_artifact_of_a_named_node_is_sent_and_its_size_is_said(toy: Toy) -> None:
     record, said = newest_record(toy), list[str]()
-    assert RunPublisher(toy.store, record, say=said.append).send() is None
+    assert Replay(toy.store, record, say=said.append).send() is None
     assert WHOLE == uploaded(toy)
     assert ["uploading the artifact of c to MLflow: 3 files, 2.1 MB"] == said
     assert "3 files, 2.1 MB" == child(toy, record, "c").data.tags["dflow.uploaded"]
     assert "dflow.uploaded" not in child(toy, record, "b").data.tags
-    publisher = RunPublisher(toy.store, record, say=said.append)
+    publisher = Replay(toy.store, record, say=said.append)
     assert (None, 0, 1) == (publisher.send(), publisher.counts["files"], len(said)), "once"
 
 
@@ -57,7 +57,7 @@ def test_while_a_run_goes_on_a_file_at_a_time_is_sent(toy: Toy) -> None:
     record = Record.load(newest_record(toy))
     record.state.status = "running"
     record.save()
-    publisher = RunPublisher(toy.store, record.folder, is_live=True)
+    publisher = Replay(toy.store, record.folder, is_live=True)
     for count in (2, 3):  # the small one came with the end of its node
         assert publisher.send() is None
         assert (count, count == 3) == (len(uploaded(toy)), UPLOADED in child(toy, record.folder, "c").data.tags)
@@ -76,7 +76,7 @@ def test_an_upload_that_was_broken_off_goes_on_with_the_next_file(toy: Toy, monk
         log_files(self, held, files, references)
 
     monkeypatch.setattr(Tracker, "log_files", breaks)
-    warning = RunPublisher(toy.store, newest_record(toy)).send()
+    warning = Replay(toy.store, newest_record(toy)).send()
     assert warning is not None and "the line is cut" in warning
     monkeypatch.setattr(Tracker, "log_files", counts)
     send(toy, newest_record(toy))
@@ -100,7 +100,7 @@ def test_an_artifact_with_a_link_in_it_is_not_sent(toy: Toy, tmp_path: Path) -> 
     (tmp_path / "secret").write_text("not to be sent")
     (folder / "large1.bin").unlink()
     (folder / "large1.bin").symlink_to(tmp_path / "secret")
-    warning = RunPublisher(toy.store, record).send()
+    warning = Replay(toy.store, record).send()
     assert (
         "MLflow lacks the artifact of c: artifact/large1.bin is missing, or a link: see `dflow doctor --verify`"
         == warning

@@ -15,7 +15,7 @@ from dsl.errors import ConfigError
 from dsl.hooks import hook
 from dsl.op import Artifact, field, op, op_of
 from dsl.op_table import all_ops
-from executor.report.op_sections import section_from_json, section_to_json
+from executor.results.op_hooks import section_from_json, section_to_json
 from ops.lib.report_sections import Table
 
 

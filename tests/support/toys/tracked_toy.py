@@ -15,7 +15,7 @@ from toy_ops import PIPELINE, Toy
 from dsl.json_files import read_json
 from executor.store.artifact_store import Store
 from executor.tracking.mlflow_client import open_client, tracking_uri
-from executor.tracking.run_publisher import RunPublisher
+from executor.tracking.replay import Replay
 
 
 def client_of(toy: Toy) -> MlflowClient:
@@ -44,7 +44,7 @@ def newest_record(toy: Toy) -> Path:
 
 
 def send(toy: Toy, record: Path, *, is_live: bool = False) -> None:
-    assert RunPublisher(toy.store, record, is_live=is_live).send() is None
+    assert (said := Replay(toy.store, record, is_live=is_live).send()) is None, said
 
 
 def ids(record: Path) -> tuple[str, dict[str, str]]:

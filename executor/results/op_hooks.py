@@ -1,12 +1,12 @@
-"""The sections that ops show of their artifacts, and of several together. Each op's own function is called in a
-separate process.
+"""What ops say of their artifacts: sections of reports, of one or of several together, and descriptions of models. Each
+op's own function is called in a separate process.
 
-    python -m executor.report.op_sections REQUESTS.json ANSWERS.jsonl SECONDS
+    python -m executor.results.op_hooks REQUESTS.json ANSWERS.jsonl SECONDS
 
-What a function raises, prints, imports or starts, and how long it takes, does not affect the report: the process ends,
+What a function raises, prints, imports or starts, and how long it takes, does not affect the caller: the process ends,
 by SIGALRM after SECONDS, the op is named with the reason, and a fresh process continues with the next. Each answer is
-{"at", "sections"}, or {"at", "failed": why} where the op no longer exists, and is on disk before the next op is called.
-All functions together have a time limit.
+{"at", "sections"}, {"at", "model"}, or {"at", "failed": why} where the op no longer exists, and is on disk before the
+next op is called. All functions together have a time limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from attrs import field, frozen
 
 from dsl.convert import structure, unstructure
 from dsl.draft_folders import use_draft_folders
-from dsl.errors import DflowError
+from dsl.errors import DflowError, StructureError
 from dsl.finding import Finding
 from dsl.hooks import hook
 from dsl.json_files import append_line, read_json, read_lines, write_json
@@ -32,6 +32,7 @@ from dsl.op_table import load_op
 from executor.store.run_measurements import with_own_files
 from executor.system.supervisor import Finished, run_module
 from executor.system.symlinks import links_in
+from ops.lib.logged_model import LoggedModel
 from ops.lib.report_sections import Account, Body, Compared, Html, Picture, Section, Table
 
 BODIES: dict[str, type[Body]] = {kind.__name__: kind for kind in (Table, Html, Picture, Account, Finding)}
@@ -50,8 +51,9 @@ class Part:
 
 @frozen
 class Request:
-    """An artifact that its op is to show, or several that it is to compare."""
+    """hook: "report" or "logged_model" of an artifact, "compare" of several."""
 
+    hook: str
     op: str
     op_files: tuple[Path, ...]
     parts: tuple[Part, ...]
@@ -64,14 +66,15 @@ class Request:
 
 @frozen
 class Shown:
-    """The sections of an artifact; failed: why there are none."""
+    """The sections of an artifact, or the model that it is; failed: why there are none."""
 
     sections: Sequence[Section] = ()
+    model: LoggedModel | None = None
     failed: str = ""
 
 
 def shown_by_ops(requests: Sequence[Request]) -> dict[Request, Shown]:
-    """What each op shows of its artifact or artifacts; no sections where it has no function for that."""
+    """What each op answers; no sections where it has no such hook."""
     found: dict[Request, Shown] = {}
     pending = list(dict.fromkeys(requests))
     end = time.monotonic() + TOTAL_S
@@ -94,7 +97,7 @@ def _run(requests: Sequence[Request], within_s: float) -> tuple[dict[Request, Sh
         file, answers = Path(folder, "requests.json"), Path(folder, "answers.jsonl")
         write_json(file, unstructure(requests))
         arguments = (str(file), str(answers), str(TIME_S))
-        done = run_module("executor.report.op_sections", *arguments, within_s=within_s)
+        done = run_module("executor.results.op_hooks", *arguments, within_s=within_s)
         lines = read_lines(answers)
     return {requests[line["at"]]: _shown(line, requests[line["at"]].folder) for line in lines}, _why(done)
 
@@ -108,6 +111,11 @@ def _why(done: Finished) -> str:
 def _shown(line: Mapping[str, Any], folder: Path) -> Shown:
     if "failed" in line:
         return Shown(failed=str(line["failed"]))
+    if "model" in line:
+        try:
+            return Shown(model=structure(LoggedModel, line["model"]))
+        except StructureError as error:
+            return Shown(failed=f"it is invalid: {error}")
     return Shown([section_from_json(section, folder) for section in line["sections"]])
 
 
@@ -146,15 +154,17 @@ def _answer(request: Request, view: Path) -> dict[str, Any]:
     """view: where a folder with the run's own files is made."""
     try:
         use_draft_folders(request.op_files)
-        show = hook(load_op(request.op, request.op_files), "report" if len(request.parts) == 1 else "compare")
+        show = hook(load_op(request.op, request.op_files), request.hook)
         if show is None:
             return {"sections": []}
         if link := next((link for part in request.parts for link in links_in(part.folder)), None):
             return {"failed": f"its artifact holds a link, {link.name}; see `dflow doctor --verify`"}
+        if request.hook == "logged_model":
+            return {"model": unstructure(show(request.folder))}
         views = [view.with_name(f"{view.name}-{place}") for place in range(len(request.parts))]
         folders = [with_own_files(part.own, part.folder, own) for part, own in zip(request.parts, views, strict=True)]
         folder = folders[0]
-        if len(folders) == 1:
+        if request.hook == "report":
             sections = list(show(folder))
         else:
             sections = list(
