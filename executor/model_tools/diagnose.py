@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from dsl.convert import structure
-from dsl.errors import PipelineError, StoreError, StructureError, did_you_mean
+from dsl.errors import PipelineError, StoreError, did_you_mean
 from dsl.finding import Finding
 from dsl.graph import Graph
 from dsl.json_files import read_object, write_json
@@ -16,7 +15,6 @@ from executor.records.metric_points import NodeEvents
 from executor.records.run_record import Record, load_begun
 from executor.store.artifact_store import Store
 from ops.tools.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
-from ops.tools.diagnose.finding import Finding as Diagnosed
 
 ENTRY = "ops.tools.diagnose.run"
 RESULT = "diagnosis.json"
@@ -70,15 +68,15 @@ def keep(record: Record, result: Result) -> None:
     write_json(record.folder / RESULT, {"drafts": list(by_node.values())})
 
 
-def kept(record: Record) -> dict[str, list[Diagnosed]]:
+def kept(record: Record) -> dict[str, list[Finding]]:
     """The findings in a run's record by node, of drafts that the run still has. Empty where the file is damaged."""
     found = {}
     try:
         for each in (read_object(record.folder / RESULT) or {}).get("drafts", []):
             state = record.state.nodes.get(each["node"])
             if state is not None and state.digest == each["digest"]:
-                found[each["node"]] = [structure(Diagnosed, finding) for finding in each["findings"]]
-    except (ValueError, TypeError, KeyError, AttributeError, StructureError):
+                found[each["node"]] = list(map(Finding.from_json, each["findings"]))
+    except (ValueError, TypeError, KeyError, AttributeError):
         return {}
     return found
 

@@ -27,6 +27,7 @@ from executor.report.templates import joined, render
 from executor.results.run_table import first_line
 from executor.store.artifact_store import Store
 from ops.lib.report_sections import Section, verdict
+from ops.tools.diagnose.judgement import CAUSE
 
 QUESTIONS: Mapping[str, str] = {
     "target": "Is the trained target better?",
@@ -183,11 +184,10 @@ def _diagnosed(column: RunFacts) -> Iterator[Line]:
         advice = f"measure the usual causes of a low tau: dflow diagnose {column.run}"
         yield Line("", "diagnosis", verdict("limit", "not measured: the usual causes of a low tau", "info", advice))
     for name, findings in found.items():
-        causes = [finding for finding in findings if finding.is_cause]
+        causes = [finding for finding in findings if finding.level == CAUSE]
         for cause in causes:
-            first = f"first {cause.explained_by}, which explains it; " if cause.explained_by else ""
-            advice = f"{cause.name}: {first}{cause.advice}"
-            yield Line(name, cause.name, verdict("limit", f"{cause.measured}; normal: {cause.normal}", "error", advice))
+            text, advice = cause.what.replace("\n", "; "), f"{cause.code}: {cause.advice}"
+            yield Line(name, cause.code, verdict("limit", text, "error", advice))
         if not causes:
             yield Line(name, "diagnosis", verdict("limit", "none of the usual causes of a low tau was found", "good"))
 

@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from dsl.finding import Finding
 from ops.artifacts import TargetFeatures, TokenShards
 from ops.capture_targets.agreement import FLOAT32_TOLERANCE, NARROW_TOLERANCE
 from ops.capture_targets.huggingface import forward_batch
@@ -18,9 +19,8 @@ from ops.lib.data.batching import spread
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import Target
-from ops.tools.diagnose.finding import Finding, unmeasured
+from ops.tools.diagnose.judgement import FEATURES, judged, unmeasured
 
-NAME = "features"
 SPLIT = "train"
 SAMPLES = 4
 ADVICE = (
@@ -46,18 +46,18 @@ def features_finding(
 ) -> Finding:
     """Recompute the features of a few samples of the training, and compare."""
     if is_online:
-        return unmeasured(NAME, 'capture = "online" stores no features to compare')
+        return unmeasured(FEATURES, 'capture = "online" stores no features to compare')
     if features is None or learnt is None:
-        return unmeasured(NAME, "the store no longer has the draft's training features")
+        return unmeasured(FEATURES, "the store no longer has the draft's training features")
     stored, tokens = FeatureReader(features, SPLIT), TokenReader(learnt, SPLIT)
     indices = spread(range(min(len(stored), len(tokens))), SAMPLES)
     if not indices:
-        return unmeasured(NAME, f"the split {SPLIT} has none")
+        return unmeasured(FEATURES, f"the split {SPLIT} has none")
     samples = [tokens.sample(index) for index in indices]
     other = [sample.id for index, sample in zip(indices, samples, strict=True) if not _same_text(stored, index, sample)]
     if other:
-        return Finding(
-            name=NAME,
+        return judged(
+            name=FEATURES,
             measured=f"those of {', '.join(other)} were captured from other tokens",
             normal="one row for each token of the training",
             advice=ADVICE,
@@ -77,11 +77,11 @@ def _layers_finding(layers: Sequence[Layer], allowed: float, dtype: str) -> Find
         if nearest is not None and layer.others[nearest] <= allowed:
             text += f"; what is stored for layer {layer.layer_id} is layer {nearest}'s"
     neighbour = min(layer.neighbour for layer in layers)
-    return Finding(
-        name=NAME,
+    return judged(
+        name=FEATURES,
         measured=text,
         normal=f"at most {allowed:g}, which is rounding; a wrong layer makes {neighbour:.2g} or more here",
-        advice=ADVICE if wrong else "",
+        advice=ADVICE,
         is_cause=bool(wrong),
     )
 
