@@ -6,7 +6,7 @@ not measured, with the op that measures it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -51,6 +51,14 @@ class Line:
     verdict: Finding
 
 
+Advised = Callable[[str, str, Finding], Finding]
+
+
+def by_field(node: str, _title: str, found: Finding) -> Finding:
+    """A verdict of a node of a pipeline file, with the node's field that its advice is about."""
+    return evolve(found, advice=f"{found.advice} ({found.path} of {node})") if found.path else found
+
+
 def answers(columns: Sequence[RunFacts], shown: ShownByOps) -> Markup:
     """The answers for each run or combination; empty where no op of theirs answers anything."""
     found = [(column, lines) for column in columns if (lines := lines_of(column, shown))]
@@ -65,14 +73,14 @@ def answers(columns: Sequence[RunFacts], shown: ShownByOps) -> Markup:
     return joined([render("side_by_side", parts[:MOST_OPEN]), *folded]) if parts else Markup("")
 
 
-def in_short(store: Store, record: Record) -> Iterator[str]:
+def in_short(store: Store, record: Record, advised: Advised = by_field) -> Iterator[str]:
     """The first screen as text, for the end of a command: a line for each question, its verdicts below it, and what to
-    do next.
+    do next. advised: as of `lines_of`.
     """
     runs = read_runs(store, [record])
     shown = sections_of(runs)
     for column in columns_of(runs):
-        lines = lines_of(column, shown)
+        lines = lines_of(column, shown, advised)
         for question, text in QUESTIONS.items():
             asked = [line for line in lines if line.verdict.code == question]
             if asked:
@@ -83,8 +91,11 @@ def in_short(store: Store, record: Record) -> Iterator[str]:
         yield from (f"next: {step}" for step in steps)
 
 
-def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
-    """The verdicts in the order of the data, with what was not measured; those of `dflow diagnose` last."""
+def lines_of(column: RunFacts, shown: ShownByOps, advised: Advised = by_field) -> list[Line]:
+    """The verdicts in the order of the data, with what was not measured; those of `dflow diagnose` last.
+
+    advised: makes of a node ("" for an op that is not there), a title and a verdict the one that names what to change.
+    """
     lines: list[Line] = []
     for name, node in column.nodes.items():
         of_node = shown.get((column.run, node.id), Shown())
@@ -104,7 +115,9 @@ def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
             others = [text for text in node.recorded.warnings if not text.startswith(said)]
             texts = [_without_middle(for_run(text, column.run)) for text in others]
             lines += [Line(name, "warning", Finding(text, level="warning", code=code)) for text in texts]
-    return [*lines, *_unasked(column), *_diagnosed(column)] if _of_draft(lines) else lines
+    if _of_draft(lines):
+        lines += [*_unasked(column), *_diagnosed(column)]
+    return [evolve(line, verdict=advised(line.node, line.title, line.verdict)) for line in lines]
 
 
 def _of_draft(lines: Sequence[Line]) -> bool:

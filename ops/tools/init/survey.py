@@ -17,7 +17,7 @@ from ops.ingest.image_values import MISSING, OUTSIDE, encoded_image
 from ops.ingest.op import Ingest
 from ops.ingest.read import Reading, WithoutRow, images_without_row, read_samples
 from ops.ingest.sample import END_OF_THOUGHT, THINK, DroppedSample, RawSample, Turn
-from ops.ingest.source import REMEDY, find_format
+from ops.ingest.source import UnknownFormat, find_format
 from ops.ingest.splits import split_of
 from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.images import fault_of, strict_pillow
@@ -169,10 +169,10 @@ def _forms(sources: tuple[Path, ...]) -> tuple[str, ...]:
     for source in sources:
         try:
             forms.append(find_format(source, "auto"))
+        except UnknownFormat as error:
+            mistakes.append(f"{error.with_remedy('')}{_contents_hint(source)}")  # `format` is of a file to be written
         except DataError as error:
-            # What remedies it is a field of a file that is to be written.
-            problem = str(error).replace(f"{REMEDY}, or ", "").removesuffix(f"; {REMEDY}")
-            mistakes.append(f"{problem}{_contents_hint(source)}")
+            mistakes.append(f"{error}{_contents_hint(source)}")
     if mistakes:
         raise DataError("\n".join(mistakes))
     return tuple(forms)
