@@ -44,8 +44,9 @@ REMEDIES = {
 class Survey:
     """The result of a survey. forms: of the sources. dropped: reason -> samples; examples: reason -> one of them.
 
-    reasoning: samples with an answer that has some. decoded: images that were examined; faults: those that could not be
-    decoded, reason -> images. unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples.
+    reasoning: samples with an answer that has some. decoded, broken: images that were examined, and those of them that
+    inject_images rejects; examined, spoilt: their samples, of which those with a broken image are dropped and count
+    nowhere else. unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples.
     given: splits that the data itself names. lengths: of up to MEASURED samples, counted with exact and rules; names of
     classes do not count as answers, since the target's replace them.
     """
@@ -66,7 +67,9 @@ class Survey:
     dropped: Tally[str] = Factory(Tally)
     examples: dict[str, str] = Factory(dict)
     decoded: int = 0
-    faults: Tally[str] = Factory(Tally)
+    broken: int = 0
+    examined: int = 0
+    spoilt: int = 0
     unnamed: list[WithoutRow] = Factory(list)
     given: set[str] = Factory(set)
     splits: dict[tuple[float, float], Tally[str]] = field(factory=lambda: {each: Tally() for each in FRACTIONS})
@@ -75,6 +78,21 @@ class Survey:
     @property
     def shown_sources(self) -> str:
         return ", ".join(map(str, self.sources))
+
+    @property
+    def unseen_spoilt(self) -> int:
+        """How many samples whose images were not examined have a broken one, if as many as of those that were."""
+        unseen = self.with_images - (self.examined - self.spoilt)
+        return round(unseen * self.spoilt / self.examined) if self.examined else 0
+
+    @property
+    def usable(self) -> int:
+        """The samples that are kept: all counted ones, less `unseen_spoilt`."""
+        return self.samples - self.unseen_spoilt
+
+    def usable_in(self, fractions: tuple[float, float], split: str) -> int:
+        """The samples that are kept in a split, for one of FRACTIONS."""
+        return round(self.splits[fractions][split] * self.usable / self.samples)
 
     @property
     def has_classes(self) -> bool:
@@ -121,17 +139,18 @@ def survey(
     with strict_pillow():
         for _, sample in read_samples(reading):
             if isinstance(sample, DroppedSample):
-                found.dropped[sample.reason] += 1
-                found.examples.setdefault(
-                    sample.reason, f"{sample.id}: {sample.detail}" if sample.detail else sample.id
-                )
+                _drop(found, sample.id, sample.reason, sample.detail)
                 continue
+            seen = found.with_images + found.spoilt + 1
+            if sample.images and (found.decoded < DECODED or tried.random() < DECODED / seen):
+                reason, detail = _fault(found, sample)
+                if reason:
+                    _drop(found, sample.id, reason, detail)
+                    continue
             _count(found, sample)
             for fractions, config in configs.items():
                 found.splits[fractions][split_of(config, sample)] += 1
             _keep(measured, drawn, found.samples, partial(_length, counter, sample, sample.id.startswith(classes)))
-            if sample.images and (found.decoded < DECODED or tried.random() < DECODED / found.with_images):
-                _decode(found, sample)
     found.lengths = measured
     if not found.samples:
         raise DataError(_nothing(found))
@@ -192,16 +211,26 @@ def _length(counter: Counter, sample: RawSample, by_class: bool) -> Length:
     return counter.length(sample, sizes)
 
 
-def _decode(found: Survey, sample: RawSample) -> None:
+def _drop(found: Survey, sample_id: str, reason: str, detail: str) -> None:
+    found.dropped[reason] += 1
+    found.examples.setdefault(reason, f"{sample_id}: {detail}" if detail else sample_id)
+
+
+def _fault(found: Survey, sample: RawSample) -> tuple[str, str]:
+    """(reason, detail) why inject_images would drop a sample for its first broken image; two empty strings for none."""
+    first = ("", "")
     for image in sample.images:
         found.decoded += 1
         try:
-            reason, detail = fault_of(encoded_image(image), MOST_PIXELS, LEAST_SIDE)
-        except Unusable as fault:
-            reason, detail = fault.reason, fault.detail
-        if reason:
-            found.faults[reason] += 1
-            found.examples.setdefault(reason, f"{sample.id}: {detail}")
+            fault = fault_of(encoded_image(image), MOST_PIXELS, LEAST_SIDE)
+        except Unusable as error:
+            fault = error.reason, error.detail
+        if fault[0]:
+            found.broken += 1
+            first = first if first[0] else fault
+    found.examined += 1
+    found.spoilt += bool(first[0])
+    return first
 
 
 def _size(image: Path | bytes) -> Size | None:
