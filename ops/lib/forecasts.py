@@ -20,7 +20,7 @@ from attrs import asdict, frozen
 
 from dsl.errors import DataError
 from dsl.estimate import PROMISED, Amount
-from dsl.op import Artifact
+from dsl.op import Artifact, is_builtin
 from ops.lib.data.files import read_json, read_jsonl, read_object
 from ops.lib.data.sample_account import SPLITS, summary_splits
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
@@ -127,7 +127,8 @@ class TargetForecast(TargetStated):
 class Answered:
     """How a target was asked for the answers of samples. has_target: it was a node's, None where that is not known;
     target: its identity; chat_template: the SHA-256 of the one that was given, templates: those of a processor's
-    directory, None where they are not known. An artifact only has enable_thinking, so that a server's answers and those
+    directory, None where they are not known; processor: of `pinned_model`.
+    An artifact only has enable_thinking, so that a server's answers and those
     of a node's target may be one artifact.
     """
 
@@ -136,6 +137,7 @@ class Answered:
     target: str | None = None
     chat_template: str | None = None
     templates: frozenset[str] | None = None
+    processor: str | None = None
 
     @classmethod
     def read(cls, file: Path) -> Answered:
@@ -387,6 +389,13 @@ def processor_templates(processor: str | None) -> frozenset[str] | None:
     return frozenset(
         hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() for text in template_texts(Path(processor))
     )
+
+
+def pinned_model(processor: str | None, revision: str | None) -> str | None:
+    """A processor's model id with its commit, id@COMMIT; None for a directory and a built-in one."""
+    if processor is None or is_builtin(processor) or Path(processor).exists():
+        return None
+    return f"{processor}@{revision}"
 
 
 def is_promised(identity: str | None) -> bool:
