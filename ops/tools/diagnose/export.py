@@ -29,6 +29,7 @@ from ops.lib.drafts.backbone.config import (
 from ops.lib.drafts.backbone.config_contract import trained_config
 from ops.lib.drafts.backbone.load import import_record, read_config, read_weights
 from ops.lib.target.model import target_info
+from ops.lib.target.same_target import is_same_target
 from ops.load_draft.publishers import DFLOW
 from ops.tools.diagnose.bench import EXPORTED, TRAINED, Setting, misfits
 from ops.tools.diagnose.feeding import NORMAL, Trained
@@ -143,7 +144,7 @@ def target_finding(draft: Draft, training: DraftCheckpoint | None, target: Targe
         measured=f"{target.digest[:12]}; the draft was trained on {known[:12]}",
         normal="the same: a draft reads the states of the target that it was trained with, and shares its two ends",
         advice=ITS_TARGET if imported is not None else "give train_dflash, export_draft and evaluate the same target",
-        is_cause=known != target.digest,
+        is_cause=not is_same_target(known, target.digest, target.path),
     )
 
 
