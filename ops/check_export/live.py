@@ -18,16 +18,6 @@ from attrs import Factory, frozen
 from dsl.errors import DataError
 from dsl.finding import Finding
 from dsl.stage import Stage
-from ops.check_export.departures import (
-    Departure,
-    departure_mistakes,
-    departures,
-    equal_steps,
-    is_below,
-    served_tau,
-    tau_mistake,
-    tau_of,
-)
 from ops.check_export.live_cause import (
     Watched,
     compare_watched,
@@ -37,8 +27,21 @@ from ops.check_export.live_cause import (
     prompts_to_watch,
     seen_mistake,
 )
-from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt, ServedPrompt
 from ops.check_export.op import CheckExport
+from ops.check_export.served_prompts import (
+    Departure,
+    LiveResult,
+    LiveUnavailable,
+    Prompt,
+    ServedPrompt,
+    departure_mistakes,
+    departures,
+    equal_steps,
+    is_below,
+    served_tau,
+    tau_mistake,
+    tau_of,
+)
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.load import load_draft
@@ -83,7 +86,7 @@ class Setting:
 def check_live(
     draft_dir: Path, target_dir: Path, prompts: Sequence[Prompt], config: CheckExport, stage: Stage
 ) -> LiveResult:
-    """Serve the prompts with SGLang's own code and compare; see ops/check_export/live_result.py.
+    """Serve the prompts with SGLang's own code and compare; see served_prompts.py.
 
     Raises LiveUnavailable if SGLang cannot serve a draft on this machine.
     """

@@ -17,8 +17,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from dsl.finding import Finding
-from ops.check_export.departures import Departure
-from ops.check_export.live_result import Prompt, largest, nan_last
+from ops.check_export.served_prompts import Departure, Prompt, largest, nan_last
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.mistakes import OF_MAKER, REWRITE
 from ops.lib.drafts.backbone.model import DraftModel

@@ -8,9 +8,8 @@ from typing import Any
 from attrs import frozen
 
 from dsl.stage import Stage
-from ops.check_export.departures import served_tau
-from ops.check_export.live_result import LiveResult, Prompt, largest
 from ops.check_export.op import WORKERS
+from ops.check_export.served_prompts import LiveResult, Prompt, largest, served_tau
 from ops.export_draft.card import table
 from ops.lib.drafts.algorithms import NO_SERVER
 from ops.lib.drafts.decoding.decode import Decoded

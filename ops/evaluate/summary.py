@@ -8,15 +8,15 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from ops.evaluate.calibration import calibration
+from ops.evaluate.intervals import ALL, tau_names
 from ops.evaluate.lossless import Losses, rounding
-from ops.evaluate.metric_names import ALL, tau_names
 from ops.evaluate.op import Evaluate
 from ops.evaluate.prompts import Prompt
 from ops.evaluate.statistics import (
     acceptance_by_slot,
     acceptance_length,
     accepted_lengths,
+    calibration,
     speedup,
     tau_by_position,
 )

@@ -11,7 +11,7 @@ from typing import Any
 from attrs import evolve
 
 from dsl.finding import Finding, Level
-from ops.evaluate.metric_names import ALL
+from ops.evaluate.intervals import ALL
 from ops.lib.report_sections import NOT_KNOWN, Section, interval_text, is_known, verdict
 
 CEILING = 0.95  # of block_size: a tau that can hardly rise

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.evaluate.metric_names import tau_names
+from ops.evaluate.intervals import tau_names
 from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.training.checkpoint import Checkpoints, TrainState, saved_weights
 from ops.lib.training.dtensors import gathered, reshard

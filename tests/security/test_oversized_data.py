@@ -55,8 +55,7 @@ from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import MOST_CHARACTERS, TOO_MANY_CHARACTERS, ChatEncoder
 from ops.tokenize_chat.template import ANSWER_NOT_FOUND, Template
-from ops.tools.init.lengths import Counter, image_size
-from ops.tools.init.survey import survey
+from ops.tools.init.survey import Counter, image_size, survey
 from ops.tools.serve.chat import post
 
 TURNS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
@@ -586,7 +585,7 @@ def test_a_pipe_in_the_place_of_a_checkpoints_file_is_refused(tmp_path):
 SURVEY = """
 import sys
 from pathlib import Path
-from ops.tools.init.lengths import Counter, image_size
+from ops.tools.init.survey import Counter, image_size
 from ops.tools.init.survey import survey
 found = survey((Path(sys.argv[1]),), Counter.of(None))
 print(dict(found.dropped), *found.examples.values())

@@ -20,8 +20,8 @@ from dsl.finding import block
 from dsl.op import Ref
 from ops.artifacts import Draft, Report
 from ops.check_export.live import check_live, choose_dtype
-from ops.check_export.live_result import LiveUnavailable, Prompt
 from ops.check_export.op import CheckExport
+from ops.check_export.served_prompts import LiveUnavailable, Prompt
 from ops.evaluate.op import Evaluate
 from ops.evaluate.run import evaluate
 from ops.evaluate.statistics import acceptance_length

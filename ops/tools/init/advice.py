@@ -15,8 +15,7 @@ from ops.ingest.image_folder import BESIDE
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.tokenize_chat.plan import TOKEN_BYTES
-from ops.tools.init.lengths import PixelRules
-from ops.tools.init.survey import BY_CLASS, FRACTIONS, Survey, percentile
+from ops.tools.init.survey import BY_CLASS, FRACTIONS, PixelRules, Survey, percentile
 from ops.tools.init.target import MOST_LAYERS, Target
 from ops.train_dflash.verdicts import LEAST_BETWEEN, is_short
 

@@ -30,7 +30,7 @@ from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.commands import init
 from ops.tools.init import advice, survey
-from ops.tools.init.lengths import TURN_TOKENS, Counter
+from ops.tools.init.survey import TURN_TOKENS, Counter
 from ops.tools.init.text import PLACEHOLDER
 
 

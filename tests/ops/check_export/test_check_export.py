@@ -25,9 +25,9 @@ from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from ops.artifacts import CheckedDraft
 from ops.check_export import live
-from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt, largest
 from ops.check_export.op import CheckExport
 from ops.check_export.plan import estimate
+from ops.check_export.served_prompts import LiveResult, LiveUnavailable, ServedPrompt, largest
 from ops.check_export.show import report as check_export_sections
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
