@@ -89,7 +89,7 @@ def _with_speed(tau: Finding, measured: Mapping[str, Any] | None) -> Finding:
 
 
 def _with_target(tau: Finding, report: Mapping[str, Any]) -> Finding:
-    """Of a draft that was trained elsewhere: whether it may be another target's."""
+    """The verdict on tau beside whether a draft that was trained elsewhere may be another target's."""
     imported = report.get("imported")
     if imported is None:
         return tau

@@ -53,7 +53,7 @@ class Setting:
         return evolve(DraftUse.of(self.config), block_offset=self.block_offset)
 
     def evolved(self, **fields: Any) -> Setting:
-        """The same setting with other values of config fields."""
+        """The setting with other values of fields of its config."""
         return evolve(self, config=evolve(self.config, **fields))
 
 

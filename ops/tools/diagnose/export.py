@@ -182,7 +182,7 @@ def loadable(
 
 
 def put_first(found: Sequence[Finding], others: Sequence[Finding]) -> list[Finding]:
-    """With the others whose names are not among these."""
+    """The findings, and those of the others whose checks they do not have."""
     return [*found, *(other for other in others if other.code not in {finding.code for finding in found})]
 
 

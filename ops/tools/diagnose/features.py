@@ -19,6 +19,7 @@ from ops.lib.data.batching import spread
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import Target
+from ops.lib.target.state_distance import other_layer, state_distances
 from ops.tools.diagnose.judgement import FEATURES, judged, unmeasured
 
 SPLIT = "train"
@@ -73,8 +74,8 @@ def _layers_finding(layers: Sequence[Layer], allowed: float, dtype: str) -> Find
     wrong = [layer for layer in layers if not layer.distance <= allowed]  # NaN is wrong too
     text = f"recomputed states differ by {worst.distance:.1e} of their size at most (layer {worst.layer_id}, {dtype})"
     for layer in wrong:
-        nearest = min(layer.others, key=lambda k: layer.others[k], default=None)
-        if nearest is not None and layer.others[nearest] <= allowed:
+        nearest = other_layer(layer.others, allowed)
+        if nearest is not None:
             text += f"; what is stored for layer {layer.layer_id} is layer {nearest}'s"
     neighbour = min(layer.neighbour for layer in layers)
     return judged(
@@ -96,13 +97,13 @@ def compare_layers(
     apart: dict[tuple[int, int], list[Tensor]] = {}
     for index, sample in zip(indices, samples, strict=True):
         recomputed_SF, _ = forward_batch(target, [sample], near)
-        by_layer = dict(zip(near, recomputed_SF[0].float().chunk(len(near), dim=-1), strict=True))
-        stored_SF = stored.features(index, 0, stored.lengths[index]).float()
+        by_layer = dict(zip(near, recomputed_SF[0].chunk(len(near), dim=-1), strict=True))
+        stored_SF = stored.features(index, 0, stored.lengths[index])
         for k, stored_SM in zip(ids, stored_SF.chunk(len(ids), dim=-1), strict=True):
             for other in near:
                 if abs(other - k) <= 1:
-                    distances.setdefault((k, other), []).append(_distance(stored_SM, by_layer[other]))
-                    apart.setdefault((k, other), []).append(_distance(by_layer[other], by_layer[k]))
+                    distances.setdefault((k, other), []).append(state_distances(stored_SM, by_layer[other]))
+                    apart.setdefault((k, other), []).append(state_distances(by_layer[other], by_layer[k]))
     means = {pair: float(torch.cat(found).mean()) for pair, found in distances.items()}
     gaps = {pair: float(torch.cat(found).mean()) for pair, found in apart.items()}
     return [
@@ -114,12 +115,6 @@ def compare_layers(
         )
         for k in ids
     ]
-
-
-def _distance(states_SM: Tensor, expected_SM: Tensor) -> Tensor:
-    """Distances [S], relative to the norm of the expected states."""
-    size_S = expected_SM.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-    return (states_SM - expected_SM).norm(dim=-1) / size_S
 
 
 def _allowed(dtype: str) -> float:

@@ -159,7 +159,7 @@ def shifted_positions(current: Setting) -> dict[str, Setting]:
 
 
 def _distinct(current: Setting, settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Without settings equal to the current one, and without duplicates."""
+    """The settings that differ from the current one, each once."""
     kept: dict[str, Setting] = {}
     for label, setting in settings.items():
         if setting != current and setting not in kept.values():

@@ -49,7 +49,7 @@ def _wrong_source(text: str) -> Iterator[str]:
 
 
 def by_arguments(error: PipelineError, known: Iterable[Finding] = ()) -> PipelineError:
-    """The same mistakes with the command's arguments in place of fields of nodes; known: those that replace what the
+    """The mistakes with the command's arguments in place of fields of nodes. known: those that replace what the
     pipeline says of their arguments.
     """
     known = list(known)

@@ -79,7 +79,7 @@ def draft_mask(draft: Path, target: Path) -> int | None:
 
 
 def _directory(source: str, revision: str | None) -> Path:
-    """Of a model id that of its commit in Hugging Face's cache, where it may not be."""
+    """The directory of a source; a model id's is that of its commit in Hugging Face's cache, where it may not be."""
     return Path(source) if revision is None else snapshot(source, revision)
 
 
