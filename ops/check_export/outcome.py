@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -10,12 +10,13 @@ from attrs import frozen
 from dsl.stage import Stage
 from ops.check_export.op import WORKERS
 from ops.check_export.served_prompts import LiveResult, Prompt, largest, served_tau
+from ops.evaluate.intervals import ALL
+from ops.evaluate.statistics import by_category
 from ops.export_draft.card import table
 from ops.lib.drafts.algorithms import NO_SERVER
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.report_sections import interval_text
 
-ALL = "all"
 SKIPPED = "the live stage was SKIPPED, so SGLang has not checked this draft"
 REPEAT = (
     "on a machine with a GPU and SGLang, check it with `dflow resume RUN --from check`: until then the result is kept"
@@ -55,18 +56,14 @@ class Outcome:
     @property
     def tau_evaluate(self) -> dict[str, float | None]:
         """tau of these prompts as evaluate measured it, under "all" and by category."""
-        return by_category(
-            [(prompt.sample.category, Decoded(prompt.tokens, prompt.accepted)) for prompt in self.prompts]
-        )
+        return taus((prompt.sample.category, Decoded(prompt.tokens, prompt.accepted)) for prompt in self.prompts)
 
     @property
     def tau_served(self) -> dict[str, float | None] | None:
         """tau of the same prompts as SGLang served them, counted in the same way."""
         if self.served is None:
             return None
-        return by_category(
-            [(prompt.category, Decoded(prompt.tokens, prompt.accepted)) for prompt in self.served.prompts]
-        )
+        return taus((prompt.category, Decoded(prompt.tokens, prompt.accepted)) for prompt in self.served.prompts)
 
     def to_json(self) -> dict[str, Any]:
         """The content of check.json, written only for drafts that passed."""
@@ -98,8 +95,8 @@ class Outcome:
         }
         # Without served figures, the tau of these prompts would be mistaken for that of the evaluation.
         taus_by_kind = () if self.tau_served is None else (("evaluate", self.tau_evaluate), ("served", self.tau_served))
-        for kind, taus in taus_by_kind:
-            for category, tau in taus.items():
+        for kind, of_kind in taus_by_kind:
+            for category, tau in of_kind.items():
                 if tau is not None:
                     flat[f"check/tau_{kind}" + ("" if category == ALL else f"_{category}")] = tau
         if self.served is not None:
@@ -140,13 +137,9 @@ class Outcome:
             stage.warn(warning)
 
 
-def by_category(answers: Sequence[tuple[str, Decoded]]) -> dict[str, float | None]:
+def taus(answers: Iterable[tuple[str, Decoded]]) -> dict[str, float | None]:
     """tau = generated tokens / verification steps, of all answers and by category; None without a step."""
-    groups: dict[str, list[Decoded]] = {ALL: []}
-    for category, answer in answers:
-        groups[ALL].append(answer)
-        groups.setdefault(category, []).append(answer)
-    return {name: served_tau(group) for name, group in groups.items()}
+    return {name: served_tau(group) for name, group in by_category(answers).items()}
 
 
 def card_text(outcome: Outcome) -> str:

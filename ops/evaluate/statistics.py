@@ -6,13 +6,13 @@ N prompts or batches, R resamplings, S slots that a step reached: the accepted o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from attrs import frozen
 
-from ops.evaluate.intervals import interval, resampled
+from ops.evaluate.intervals import ALL, interval, resampled
 from ops.lib.drafts.decoding.decode import Decoded
 
 POSITION_BINS = 16  # of an answer, at most, and tokens of the narrowest
@@ -82,6 +82,15 @@ def acceptance_length(decoded: Sequence[Decoded], resamplings: int, seed: int, b
         generated=int(generated.sum()),
         cut_steps=sum(answer.generated < answer.generated_unclipped for answer in decoded),
     )
+
+
+def by_category(answers: Iterable[tuple[str, Decoded]]) -> dict[str, list[Decoded]]:
+    """All answers under "all", and those of each category under its name."""
+    groups: dict[str, list[Decoded]] = {ALL: []}
+    for category, answer in answers:
+        groups[ALL].append(answer)
+        groups.setdefault(category, []).append(answer)
+    return groups
 
 
 def tau_interval(

@@ -311,7 +311,7 @@ def _quoted_all(texts: list[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text as a value of the file, in which ${ would begin a reference. Raises DataError for text that is not UTF-8."""
+    """A text as a value of a file, where ${ would begin a reference. Raises DataError for text that is not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
