@@ -33,7 +33,6 @@ from ops.check_export.served_prompts import (
     LiveResult,
     LiveUnavailable,
     Prompt,
-    ServedPrompt,
     departure_mistakes,
     departures,
     equal_steps,
@@ -136,10 +135,7 @@ def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
     judged = judge(setting, None if mistakes else draft, prompts, served, departed, watched)
     return LiveResult(
         version=str(installed_version()),
-        prompts=tuple(
-            ServedPrompt(prompt.sample.id, prompt.sample.category, answer.tokens, answer.accepted)
-            for prompt, answer in zip(prompts, served, strict=True)
-        ),
+        answers=tuple(served),
         forward=forward,
         ties=judged.ties,
         mistakes=(*mistakes, *judged.mistakes),

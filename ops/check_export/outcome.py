@@ -63,7 +63,12 @@ class Outcome:
         """tau of the same prompts as SGLang served them, counted in the same way."""
         if self.served is None:
             return None
-        return taus((prompt.category, Decoded(prompt.tokens, prompt.accepted)) for prompt in self.served.prompts)
+        return taus((prompt.sample.category, answer) for prompt, answer in self._served)
+
+    @property
+    def _served(self) -> list[tuple[Prompt, Decoded]]:
+        """The prompts with SGLang's answers, if there are any."""
+        return [] if self.served is None else list(zip(self.prompts, self.served.answers, strict=False))
 
     def to_json(self) -> dict[str, Any]:
         """The content of check.json, written only for drafts that passed."""
@@ -111,16 +116,15 @@ class Outcome:
 
     def served_rows(self) -> list[dict[str, Any]]:
         """The lines of served.jsonl."""
-        served = self.served.prompts if self.served is not None else ()
         return [
             {
-                "id": prompt.id,
-                "category": prompt.category,
-                "tokens": list(prompt.tokens),
-                "accepted": list(prompt.accepted),
-                "accepted_evaluate": list(evaluated.accepted),
+                "id": prompt.sample.id,
+                "category": prompt.sample.category,
+                "tokens": list(answer.tokens),
+                "accepted": list(answer.accepted),
+                "accepted_evaluate": list(prompt.accepted),
             }
-            for evaluated, prompt in zip(self.prompts, served, strict=False)
+            for prompt, answer in self._served
         ]
 
     def show(self, stage: Stage) -> None:

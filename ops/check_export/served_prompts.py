@@ -44,26 +44,17 @@ class Prompt:
 
 
 @frozen
-class ServedPrompt:
-    """The result of SGLang's worker for a prompt; tokens and accepted are counted as in Prompt."""
-
-    id: str
-    category: str
-    tokens: tuple[int, ...]
-    accepted: tuple[int, ...]
-
-
-@frozen
 class LiveResult:
     """The result of SGLang's own code for the draft.
 
-    version: of SGLang. prompts: in the order given. forward: what was compared ("3 layers, window 8, context 17") ->
-    largest difference between SGLang's draft class and ours. ties: answers or steps that differ where two logits are
+    version: of SGLang. answers: in the order of the prompts, none if SGLang refused the draft.
+    forward: what was compared ("3 layers, window 8, context 17") -> largest difference between SGLang's draft class and
+    ours. ties: answers or steps that differ where two logits are
     closer than the tie margin, which is not a mistake. details: further figures for check.json.
     """
 
     version: str
-    prompts: tuple[ServedPrompt, ...]
+    answers: tuple[Decoded, ...]
     forward: Mapping[str, float]
     ties: int = 0
     mistakes: tuple[Finding, ...] = ()
