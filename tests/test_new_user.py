@@ -70,7 +70,7 @@ def folder(tmp_path_factory) -> Path:
     ]
     command += ["--target", str(folder / "checkpoint")]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "data: 44 samples (json), 34 with images, 10 text only" in said
+    assert "data: 40 samples (json), 30 with images, 10 text only" in said
     assert "images: 30 of 34 examined can be decoded" in said and "dropped: 1 (image missing)" in said
     return folder
 

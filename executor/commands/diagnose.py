@@ -13,6 +13,7 @@ from executor.system.output import FAILED, OK, print_lines
 from executor.system.progress import Activity
 from ops.artifacts import Draft
 from ops.tools.diagnose.chain import SPLITS
+from ops.tools.diagnose.judgement import CAUSE
 from ops.tools.diagnose.text import diagnosis_text
 
 PROMPTS = 16
@@ -57,4 +58,4 @@ def main(options: argparse.Namespace) -> int:
     finally:
         if options.json and results:
             print_lines(json.dumps({"run": record.run, "drafts": results}, indent=1, allow_nan=False))
-    return FAILED if any(finding["is_cause"] for result in results for finding in result["findings"]) else OK
+    return FAILED if any(finding["level"] == CAUSE for result in results for finding in result["findings"]) else OK

@@ -14,9 +14,8 @@ from executor.report.answers import in_short
 from executor.scheduler.run_and_report import run_and_report
 from executor.store.artifact_store import Store
 from executor.system.output import OK, print_lines
-from ops.tools.evaluate.pipeline import evaluation_pipeline, leave_out_gate
-from ops.tools.evaluate.prompt_file import check_prompts
-from ops.tools.evaluate.typed import advice_as_typed, as_typed, source_mistakes
+from ops.tools.evaluate.argument_names import advised, by_arguments, source_mistakes
+from ops.tools.evaluate.pipeline import check_prompts, evaluation_pipeline, leave_out_gate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,11 +60,11 @@ def main(options: argparse.Namespace) -> int:
     try:
         session = new_run(store, graph, started_by="evaluate")
     except PipelineError as error:
-        raise as_typed(error) from None
+        raise by_arguments(error) from None
     code = run_and_report(session)
     if code == OK:
-        for line in in_short(store, session.record):
-            print_lines(advice_as_typed(line))
+        for line in in_short(store, session.record, advised):
+            print_lines(line)
     return code
 
 
@@ -82,7 +81,7 @@ def checked_graph(options: argparse.Namespace) -> Graph:
     try:
         graph = compile_pipeline(pipeline, options.set)
     except PipelineError as error:
-        raise as_typed(error, wrong) from None
+        raise by_arguments(error, wrong) from None
     if wrong:
         raise PipelineError(wrong)
     try:

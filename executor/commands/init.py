@@ -18,8 +18,7 @@ from executor.keys.external_inputs import look_at
 from executor.store.artifact_store import store_path
 from executor.system.output import OK, name_store, print_lines
 from ops.tools.init.advice import advise
-from ops.tools.init.lengths import Counter
-from ops.tools.init.survey import survey
+from ops.tools.init.survey import Counter, survey
 from ops.tools.init.target import Target, read_target
 from ops.tools.init.text import PLACEHOLDER, pipeline_text, summary
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsl.convert import structure
-from dsl.errors import DataError, DflowError, PipelineError, StoreError, StructureError, did_you_mean
+from dsl.errors import DataError, DflowError, PipelineError, StoreError, did_you_mean
 from dsl.finding import Finding
 from dsl.graph import Graph, graph_to_json
 from dsl.json_files import read_object, write_json
@@ -30,7 +29,6 @@ from executor.store.artifact_store import Store
 from executor.system.resource_pool import threads_of
 from executor.system.supervisor import ChildGroup, exit_text, module_command
 from ops.tools.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
-from ops.tools.diagnose.finding import Finding as Diagnosed
 
 LOG_LINES = 20
 
@@ -136,15 +134,15 @@ def keep(record: Record, result: Result) -> None:
     write_json(record.folder / RESULT, {"drafts": list(by_node.values())})
 
 
-def kept(record: Record) -> dict[str, list[Diagnosed]]:
+def kept(record: Record) -> dict[str, list[Finding]]:
     """The findings in a run's record by node, of drafts that the run still has. Empty where the file is damaged."""
     found = {}
     try:
         for each in (read_object(record.folder / RESULT) or {}).get("drafts", []):
             state = record.state.nodes.get(each["node"])
             if state is not None and state.digest == each["digest"]:
-                found[each["node"]] = [structure(Diagnosed, finding) for finding in each["findings"]]
-    except (ValueError, TypeError, KeyError, AttributeError, StructureError):
+                found[each["node"]] = list(map(Finding.from_json, each["findings"]))
+    except (ValueError, TypeError, KeyError, AttributeError):
         return {}
     return found
 

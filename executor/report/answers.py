@@ -6,7 +6,7 @@ not measured, with the op that measures it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from executor.results.op_hooks import Shown
 from executor.results.run_table import first_line
 from executor.store.artifact_store import Store
 from ops.lib.report_sections import Section, verdict
+from ops.tools.diagnose.judgement import CAUSE
 
 QUESTIONS: Mapping[str, str] = {
     "target": "Is the trained target better?",
@@ -51,6 +52,14 @@ class Line:
     verdict: Finding
 
 
+Advised = Callable[[str, str, Finding], Finding]
+
+
+def by_field(node: str, _title: str, found: Finding) -> Finding:
+    """A verdict of a node of a pipeline file, with the node's field that its advice is about."""
+    return evolve(found, advice=f"{found.advice} ({found.path} of {node})") if found.path else found
+
+
 def answers(columns: Sequence[RunFacts], shown: ShownByOps) -> Markup:
     """The answers for each run or combination; empty where no op of theirs answers anything."""
     found = [(column, lines) for column in columns if (lines := lines_of(column, shown))]
@@ -66,14 +75,14 @@ def answers(columns: Sequence[RunFacts], shown: ShownByOps) -> Markup:
     return joined([render("side_by_side", parts[:MOST_OPEN]), *folded]) if parts else Markup("")
 
 
-def in_short(store: Store, record: Record) -> Iterator[str]:
+def in_short(store: Store, record: Record, advised: Advised = by_field) -> Iterator[str]:
     """The first screen as text, for the end of a command: a line for each question, its verdicts below it, and what to
-    do next.
+    do next. advised: as of `lines_of`.
     """
     runs = read_runs(store, [record])
     shown, _ = sections_of(runs)
     for column in columns_of(runs):
-        lines = lines_of(column, shown)
+        lines = lines_of(column, shown, advised)
         for question, text in QUESTIONS.items():
             asked = [line for line in lines if line.verdict.code == question]
             if asked:
@@ -84,8 +93,11 @@ def in_short(store: Store, record: Record) -> Iterator[str]:
         yield from (f"next: {step}" for step in steps)
 
 
-def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
-    """The verdicts in the order of the data, with what was not measured; those of `dflow diagnose` last."""
+def lines_of(column: RunFacts, shown: ShownByOps, advised: Advised = by_field) -> list[Line]:
+    """The verdicts in the order of the data, with what was not measured; those of `dflow diagnose` last.
+
+    advised: makes of a node ("" for an op that is not there), a title and a verdict the one that names what to change.
+    """
     lines: list[Line] = []
     for name, node in column.nodes.items():
         of_node = shown.get((column.run, node.id), Shown())
@@ -105,7 +117,9 @@ def lines_of(column: RunFacts, shown: ShownByOps) -> list[Line]:
             others = [text for text in node.recorded.warnings if not text.startswith(said)]
             texts = [_without_middle(for_run(text, column.run)) for text in others]
             lines += [Line(name, "warning", Finding(text, level="warning", code=code)) for text in texts]
-    return [*lines, *_unasked(column), *_diagnosed(column)] if _of_draft(lines) else lines
+    if _of_draft(lines):
+        lines += [*_unasked(column), *_diagnosed(column)]
+    return [evolve(line, verdict=advised(line.node, line.title, line.verdict)) for line in lines]
 
 
 def _of_draft(lines: Sequence[Line]) -> bool:
@@ -185,11 +199,10 @@ def _diagnosed(column: RunFacts) -> Iterator[Line]:
         advice = f"measure the usual causes of a low tau: dflow diagnose {column.run}"
         yield Line("", "diagnosis", verdict("limit", "not measured: the usual causes of a low tau", "info", advice))
     for name, findings in found.items():
-        causes = [finding for finding in findings if finding.is_cause]
+        causes = [finding for finding in findings if finding.level == CAUSE]
         for cause in causes:
-            first = f"first {cause.explained_by}, which explains it; " if cause.explained_by else ""
-            advice = f"{cause.name}: {first}{cause.advice}"
-            yield Line(name, cause.name, verdict("limit", f"{cause.measured}; normal: {cause.normal}", "error", advice))
+            text, advice = cause.what.replace("\n", "; "), f"{cause.code}: {cause.advice}"
+            yield Line(name, cause.code, verdict("limit", text, "error", advice))
         if not causes:
             yield Line(name, "diagnosis", verdict("limit", "none of the usual causes of a low tau was found", "good"))
 

@@ -18,16 +18,6 @@ from attrs import Factory, frozen
 from dsl.errors import DataError
 from dsl.finding import Finding
 from dsl.stage import Stage
-from ops.check_export.departures import (
-    Departure,
-    departure_mistakes,
-    departures,
-    equal_steps,
-    is_below,
-    served_tau,
-    tau_mistake,
-    tau_of,
-)
 from ops.check_export.live_cause import (
     Watched,
     compare_watched,
@@ -37,8 +27,20 @@ from ops.check_export.live_cause import (
     prompts_to_watch,
     seen_mistake,
 )
-from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt, ServedPrompt
 from ops.check_export.op import CheckExport
+from ops.check_export.served_prompts import (
+    Departure,
+    LiveResult,
+    LiveUnavailable,
+    Prompt,
+    departure_mistakes,
+    departures,
+    equal_steps,
+    is_below,
+    served_tau,
+    tau_mistake,
+    tau_of,
+)
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.contract import OF_MAKER, REWRITE, mistake
@@ -83,7 +85,7 @@ class Setting:
 def check_live(
     draft_dir: Path, target_dir: Path, prompts: Sequence[Prompt], config: CheckExport, stage: Stage
 ) -> LiveResult:
-    """Serve the prompts with SGLang's own code and compare; see ops/check_export/live_result.py.
+    """Serve the prompts with SGLang's own code and compare; see served_prompts.py.
 
     Raises LiveUnavailable if SGLang cannot serve a draft on this machine.
     """
@@ -133,10 +135,7 @@ def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
     judged = judge(setting, None if mistakes else draft, prompts, served, departed, watched)
     return LiveResult(
         version=str(installed_version()),
-        prompts=tuple(
-            ServedPrompt(prompt.sample.id, prompt.sample.category, answer.tokens, answer.accepted)
-            for prompt, answer in zip(prompts, served, strict=True)
-        ),
+        answers=tuple(served),
         forward=forward,
         ties=judged.ties,
         mistakes=(*mistakes, *judged.mistakes),

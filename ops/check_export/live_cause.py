@@ -17,8 +17,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from dsl.finding import Finding
-from ops.check_export.departures import Departure
-from ops.check_export.live_result import Prompt, largest, nan_last
+from ops.check_export.served_prompts import Departure, Prompt, largest, nan_last
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.contract import OF_MAKER, REWRITE
 from ops.lib.drafts.backbone.model import DraftModel
@@ -32,6 +31,7 @@ from ops.lib.drafts.decoding.decode import (
 )
 from ops.lib.sglang.version import installed_version
 from ops.lib.target.model import Target
+from ops.lib.target.state_distance import other_layer, state_distances
 from ops.lib.vision.families import VisionFamily
 
 WATCHED = 2  # prompts with images, and as many without, that are compared whether or not they depart
@@ -163,14 +163,14 @@ def other_features(layers: Sequence[Layer], target: Target) -> Finding | None:
     same = SAME[target.embed_weight.dtype]
     found = []
     for layer in layers:
-        closest = min(layer.others, key=lambda k: layer.others[k], default=None)
         nearest = min(layer.before, *layer.others.values())
         if layer.distance <= same and not nearest < CLOSER * layer.distance - same / 100:
             continue
         seems = f"match no layer's {layer.kind}"
-        if layer.before < min(same, CLOSER * layer.distance):
+        near = min(same, CLOSER * layer.distance)
+        if layer.before < near:
             seems = "are those before deepstack's visual features are added"
-        elif closest is not None and layer.others[closest] < min(same, CLOSER * layer.distance):
+        elif (closest := other_layer(layer.others, near)) is not None:
             seems = f"are those of layer {closest}"
         found.append(
             f"the draft gets states for layer {layer.layer_id} that differ by {layer.distance:.2g} of their size and "
@@ -237,9 +237,7 @@ class Along:
 
     def _distances(self, states_SM: Tensor, expected_SM: Tensor) -> dict[str, float]:
         """Mean distance of a token's states from the expected ones, relative to their norm, by kind of token."""
-        expected_SM = expected_SM.float()
-        size_S = expected_SM.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-        distance_S = (states_SM.float() - expected_SM).norm(dim=-1) / size_S
+        distance_S = state_distances(states_SM, expected_SM)
         return {name: float(distance_S[kind_S[: len(distance_S)]].mean()) for name, kind_S in self.kinds.items()}
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
 
 from dsl.stage import Stage
-from ops.check_export.departures import served_tau
-from ops.check_export.live_result import LiveResult, Prompt, largest
 from ops.check_export.op import WORKERS
+from ops.check_export.served_prompts import LiveResult, Prompt, largest, served_tau
+from ops.evaluate.intervals import ALL
+from ops.evaluate.statistics import by_category
 from ops.export_draft.card import table
 from ops.lib.drafts.algorithms import NO_SERVER
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.report_sections import interval_text
 
-ALL = "all"
 SKIPPED = "the live stage was SKIPPED, so SGLang has not checked this draft"
 REPEAT = (
     "on a machine with a GPU and SGLang, check it with `dflow resume RUN --from check`: until then the result is kept"
@@ -56,18 +56,19 @@ class Outcome:
     @property
     def tau_evaluate(self) -> dict[str, float | None]:
         """tau of these prompts as evaluate measured it, under "all" and by category."""
-        return by_category(
-            [(prompt.sample.category, Decoded(prompt.tokens, prompt.accepted)) for prompt in self.prompts]
-        )
+        return taus((prompt.sample.category, Decoded(prompt.tokens, prompt.accepted)) for prompt in self.prompts)
 
     @property
     def tau_served(self) -> dict[str, float | None] | None:
         """tau of the same prompts as SGLang served them, counted in the same way."""
         if self.served is None:
             return None
-        return by_category(
-            [(prompt.category, Decoded(prompt.tokens, prompt.accepted)) for prompt in self.served.prompts]
-        )
+        return taus((prompt.sample.category, answer) for prompt, answer in self._served)
+
+    @property
+    def _served(self) -> list[tuple[Prompt, Decoded]]:
+        """The prompts with SGLang's answers, if there are any."""
+        return [] if self.served is None else list(zip(self.prompts, self.served.answers, strict=False))
 
     def to_json(self) -> dict[str, Any]:
         """The content of check.json, written only for drafts that passed."""
@@ -99,8 +100,8 @@ class Outcome:
         }
         # Without served figures, the tau of these prompts would be mistaken for that of the evaluation.
         taus_by_kind = () if self.tau_served is None else (("evaluate", self.tau_evaluate), ("served", self.tau_served))
-        for kind, taus in taus_by_kind:
-            for category, tau in taus.items():
+        for kind, of_kind in taus_by_kind:
+            for category, tau in of_kind.items():
                 if tau is not None:
                     flat[f"check/tau_{kind}" + ("" if category == ALL else f"_{category}")] = tau
         if self.served is not None:
@@ -115,16 +116,15 @@ class Outcome:
 
     def served_rows(self) -> list[dict[str, Any]]:
         """The lines of served.jsonl."""
-        served = self.served.prompts if self.served is not None else ()
         return [
             {
-                "id": prompt.id,
-                "category": prompt.category,
-                "tokens": list(prompt.tokens),
-                "accepted": list(prompt.accepted),
-                "accepted_evaluate": list(evaluated.accepted),
+                "id": prompt.sample.id,
+                "category": prompt.sample.category,
+                "tokens": list(answer.tokens),
+                "accepted": list(answer.accepted),
+                "accepted_evaluate": list(prompt.accepted),
             }
-            for evaluated, prompt in zip(self.prompts, served, strict=False)
+            for prompt, answer in self._served
         ]
 
     def show(self, stage: Stage) -> None:
@@ -141,13 +141,9 @@ class Outcome:
             stage.warn(warning)
 
 
-def by_category(answers: Sequence[tuple[str, Decoded]]) -> dict[str, float | None]:
+def taus(answers: Iterable[tuple[str, Decoded]]) -> dict[str, float | None]:
     """tau = generated tokens / verification steps, of all answers and by category; None without a step."""
-    groups: dict[str, list[Decoded]] = {ALL: []}
-    for category, answer in answers:
-        groups[ALL].append(answer)
-        groups.setdefault(category, []).append(answer)
-    return {name: served_tau(group) for name, group in groups.items()}
+    return {name: served_tau(group) for name, group in by_category(answers).items()}
 
 
 def card_text(outcome: Outcome) -> str:

@@ -14,9 +14,9 @@ from dsl.errors import DataError
 from dsl.files import replace_file
 from dsl.stage import Stage
 from ops.check_export.conflicts import report_mistakes
-from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
 from ops.check_export.op import WORKERS, CheckExport, without_worker
 from ops.check_export.outcome import Outcome, card_text
+from ops.check_export.served_prompts import LiveResult, LiveUnavailable, Prompt
 from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, read_text, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader

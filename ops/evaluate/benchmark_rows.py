@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import DataError
-from ops.evaluate.metric_names import ALL
+from ops.evaluate.intervals import ALL
 from ops.ingest.image_values import ImageFinder
 from ops.ingest.records import Record, json_records
 from ops.ingest.row_form import row_mistake, turn_list, turn_role

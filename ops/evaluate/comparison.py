@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from ops.evaluate.intervals import interval, resampled
-from ops.evaluate.metric_names import ALL
+from ops.evaluate.intervals import ALL, interval, resampled
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.report_sections import Cell, Compared, Section, Table, Variant, variants
 

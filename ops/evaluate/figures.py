@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ops.evaluate.metric_names import ALL
+from ops.evaluate.intervals import ALL
 
 
 def figures(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of 95 %, from resampled figures; loads no torch.
+"""Bootstrap intervals of 95 % from resampled figures, and the names of tau and its interval in MLflow; loads no torch.
 
 R resamplings
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+ALL = "all"  # all categories together
+RESERVED = {"low", "high", "unclipped", "random", "of"}  # words after "tau_" in the names of other figures
 PERCENTILES = (2.5, 97.5)
 Z_975 = 1.960
 
@@ -28,3 +30,16 @@ def interval(estimate: float, resampled_R: np.ndarray, count: int) -> tuple[floa
     low, high = np.percentile(resampled_R, PERCENTILES)
     wider = float(stdtrit(count - 1, 0.975)) / Z_975 * (count / (count - 1)) ** 0.5
     return float(estimate - wider * (estimate - low)), float(estimate + wider * (high - estimate))
+
+
+def tau_names(kind: str, category: str) -> tuple[str, str, str]:
+    """(tau, low, high): "eval/tau_math", "eval/tau_math_low", "eval/tau_math_high" for kind "eval/tau".
+
+    The name of a category with a reserved word could be that of another figure: it follows a slash, which no
+    category contains, as in "eval/tau_of/low", "eval/tau_of_low/low", "eval/tau_of_high/low".
+    """
+    if category == ALL:
+        return kind, f"{kind}_low", f"{kind}_high"
+    if RESERVED.isdisjoint(category.split("_")):
+        return f"{kind}_{category}", f"{kind}_{category}_low", f"{kind}_{category}_high"
+    return f"{kind}_of/{category}", f"{kind}_of_low/{category}", f"{kind}_of_high/{category}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.evaluate.comparison import compare_evaluations
-from ops.evaluate.metric_names import ALL
+from ops.evaluate.intervals import ALL
 from ops.evaluate.verdicts import verdicts
 from ops.lib.data.files import read_json
 from ops.lib.report_sections import NOT_KNOWN, Cell, Compared, Html, Section, Table, interval_text, is_known

@@ -1,20 +1,23 @@
-"""tau, its intervals and its parts, and the speed-up, from decoded prompts.
+"""The figures of an evaluation, from decoded prompts: tau, its intervals and parts, the speed-up, and calibration.
 
-N prompts or batches, R resamplings
+N prompts or batches, R resamplings, S slots that a step reached: the accepted ones, and the one that was refused
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from attrs import frozen
 
-from ops.evaluate.intervals import interval, resampled
+from ops.evaluate.intervals import ALL, interval, resampled
 from ops.lib.drafts.decoding.decode import Decoded
 
-POSITION_BINS = 16  # at most, and tokens of the narrowest bin
+POSITION_BINS = 16  # of an answer, at most, and tokens of the narrowest
+BINS = 10  # of the calibration
+FEWEST_TOKENS, LEAST_KINDS = 12, 4  # fewer tokens are no repetition; fewer distinct ones are a cycle
 
 
 @frozen
@@ -79,6 +82,15 @@ def acceptance_length(decoded: Sequence[Decoded], resamplings: int, seed: int, b
         generated=int(generated.sum()),
         cut_steps=sum(answer.generated < answer.generated_unclipped for answer in decoded),
     )
+
+
+def by_category(answers: Iterable[tuple[str, Decoded]]) -> dict[str, list[Decoded]]:
+    """All answers under "all", and those of each category under its name."""
+    groups: dict[str, list[Decoded]] = {ALL: []}
+    for category, answer in answers:
+        groups[ALL].append(answer)
+        groups.setdefault(category, []).append(answer)
+    return groups
 
 
 def tau_interval(
@@ -187,9 +199,46 @@ def speedup(batches: Sequence[BatchTime], resamplings: int, seed: int) -> dict[s
     return {"speedup": found, "speedup_low": low, "speedup_high": high}
 
 
-FEWEST_TOKENS, LEAST_KINDS = 12, 4  # fewer tokens are no repetition; fewer distinct ones are a cycle
-
-
 def is_repetition(tokens: Sequence[int]) -> bool:
     """Whether the second half of an answer has fewer than LEAST_KINDS distinct tokens."""
     return len(tokens) >= FEWEST_TOKENS and len(set(tokens[len(tokens) // 2 :])) < LEAST_KINDS
+
+
+def calibration(decoded: Sequence[Decoded]) -> dict[str, Any] | None:
+    """Reliability by bins of equal width, its expected error, and the Brier score; None without a confidence head.
+
+    ece: the mean over the slots of |mean confidence - share accepted| of their bin (Naeini, Cooper and Hauskrecht, AAAI
+    2015). brier: of (confidence - accepted)^2. Slots behind the end of an answer count, as in `acceptance_by_slot`.
+    """
+    said: list[float] = []
+    accepted: list[bool] = []
+    for answer in decoded:
+        for count, confidence in zip(answer.accepted, answer.confidence, strict=bool(answer.confidence)):
+            said += confidence
+            accepted += [slot < count for slot in range(len(confidence))]
+    if not said:
+        return None
+    said_S, accepted_S = np.array(said), np.array(accepted, dtype=np.float64)
+    bin_S = np.minimum((said_S * BINS).astype(int), BINS - 1)
+    parts = []
+    for number in range(BINS):
+        inside_S = bin_S == number
+        if inside_S.any():
+            parts.append(
+                {
+                    "low": number / BINS,
+                    "high": (number + 1) / BINS,
+                    "slots": int(inside_S.sum()),
+                    "confidence": float(said_S[inside_S].mean()),
+                    "accepted": float(accepted_S[inside_S].mean()),
+                }
+            )
+    return {
+        "slots": len(said_S),
+        "bins": BINS,
+        "ece": sum(part["slots"] * abs(part["confidence"] - part["accepted"]) for part in parts) / len(said_S),
+        "brier": float(((said_S - accepted_S) ** 2).mean()),
+        "confidence": float(said_S.mean()),
+        "accepted": float(accepted_S.mean()),
+        "reliability": parts,
+    }

@@ -8,15 +8,16 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from ops.evaluate.calibration import calibration
+from ops.evaluate.intervals import ALL, tau_names
 from ops.evaluate.lossless import Losses, rounding
-from ops.evaluate.metric_names import ALL, tau_names
 from ops.evaluate.op import Evaluate
 from ops.evaluate.prompts import Prompt
 from ops.evaluate.statistics import (
     acceptance_by_slot,
     acceptance_length,
     accepted_lengths,
+    by_category,
+    calibration,
     speedup,
     tau_by_position,
 )
@@ -77,9 +78,7 @@ class Summary:
 
     def _by_category(self, answers: Sequence[Decoded]) -> dict[str, dict[str, float | None]]:
         """tau over all prompts under "all", and for each category under its name."""
-        groups: dict[str, list[Decoded]] = {ALL: list(answers)}
-        for result, answer in zip(self.results, answers, strict=True):
-            groups.setdefault(result.category, []).append(answer)
+        groups = by_category(zip((result.category for result in self.results), answers, strict=True))
         draws, seed = self.config.bootstrap, self.config.seed or 0
         return {
             name: asdict(acceptance_length(group, draws, seed, self.use.block_size)) for name, group in groups.items()

@@ -11,14 +11,14 @@ from typing import Any
 from attrs import evolve
 
 from dsl.finding import Finding, Level
-from ops.evaluate.metric_names import ALL
+from ops.evaluate.intervals import ALL
 from ops.lib.report_sections import NOT_KNOWN, Section, interval_text, is_known, verdict
 
 CEILING = 0.95  # of block_size: a tau that can hardly rise
 LEAST_GAIN = 0.05  # of a tau, below which a gain of it does not count; `dflow diagnose` judges by it too
 CATEGORY_RATIO = 2.0  # of the highest category's tau to the lowest's, beyond which the lowest limits a mixed load
 NO_INTERVAL = "no interval of one prompt"
-MORE_PROMPTS = "evaluate more prompts: raise max_prompts"
+MORE_PROMPTS, OF_PROMPTS = "evaluate more prompts", "max_prompts"
 SLOWER = (
     "do not serve it: plain decoding is faster. Where it will be served on another machine, measure there: on a CPU, "
     "a pass over a block costs as much as its tokens"
@@ -55,16 +55,18 @@ def _against_random(report: Mapping[str, Any]) -> Finding:
     tau = report["tau"][ALL]
     text = f"{_figure(tau)} tokens per pass of the target, of at most {report['block_size']}; plain decoding has 1"
     if "tau_random" not in report:
-        advice = "compare with a random draft: random_draft = true of evaluate"
-        return verdict("good", f"{text}. Against a random draft: not measured", "warning", advice)
+        text += ". Against a random draft: not measured"
+        return verdict("good", text, "warning", "compare with a random draft", "random_draft")
     chance = report["tau_random"][ALL]
     text += f", a random draft {_figure(chance)}"
     if tau["low"] is None or chance["high"] is None:
-        return verdict("good", f"{text}. An interval needs two prompts", "warning", MORE_PROMPTS)
+        return verdict("good", f"{text}. An interval needs two prompts", "warning", MORE_PROMPTS, OF_PROMPTS)
     if tau["tau"] <= chance["tau"]:
         return verdict("good", f"{text}. It is no better than chance", "error", NOTHING_LEARNT)
     if tau["low"] <= chance["high"]:
-        return verdict("good", f"{text}. Chance is not ruled out: the intervals overlap", "warning", MORE_PROMPTS)
+        return verdict(
+            "good", f"{text}. Chance is not ruled out: the intervals overlap", "warning", MORE_PROMPTS, OF_PROMPTS
+        )
     if tau["tau"] < (1 + LEAST_GAIN) * chance["tau"]:
         return verdict("good", f"{text}. It is above chance by less than {LEAST_GAIN:.0%}", "warning", NOTHING_LEARNT)
     return verdict("good", f"{text}. It is better than chance", "good")
@@ -80,12 +82,14 @@ def _with_speed(tau: Finding, measured: Mapping[str, Any] | None) -> Finding:
     level: Level = "error" if tau.level == "error" else "warning"
     if low is not None and high >= 1:
         text = f"{tau.what}. Whether it is faster than plain decoding cannot be told"
-        return evolve(tau, what=text, level=level, advice=tau.advice or UNCERTAIN)
-    return evolve(tau, what=f"{tau.what}. Plain decoding is faster", level=level, advice=SLOWER)
+        if tau.advice:
+            return evolve(tau, what=text, level=level)
+        return verdict("good", text, level, UNCERTAIN, OF_PROMPTS)
+    return evolve(tau, what=f"{tau.what}. Plain decoding is faster", level=level, where=None, advice=SLOWER)
 
 
 def _with_target(tau: Finding, report: Mapping[str, Any]) -> Finding:
-    """Of a draft that was trained elsewhere: whether it may be another target's."""
+    """The verdict on tau beside whether a draft that was trained elsewhere may be another target's."""
     imported = report.get("imported")
     if imported is None:
         return tau
@@ -96,7 +100,7 @@ def _with_target(tau: Finding, report: Mapping[str, Any]) -> Finding:
     chance = report["tau_random"][ALL]["tau"] if "tau_random" in report else 1.0
     if report["tau"][ALL]["tau"] < max(NEARLY_NONE, (1 + LEAST_GAIN) * chance):
         text = f"{tau.what}. Likely cause: it was trained for another target" + (f" ({named})" if named else "")
-        return evolve(tau, what=text, level="error", advice=ITS_TARGET)
+        return evolve(tau, what=text, level="error", where=None, advice=ITS_TARGET)
     if named:
         text = f"{tau.what}. But {named}: if that had other weights, tau is higher with it"
         return evolve(tau, what=text, advice=tau.advice or ITS_TARGET)
@@ -113,19 +117,19 @@ def _against_plain(measured: Mapping[str, Any] | None) -> Finding:
     )
     text = f"{number} times as fast as plain decoding, in batches of {measured['batch_size']} at most"
     if low is None:
-        advice = "evaluate more batches: raise max_prompts, or lower batch_size"
-        return verdict("good", f"{text}. An interval needs two batches", "warning", advice)
+        text += ". An interval needs two batches"
+        return verdict("good", text, "warning", "evaluate more prompts, or in smaller batches", "batch_size")
     if low > 1:
         return verdict("good", f"{text}. It is faster", "good")
     if high < 1:
         return verdict("good", f"{text}. It is slower", "error", SLOWER)
-    return verdict("good", f"{text}. No difference is certain", "warning", UNCERTAIN)
+    return verdict("good", f"{text}. No difference is certain", "warning", UNCERTAIN, OF_PROMPTS)
 
 
 def _lossless(report: Mapping[str, Any]) -> Finding:
     if report["lossless"] is None:
-        advice = "check the answers too: add a node of evaluate with temperature = 0"
-        return verdict("safe", "not measured: answers were sampled", "warning", advice)
+        advice = "check the answers too, by an evaluation with temperature = 0"
+        return verdict("safe", "not measured: answers were sampled", "warning", advice, "temperature")
     errors, ties = report["lossless"]["errors"], report["lossless"]["ties"]
     text = f"{report['prompts'] - errors} of {report['prompts']} answers are those of the target alone"
     text += f", {ties} of them up to a tie of two logits" if ties else ""

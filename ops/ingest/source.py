@@ -25,6 +25,22 @@ NAMED = re.compile(rf"({'|'.join(sorted(SPLIT_NAMES, key=len, reverse=True))})(?
 REMEDY = 'say which: format = "json", "csv", "parquet", "arrow" or "image-folder"'
 
 
+class UnknownFormat(DataError):
+    """Data that does not show its format. found: what is there; otherwise: a remedy beside naming the format."""
+
+    def __init__(self, found: str, otherwise: str = "") -> None:
+        super().__init__(found, otherwise)
+        self.found, self.otherwise = found, otherwise
+
+    def __str__(self) -> str:
+        return self.with_remedy(REMEDY)
+
+    def with_remedy(self, remedy: str) -> str:
+        """The message with what a command's user can do in place of `format`; "" for nothing."""
+        remedies = [each for each in (remedy, self.otherwise) if each]
+        return "; ".join([self.found, *([", or ".join(remedies)] if remedies else [])])
+
+
 @frozen
 class Part:
     """A file, or one division of an Arrow data set. split: by its name, or None; name: for the ids of rows."""
@@ -140,7 +156,7 @@ def _format_of_file(file: Path) -> str:
         raise DataError(f"{file}: a file of an Arrow data set; name the folder that `save_to_disk` wrote")
     if head[:2] == b"\x1f\x8b" or head[:4] in (b"PK\x03\x04", b"\x28\xb5\x2f\xfd"):
         raise DataError(f"{file}: compressed; unpack it first")
-    raise DataError(f"{file}: neither JSON, Parquet nor CSV; {REMEDY}")
+    raise UnknownFormat(f"{file}: neither JSON, Parquet nor CSV")
 
 
 def _format_of_folder(folder: Path) -> str:
@@ -152,7 +168,7 @@ def _format_of_folder(folder: Path) -> str:
     if any(names_rows(file) for file in tables):
         found.append("CSV")
     if len(found) > 1:
-        raise DataError(f"{folder}: contains {' files and '.join(found)} files; {REMEDY}, or name one file")
+        raise UnknownFormat(f"{folder}: contains {' files and '.join(found)} files", "name one file")
     if found:
         return found[0].lower()
     below = (file for pattern in ("*", "*/*", "*/*/*", "*/*/*/*") for file in folder.glob(pattern))
@@ -160,6 +176,4 @@ def _format_of_folder(folder: Path) -> str:
         return "image-folder"
     if tables:
         return "csv"  # whose mistake is then named
-    raise DataError(
-        f"{folder}: contains neither JSON, Parquet nor CSV files, no Arrow data set and no images; {REMEDY}"
-    )
+    raise UnknownFormat(f"{folder}: contains neither JSON, Parquet nor CSV files, no Arrow data set and no images")

@@ -20,11 +20,12 @@ from attrs import asdict, frozen
 
 from dsl.errors import DataError
 from dsl.estimate import PROMISED, Amount
-from dsl.op import Artifact
+from dsl.op import Artifact, is_builtin
 from ops.lib.data.files import read_json, read_jsonl, read_object
 from ops.lib.data.sample_account import SPLITS, summary_splits
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.target.checkpoint_check import processor_folder_mistakes
+from ops.lib.target.same_target import is_same_target
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.target.token_ids import foreign_tokens
 from ops.lib.vision.pixel_limits import chosen_limits, image_settings
@@ -63,7 +64,9 @@ class Counts:
 
 @frozen(kw_only=True)
 class TargetStated:
-    """A target's config.json, its image processor's settings, and its ids as in target.json, where they are known."""
+    """A target's config.json, its image processor's settings, and its ids as in target.json, where they are known.
+    folder: the artifact's, once it exists.
+    """
 
     config: Mapping[str, Any]
     identity: str | None = None
@@ -71,6 +74,7 @@ class TargetStated:
     eos_token_ids: tuple[int, ...] | None = None
     pad_token_id: int | None = None
     image_settings: Mapping[str, Any] = {}
+    folder: Path | None = None
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> TargetStated:
@@ -83,6 +87,7 @@ class TargetStated:
             eos_token_ids=tuple(info["eos_token_ids"]),
             pad_token_id=(config.get("text_config") or config).get("pad_token_id"),
             image_settings=image_settings(folder / "model")[1],
+            folder=folder,
         )
 
     @property
@@ -127,7 +132,8 @@ class TargetForecast(TargetStated):
 class Answered:
     """How a target was asked for the answers of samples. has_target: it was a node's, None where that is not known;
     target: its identity; chat_template: the SHA-256 of the one that was given, templates: those of a processor's
-    directory, None where they are not known. An artifact only has enable_thinking, so that a server's answers and those
+    directory, None where they are not known; processor: of `pinned_model`.
+    An artifact only has enable_thinking, so that a server's answers and those
     of a node's target may be one artifact.
     """
 
@@ -136,6 +142,7 @@ class Answered:
     target: str | None = None
     chat_template: str | None = None
     templates: frozenset[str] | None = None
+    processor: str | None = None
 
     @classmethod
     def read(cls, file: Path) -> Answered:
@@ -366,11 +373,13 @@ def are_different(one: str | None, other: str | None) -> bool:
 def of_another_target(draft: DraftForecast, target: TargetStated | None) -> str:
     """What is wrong with a draft for a target that it was not trained for; empty where it was, or that is not known."""
     own = identity_of(target)
-    if not are_different(draft.target, own):
+    if target is None or own is None or draft.target is None or not are_different(draft.target, own):
         return ""
     if is_promised(own):
         return "this draft is trained for the target of another node"
-    return f"this draft was trained for the target {str(draft.target)[:12]}, but the node's target is {str(own)[:12]}"
+    if is_same_target(draft.target, own, target.folder):
+        return ""
+    return f"this draft was trained for the target {draft.target[:12]}, but the node's target is {own[:12]}"
 
 
 def template_digest(chat_template: str | None) -> str | None:
@@ -387,6 +396,13 @@ def processor_templates(processor: str | None) -> frozenset[str] | None:
     return frozenset(
         hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() for text in template_texts(Path(processor))
     )
+
+
+def pinned_model(processor: str | None, revision: str | None) -> str | None:
+    """A processor's model id with its commit, id@COMMIT; None for a directory and a built-in one."""
+    if processor is None or is_builtin(processor) or Path(processor).exists():
+        return None
+    return f"{processor}@{revision}"
 
 
 def is_promised(identity: str | None) -> bool:

@@ -20,10 +20,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-from attrs import field, frozen
+from attrs import Factory, frozen
 
 from dsl.errors import ConfigError, shortened
-from dsl.finding import Finding, Level
+from dsl.finding import Field, Finding, Level
 from dsl.op_class import Question
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.sample_account import NOT_TAKEN, losses_of
@@ -77,7 +77,7 @@ class Account:
 
     came_in: int
     kept: Mapping[str, int]
-    dropped: Mapping[str, int] = field(factory=dict)
+    dropped: Mapping[str, int] = Factory(dict)
     splits: Sequence[str] = ()
 
 
@@ -97,18 +97,19 @@ class Section:
     is_timed: bool = False
 
 
-def verdict(question: Question, text: str, level: Level = "info", advice: str = "") -> Finding:
+def verdict(question: Question, text: str, level: Level = "info", advice: str = "", field: str = "") -> Finding:
     """A sentence on the first screen of the report, under its question: "target", is the trained target better;
     "good", is the draft good; "safe", is it safe to serve; "limit", what limits it. The section's title is what was
     judged.
 
-    level: how it is marked. advice: listed under "what to do next". Where the figure is a measured time, the section is
+    level: how it is marked. advice: listed under "what to do next". field: of the node, that the advice is about, and
+    is shown behind it. Where the figure is a measured time, the section is
     timed: the report adds which nodes of the run ran meanwhile. Raises ConfigError for another question or level.
     """
     if question not in get_args(Question) or level not in get_args(Level):
         questions, levels = ", ".join(get_args(Question)), ", ".join(get_args(Level))
         raise ConfigError(f"verdict({question!r}, ..., {level!r}): questions are {questions}, and levels {levels}")
-    return Finding(text, advice=advice, level=level, code=question)
+    return Finding(text, Field(field) if field else None, advice, level, question)
 
 
 @frozen

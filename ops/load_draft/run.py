@@ -24,6 +24,7 @@ from ops.lib.target.checkpoint_files import CONFIGS
 from ops.lib.target.checkpoint_files import WEIGHTS as WEIGHT_FILES
 from ops.lib.target.fetch import fetch
 from ops.lib.target.model import read_config, target_info
+from ops.lib.target.same_target import is_same_target
 from ops.load_draft.headers import FORBIDDEN
 from ops.load_draft.op import LoadDraft
 from ops.load_draft.publishers import OF_DFLOW
@@ -64,7 +65,8 @@ def import_draft(config: LoadDraft, directory: Path, stage: Stage) -> None:
     trained_for = before.get("trained_for", record.get("target", target.digest))
     earlier = [note for note in before["notes"] if not note.startswith(OTHER_TARGET)]
     notes = []
-    if trained_for != target.digest:
+    is_other = not is_same_target(trained_for, target.digest, target.path)
+    if is_other:
         notes.append(f"{OTHER_TARGET} {trained_for[:12]}, and this one, of the same sizes, is {target.digest[:12]}")
     tensors = read_tensors(directory, draft, target)
     imported: dict[str, Any] = {
@@ -72,7 +74,7 @@ def import_draft(config: LoadDraft, directory: Path, stage: Stage) -> None:
         "assumed": {**before["assumed"], **draft.assumed},
         "notes": list(dict.fromkeys([*earlier, *notes, *draft.notes, *tensors.notes])),
     }
-    if trained_for != target.digest:
+    if is_other:
         imported["trained_for"] = trained_for
     if not Path(config.source).is_dir():  # a path is content, not a name
         imported |= {"source": config.source, "revision": config.revision}

@@ -18,6 +18,7 @@ from ops.lib.forecasts import (
     TargetForecast,
     identity_of,
     kept_samples,
+    pinned_model,
     processor_templates,
     template_digest,
 )
@@ -92,6 +93,7 @@ def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesFo
         target=identity_of(context.inputs["target"]),
         chat_template=template_digest(config.chat_template),
         templates=processor_templates(config.processor),
+        processor=pinned_model(config.processor, config.revision),
     )
     if context.artifact is not None:
         made = SamplesForecast.read(context.artifact, context.identity)

@@ -14,6 +14,7 @@ from ops.lib.forecasts import (
     are_different,
     by_field,
     identity_of,
+    pinned_model,
     pixels_misfit,
     processor_templates,
     template_digest,
@@ -60,6 +61,8 @@ def _of_templates(config: TokenizeChat, answered: Answered) -> Iterator[tuple[st
     if answered.chat_template != template_digest(config.chat_template):
         yield "chat_template", f"the answers were generated with another one: {SAME} chat_template"
     elif config.chat_template is None:
-        here = processor_templates(config.processor)
+        own, here = pinned_model(config.processor, config.revision), processor_templates(config.processor)
+        if own is not None and answered.processor not in (None, own):
+            yield "processor", f"the answers were asked for by that of {answered.processor}, not of {own}: {SAME} one"
         if here is not None and answered.templates is not None and here.isdisjoint(answered.templates):
             yield "processor", f"the answers were generated with another chat template: {SAME} processor"

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.evaluate.metric_names import tau_names
+from ops.evaluate.intervals import tau_names
 from ops.evaluate.prompts import Prompt, check_lengths, first_of_each
 from ops.evaluate.statistics import acceptance_length
 from ops.lib.data.token_shards import TokenReader, TokenSample

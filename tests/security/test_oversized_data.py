@@ -55,8 +55,7 @@ from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import MOST_CHARACTERS, TOO_MANY_CHARACTERS, ChatEncoder
 from ops.tokenize_chat.template import ANSWER_NOT_FOUND, Template
-from ops.tools.init.lengths import Counter, image_size
-from ops.tools.init.survey import survey
+from ops.tools.init.survey import Counter, image_size, survey
 from ops.tools.serve.chat import post
 
 TURNS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
@@ -586,10 +585,10 @@ def test_a_pipe_in_the_place_of_a_checkpoints_file_is_refused(tmp_path):
 SURVEY = """
 import sys
 from pathlib import Path
-from ops.tools.init.lengths import Counter, image_size
+from ops.tools.init.survey import Counter, image_size
 from ops.tools.init.survey import survey
 found = survey((Path(sys.argv[1]),), Counter.of(None))
-print(dict(found.faults), *found.examples.values())
+print(dict(found.dropped), *found.examples.values())
 """
 
 
@@ -597,7 +596,8 @@ def test_init_reads_no_file_that_ingest_takes_for_no_image(tmp_path):
     (tmp_path / "large.png").touch()
     os.truncate(tmp_path / "large.png", 12 << 30)
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"id": "a", "image": "large.png", "messages": TURNS}) + "\n")
+    written = ({"id": "a", "image": "large.png", "messages": TURNS}, {"id": "b", "messages": TURNS})
+    rows.write_text("".join(json.dumps(row) + "\n" for row in written))
     said, peak = peak_memory(SURVEY, rows)
     size = f"{12 << 30} bytes, more than {MAX_IMAGE_BYTES}"
     assert [f"{{'image file too large': 1}} a: large.png: {size}"] == said

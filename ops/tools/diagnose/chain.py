@@ -122,7 +122,7 @@ def drafts_of(graph: Graph) -> list[str]:
 
 
 def last_drafts_of(graph: Graph) -> list[str]:
-    """The same without nodes whose draft another of them replaces, or was trained from (a warm start)."""
+    """The nodes whose draft no later one replaces, or was trained from (a warm start)."""
     drafts = set(drafts_of(graph))
     return [name for name in drafts_of(graph) if not (graph.below(name) & drafts) - {name}]
 
@@ -140,7 +140,7 @@ def _above(
 
 
 def _ancestors(graph: Graph, node: GraphNode, apart: Collection[type[Artifact]] = ()) -> Iterator[GraphNode]:
-    """Nearest first, without nodes whose output is in `apart` and what only these read."""
+    """The nodes above, nearest first, without those whose output is in `apart` and what only these read."""
     waiting, seen = list(node.parents), set()
     while waiting:
         parent = graph.nodes[waiting.pop(0)]

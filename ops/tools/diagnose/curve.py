@@ -7,11 +7,11 @@ from math import log, sqrt
 from statistics import fmean, stdev, variance
 from typing import Any
 
+from dsl.finding import Finding
 from ops.lib.training.nonfinite import MOST_SKIPPED
-from ops.tools.diagnose.finding import Finding, unmeasured
+from ops.tools.diagnose.judgement import LENGTH, LOSS_CURVE, SKIPPED_STEPS, judged, unmeasured
 from ops.train_dflash.verdicts import LONGER, MOST_FALL, PARTS, is_before_last_part, is_short, skipped_steps
 
-NAME, FLAT, SKIPPED = "length of training", "loss curve", "skipped steps"
 GONE = "the run that trained the draft is gone, with its loss"
 LEAST_POINTS = 4  # in each of the parts
 ERRORS = 2.0  # standard errors of the difference
@@ -24,21 +24,23 @@ def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any])
     If that is before the last fifth, longer training does not help, however far the loss still falls.
     """
     if not curve:
-        return unmeasured(NAME, GONE)
+        return unmeasured(LENGTH, GONE)
     end = curve[-1][0]
     parts = [_part(curve, PARTS - 2), _part(curve, PARTS - 1)]
     if min(map(len, parts)) < LEAST_POINTS and is_short(end):
-        return unmeasured(NAME, f"{end:g} steps are too few to see where train/loss is heading; {LONGER}")
+        return unmeasured(LENGTH, f"{end:g} steps are too few to see where train/loss is heading; {LONGER}")
     if min(map(len, parts)) < LEAST_POINTS:
-        return unmeasured(NAME, f"{len(curve)} points of train/loss are too few; lower log_every of the next training")
+        return unmeasured(
+            LENGTH, f"{len(curve)} points of train/loss are too few; lower log_every of the next training"
+        )
     fall = fmean(parts[0]) - fmean(parts[1])
     error = sqrt(sum(variance(part) / len(part) for part in parts))
     selected = training.get("selected_step", end)
     is_earlier = is_before_last_part(selected, end)
     best = {"tau": "tau on val was best", "loss": "the loss on val was lowest"}
     chosen_by = best.get(training.get("recipe", {}).get("select"), "the weights are those")
-    return Finding(
-        name=NAME,
+    return judged(
+        name=LENGTH,
         measured=(f"{chosen_by} at step {selected} of {end:g}; " if is_earlier else "")
         + f"train/loss fell by {fall:.2f} (+- {error:.2f}) in the last fifth of {end:g} steps, to "
         f"{fmean(parts[1]):.2f}",
@@ -52,18 +54,18 @@ def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any])
 def flat_finding(curve: Sequence[Sequence[float]]) -> Finding:
     """Whether the loss stayed high and did not fall from the second fifth of the training to the last."""
     if not curve:
-        return unmeasured(FLAT, GONE)
+        return unmeasured(LOSS_CURVE, GONE)
     second, last = _part(curve, 1), _part(curve, PARTS - 1)
     if min(len(second), len(last)) < LEAST_POINTS:
-        return unmeasured(FLAT, f"{len(curve)} points of train/loss are too few; lower log_every")
+        return unmeasured(LOSS_CURVE, f"{len(curve)} points of train/loss are too few; lower log_every")
     end, final = curve[-1][0], fmean(last)
     fall = fmean(second) - final
     is_flat = final > HIGH and fall <= MOST_FALL
     near = final + max(MOST_FALL, stdev(last))
     since = next(step for step, loss in curve if loss <= near)
     text = f"train/loss was {fmean(second):.2f} in the second fifth of {end:g} steps, and {final:.2f} in the last"
-    return Finding(
-        name=FLAT,
+    return judged(
+        name=LOSS_CURVE,
         measured=f"{text}: flat since step {since:g}" if is_flat else text,
         normal=f"it falls by more than {MOST_FALL:g} between them, or to below {HIGH:.2f}, where the right token has a "
         "probability of 1/2",
@@ -75,10 +77,10 @@ def flat_finding(curve: Sequence[Sequence[float]]) -> Finding:
 def skipped_finding(training: Mapping[str, Any]) -> Finding:
     """Whether steps of the training changed no weight. training: training.json; empty if that is gone."""
     if "steps" not in training:
-        return unmeasured(SKIPPED, "the training's record is gone")
+        return unmeasured(SKIPPED_STEPS, "the training's record is gone")
     skipped = skipped_steps(training)
-    return Finding(
-        name=SKIPPED,
+    return judged(
+        name=SKIPPED_STEPS,
         measured=skipped.text,
         normal=f"at most {MOST_SKIPPED:.0%}: a skipped step changes no weight",
         advice=skipped.advice,

@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from dsl.finding import Finding
 from ops.artifacts import TargetFeatures, TokenShards
 from ops.capture_targets.agreement import FLOAT32_TOLERANCE, NARROW_TOLERANCE
 from ops.capture_targets.huggingface import forward_batch
@@ -18,9 +19,9 @@ from ops.lib.data.batching import spread
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import Target
-from ops.tools.diagnose.finding import Finding, unmeasured
+from ops.lib.target.state_distance import other_layer, state_distances
+from ops.tools.diagnose.judgement import FEATURES, judged, unmeasured
 
-NAME = "features"
 SPLIT = "train"
 SAMPLES = 4
 ADVICE = (
@@ -46,18 +47,18 @@ def features_finding(
 ) -> Finding:
     """Recompute the features of a few samples of the training, and compare."""
     if is_online:
-        return unmeasured(NAME, 'capture = "online" stores no features to compare')
+        return unmeasured(FEATURES, 'capture = "online" stores no features to compare')
     if features is None or learnt is None:
-        return unmeasured(NAME, "the store no longer has the draft's training features")
+        return unmeasured(FEATURES, "the store no longer has the draft's training features")
     stored, tokens = FeatureReader(features, SPLIT), TokenReader(learnt, SPLIT)
     indices = spread(range(min(len(stored), len(tokens))), SAMPLES)
     if not indices:
-        return unmeasured(NAME, f"the split {SPLIT} has none")
+        return unmeasured(FEATURES, f"the split {SPLIT} has none")
     samples = [tokens.sample(index) for index in indices]
     other = [sample.id for index, sample in zip(indices, samples, strict=True) if not _same_text(stored, index, sample)]
     if other:
-        return Finding(
-            name=NAME,
+        return judged(
+            name=FEATURES,
             measured=f"those of {', '.join(other)} were captured from other tokens",
             normal="one row for each token of the training",
             advice=ADVICE,
@@ -73,15 +74,15 @@ def _layers_finding(layers: Sequence[Layer], allowed: float, dtype: str) -> Find
     wrong = [layer for layer in layers if not layer.distance <= allowed]  # NaN is wrong too
     text = f"recomputed states differ by {worst.distance:.1e} of their size at most (layer {worst.layer_id}, {dtype})"
     for layer in wrong:
-        nearest = min(layer.others, key=lambda k: layer.others[k], default=None)
-        if nearest is not None and layer.others[nearest] <= allowed:
+        nearest = other_layer(layer.others, allowed)
+        if nearest is not None:
             text += f"; what is stored for layer {layer.layer_id} is layer {nearest}'s"
     neighbour = min(layer.neighbour for layer in layers)
-    return Finding(
-        name=NAME,
+    return judged(
+        name=FEATURES,
         measured=text,
         normal=f"at most {allowed:g}, which is rounding; a wrong layer makes {neighbour:.2g} or more here",
-        advice=ADVICE if wrong else "",
+        advice=ADVICE,
         is_cause=bool(wrong),
     )
 
@@ -96,13 +97,13 @@ def compare_layers(
     apart: dict[tuple[int, int], list[Tensor]] = {}
     for index, sample in zip(indices, samples, strict=True):
         recomputed_SF, _ = forward_batch(target, [sample], near)
-        by_layer = dict(zip(near, recomputed_SF[0].float().chunk(len(near), dim=-1), strict=True))
-        stored_SF = stored.features(index, 0, stored.lengths[index]).float()
+        by_layer = dict(zip(near, recomputed_SF[0].chunk(len(near), dim=-1), strict=True))
+        stored_SF = stored.features(index, 0, stored.lengths[index])
         for k, stored_SM in zip(ids, stored_SF.chunk(len(ids), dim=-1), strict=True):
             for other in near:
                 if abs(other - k) <= 1:
-                    distances.setdefault((k, other), []).append(_distance(stored_SM, by_layer[other]))
-                    apart.setdefault((k, other), []).append(_distance(by_layer[other], by_layer[k]))
+                    distances.setdefault((k, other), []).append(state_distances(stored_SM, by_layer[other]))
+                    apart.setdefault((k, other), []).append(state_distances(by_layer[other], by_layer[k]))
     means = {pair: float(torch.cat(found).mean()) for pair, found in distances.items()}
     gaps = {pair: float(torch.cat(found).mean()) for pair, found in apart.items()}
     return [
@@ -114,12 +115,6 @@ def compare_layers(
         )
         for k in ids
     ]
-
-
-def _distance(states_SM: Tensor, expected_SM: Tensor) -> Tensor:
-    """Distances [S], relative to the norm of the expected states."""
-    size_S = expected_SM.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-    return (states_SM - expected_SM).norm(dim=-1) / size_S
 
 
 def _allowed(dtype: str) -> float:

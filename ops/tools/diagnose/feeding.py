@@ -1,7 +1,8 @@
 """Train and serve mismatch: does the draft get the inputs it was trained on? Corrects each in turn, and measures tau.
 
 The change that raises tau most is kept and the others are tried on top of it, so that a wrong layer is not mistaken
-for a wrong position, and two mistakes at once are both found.
+for a wrong position, and two mistakes at once are both found. The same changes show
+whether the draft reads the hidden states at all.
 """
 
 from __future__ import annotations
@@ -11,12 +12,25 @@ from typing import Any
 
 from attrs import asdict, evolve, frozen
 
+from dsl.finding import Finding
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.tools.diagnose.bench import EXPORTED, LEAST_PROMPTS, TRAINED, Bench, Setting, paired_gain, stepped, tau_of
-from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, too_few, unmeasured
+from ops.tools.diagnose.judgement import (
+    CONFIG,
+    HIDDEN_STATES,
+    LAYERS,
+    MASK,
+    POSITIONS,
+    TOO_FEW,
+    WEIGHTS,
+    held_back,
+    is_measured,
+    judged,
+    too_few,
+    unmeasured,
+)
 
-LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS = "layer ids", "mask token", "positions", "config", "weights"
 KINDS = (LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS)
 NAMED = (LAYERS, MASK)  # inputs that the config gives as ids
 NORMAL = {
@@ -27,6 +41,7 @@ NORMAL = {
     WEIGHTS: "those of the training, rounded to the export's dtype",
 }
 AS_TRAINED, TARGETS = "as trained", "the target's"
+NO_CHANGE = 0.01  # of tau: a draft that reads the states loses far more, and one that ignores them nothing
 NOT_KNOWN = "not known whether the training was the same: it was imported, and this is as its own files say"
 
 
@@ -58,10 +73,11 @@ class Step:
 
 @frozen
 class Correction:
-    """The setting with every correction that raises tau, and the findings."""
+    """The setting with every correction that raises tau, the findings, and how much each correction raised it."""
 
     setting: Setting
     findings: tuple[Finding, ...]
+    gains: Mapping[str, float]
 
 
 def correct(
@@ -79,7 +95,8 @@ def correct(
         _cause(steps[kind], trained, again) if kind in steps else _fine(bench, kind, current, trained, prompts)
         for kind in KINDS
     ]
-    return Correction(current, tuple(findings))
+    gains = {kind: step.tau_after - step.tau_before for kind, step in steps.items()}
+    return Correction(current, tuple(findings), gains)
 
 
 def _best(
@@ -142,7 +159,7 @@ def shifted_positions(current: Setting) -> dict[str, Setting]:
 
 
 def _distinct(current: Setting, settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Without settings equal to the current one, and without duplicates."""
+    """The settings that differ from the current one, each once."""
     kept: dict[str, Setting] = {}
     for label, setting in settings.items():
         if setting != current and setting not in kept.values():
@@ -161,13 +178,12 @@ def differing(config: DraftConfig, trained: DraftConfig | None) -> dict[str, Any
 
 def _cause(step: Step, trained: Trained, again: str) -> Finding:
     before, after = _values(step.kind, step.before, step.after)
-    return Finding(
+    return judged(
         name=step.kind,
         measured=f"tau {step.tau_before:.2f} with {before}; {step.tau_after:.2f} with {after}, {step.label}",
         normal=NORMAL[step.kind],
         advice=_advice_of_import(step) if trained.is_imported else _advice(step, again),
         is_cause=True,
-        gain=step.tau_after - step.tau_before,
     )
 
 
@@ -215,13 +231,38 @@ def _fine(bench: Bench, kind: str, current: Setting, trained: Trained, prompts: 
         return too_few(kind, f"{text}; {TOO_FEW}")
     if trained.is_imported and not others and kind in (CONFIG, WEIGHTS):
         return unmeasured(kind, f"{text}; {NOT_KNOWN}")
-    return Finding(name=kind, measured=text if others else text + _agreement(kind, trained), normal=NORMAL[kind])
+    return judged(name=kind, measured=text if others else text + _agreement(kind, trained), normal=NORMAL[kind])
 
 
 def unless_open(finding: Finding, fed: Sequence[Finding]) -> Finding:
     """Withholds a cause that wrong inputs of the draft would explain, if those could not be measured."""
-    names = [each.name for each in fed if not each.is_measured]
+    names = [each.code for each in fed if not is_measured(each)]
     return held_back(finding, f"{' and '.join(names)}, not measured, may explain that") if names else finding
+
+
+def reading_finding(bench: Bench, current: Setting, prompts: Sequence[TokenSample]) -> Finding:
+    """current: the setting with corrected inputs. Its alternatives are those of `layer ids` and `positions`."""
+    answers = bench.decode(current, prompts, "with corrected inputs")
+    tau = tau_of(answers)
+    others = {
+        f"with layers {label}": setting for label, setting in shifted_layers(current).items() if bench.can_load(setting)
+    }
+    others |= {f"with positions {label}": setting for label, setting in shifted_positions(current).items()}
+    taus = {label: tau_of(bench.decode(setting, prompts, label)) for label, setting in others.items()}
+    text = f"tau {tau:.2f}; " + ", ".join(f"{other:.2f} {label}" for label, other in taus.items())
+    if len(stepped(answers)) < LEAST_PROMPTS:
+        return too_few(HIDDEN_STATES, f"{text}; {LEAST_PROMPTS} prompts with a step are needed")
+    if tau == 1:
+        return unmeasured(HIDDEN_STATES, f"{text}: no proposal is accepted, so other inputs cannot lower tau")
+    return judged(
+        name=HIDDEN_STATES,
+        measured=text,
+        normal=f"at least one differs by more than {NO_CHANGE:.0%}: a draft predicts from the target's hidden states "
+        "at these layers and positions",
+        advice="the draft ignores the hidden states and predicts from the last token alone: lower lr of train_dflash, "
+        "train longer (more epochs of shard_sequence, or more samples), and check that the curve of train/loss falls",
+        is_cause=all(abs(other - tau) <= NO_CHANGE * tau for other in taus.values()),
+    )
 
 
 def _agreement(kind: str, trained: Trained) -> str:

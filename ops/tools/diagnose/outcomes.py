@@ -8,6 +8,7 @@ from typing import Any
 
 from scipy.special import stdtrit
 
+from dsl.finding import Finding
 from ops.evaluate.statistics import is_repetition, steps_of
 from ops.evaluate.verdicts import CATEGORY_RATIO, LEAST_GAIN
 from ops.lib.data.token_shards import TokenSample
@@ -21,7 +22,19 @@ from ops.tools.diagnose.bench import (
     tau_of,
     unpaired_gain,
 )
-from ops.tools.diagnose.finding import TOO_FEW, Finding, too_few, unless_chance, unmeasured
+from ops.tools.diagnose.judgement import (
+    AMOUNT,
+    CATEGORIES,
+    DECODING,
+    HELD_OUT_GAP,
+    LEARNT,
+    REPEATED,
+    TOO_FEW,
+    judged,
+    too_few,
+    unless_chance,
+    unmeasured,
+)
 from ops.train_dflash.verdicts import GAP_RATIO, exported_metrics, exported_window
 
 OF_EXPECTED = 0.6
@@ -42,12 +55,12 @@ def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded])
         + [f"{name} no step ({len(every[name])} prompts)" for name in sorted(every.keys() - groups.keys())]
     )
     if len(groups) < 2:
-        return Finding(name="categories", measured=f"tau {text}", normal="there is no other category to compare with")
+        return judged(name=CATEGORIES, measured=f"tau {text}", normal="there is no other category to compare with")
     lowest, highest = groups[by_tau[0]], groups[by_tau[-1]]
     pairs = len(groups) * (len(groups) - 1) // 2
     gain = unpaired_gain(highest, lowest, comparisons=pairs)
-    return Finding(
-        name="categories",
+    return judged(
+        name=CATEGORIES,
         measured=f"tau {text}",
         normal=f"within a factor of {CATEGORY_RATIO:g}; beyond it the lowest limits the gain of a mixed load. No "
         "mistake: texts that are hard to predict have a lower tau with any draft",
@@ -59,8 +72,8 @@ def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded])
 def repetition_finding(answers: Sequence[Decoded]) -> Finding:
     """answers: decoded greedily, so they are the target's own."""
     repeated = sum(is_repetition(answer.tokens) for answer in answers)
-    return Finding(
-        name="repeated answers",
+    return judged(
+        name=REPEATED,
         measured=f"{repeated} of {len(answers)} answers of the target repeat the same few tokens",
         normal="at most half: any draft predicts those; above that tau says nothing about a real target",
         advice="use a target with trained weights, whose answers do not repeat",
@@ -71,7 +84,7 @@ def repetition_finding(answers: Sequence[Decoded]) -> Finding:
 def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: Mapping[str, Any]) -> Finding:
     """seen: answers to training prompts; training: training.json, with its metrics on the val split."""
     if not stepped(seen):
-        return unmeasured("held-out gap", NO_STEP)
+        return unmeasured(HELD_OUT_GAP, NO_STEP)
     text = f"tau {tau_of(seen):.2f} on prompts of the training, {tau_of(held_out):.2f} on held-out ones"
     accuracies = [
         f"{metrics[f'{split}/accuracy']:.0%} {name}"
@@ -83,8 +96,8 @@ def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: 
     ]
     if accuracies:
         text += f"; slots right: {', '.join(accuracies)}"
-    found = Finding(
-        name="held-out gap",
+    found = judged(
+        name=HELD_OUT_GAP,
         measured=text,
         normal=f"at most {GAP_RATIO:g} times as high on the training's own; above that they are memorized",
         advice="train on more, and more varied, samples like those to be served, for fewer epochs",
@@ -95,7 +108,7 @@ def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: 
 
 def amount_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: Mapping[str, Any]) -> Finding:
     """Whether there is too little data: so few samples that a tau which is higher on them needs no further proof."""
-    name, samples = "amount of data", training.get("samples_seen")
+    name, samples = AMOUNT, training.get("samples_seen")
     if samples is None:
         return unmeasured(name, "the training's record is gone")
     if not stepped(seen):
@@ -103,7 +116,7 @@ def amount_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], trainin
     text = f"{samples:,} of {training['samples']:,} samples of the training were in a step"
     is_little = samples < LEAST_SAMPLES
     is_cause = is_little and tau_of(seen) >= (1 + LEAST_GAIN) * tau_of(held_out)
-    finding = Finding(
+    finding = judged(
         name=name,
         measured=f"{text}; tau is {tau_of(seen):.2f} on some of them, {tau_of(held_out):.2f} on held-out ones",
         normal=f"{LEAST_SAMPLES:,} or more, many thousands for a draft worth serving",
@@ -129,7 +142,7 @@ def decoding_finding(
     steps count does not depend on the tokens they accept. learnt: anchors of the training by category, the weights
     of the prompts' categories. is_own: the answers are the target's own.
     """
-    name, metrics = "training against decoding", exported_metrics(training)
+    name, metrics = DECODING, exported_metrics(training)
     if not metrics:
         return unmeasured(name, "the training's record is gone")
     whole: dict[str, list[list[int]]] = {}
@@ -148,9 +161,9 @@ def decoding_finding(
     )
     normal = f"at least {OF_EXPECTED:g} of the predicted tau, since training counts each slot independently"
     if not is_own:
-        return Finding(name=name, measured=f"{text}; but the answers are not the target's own", normal=normal)
+        return judged(name=name, measured=f"{text}; but the answers are not the target's own", normal=normal)
     least = 1 + OF_EXPECTED * (expected - 1)
-    found = Finding(
+    found = judged(
         name=name,
         measured=text,
         normal=normal,
@@ -182,14 +195,14 @@ def _mean_yield(groups: Sequence[Sequence[Sequence[int]]], weights: Sequence[int
 
 def random_finding(answers: Sequence[Decoded], untrained: Sequence[Decoded]) -> Finding:
     """Compares with a draft of random weights, on the same prompts."""
-    name, with_step = "anything learnt", len(stepped(answers))
+    name, with_step = LEARNT, len(stepped(answers))
     text = f"tau {tau_of(answers):.2f} against {tau_of(untrained):.2f} of random weights"
     if with_step < LEAST_PROMPTS:
         return too_few(name, f"{text}; {LEAST_PROMPTS} prompts with a step are needed, and there are {with_step}")
     is_better, saved = paired_gain(answers, untrained).is_certain, most_saved(answers, untrained)
     if not is_better and saved > NOTHING_SAVED:
         return too_few(name, f"{text}; {TOO_FEW}")
-    return Finding(
+    return judged(
         name=name,
         measured=text,
         normal="clearly above random weights, whose proposals are almost never accepted",

@@ -19,6 +19,7 @@ import torch
 from attrs import asdict
 
 from dsl.errors import DataError, DflowError
+from dsl.finding import Finding
 from dsl.graph import graph_from_json
 from dsl.stage import NOW
 from ops.artifacts import TokenShards
@@ -30,15 +31,23 @@ from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
-from ops.tools.diagnose.answers import kept_findings, own_finding
 from ops.tools.diagnose.bench import Bench, spread_samples, tau_of
 from ops.tools.diagnose.chain import Chain
 from ops.tools.diagnose.curve import curve_finding, flat_finding, skipped_finding
+from ops.tools.diagnose.export import loadable, of_import, put_first, target_finding, trained_of
 from ops.tools.diagnose.features import features_finding
-from ops.tools.diagnose.feeding import Correction, correct, unless_open
-from ops.tools.diagnose.finding import Finding, sorted_findings, unjudged, unmeasured, with_next_step
-from ops.tools.diagnose.loadable import loadable, put_first
-from ops.tools.diagnose.masks import anchors_by_category, mask_findings
+from ops.tools.diagnose.feeding import Correction, correct, reading_finding, unless_open
+from ops.tools.diagnose.judgement import (
+    AMOUNT,
+    CAUSE,
+    DECODING,
+    HELD_OUT_GAP,
+    OWN_ANSWERS,
+    sorted_findings,
+    unjudged,
+    unmeasured,
+    with_next_step,
+)
 from ops.tools.diagnose.outcomes import (
     amount_finding,
     category_finding,
@@ -47,8 +56,7 @@ from ops.tools.diagnose.outcomes import (
     random_finding,
     repetition_finding,
 )
-from ops.tools.diagnose.reading import reading_finding
-from ops.tools.diagnose.trained import explained, of_import, target_finding, trained_of
+from ops.tools.diagnose.training_data import anchors_by_category, kept_findings, mask_findings, own_finding
 
 LEARNT = "train"  # the split that a draft is trained on
 RESAMPLINGS = 2000  # for the interval of tau
@@ -100,10 +108,11 @@ def diagnose(
 ) -> dict[str, Any]:
     """{"node", "split", "instead_of": the requested one if it has no prompt, or null, "prompts", "dtype",
     "device", "max_new_tokens", "tau": {"exported", "low", "high", "corrected"}, "block_size", "evaluation": that of the
-    run, its fields, or null, "findings": [the fields of Finding, ...]}: causes first.
+    run, its fields, or null, "findings": [Finding.to_json(), ...], causes first, "gains": {name of a cause: the
+    measured rise of tau if it is fixed}}. Other causes have none, as only another training could show it.
     "exported", "low" and "high" are null if the export cannot be used, the last two also for one prompt with a step.
     "corrected": with everything fixed that needs no training; if that is close to block_size, nothing that only
-    explains a low tau is a cause: "is_judged" is then false. What is wrong at any tau remains a cause.
+    explains a low tau is a cause: its level is then "info". What is wrong at any tau remains a cause.
 
     prompts: number of held-out prompts to decode, and of training prompts. Raises DataError if nothing of the
     draft can be loaded or fits the target, logits are not finite, or no split has a prompt.
@@ -126,9 +135,9 @@ def diagnose(
     steps.begin(RANDOM)
     untrained = random_draft(correction.setting.config, 0, device, getattr(torch, chain.dtype))
     by_chance = bench.decode_with(untrained, correction.setting.use, held_out)
-    of_target = target_finding(chain.draft, chain.training, chain.target)
     steps.begin(FEATURES)
     of_features = features_finding(target, chain.features, chain.learnt, is_online=chain.is_online)
+    of_target = target_finding(chain.draft, chain.training, chain.target)
     wrong_at_any_tau = [*put_first(of_export, correction.findings), of_target, of_features]
     steps.begin(TRAINING)
     known = trained.config or correction.setting.config  # an export may have values that no training used
@@ -148,9 +157,11 @@ def diagnose(
         others = [unjudged(finding) for finding in others]
     found = [*wrong_at_any_tau, *others]
     findings = [
-        with_next_step(explained(finding, of_target), prompts, {split: len(held_out)})
+        with_next_step(finding, prompts, {split: len(held_out)})
         for finding in (map(of_import, found) if trained.is_imported else found)
     ]
+    replaced = {finding.code for finding in of_export}
+    gains = {name: gain for name, gain in correction.gains.items() if name not in replaced}
     return {
         "node": chain.node,
         "split": split,
@@ -162,13 +173,14 @@ def diagnose(
         "block_size": correction.setting.config.block_size,
         "evaluation": None if chain.evaluation is None else asdict(chain.evaluation),
         "tau": {**_as_exported(as_exported, of_export, exported.config.block_size), "corrected": tau_of(answers)},
-        "findings": [finding.to_json() for finding in sorted_findings(findings)],
+        "findings": [finding.to_json() for finding in sorted_findings(findings, gains)],
+        "gains": gains,
     }
 
 
 def _as_exported(answers: Sequence[Decoded], of_export: Sequence[Finding], block_size: int) -> dict[str, float | None]:
     """tau before any correction."""
-    if any(finding.is_cause for finding in of_export):
+    if any(finding.level == CAUSE for finding in of_export):
         return {"exported": None, "low": None, "high": None}
     tau = acceptance_length(answers, RESAMPLINGS, 0, block_size)
     return {"exported": tau.tau, "low": tau.low, "high": tau.high}
@@ -202,7 +214,7 @@ def _against_training(
     samples = [] if chain.learnt is None else _samples(chain.learnt, LEARNT, bench.target, prompts)
     if chain.learnt is None or not samples:
         why = "the store no longer has the training samples"
-        names = ("own answers", "held-out gap", "amount of data", "training against decoding")
+        names = (OWN_ANSWERS, HELD_OUT_GAP, AMOUNT, DECODING)
         return [unmeasured(name, why) for name in names]
     training = _recorded(chain)
     num_anchors = training.get("recipe", {}).get("num_anchors")
@@ -211,7 +223,7 @@ def _against_training(
     bench.report("the target's own choices along the training answers")
     own = own_finding(bench.target, samples, chain.regenerated_at, chain.kept_by)
     block_size = correction.setting.config.block_size
-    decoding = decoding_finding(samples, seen, training, learnt, block_size, is_own=not own.is_cause)
+    decoding = decoding_finding(samples, seen, training, learnt, block_size, is_own=own.level != CAUSE)
     both = {split: len(held_out), LEARNT: len(samples)}
     return [
         own,

@@ -5,9 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dsl.finding import Finding, Level
+from ops.tools.diagnose.judgement import CAUSE, FINE, NOTE, TARGET, UNJUDGED, UNMEASURED, is_explained
+
+STATES: Mapping[Level, str] = {CAUSE: "CAUSE", NOTE: "note", FINE: "ok", UNJUDGED: "-", UNMEASURED: "--"}
+SEPARATOR = " | "
 BEHIND_STATE = 7  # columns of a state and the gap behind it
 
 
@@ -27,7 +32,8 @@ def diagnosis_text(result: Mapping[str, Any]) -> str:
         head += f"; {tau['corrected']:.2f} with corrected inputs"
     if result["evaluation"] is not None:
         head += f"; {_evaluation(result['evaluation'])}"
-    return "\n".join([head, *map(_folded, map(_line, result["findings"])), _verdict(result)])
+    findings = list(map(Finding.from_json, result["findings"]))
+    return "\n".join([head, *map(_folded, map(_line, findings)), _verdict(findings, result["gains"])])
 
 
 def _instead(result: Mapping[str, Any]) -> str:
@@ -45,31 +51,14 @@ def _evaluation(judged: Mapping[str, Any]) -> str:
     return f"{text} {' '.join(ways)}, and this is measured on the split, greedily, in whole blocks"
 
 
-def _line(finding: Mapping[str, Any]) -> str:
-    """One finding: causes with what to do, notes with what may help."""
-    parts = [f"{_state(finding):5}  {finding['name']}: {finding['measured']}"]
-    if finding["normal"]:
-        parts.append(f"normal: {finding['normal']}")
-    if finding["is_cause"]:
-        first = f"fix {finding['explained_by']}, which explains this; if it remains, "
-        parts.append(f"do: {first if finding['explained_by'] else ''}{finding['advice']}")
-    elif finding["is_note"]:
-        parts.append(f"may help: {finding['advice']}")
-    elif finding["needs_prompts"]:
-        parts.append(f"do: {finding['advice']}")
-    elif not finding["is_judged"]:
+def _line(finding: Finding) -> str:
+    """What was measured and what is normal, and for causes and notes what to do."""
+    parts = [f"{STATES[finding.level]:5}  {finding.code}: {finding.what}".replace("\n", SEPARATOR)]
+    if finding.advice:
+        parts.append(f"{'may help' if finding.level == NOTE else 'do'}: {finding.advice}")
+    elif finding.level == UNJUDGED:
         parts.append("not judged: tau is at its ceiling")
-    return " | ".join(parts)
-
-
-def _state(finding: Mapping[str, Any]) -> str:
-    if not finding["is_measured"]:
-        return "--"
-    if finding["is_cause"]:
-        return "CAUSE"
-    if not finding["is_judged"]:
-        return "-"
-    return "note" if finding["is_note"] else "ok"
+    return SEPARATOR.join(parts)
 
 
 def _folded(line: str) -> str:
@@ -79,31 +68,21 @@ def _folded(line: str) -> str:
     return textwrap.fill(line, shutil.get_terminal_size().columns, subsequent_indent=" " * BEHIND_STATE)
 
 
-def _verdict(result: Mapping[str, Any]) -> str:
-    findings = result["findings"]
-    causes = [finding for finding in findings if finding["is_cause"]]
-    idle = [finding for finding in causes if _costs_nothing(finding)]
-    costly = [finding for finding in causes if finding not in idle]
-    verdicts = [
-        f"{what}: {', '.join(map(_named, group))}"
-        for what, group in (
-            ("causes of a low tau, the largest first", costly),
-            ("wrong, without effect on tau here", idle),
-        )
-        if group
+def _verdict(findings: Sequence[Finding], gains: Mapping[str, float]) -> str:
+    causes = [finding for finding in findings if finding.level == CAUSE]
+    idle = [cause for cause in causes if f"{abs(gains.get(cause.code, 1)):.2f}" == "0.00"]
+    costly = [
+        f"{cause.code}{f' (tau {gains[cause.code]:+.2f})' if cause.code in gains else ''}"
+        + (f" (explained by {TARGET})" if is_explained(cause, causes) else "")
+        for cause in causes
+        if cause not in idle
     ]
+    verdicts = [f"causes of a low tau, the largest first: {', '.join(costly)}"] if costly else []
+    if idle:
+        verdicts.append(f"wrong, without effect on tau here: {', '.join(cause.code for cause in idle)}")
     if not causes:
         verdicts.append("none of the usual causes of a low tau")
-        for what, sign in (("not judged, as tau is at its ceiling", "is_judged"), ("not measured", "is_measured")):
-            if names := [str(finding["name"]) for finding in findings if not finding[sign]]:
+        for what, level in (("not judged, as tau is at its ceiling", UNJUDGED), ("not measured", UNMEASURED)):
+            if names := [finding.code for finding in findings if finding.level == level]:
                 verdicts.append(f"{what}: {', '.join(names)}")
     return "; ".join(verdicts)
-
-
-def _costs_nothing(cause: Mapping[str, Any]) -> bool:
-    return cause["gain"] is not None and f"{abs(cause['gain']):.2f}" == "0.00"
-
-
-def _named(cause: Mapping[str, Any]) -> str:
-    gain = "" if cause["gain"] is None or _costs_nothing(cause) else f" (tau {cause['gain']:+.2f})"
-    return f"{cause['name']}{gain}" + (f" (explained by {cause['explained_by']})" if cause["explained_by"] else "")

@@ -1,4 +1,7 @@
-"""The pipeline that evaluates a draft with its target: what `dflow evaluate` runs instead of a pipeline file."""
+"""The pipeline that evaluates a draft with its target: what `dflow evaluate` runs instead of a pipeline file.
+
+Its file of prompts is read before anything runs.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,15 @@ import attrs
 
 from dsl.compile import compile_pipeline
 from dsl.errors import DataError, PipelineError
+from dsl.op import is_builtin
 from dsl.overrides import overridden_nodes
 from dsl.pipeline import Pipeline
 from ops.check_export.op import CheckExport, unlike_serving
 from ops.evaluate.op import Evaluate
 from ops.ingest.op import Ingest
+from ops.ingest.read import read_samples
+from ops.ingest.sample import DroppedSample
+from ops.ingest.source import UnknownFormat
 from ops.inject_images.op import InjectImages
 from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.drafts.backbone.config import lookup
@@ -26,6 +33,9 @@ from ops.tokenize_chat.op import TokenizeChat
 PROMPTS = Path(__file__).with_name("prompts.jsonl")  # mathematics, code and talk
 GATE = "check"
 CONFIG = "config.json"
+SHOWN = 5
+OF_FORMAT = "say which: -s ingest.format=json (or csv, parquet, arrow, image-folder)"
+FORMS = '{"prompt": "..."}, or "messages" that end with a turn of the user, with or without an answer after it'
 
 
 def evaluation_pipeline(
@@ -69,7 +79,7 @@ def draft_mask(draft: Path, target: Path) -> int | None:
 
 
 def _directory(source: str, revision: str | None) -> Path:
-    """Of a model id that of its commit in Hugging Face's cache, where it may not be."""
+    """The directory of a source; a model id's is that of its commit in Hugging Face's cache, where it may not be."""
     return Path(source) if revision is None else snapshot(source, revision)
 
 
@@ -96,3 +106,30 @@ def leave_out_gate(pipeline: Pipeline, overrides: Sequence[str]) -> list[str]:
     if not unlike:
         pipeline.nodes[GATE] = gate
     return [f"eval.{text}" for text in unlike]
+
+
+def check_prompts(config: Ingest) -> None:
+    """Raises DataError that names the file where it cannot be read, has a broken row, or no prompt."""
+    if is_builtin(str(config.source)):
+        return
+    reading = config.reading()
+    named = ", ".join(map(str, reading.sources))
+    dropped: list[DroppedSample] = []
+    usable = 0
+    try:
+        for _, sample in read_samples(reading):
+            if not isinstance(sample, DroppedSample):
+                usable += 1
+            elif len(dropped) < SHOWN:
+                dropped.append(sample)
+    except UnknownFormat as error:
+        raise DataError(error.with_remedy(OF_FORMAT)) from None
+    if usable:
+        return
+    if not dropped:
+        raise DataError(f"{named} is empty; write one JSON object per line: {FORMS}")
+    raise DataError("\n".join([f"{named} has no usable prompt; write {FORMS}", *map(_line, dropped)]))
+
+
+def _line(sample: DroppedSample) -> str:
+    return f'  sample "{sample.id}": {sample.reason}' + (f" ({sample.detail})" if sample.detail else "")

@@ -15,8 +15,7 @@ from ops.ingest.image_folder import BESIDE
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.tokenize_chat.plan import TOKEN_BYTES
-from ops.tools.init.lengths import PixelRules
-from ops.tools.init.survey import BY_CLASS, FRACTIONS, Survey, percentile
+from ops.tools.init.survey import BY_CLASS, FRACTIONS, PixelRules, Survey, percentile
 from ops.tools.init.target import MOST_LAYERS, Target
 from ops.train_dflash.verdicts import LEAST_BETWEEN, is_short
 
@@ -84,9 +83,9 @@ def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
         max_prompt, max_new = _within(context, max_new)
     max_length = max_prompt.value + max_new.value
     wholes = [prompt + (each.last or UNKNOWN_ANSWER // 2) for prompt, each in zip(prompts, found.lengths, strict=True)]
-    tokens = round(found.samples * sum(wholes) / len(wholes))
+    tokens = round(found.usable * sum(wholes) / len(wholes))
     fractions = _fractions(found)
-    training = round(tokens * found.splits[fractions]["train"] / found.samples)
+    training = round(tokens * found.usable_in(fractions, "train") / found.usable)
     epochs = _epochs(training)
     per_step = _tokens_per_step(training, epochs.value, max_length)
     steps = max(1, training * epochs.value // per_step.value)
@@ -96,7 +95,7 @@ def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
     return Advice(
         tokens=tokens,
         fractions=fractions,
-        held_out=", ".join(f"{found.splits[fractions][name]:,} {name}" for name in SPLITS),
+        held_out=", ".join(f"{found.usable_in(fractions, name):,} {name}" for name in SPLITS),
         max_prompt_tokens=max_prompt,
         max_new_tokens=max_new,
         max_length=max_length,
@@ -124,10 +123,9 @@ def _check(found: Survey, target: Target | None) -> None:
             f"{found.with_images:,} of {found.samples:,} samples have images, and the target ({kind}) takes no images: "
             "use a vision-language target, or data without images"
         )
-    broken = found.faults.total()
-    if broken and broken == found.decoded and found.with_images == found.samples:
+    if not found.usable:
         reasons = ", ".join(
-            f"{count} ({reason}, such as {found.examples[reason]})" for reason, count in found.faults.items()
+            f"{count} ({reason}, such as {found.examples[reason]})" for reason, count in found.dropped.items()
         )
         wrong.append(f"every sample has an image, and none of the {found.decoded} examined can be decoded: {reasons}")
     if not any(tally["train"] for tally in found.splits.values()):
@@ -254,10 +252,10 @@ def _fractions(found: Survey) -> tuple[float, float]:
 
     If the data is too small for any, those that leave the fewest splits empty and the most to train on.
     """
-    wanted = min(HELD_OUT, max(1, found.samples // 10))
+    wanted = min(HELD_OUT, max(1, found.usable // 10))
 
     def counts(fractions: tuple[float, float]) -> tuple[int, ...]:
-        return tuple(found.splits[fractions][name] for name in SPLITS)
+        return tuple(found.usable_in(fractions, name) for name in SPLITS)
 
     enough = []
     for fractions in FRACTIONS:
@@ -279,12 +277,11 @@ def _notes(found: Survey, fractions: tuple[float, float]) -> list[str]:
             "the former are intended: move the folders elsewhere, or all images into one folder; for images by class, "
             "move each image into the folder of its class"
         )
-    tally = found.splits[fractions]
     for split, reads in (("test", "evaluate"), ("val", "what is measured during training")):
-        if not tally[split]:
+        if not found.usable_in(fractions, split):
             notes.append(f"no sample falls into {split}, which {reads} reads: {_how_to_give(split, found)}")
-    if found.samples < 1000:
-        shown = f"{found.samples:,} samples show" if found.samples > 1 else "1 sample shows"
+    if found.usable < 1000:
+        shown = f"{found.usable:,} samples show" if found.usable > 1 else "1 sample shows"
         notes.append(f"{shown} whether the chain runs; a draft worth serving takes many thousands (the paper: 800,000)")
     return notes
 

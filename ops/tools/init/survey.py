@@ -1,26 +1,31 @@
-"""Survey of a user's data: format, samples, images, splits and lengths, as `ingest` would read it."""
+"""Survey of a user's data: format, samples, images, splits and lengths, as `ingest` would read it.
+
+Neither torch nor transformers is loaded. Texts are counted exactly if the target's tokenizer.json is present; what the
+chat template adds to a turn counts as TURN_TOKENS, and an image as its processor would resize it.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import attrs
-from attrs import Factory, define, field
+from attrs import Factory, define, field, frozen
 
 from dsl.errors import DataError
 from ops.ingest.image_values import MISSING, OUTSIDE, encoded_image
 from ops.ingest.op import LABEL, Ingest
 from ops.ingest.read import Reading, WithoutRow, images_without_row, read_samples
-from ops.ingest.sample import END_OF_THOUGHT, THINK, DroppedSample, RawSample, Turn
-from ops.ingest.source import REMEDY, find_format
+from ops.ingest.sample import END_OF_THOUGHT, THINK, DroppedSample, ImagePart, RawSample, Turn
+from ops.ingest.source import UnknownFormat, find_format
 from ops.ingest.splits import split_of
 from ops.lib.data.sample_account import Unusable
-from ops.lib.vision.images import fault_of, strict_pillow
-from ops.tools.init.lengths import Counter, Length, PixelRules, Size, image_size
+from ops.lib.vision.images import fault_of, size_of, strict_pillow
+from ops.tools.init.target import Target
 
 BY_CLASS = "image-folder"
 MEASURED = 1000  # samples whose tokens are counted
@@ -37,14 +42,20 @@ REMEDIES = {
     OUTSIDE: "--image-root names the folder of the images; --allow-outside accepts them anywhere",
     MISSING: "relative paths start from the file's own folder; --image-root names another one",
 }
+TURN_TOKENS = 5  # <|im_start|>, the role, two line breaks and <|im_end|> of Qwen's templates
+BYTES_PER_TOKEN = 4  # of UTF-8: English prose has about 4, Chinese about as many
+MOST_ASPECT = 200  # of an image that processors take
+
+Size = tuple[int, int]  # width, height
 
 
 @define(kw_only=True)
 class Survey:
     """The result of a survey. forms: of the sources. dropped: reason -> samples; examples: reason -> one of them.
 
-    reasoning: samples with an answer that has some. decoded: images that were examined; faults: those that could not be
-    decoded, reason -> images. unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples.
+    reasoning: samples with an answer that has some. decoded, broken: images that were examined, and those of them that
+    inject_images rejects; examined, spoilt: their samples, of which those with a broken image are dropped and count
+    nowhere else. unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples.
     given: splits that the data itself names. lengths: of up to MEASURED samples, counted with exact and rules; names of
     classes do not count as answers, since the target's replace them.
     """
@@ -65,7 +76,9 @@ class Survey:
     dropped: Tally[str] = Factory(Tally)
     examples: dict[str, str] = Factory(dict)
     decoded: int = 0
-    faults: Tally[str] = Factory(Tally)
+    broken: int = 0
+    examined: int = 0
+    spoilt: int = 0
     unnamed: list[WithoutRow] = Factory(list)
     given: set[str] = Factory(set)
     splits: dict[tuple[float, float], Tally[str]] = field(factory=lambda: {each: Tally() for each in FRACTIONS})
@@ -74,6 +87,21 @@ class Survey:
     @property
     def shown_sources(self) -> str:
         return ", ".join(map(str, self.sources))
+
+    @property
+    def unseen_spoilt(self) -> int:
+        """How many samples whose images were not examined have a broken one, if as many as of those that were."""
+        unseen = self.with_images - (self.examined - self.spoilt)
+        return round(unseen * self.spoilt / self.examined) if self.examined else 0
+
+    @property
+    def usable(self) -> int:
+        """The samples that are kept: all counted ones, less `unseen_spoilt`."""
+        return self.samples - self.unseen_spoilt
+
+    def usable_in(self, fractions: tuple[float, float], split: str) -> int:
+        """The samples that are kept in a split, for one of FRACTIONS."""
+        return round(self.splits[fractions][split] * self.usable / self.samples)
 
     @property
     def has_classes(self) -> bool:
@@ -120,17 +148,18 @@ def survey(
     with strict_pillow():
         for _, sample in read_samples(reading):
             if isinstance(sample, DroppedSample):
-                found.dropped[sample.reason] += 1
-                found.examples.setdefault(
-                    sample.reason, f"{sample.id}: {sample.detail}" if sample.detail else sample.id
-                )
+                _drop(found, sample.id, sample.reason, sample.detail)
                 continue
+            seen = found.with_images + found.spoilt + 1
+            if sample.images and (found.decoded < DECODED or tried.random() < DECODED / seen):
+                reason, detail = _fault(found, sample)
+                if reason:
+                    _drop(found, sample.id, reason, detail)
+                    continue
             _count(found, sample)
             for fractions, config in configs.items():
                 found.splits[fractions][split_of(config, sample)] += 1
             _keep(measured, drawn, found.samples, partial(_length, counter, sample, sample.id.startswith(classes)))
-            if sample.images and (found.decoded < DECODED or tried.random() < DECODED / found.with_images):
-                _decode(found, sample)
     found.lengths = measured
     if not found.samples:
         raise DataError(_nothing(found))
@@ -168,10 +197,10 @@ def _forms(sources: tuple[Path, ...]) -> tuple[str, ...]:
     for source in sources:
         try:
             forms.append(find_format(source, "auto"))
+        except UnknownFormat as error:
+            mistakes.append(f"{error.with_remedy('')}{_contents_hint(source)}")  # `format` is of a file to be written
         except DataError as error:
-            # What remedies it is a field of a file that is to be written.
-            problem = str(error).replace(f"{REMEDY}, or ", "").removesuffix(f"; {REMEDY}")
-            mistakes.append(f"{problem}{_contents_hint(source)}")
+            mistakes.append(f"{error}{_contents_hint(source)}")
     if mistakes:
         raise DataError("\n".join(mistakes))
     return tuple(forms)
@@ -185,30 +214,32 @@ def _keep(measured: list[Length], drawn: random.Random, count: int, length: Call
 
 
 def _length(counter: Counter, sample: RawSample, by_class: bool) -> Length:
-    sizes = [size for image in sample.images if (size := _size(image)) is not None]
+    sizes = [size for image in sample.images if (size := image_size(image)) is not None]
     if by_class:
         sample = attrs.evolve(sample, turns=tuple(turn for turn in sample.turns if turn.role != "assistant"))
     return counter.length(sample, sizes)
 
 
-def _decode(found: Survey, sample: RawSample) -> None:
+def _drop(found: Survey, sample_id: str, reason: str, detail: str) -> None:
+    found.dropped[reason] += 1
+    found.examples.setdefault(reason, f"{sample_id}: {detail}" if detail else sample_id)
+
+
+def _fault(found: Survey, sample: RawSample) -> tuple[str, str]:
+    """(reason, detail) why inject_images would drop a sample for its first broken image; two empty strings for none."""
+    first = ("", "")
     for image in sample.images:
         found.decoded += 1
         try:
-            reason, detail = fault_of(encoded_image(image), MOST_PIXELS, LEAST_SIDE)
-        except Unusable as fault:
-            reason, detail = fault.reason, fault.detail
-        if reason:
-            found.faults[reason] += 1
-            found.examples.setdefault(reason, f"{sample.id}: {detail}")
-
-
-def _size(image: Path | bytes) -> Size | None:
-    """Width and height of an image; None if `ingest` or `inject_images` would drop it."""
-    try:
-        return image_size(encoded_image(image))
-    except Unusable:
-        return None
+            fault = fault_of(encoded_image(image), MOST_PIXELS, LEAST_SIDE)
+        except Unusable as error:
+            fault = error.reason, error.detail
+        if fault[0]:
+            found.broken += 1
+            first = first if first[0] else fault
+    found.examined += 1
+    found.spoilt += bool(first[0])
+    return first
 
 
 def _contents_hint(source: Path) -> str:
@@ -231,3 +262,107 @@ def _nothing(found: Survey) -> str:
         for reason, count in found.dropped.most_common()
     )
     return f"{found.shown_sources}: none of its {found.dropped.total()} samples can be used:\n{reasons}"
+
+
+@frozen
+class PixelRules:
+    """How an image becomes tokens of `factor` x `factor` pixels, after resizing to between both limits."""
+
+    factor: int = 32  # Qwen3-VL's: patches of 16 pixels, merged 2 x 2
+    min_pixels: int = 65_536
+    max_pixels: int = 16_777_216
+
+    def tokens(self, size: Size) -> int:
+        """Image tokens. Source: smart_resize of transformers' Qwen2-VL image processor."""
+        width, height = size
+        if max(size) > MOST_ASPECT * min(size):
+            return 0  # rejected by the processor, so its sample is dropped
+        factor = self.factor
+        rows, columns = round(height / factor), round(width / factor)
+        if rows * columns * factor**2 > self.max_pixels:
+            scale = math.sqrt(height * width / self.max_pixels)
+            rows, columns = (max(1, math.floor(side / scale / factor)) for side in (height, width))
+        elif rows * columns * factor**2 < self.min_pixels:
+            scale = math.sqrt(self.min_pixels / (height * width))
+            rows, columns = (math.ceil(side * scale / factor) for side in (height, width))
+        return rows * columns
+
+
+@frozen
+class Length:
+    """Tokens of a sample's texts: those before its last answer, the last answer (0 where the last turn is the user's),
+    and every answer; and the sizes of its images.
+    """
+
+    before: int
+    last: int
+    answers: tuple[int, ...]
+    images: tuple[Size, ...]
+
+    def prompt(self, rules: PixelRules) -> int:
+        """Tokens of the last prompt, images included."""
+        return self.before + sum(map(rules.tokens, self.images))
+
+    def regenerated_prompt(self, rules: PixelRules, max_answer: int) -> int:
+        """Tokens that the last prompt has if the target answers each turn before it with max_answer tokens."""
+        earlier = self.answers[:-1] if self.last else self.answers
+        return self.prompt(rules) + sum(max(max_answer + TURN_TOKENS - tokens, 0) for tokens in earlier)
+
+    def whole(self, rules: PixelRules) -> int:
+        return self.prompt(rules) + self.last
+
+    @property
+    def learnt(self) -> int:
+        """Tokens that the loss mask covers: every answer with the token that ends it."""
+        return sum(tokens - TURN_TOKENS + 1 for tokens in self.answers)
+
+
+@frozen
+class Counter:
+    """Counts tokens. of_text: tokens of a text; exact: by the target's own tokenizer."""
+
+    of_text: Callable[[str], int]
+    exact: bool
+    rules: PixelRules
+
+    @classmethod
+    def of(cls, target: Target | None) -> Counter:
+        """By the target's files; without them by BYTES_PER_TOKEN and the sizes of Qwen3-VL."""
+        rules = PixelRules()
+        if target is not None:
+            rules = PixelRules(target.pixel_factor, **target.pixel_limits)
+        if target is None or target.tokenizer is None:
+            return cls(estimated, exact=False, rules=rules)
+        return cls(tokenizer_count(target.tokenizer), exact=True, rules=rules)
+
+    def length(self, sample: RawSample, sizes: Sequence[Size]) -> Length:
+        """sizes: of the sample's readable images."""
+        of_turns = [TURN_TOKENS + sum(map(self.of_text, texts(turn))) for turn in sample.turns]
+        answers = [tokens for tokens, turn in zip(of_turns, sample.turns, strict=True) if turn.role == "assistant"]
+        last = of_turns[-1] if sample.turns[-1].role == "assistant" else 0
+        return Length(sum(of_turns) - last, last, tuple(answers), tuple(sizes))
+
+
+def estimated(text: str) -> int:
+    return math.ceil(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN)
+
+
+def tokenizer_count(file: Path) -> Callable[[str], int]:
+    """A function that counts by a tokenizer.json; loads the tokenizers library."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def texts(turn: Turn) -> list[str]:
+    parts = [part for part in turn.content if not isinstance(part, ImagePart)]
+    return [*parts, turn.reasoning_content] if turn.reasoning_content else parts
+
+
+def image_size(image: Path | bytes) -> Size | None:
+    """Width and height from an image's header; None if `ingest` or `inject_images` would drop it."""
+    try:
+        return size_of(encoded_image(image))
+    except Unusable:
+        return None

@@ -73,20 +73,20 @@ def summary(found: Survey, target: Target | None, advice: Advice, *, comment: bo
 
 
 def _about_data(found: Survey) -> list[str]:
-    samples = f"{_samples(found.samples)} ({', '.join(dict.fromkeys(found.forms))})"
-    lines = [f"data: {samples}, {found.with_images:,} with images, {found.samples - found.with_images:,} text only"]
+    texts = found.samples - found.with_images
+    samples = f"{_samples(found.usable)} ({', '.join(dict.fromkeys(found.forms))})"
+    lines = [f"data: {samples}, {found.usable - texts:,} with images, {texts:,} text only"]
     for reason, count in found.dropped.most_common():
         remedy = f"; {REMEDIES[reason]}" if reason == MISSING else ""  # the example of any other says it
         lines.append(f"dropped: {count:,} ({reason}), such as {found.examples[reason]}{remedy}")
     lines += [f"images: {each}" for each in found.unnamed]
     if found.decoded:
-        good = found.decoded - found.faults.total()
+        good = found.decoded - found.broken
         lines.append(f"images: {good} of {found.decoded} examined can be decoded{_sizes(found)}")
-    lines += [
-        f"images: {count} ({reason}), such as {found.examples[reason]}; inject_images drops their samples, which count "
-        "here"
-        for reason, count in found.faults.items()
-    ]
+    if found.unseen_spoilt:
+        lines.append(
+            f"images: of the samples that were not examined {found.unseen_spoilt:,} do not count either, the same share"
+        )
     return lines
 
 
@@ -311,7 +311,7 @@ def _quoted_all(texts: list[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As a value of the file, in which ${ would begin a reference. Raises DataError for text that is not UTF-8."""
+    """A text as a value of a file, where ${ would begin a reference. Raises DataError for text that is not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -21,17 +21,18 @@ from dsl.errors import ConfigError, DataError, PipelineError
 from executor import cli
 from executor.commands.evaluate import add_arguments, checked_graph
 from executor.records.run_record import Record
-from executor.report.answers import in_short
+from executor.report.answers import by_field, in_short
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED
-from ops.evaluate.verdicts import MORE_PROMPTS, verdicts
+from ops.evaluate.verdicts import MORE_PROMPTS, OF_PROMPTS, verdicts
 from ops.ingest.run import ingest
 from ops.lib.data.files import read_jsonl, write_json, write_jsonl
 from ops.lib.drafts.algorithms import algorithm_class
 from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.load import random_draft
+from ops.lib.report_sections import verdict
+from ops.tools.evaluate.argument_names import advised, source_mistakes
 from ops.tools.evaluate.pipeline import draft_mask, evaluation_pipeline
-from ops.tools.evaluate.typed import advice_as_typed, source_mistakes
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 PROJECT = Path(__file__).resolve().parents[3]
@@ -117,12 +118,15 @@ def test_what_an_evaluation_advises_is_said_in_arguments_of_the_command(tmp_path
     monkeypatch.chdir(tmp_path)
     report = {"lossless": None, "tau": {"all": {"steps": 0, "prompts": 1}}, "prompts": 1}
     lossless = next(section.body for section in verdicts(report, None) if section.title == "losslessness")
-    assert "check the answers too: evaluate without -s eval.temperature" == advice_as_typed(lossless.advice)
-    assert "evaluate more prompts: give more --prompts" == advice_as_typed(MORE_PROMPTS)
+    answers = "check the answers too, by an evaluation with temperature = 0"
+    assert f"{answers} (-s eval.temperature)" == advised("eval", "losslessness", lossless).advice
+    assert f"{answers} (temperature of eval)" == by_field("eval", "losslessness", lossless).advice
+    few = verdict("good", "", "warning", MORE_PROMPTS, OF_PROMPTS)
+    assert "evaluate more prompts (--prompts with more)" == advised("eval", "tau", few).advice
     store = Store.open(tmp_path / "runs", write=True)
     record = new_record(store.records, evaluated(tmp_path, "-s", "eval.temperature=0.5"))
     record.save_all()
-    lines = list(map(advice_as_typed, in_short(store, record)))
+    lines = list(in_short(store, record, advised))
     assert "  warning: check_export: not measured: the gate was left out" in lines
     assert "next: have it checked by the gate: evaluate without the -s that left it out" in lines
 

@@ -29,8 +29,8 @@ from dsl.errors import PipelineError
 from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.commands import init
-from ops.tools.init import advice
-from ops.tools.init.lengths import TURN_TOKENS
+from ops.tools.init import advice, survey
+from ops.tools.init.survey import TURN_TOKENS, Counter
 from ops.tools.init.text import PLACEHOLDER
 
 
@@ -249,11 +249,53 @@ def test_large_images_get_a_limit_and_broken_ones_are_counted(
     assert "dropped: 5 (image missing), such as 3: no.png" in said
     assert "relative paths start from the file's own folder; --image-root names another one" in " ".join(said.split())
     assert "images: 5 of 10 examined can be decoded, 2048 x 2048 to 2048 x 2048 pixels" in said
-    assert "images: 5 (image undecodable), such as 2: 16 bytes" in said
-    assert "inject_images drops their samples, which count here" in " ".join(said.split())
+    assert "dropped: 5 (image undecodable), such as 2: 16 bytes" in said
+    assert "data: 5 samples (json), 5 with images, 0 text only" in said
     made = nodes(project / "pipeline.toml")
     assert [1_048_576] * 2 == [made[node]["max_pixels"] for node in ("regenerate", "tokenize")]
     assert 1280 + 256 == made["regenerate"]["max_prompt_tokens"]  # 1,024 for the image, and a quarter more
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_samples_with_a_broken_image_do_not_count(
+    project: Path, capsys: pytest.CaptureFixture[str], is_folder: bool
+) -> None:
+    """In a folder of images and in rows: what init counts is what inject_images keeps."""
+    (project / "photos").mkdir()
+    for place in range(30):
+        Image.new("RGB", (64, 48)).save(project / "photos" / f"{place}.png")
+    for place in range(6):
+        (project / "photos" / f"{place}.png").write_bytes(b"<html>404</html>")
+    rows = [{"prompt": "?", "image": f"photos/{place}.png"} for place in range(30)]
+    (project / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = "photos" if is_folder else "rows.jsonl"
+    assert 0 == main(["init", source, "--target", checkpoint(project / "target", sees=True)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "data: 24 samples (" in said and "24 with images, 0 text only" in said
+    assert "images: 24 of 30 examined can be decoded" in said and "dropped: 6 (image undecodable)" in said
+    splits = re.search(r"splits: (\d+) train, (\d+) val, (\d+) test", said)
+    assert splits is not None and 24 == sum(map(int, splits.groups()))
+    counted = nodes(project / "pipeline.toml")["tokenize"]["expected_tokens"]
+    assert 0 == counted % 24 and f"tokens in total: about {counted:,}" in said
+
+
+def test_of_images_that_were_not_examined_the_same_share_does_not_count(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "DECODED", 4)
+    Image.new("RGB", (64, 48)).save(project / "sound.png")
+    (project / "broken.png").write_bytes(b"")
+    rows = [{"prompt": "?", "image": f"{('sound', 'broken')[place % 2]}.png"} for place in range(40)]
+    rows += [{"prompt": "?"}] * 10
+    (project / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = survey.survey((project / "rows.jsonl",), Counter.of(None))
+    unseen = 40 - found.examined
+    assert (0 < found.spoilt, 50 - found.spoilt) == (unseen > 0, found.samples)
+    assert found.samples - round(unseen * found.spoilt / found.examined) == found.usable < found.samples
+    assert 0 == main(["init", "rows.jsonl", "--target", checkpoint(project / "target", sees=True)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"data: {found.usable} samples (json), {found.usable - 10} with images, 10 text only" in said
+    assert f"images: of the samples that were not examined {found.unseen_spoilt} do not count either" in said
 
 
 @pytest.mark.parametrize(

@@ -19,25 +19,22 @@ from executor.records.events import Metric
 from executor.records.run_record import Record
 from executor.store.index_line import IndexLine
 from executor.system.output import FAILED, OK, USAGE
+from ops.tools.diagnose.judgement import judged, sorted_findings
 from ops.tools.diagnose.text import diagnosis_text
 
-FINE = {
-    "advice": "",
-    "gain": None,
-    "is_cause": False,
-    "is_note": False,
-    "is_measured": True,
-    "is_judged": True,
-    "needs_prompts": False,
-    "normal": "so it should be",
-    "explained_by": "",
-}
+
+def found(name, measured="", **fields):
+    return {"code": name, "what": f"{measured}\nnormal: so it should be", "level": "good", **fields}
 
 
-def result(*findings, tau=2.0, corrected=2.0, evaluation=None):
+def result(*findings, tau=2.0, corrected=2.0, evaluation=None, **gains):
     measured = {"exported": tau, "low": 1.5, "high": 2.5, "corrected": corrected}
     head = {"split": "test", "prompts": 8, "dtype": "float32", "device": "cpu", "block_size": 8, "tau": measured}
-    head |= {"evaluation": evaluation, "instead_of": None}
+    head |= {
+        "evaluation": evaluation,
+        "instead_of": None,
+        "gains": {name.replace("_", " "): gain for name, gain in gains.items()},
+    }
     return {"node": "export", "findings": list(findings), **head}
 
 
@@ -203,15 +200,9 @@ def test_the_loss_comes_from_the_run_that_trained_the_draft_also_once_it_was_acc
 
 
 def test_causes_are_told_with_what_to_do_and_what_was_not_measured_is_told():
-    cause = FINE | {
-        "name": "mask token",
-        "measured": "tau 1.02 with 5",
-        "advice": "mend it",
-        "is_cause": True,
-        "gain": 1.4,
-    }
-    fine = FINE | {"name": "layer ids", "measured": "tau 2.42", "advice": "nothing"}
-    gone = FINE | {"name": "features", "measured": "the store lost them", "normal": "", "is_measured": False}
+    cause = found("mask token", "tau 1.02 with 5", advice="mend it", level="error")
+    fine = found("layer ids", "tau 2.42")
+    gone = {"code": "features", "what": "the store lost them", "level": "unknown"}
     assert (
         "export: tau 1.02 [1.50, 2.50] of at most 8, on 8 prompts of test (float32, cpu); 2.42 with corrected "
         "inputs\n"
@@ -219,7 +210,7 @@ def test_causes_are_told_with_what_to_do_and_what_was_not_measured_is_told():
         "ok     layer ids: tau 2.42 | normal: so it should be\n"
         "--     features: the store lost them\n"
         "causes of a low tau, the largest first: mask token (tau +1.40)"
-    ) == diagnosis_text(result(cause, fine, gone, tau=1.02, corrected=2.42))
+    ) == diagnosis_text(result(cause, fine, gone, tau=1.02, corrected=2.42, mask_token=1.4))
     unloaded = result(cause) | {"tau": {"exported": None, "low": None, "high": None, "corrected": 2.42}}
     assert diagnosis_text(unloaded).startswith(
         "export: no tau, as the export cannot be used, of at most 8, on 8 prompts of test (float32, cpu); 2.42 with "
@@ -228,7 +219,7 @@ def test_causes_are_told_with_what_to_do_and_what_was_not_measured_is_told():
 
 
 def test_another_split_than_asked_for_is_told_with_the_reason():
-    text = diagnosis_text(result(FINE | {"name": "x", "measured": ""}) | {"split": "val", "instead_of": "test"})
+    text = diagnosis_text(result(found("x")) | {"split": "val", "instead_of": "test"})
     assert "of at most 8, on 8 prompts of val, as test has none (float32, cpu)" in text
 
 
@@ -242,47 +233,47 @@ def test_the_split_can_be_named(tmp_path, export, process):
 
 
 def test_a_note_is_told_with_what_may_help_and_is_no_cause():
-    note = FINE | {"name": "categories", "measured": "tau 1.7, 7.8", "advice": "more texts", "is_note": True}
+    note = found("categories", "tau 1.7, 7.8", advice="more texts", level="warning")
     text = diagnosis_text(result(note))
     assert "note   categories: tau 1.7, 7.8 | normal: so it should be | may help: more texts\n" in text
     assert text.endswith("none of the usual causes of a low tau")
 
 
 def test_a_cause_whose_mending_measured_lower_has_its_sign_and_one_prompt_no_interval():
-    cause = FINE | {"name": "layer ids", "measured": "", "is_cause": True, "gain": -0.16}
-    single = result(cause) | {"tau": {"exported": 2.0, "low": None, "high": None, "corrected": 2.0}}
+    single = result(found("layer ids", level="error"), layer_ids=-0.16) | {
+        "tau": {"exported": 2.0, "low": None, "high": None, "corrected": 2.0}
+    }
     text = diagnosis_text(single)
     assert text.startswith("export: tau 2.00 of at most 8")
     assert text.endswith("layer ids (tau -0.16)")
 
 
 def test_a_cause_that_costs_nothing_is_told_apart_from_those_that_do():
-    idle = FINE | {"name": "mask token", "measured": "", "is_cause": True, "gain": 0.0}
-    assert diagnosis_text(result(idle)).endswith("\nwrong, without effect on tau here: mask token")
-    costly = idle | {"name": "weights", "gain": 1.4}
-    assert diagnosis_text(result(costly, idle)).endswith(
+    idle, costly = found("mask token", level="error"), found("weights", level="error")
+    assert diagnosis_text(result(idle, mask_token=0.0)).endswith("\nwrong, without effect on tau here: mask token")
+    assert diagnosis_text(result(costly, idle, mask_token=0.0, weights=1.4)).endswith(
         "the largest first: weights (tau +1.40); wrong, without effect on tau here: mask token"
     )
 
 
 def test_what_was_not_judged_at_the_ceiling_of_tau_is_not_told_as_ok():
-    own = FINE | {"name": "own answers", "measured": "5%", "is_judged": False}
+    own = found("own answers", "5%", level="info")
     text = diagnosis_text(result(own))
     assert "\n-      own answers: 5% | normal: so it should be | not judged: tau is at its ceiling\n" in text
     assert text.endswith("none of the usual causes of a low tau; not judged, as tau is at its ceiling: own answers")
 
 
 def test_what_more_prompts_could_decide_is_told_with_how_to_get_them():
-    few = FINE | {"name": "positions", "measured": "tau 2.42", "normal": "", "is_measured": False}
-    text = diagnosis_text(result(few | {"needs_prompts": True, "advice": "raise test_fraction of ingest"}))
+    few = {"code": "positions", "what": "tau 2.42", "advice": "raise test_fraction of ingest", "level": "unknown"}
+    text = diagnosis_text(result(few))
     assert "\n--     positions: tau 2.42 | do: raise test_fraction of ingest\n" in text
 
 
 def test_a_cause_that_another_explains_is_told_as_such():
-    own = FINE | {"name": "own answers", "measured": "3 %", "advice": "regenerate", "is_cause": True}
-    text = diagnosis_text(result(own | {"explained_by": "target"}))
+    causes = [judged("own answers", "3 %", "all", "regenerate", is_cause=True), judged("target", "", "", is_cause=True)]
+    text = diagnosis_text(result(*(each.to_json() for each in sorted_findings(causes, {}))))
     assert "| do: fix target, which explains this; if it remains, regenerate\n" in text
-    assert text.endswith("the largest first: own answers (explained by target)")
+    assert text.endswith("the largest first: target, own answers (explained by target)")
 
 
 @pytest.mark.parametrize(
@@ -299,8 +290,4 @@ def test_a_cause_that_another_explains_is_told_as_such():
 )
 def test_what_the_run_s_own_evaluation_says_is_told_with_what_it_does_otherwise(evaluation, told):
     said = {"node": "eval", "tau": 3.1, "benchmark": None, "temperature": None, "block_size": None} | evaluation
-    assert (
-        diagnosis_text(result(FINE | {"name": "x", "measured": ""}, evaluation=said))
-        .splitlines()[0]
-        .endswith(f"(float32, cpu); {told}")
-    )
+    assert diagnosis_text(result(found("x"), evaluation=said)).splitlines()[0].endswith(f"(float32, cpu); {told}")

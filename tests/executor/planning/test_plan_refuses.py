@@ -292,6 +292,24 @@ def test_prompts_that_another_processor_answered_are_refused(capsys: pytest.Capt
     ] == refused(capsys, nodes, *read[:1])
 
 
+@pytest.mark.parametrize(("read", "is_refused"), [("a", False), ("b", True), ("target", False)])
+def test_processors_that_are_model_ids_are_compared_by_their_names_and_commits(
+    capsys: pytest.CaptureFixture[str], data: Path, read: str, is_refused: bool
+) -> None:
+    """Nothing is downloaded; a model id beside a directory cannot be compared, and is accepted."""
+    commits = {"a": "a" * 40, "b": "b" * 40}
+    given = ["answers.processor=owner/model", f"answers.revision={commits['a']}", "tokenize.samples=@answers"]
+    given += (
+        ["tokenize.processor=target"]
+        if read == "target"
+        else ["tokenize.processor=owner/model", f"tokenize.revision={commits[read]}"]
+    )
+    said = f"the answers were asked for by that of owner/model@{commits['a']}, not of owner/model@{commits['b']}: "
+    same = "give regenerate_answers and tokenize_chat the same one"
+    expected = [f"node.tokenize.processor: {said}{same}"] if is_refused else []
+    assert expected == refused(capsys, DATA + INJECT + REGENERATE + TOKENIZE, *given)
+
+
 def test_answers_that_are_in_the_store_are_still_those_of_their_processor(data: Path) -> None:
     shutil.copytree(data / "target", data / "other")
     (data / "other" / "chat_template.jinja").write_text("{{ messages[0] }}")

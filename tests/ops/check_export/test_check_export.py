@@ -25,15 +25,16 @@ from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from ops.artifacts import CheckedDraft
 from ops.check_export import live
-from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt, largest
 from ops.check_export.op import CheckExport
 from ops.check_export.plan import estimate
+from ops.check_export.served_prompts import LiveResult, LiveUnavailable, largest
 from ops.check_export.show import report as check_export_sections
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.export_draft.show import report as export_draft_sections
 from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.drafts.backbone.contract import mistake
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.forecasts import DraftForecast, ReportForecast, TargetForecast
 from ops.lib.sglang.serve_command import launch_command
@@ -244,11 +245,8 @@ class Serving:
 
 
 def served(prompts, shorter=0, **changes):
-    rows = [
-        ServedPrompt(prompt.sample.id, prompt.sample.category, prompt.tokens, prompt.accepted[shorter:])
-        for prompt in prompts
-    ]
-    return LiveResult(version="0.5.21", prompts=tuple(rows), forward={"2 layers": 1e-6}, **changes)
+    answers = tuple(Decoded(prompt.tokens, prompt.accepted[shorter:]) for prompt in prompts)
+    return LiveResult(version="0.5.21", answers=answers, forward={"2 layers": 1e-6}, **changes)
 
 
 def test_what_sglang_served_stands_beside_what_evaluate_measured(tmp_path, gate_inputs, monkeypatch):

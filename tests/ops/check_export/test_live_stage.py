@@ -11,15 +11,6 @@ from fake_stage import FakeStage
 from dsl.finding import Finding
 from dsl.op import Ref
 from ops.artifacts import Report
-from ops.check_export.departures import (
-    Departure,
-    departure_mistakes,
-    departures,
-    equal_steps,
-    is_below,
-    served_tau,
-    tau_of,
-)
 from ops.check_export.live import Setting, check_live, judge
 from ops.check_export.live_cause import (
     OTHER_REPORT,
@@ -32,8 +23,18 @@ from ops.check_export.live_cause import (
     prompts_to_watch,
     replay,
 )
-from ops.check_export.live_result import LiveUnavailable, Prompt
 from ops.check_export.op import CheckExport
+from ops.check_export.served_prompts import (
+    Departure,
+    LiveUnavailable,
+    Prompt,
+    departure_mistakes,
+    departures,
+    equal_steps,
+    is_below,
+    served_tau,
+    tau_of,
+)
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.backbone.model import DraftModel

@@ -4,7 +4,7 @@ import pytest
 import torch
 from batch_cases import BLOCK, draft_for_family, family_case
 
-from ops.evaluate.calibration import BINS, calibration
+from ops.evaluate.statistics import BINS, calibration
 from ops.lib.drafts.decoding.decode import Decoded, DraftContext
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.dspark.config import Dspark

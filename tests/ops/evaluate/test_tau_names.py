@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.evaluate.benchmark_rows import CATEGORY
-from ops.evaluate.metric_names import ALL
+from ops.evaluate.intervals import ALL
 from ops.evaluate.summary import metrics
 from ops.train_dflash.measuring import metrics_of
 

@@ -19,6 +19,7 @@ from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.decode import decode_plain
 from ops.lib.target.model import Target
 from ops.tools.diagnose.chain import Chain
+from ops.tools.diagnose.judgement import CAUSE
 from ops.tools.diagnose.run import diagnose
 
 BLOCK = 6
@@ -83,11 +84,11 @@ def diagnosed(chain: Chain, **options: Any) -> Mapping[str, Any]:
 
 
 def causes(result: Mapping[str, Any]) -> list[str]:
-    return [finding["name"] for finding in result["findings"] if finding["is_cause"]]
+    return [finding["code"] for finding in result["findings"] if finding["level"] == CAUSE]
 
 
 def finding(result: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return next(found for found in result["findings"] if found["name"] == name)
+    return next(found for found in result["findings"] if found["code"] == name)
 
 
 def with_weights(chain: Chain, folder: Path, change: Callable[[Tensor], Tensor]) -> Chain:

@@ -45,6 +45,7 @@ from ops.lib.drafts.backbone.load import CONFIG, WEIGHTS, Stored, import_record,
 from ops.lib.drafts.backbone.sizes import expected_shapes
 from ops.lib.drafts.backbone.speculators import ENGINE, FOLDER, REFUSES, Verifier, speculators_mistakes
 from ops.lib.target.model import read_config, target_info, text_config
+from ops.lib.target.same_target import is_same_target
 
 CARD = "README.md"
 SPECULATORS = FOLDER  # a format of an export beside SGLang's
@@ -70,6 +71,7 @@ class ServedTarget:
 
     info: Mapping[str, Any]
     digest: str
+    folder: Path
     pad_token_ids: frozenset[int]
     verifier: Verifier
 
@@ -82,6 +84,7 @@ class ServedTarget:
         return cls(
             info=info,
             digest=target.digest,
+            folder=target.path,
             pad_token_ids=frozenset(pad for pad in pads if pad is not None),
             verifier=Verifier.of(info, read_config(target.path / "model")),
         )
@@ -115,7 +118,9 @@ def serving_mistakes(directory: Path, target: ServedTarget) -> list[Finding]:
         mistakes += _card_mistakes(directory / CARD)
     if CONFIG in plain:
         config, wrong_config = _read_config(directory / CONFIG)
-        wrong_config = wrong_config or config_mistakes(config, target.info, target.digest, target.pad_token_ids)
+        recorded = str(table_of(config, "dflow").get("target"))
+        digest = recorded if is_same_target(recorded, target.digest, target.folder) else target.digest
+        wrong_config = wrong_config or config_mistakes(config, target.info, digest, target.pad_token_ids)
     if WEIGHTS in plain:
         wrong_weights = _weight_mistakes(directory / WEIGHTS, config)
     mistakes += [*wrong_config, *wrong_weights]

@@ -49,10 +49,10 @@ from ops.lib.target.model import Target
 from ops.tools.diagnose import feeding, run
 from ops.tools.diagnose.bench import EXPORTED, Bench, Gain, Setting, tau_of
 from ops.tools.diagnose.chain import Chain
-from ops.tools.diagnose.finding import TOO_FEW
+from ops.tools.diagnose.export import trained_of
+from ops.tools.diagnose.judgement import CAUSE, FINE, TOO_FEW, UNJUDGED, UNMEASURED
 from ops.tools.diagnose.run import STEPS
 from ops.tools.diagnose.text import diagnosis_text
-from ops.tools.diagnose.trained import trained_of
 
 FALLING = [(step, 4 - 0.1 * step) for step in range(1, 25)]  # to the step whose weights are exported
 
@@ -95,7 +95,7 @@ def test_no_cause_is_named_of_a_healthy_draft(healthy):
     assert [] == causes(healthy)
     assert healthy["tau"]["exported"] > BLOCK / 2
     assert healthy["tau"]["corrected"] == healthy["tau"]["exported"]
-    assert [] == [each["name"] for each in healthy["findings"] if not each["is_measured"]]
+    assert [] == [each["code"] for each in healthy["findings"] if each["level"] == UNMEASURED]
 
 
 def test_layer_ids_off_by_one_are_named_and_nothing_else(chain, healthy, tmp_path):
@@ -103,9 +103,9 @@ def test_layer_ids_off_by_one_are_named_and_nothing_else(chain, healthy, tmp_pat
     assert result["tau"]["exported"] < 0.7 * healthy["tau"]["exported"]
     assert ["layer ids"] == causes(result)
     named = finding(result, "layer ids")
-    assert f"with [{LAYER + 1}]" in named["measured"] and f"with [{LAYER}], as trained" in named["measured"]
+    assert f"with [{LAYER + 1}]" in named["what"] and f"with [{LAYER}], as trained" in named["what"]
     assert AGAIN in named["advice"]
-    assert named["gain"] == pytest.approx(healthy["tau"]["exported"] - result["tau"]["exported"])
+    assert result["gains"]["layer ids"] == pytest.approx(healthy["tau"]["exported"] - result["tau"]["exported"])
 
 
 def test_layer_ids_off_by_one_are_named_even_where_no_record_of_the_training_is_left(chain, healthy, tmp_path):
@@ -114,8 +114,8 @@ def test_layer_ids_off_by_one_are_named_even_where_no_record_of_the_training_is_
     )
     result = diagnosed(evolve(spoilt, training=None, features=None, learnt=None))
     assert ["layer ids"] == causes(result)
-    assert f"with [{LAYER}], one lower" in finding(result, "layer ids")["measured"]
-    unmeasured = {each["name"] for each in result["findings"] if not each["is_measured"]}
+    assert f"with [{LAYER}], one lower" in finding(result, "layer ids")["what"]
+    unmeasured = {each["code"] for each in result["findings"] if each["level"] == UNMEASURED}
     assert {"features", "own answers", "held-out gap", "training against decoding", "loss mask"} <= unmeasured
 
 
@@ -177,27 +177,27 @@ def test_without_a_record_the_target_s_mask_token_is_called_so_and_must_be_bette
     result = diagnosed(spoilt)
     assert ["mask token"] == causes(result)
     named = finding(result, "mask token")
-    assert "as trained" not in named["measured"]
-    assert named["measured"].endswith("with 7, the target's")
+    assert "as trained" not in named["what"]
+    assert named["what"].partition("\n")[0].endswith("with 7, the target's")
     assert "the training's record is gone" in named["advice"]
     monkeypatch.setattr(feeding, "paired_gain", lambda _after, _before: Gain(0.2, True, False))
     told = finding(diagnosed(spoilt), "mask token")
-    assert not told["is_cause"]
-    assert "the target's (7)" in told["measured"]
+    assert told["level"] != CAUSE
+    assert "the target's (7)" in told["what"]
 
 
 def test_where_putting_it_right_gives_whole_blocks_nothing_else_is_named(chain, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "CEILING", 0.5)
     result = diagnosed(with_config(chain, tmp_path / "spoilt", dflash_config={"mask_token_id": 500}), curve=FALLING)
     assert ["mask token"] == causes(result)
-    assert not finding(result, "length of training")["is_judged"]
+    assert finding(result, "length of training")["level"] == UNJUDGED
 
 
 def test_blocks_off_by_one_against_the_context_are_named_and_nothing_else(displaced, healthy):
     result = diagnosed(displaced)
     assert result["tau"]["exported"] < 0.7 * healthy["tau"]["exported"]
     assert ["positions"] == causes(result)
-    assert "one later" in finding(result, "positions")["measured"]
+    assert "one later" in finding(result, "positions")["what"]
 
 
 def test_a_draft_that_ignores_the_target_s_hidden_states_is_named(target, tokens, tmp_path, monkeypatch):
@@ -211,7 +211,7 @@ def test_a_draft_that_ignores_the_target_s_hidden_states_is_named(target, tokens
     assert "hidden states" in causes(result)
     assert not {"layer ids", "positions", "anything learnt"} & set(causes(result))
     tau = f"{result['tau']['exported']:.2f}"
-    measured = finding(result, "hidden states")["measured"]
+    measured = finding(result, "hidden states")["what"].partition("\n")[0]
     assert measured.startswith(f"tau {tau}; {tau} with layers one lower, ")
     assert measured.endswith(f"{tau} with positions one later, {tau} with positions one earlier")
 
@@ -220,11 +220,11 @@ def test_a_draft_that_ignores_the_target_s_hidden_states_is_named(target, tokens
 def test_of_so_few_prompts_that_positions_cannot_be_judged_nothing_else_is_named_in_their_place(displaced, prompts):
     result = diagnosed(displaced, prompts=prompts)
     assert [] == causes(result)
-    told = finding(result, "positions")["measured"]
+    told = finding(result, "positions")["what"]
     assert "one later" in told and TOO_FEW in told
     assert "diagnose with more prompts (--prompts)" == finding(result, "positions")["advice"]
     for name in ("layer ids", "positions", "training against decoding", "anything learnt"):
-        assert not finding(result, name)["is_measured"]
+        assert finding(result, name)["level"] == UNMEASURED
 
 
 def test_where_the_split_has_no_more_prompts_test_fraction_is_named(displaced, monkeypatch):
@@ -243,14 +243,14 @@ def test_what_positions_that_cannot_be_judged_may_explain_is_not_named(displaced
     result = diagnosed(displaced)
     assert [] == causes(result)
     told = "layer ids and positions, not measured, may explain that"
-    assert told in finding(result, "training against decoding")["measured"]
+    assert told in finding(result, "training against decoding")["what"]
 
 
 def test_of_three_prompts_nothing_is_said_of_layers_and_positions(chain):
     result = diagnosed(chain, prompts=3)
     assert [] == causes(result)
-    assert not any(finding(result, name)["is_measured"] for name in ("layer ids", "positions"))
-    assert finding(result, "mask token")["is_measured"]
+    assert [UNMEASURED] * 2 == [finding(result, name)["level"] for name in ("layer ids", "positions")]
+    assert finding(result, "mask token")["level"] != UNMEASURED
 
 
 @pytest.mark.parametrize("prompts", [4, 5])
@@ -263,9 +263,9 @@ def test_the_tokens_of_the_training_are_judged_by_its_own_mask_token_and_blocks(
     frequent = int(torch.cat([reader.labels(place)[0] for place in range(len(reader))]).mode().values)
     result = diagnosed(with_config(chain, tmp_path / "mask", dflash_config={"mask_token_id": frequent}))
     assert ["mask token"] == causes(result)
-    assert finding(result, "mask token in texts")["measured"].startswith("7 occurs 0 times")
+    assert finding(result, "mask token in texts")["what"].startswith("7 occurs 0 times")
     larger = finding(diagnosed(with_config(chain, tmp_path / "larger", block_size=16)), "cut blocks")
-    assert not larger["is_cause"] and f"blocks of {BLOCK} " in larger["measured"]
+    assert larger["level"] != CAUSE and f"blocks of {BLOCK} " in larger["what"]
     monkeypatch.setattr(run, "CEILING", 1.01)
     smaller = diagnosed(with_config(chain, tmp_path / "smaller", block_size=3), curve=FALLING)
     assert ["config", "length of training"] == causes(smaller)
@@ -276,7 +276,7 @@ def test_two_mistakes_at_once_are_both_named_the_weightier_first(chain, healthy,
     wrong = {"target_layer_ids": [LAYER + 1], "mask_token_id": 500}
     result = diagnosed(with_config(chain, tmp_path / "spoilt", dflash_config=wrong))
     assert {"layer ids", "mask token"} == set(causes(result))
-    gains = [finding(result, name)["gain"] for name in causes(result)]
+    gains = [result["gains"][name] for name in causes(result)]
     assert gains == sorted(gains, reverse=True)
     assert result["tau"]["corrected"] == healthy["tau"]["exported"]
 
@@ -320,7 +320,7 @@ def test_an_export_that_cannot_be_loaded_is_named_and_the_training_measured(
     spoil(spoilt.draft.path)
     result = diagnosed(spoilt)
     assert ["export"] == causes(result)
-    measured = finding(result, "export")["measured"]
+    measured = finding(result, "export")["what"]
     assert "cannot be loaded: " in measured and wrong in measured
     assert f"measured with {instead} of the training" in measured
     expected = {"exported": None, "low": None, "high": None, "corrected": healthy["tau"]["corrected"]}
@@ -336,8 +336,8 @@ def test_a_shallower_draft_than_the_training_s_is_diagnosed_as_it_is(chain, tmp_
     weights = random_draft(from_serving(read_json(deeper / "config.json")), 0).state_dict()
     save_file(weights, deeper / "model.safetensors")
     result = diagnosed(evolve(chain, training=DraftCheckpoint(deeper, "deeper")))
-    assert "the draft cannot be loaded" in finding(result, "config")["measured"]
-    assert "the draft cannot be loaded" in finding(result, "weights")["measured"]
+    assert "the draft cannot be loaded" in finding(result, "config")["what"]
+    assert "the draft cannot be loaded" in finding(result, "weights")["what"]
 
 
 def test_wrong_features_are_named_at_any_tau_and_a_falling_loss_is_not(chain, tmp_path, monkeypatch):
@@ -351,7 +351,7 @@ def test_wrong_features_are_named_at_any_tau_and_a_falling_loss_is_not(chain, tm
 def test_another_rope_theta_than_in_training_is_named(chain, tmp_path):
     result = diagnosed(with_config(chain, tmp_path / "spoilt", rope_theta=1e6))
     assert ["config"] == causes(result)
-    assert "rope_theta 1000000.0" in finding(result, "config")["measured"]
+    assert "rope_theta 1000000.0" in finding(result, "config")["what"]
 
 
 def imported(chain: Chain, folder: Path, **fields: Any) -> Chain:
@@ -364,7 +364,7 @@ def imported(chain: Chain, folder: Path, **fields: Any) -> Chain:
 def test_of_an_imported_draft_nothing_is_said_of_its_training(chain, tmp_path):
     result = diagnosed(imported(chain, tmp_path / "imported"), curve=())
     assert [] == causes(result)
-    shown = {found["name"]: (found["is_measured"], found["measured"]) for found in result["findings"]}
+    shown = {found["code"]: (found["level"] != UNMEASURED, found["what"]) for found in result["findings"]}
     assert [] == [text for _, text in shown.values() if ", as trained" in text or "is gone" in text]
     of_training = ("target", "config", "weights", "own answers", "features", "loss curve", "loss mask", "held-out gap")
     assert [] == [name for name in of_training if shown[name][0] or "not known" not in shown[name][1]]
@@ -374,7 +374,7 @@ def test_of_an_imported_draft_nothing_is_said_of_its_training(chain, tmp_path):
 
 def test_the_target_of_an_imported_draft_is_compared_where_its_record_names_one(chain, tmp_path):
     same = diagnosed(imported(chain, tmp_path / "same", publisher="dflow"), curve=())
-    assert (True, False) == (finding(same, "target")["is_measured"], finding(same, "target")["is_cause"])
+    assert FINE == finding(same, "target")["level"]
     other = diagnosed(imported(chain, tmp_path / "other", publisher="dflow", trained_for="ab" * 32), curve=())
     assert ["target"] == causes(other)
     assert ITS_TARGET == finding(other, "target")["advice"]
@@ -455,4 +455,4 @@ def test_the_command_names_nothing_of_a_healthy_run_and_says_what_could_not_be_m
     assert run_id == said["run"]
     assert [] == causes(said["drafts"][0])
     assert healthy["tau"] == said["drafts"][0]["tau"]
-    assert not finding(said["drafts"][0], "length of training")["is_measured"]
+    assert UNMEASURED == finding(said["drafts"][0], "length of training")["level"]

@@ -11,6 +11,7 @@ from simulated_answers import simulated
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.tools.diagnose.bench import paired_gain, unpaired_gain
+from ops.tools.diagnose.judgement import CAUSE
 from ops.tools.diagnose.outcomes import decoding_finding, random_finding
 
 BLOCK, LENGTH, TRIALS = 16, 128, 100
@@ -30,7 +31,7 @@ def decoded(generator: np.random.Generator, right_N: Sequence[float] | np.ndarra
 @pytest.mark.parametrize("prompts", PROMPTS)
 def test_of_a_healthy_draft_nobody_says_that_nothing_was_learnt(prompts):
     def is_accused(generator, right_N):
-        return random_finding(decoded(generator, right_N), decoded(generator, 0.005 + 0 * right_N)).is_cause
+        return random_finding(decoded(generator, right_N), decoded(generator, 0.005 + 0 * right_N)).level == CAUSE
 
     assert 0 == count(prompts, is_accused)
 
@@ -38,7 +39,7 @@ def test_of_a_healthy_draft_nobody_says_that_nothing_was_learnt(prompts):
 @pytest.mark.parametrize("prompts", PROMPTS)
 def test_of_a_draft_that_learnt_nothing_it_is_said(prompts):
     def is_named(generator, right_N):
-        return random_finding(*(decoded(generator, 0.005 + 0 * right_N) for _ in range(2))).is_cause
+        return random_finding(*(decoded(generator, 0.005 + 0 * right_N) for _ in range(2))).level == CAUSE
 
     assert 90 <= count(prompts, is_named)
 
@@ -79,5 +80,5 @@ def test_training_and_decoding_that_agree_are_seldom_said_to_differ(prompts, mon
     def found(generator, right_N):
         return decoding_finding(samples, decoded(generator, right_N), training, {"text": 9}, BLOCK, is_own=True)
 
-    assert 2 >= count(prompts, lambda generator, right_N: found(generator, right_N).is_cause)
-    assert 95 <= count(prompts, lambda generator, right_N: found(generator, 0.2 * right_N).is_cause)
+    assert 2 >= count(prompts, lambda generator, right_N: found(generator, right_N).level == CAUSE)
+    assert 95 <= count(prompts, lambda generator, right_N: found(generator, 0.2 * right_N).level == CAUSE)

@@ -81,7 +81,7 @@ def test_a_damaged_export_is_named_with_the_file_and_the_training_measured(chain
     damage(spoilt.draft.path)
     result = diagnosed(spoilt)
     assert ["export"] == causes(result)
-    measured = finding(result, "export")["measured"]
+    measured = finding(result, "export")["what"]
     assert measured.startswith("cannot be loaded: ")
     assert [True] * len(wrong) == [part in measured for part in wrong]
     assert f"measured with {instead} of the training" in measured
@@ -112,11 +112,11 @@ def test_a_damaged_export_without_a_training_to_measure_is_refused(chain, tmp_pa
 def test_what_the_export_alone_names_beyond_the_target_is_a_cause(chain, tmp_path, wrong, name, told):
     result = diagnosed(with_config(chain, tmp_path / "spoilt", **wrong))
     assert [name] == causes(result)
-    assert told in finding(result, name)["measured"]
+    assert told in finding(result, name)["what"]
     assert AGAIN in finding(result, name)["advice"]
     assert UNMEASURED_TAU.items() <= result["tau"].items()
     assert result["tau"]["corrected"] > BLOCK / 2
-    names = [each["name"] for each in result["findings"]]
+    names = [each["code"] for each in result["findings"]]
     assert len(names) == len(set(names))
 
 
@@ -124,7 +124,7 @@ def test_an_export_of_another_model_is_named_and_the_training_measured(chain, tm
     other = make_draft(evolve(small_draft(Target.load(chain.target)), hidden_size=64), tmp_path)
     result = diagnosed(evolve(chain, draft=other))
     assert "export" in causes(result)
-    measured = finding(result, "export")["measured"]
+    measured = finding(result, "export")["what"]
     assert measured.startswith("does not fit the target: hidden_size 64, and the target's is 128. ")
     assert "measured with the config and the weights of the training" in measured
 
@@ -182,4 +182,4 @@ def test_an_algorithm_with_another_field_than_in_training_is_named(chain, tmp_pa
     shutil.copy(chain.training.path / "training.json", tmp_path / "training")
     training = None if is_recorded else DraftCheckpoint(tmp_path / "training", "training")
     result = diagnosed(evolve(chain, draft=Draft(tmp_path / "export", "export"), training=training))
-    assert f"{field}={getattr(trained, field)}" in finding(result, "config")["measured"]
+    assert f"{field}={getattr(trained, field)}" in finding(result, "config")["what"]

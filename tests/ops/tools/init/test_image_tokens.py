@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from ops.tools.init.lengths import PixelRules
+from ops.tools.init.survey import PixelRules
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([28, 32]), st.sampled_from([4096, 1_048_576]))

@@ -1,20 +1,74 @@
-"""Where SGLang's answers and accepted lengths differ from those of `evaluate`, and the gate's messages."""
+"""The prompts that SGLang decodes for the gate, its results, and where they differ from those of `evaluate`.
+
+Does not import SGLang. The gate calls `check_live` of live.py, which is imported only where a supported SGLang is
+installed. It returns a LiveResult, mistakes of the draft included, and raises LiveUnavailable if SGLang cannot run the
+check on this machine: `live = "auto"` then reports that and continues, `live = "required"` fails.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from attrs import evolve, frozen
+from attrs import Factory, evolve, frozen
 
+from dsl.errors import DataError
 from dsl.finding import Finding
-from ops.check_export.live_result import Prompt
 from ops.evaluate.lossless import common_length
 from ops.evaluate.statistics import Tau, acceptance_length
+from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
 
 SHOWN = 5
 RESAMPLINGS = 2000
 SLACK = 0.05  # of tau, below the interval: with few prompts it is narrow
+
+
+class LiveUnavailable(DataError):
+    """SGLang is installed but cannot serve a draft of this kind on this machine, whatever the draft."""
+
+
+@frozen
+class Prompt:
+    """A prompt of the evaluation. tokens: the target's greedy answer, its first token and EOS included.
+
+    accepted: draft tokens that `evaluate` accepted in each verification step, those after EOS included.
+    max_new_tokens: where `evaluate` stopped, counted after the first token.
+    """
+
+    sample: TokenSample
+    tokens: tuple[int, ...]
+    accepted: tuple[int, ...]
+    max_new_tokens: int
+
+
+@frozen
+class LiveResult:
+    """The result of SGLang's own code for the draft.
+
+    version: of SGLang. answers: in the order of the prompts, none if SGLang refused the draft.
+    forward: what was compared ("3 layers, window 8, context 17") -> largest difference between SGLang's draft class and
+    ours. ties: answers or steps that differ where two logits are
+    closer than the tie margin, which is not a mistake. details: further figures for check.json.
+    """
+
+    version: str
+    answers: tuple[Decoded, ...]
+    forward: Mapping[str, float]
+    ties: int = 0
+    mistakes: tuple[Finding, ...] = ()
+    details: Mapping[str, Any] = Factory(dict)
+
+
+def nan_last(value: float) -> float:
+    """Orders numbers with NaN as the largest."""
+    return math.inf if math.isnan(value) else value
+
+
+def largest(values: Iterable[float]) -> float:
+    """The largest number, NaN if there is one."""
+    return max(values, key=nan_last)
 
 
 @frozen

@@ -1,8 +1,7 @@
-"""Mistakes of `dflow evaluate` by what its user typed: its arguments, not the nodes that it makes of them."""
+"""Mistakes and advice of `dflow evaluate` by its arguments, not by fields of the nodes that it makes of them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -23,14 +22,7 @@ ARGUMENTS = {
     "node.eval.max_prompts": "--max-prompts",
 }
 NODE = "node."
-# Advice of ops for a pipeline file -> the same for the command.
-ADVICE = {
-    "raise max_prompts, or lower batch_size": "give more --prompts, or a smaller -s eval.batch_size=N",
-    "raise max_prompts": "give more --prompts",
-    "add a node of evaluate with temperature = 0": "evaluate without -s eval.temperature",
-    "the pipeline has no node of check_export": "the gate was left out",
-}
-GATE_ADVICE = re.compile(r'add a node with op = "check_export": .*')
+TO_GIVE = {"node.eval.max_prompts": "--prompts with more"}  # all of a file's prompts are asked already
 WHERE = "it is on the model's page under Files and versions"
 
 
@@ -56,24 +48,31 @@ def _wrong_source(text: str) -> Iterator[str]:
         )
 
 
-def as_typed(error: PipelineError, known: Iterable[Finding] = ()) -> PipelineError:
-    """The same mistakes with the command's arguments in place of fields of nodes; known: those that replace what the
+def by_arguments(error: PipelineError, known: Iterable[Finding] = ()) -> PipelineError:
+    """The mistakes with the command's arguments in place of fields of nodes. known: those that replace what the
     pipeline says of their arguments.
     """
     known = list(known)
     explained = {mistake.path for mistake in known}
-    typed = [_typed(mistake) for mistake in error.mistakes]
-    return PipelineError([*known, *(mistake for mistake in typed if mistake.path not in explained)])
+    named = [_named(mistake) for mistake in error.mistakes]
+    return PipelineError([*known, *(mistake for mistake in named if mistake.path not in explained)])
 
 
-def advice_as_typed(line: str) -> str:
-    """A verdict or an advice with the command's arguments in place of changes of a pipeline file."""
-    for of_file, typed in ADVICE.items():
-        line = line.replace(of_file, typed)
-    return GATE_ADVICE.sub("have it checked by the gate: evaluate without the -s that left it out", line)
+def advised(node: str, title: str, verdict: Finding) -> Finding:
+    """A verdict of a node, with the argument that its advice is about; "" for an op of which there is no node."""
+    if not node and title == "check_export":
+        what = "not measured: the gate was left out"
+        return evolve(
+            verdict, what=what, advice="have it checked by the gate: evaluate without the -s that left it out"
+        )
+    if not verdict.path:
+        return verdict
+    path = f"{NODE}{node}.{verdict.path}"
+    argument = TO_GIVE.get(path) or ARGUMENTS.get(path) or f"-s {node}.{verdict.path}"
+    return evolve(verdict, advice=f"{verdict.advice} ({argument})")
 
 
-def _typed(mistake: Finding) -> Finding:
+def _named(mistake: Finding) -> Finding:
     if argument := ARGUMENTS.get(mistake.path):
         return evolve(mistake.at(argument), advice="")
     if mistake.path.startswith(NODE):
