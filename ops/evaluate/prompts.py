@@ -36,8 +36,7 @@ from ops.lib.target.model import Target, check_images_fit, check_patches_fit
 from ops.lib.target.sizes import context_length, positions
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
-from ops.tokenize_chat.encode import ChatEncoder
-from ops.tokenize_chat.samples import load_each, prompt_sample
+from ops.tokenize_chat.encode import ChatEncoder, load_each, prompt_ids, prompt_sample
 from ops.tokenize_chat.template import Messages
 
 MAX_PIXELS = op_of(InjectImages).fields["max_image_pixels"].default
@@ -131,7 +130,8 @@ def _prompt(row: BenchmarkRow, encoder: ChatEncoder) -> Prompt:
         if reason:
             raise Unusable(reason, f"{image}: {detail}" if isinstance(image, Path) else detail)
     sample = partial(_sample, raw.id, row.category, turns, raw.images, encoder)
-    return Prompt(row.place, raw.id, row.category, len(sample().input_ids), bool(raw.images), sample)
+    _, tokens = prompt_ids(raw.id, turns, [encoded_image(image) for image in raw.images], encoder)
+    return Prompt(row.place, raw.id, row.category, tokens, bool(raw.images), sample)
 
 
 def _sample(

@@ -15,7 +15,7 @@ from dsl.estimate import Estimate, Growth, PlanContext
 from dsl.op import is_builtin
 from ops.ingest.op import Ingest
 from ops.ingest.read import given_splits
-from ops.ingest.row_form import row_mistake
+from ops.ingest.rows import row_mistake
 from ops.ingest.source import check_builtin, find_format, parts_of
 from ops.ingest.splits import kept_of
 from ops.lib.data.files import read_json

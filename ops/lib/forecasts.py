@@ -27,8 +27,7 @@ from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.target.checkpoint_check import processor_folder_mistakes
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.target.token_ids import foreign_tokens
-from ops.lib.vision.pixel_limits import chosen_limits, image_settings
-from ops.lib.vision.processor_files import template_texts
+from ops.lib.vision.processor_files import chosen_limits, image_settings, template_texts
 
 MILLION = 1_000_000
 SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained")  # of an evaluation

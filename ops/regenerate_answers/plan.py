@@ -30,9 +30,8 @@ from ops.lib.target.checkpoint_check import (
 )
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.thread_table import threads_of_decoding
-from ops.regenerate_answers.api_key import api_key
-from ops.regenerate_answers.context import check_context
-from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.conflicts import check_context
+from ops.regenerate_answers.op import RegenerateAnswers, api_key
 
 HARDLY_TRAINED = (
     "a target trained for only a few steps gives answers of the maximum length: time, tokens and features "

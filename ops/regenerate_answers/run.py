@@ -27,11 +27,10 @@ from ops.lib.forecasts import ANSWERED, SamplesForecast, TargetStated, refuse_co
 from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conflicts import conflicts
-from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, turns_of, with_answers
+from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, Prompts, turns_of, with_answers
 from ops.regenerate_answers.endpoint import EndpointAnswerer, Served
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.prompts import Prompts
 from ops.regenerate_answers.shards import Shard, shards
 
 FINISHED = "finish reason {}"

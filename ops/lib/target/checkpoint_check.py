@@ -17,14 +17,11 @@ from dsl.json_files import parse_json
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
 from ops.lib.data.files import LARGEST_JSON, check_json_files, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight_files
-from ops.lib.target.end_names import UnknownEnd, find_ends
 from ops.lib.target.sizes import check_tables, named_dtype
-from ops.lib.target.stored_weights import StoredTensor, weights_mistakes
+from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, weights_mistakes
 from ops.lib.target.token_ids import check_added_tokens, check_ends
-from ops.lib.vision.family_config import check_family_config
-from ops.lib.vision.model_types import check_model_type
-from ops.lib.vision.pixel_limits import chosen_limits, image_settings
-from ops.lib.vision.processor_files import processor_mistakes, template_texts
+from ops.lib.vision.family_config import check_family_config, check_model_type
+from ops.lib.vision.processor_files import chosen_limits, image_settings, processor_mistakes, template_texts
 
 State = tuple[tuple[str, int, int, int], ...]
 POINTER = b"version https://git-lfs"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from attrs import Factory, define, field, frozen
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig
 
@@ -22,12 +23,11 @@ from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.attention import grouped_attention
 from ops.lib.target.checkpoint_check import stored_mistakes, stored_tensors
 from ops.lib.target.checkpoint_files import check_weights, trusts_own_code
-from ops.lib.target.embedding_and_head import stored_dtype
-from ops.lib.target.end_names import find_ends
-from ops.lib.target.stored_weights import is_of_model, unexpected_tensors
+from ops.lib.target.embedding_and_head import stored_dtype, tensor_files
+from ops.lib.target.stored_weights import find_ends, is_of_model, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
-from ops.lib.vision.families import Family, VisionFamily, family_of, text_part
+from ops.lib.vision.families import Family, Qwen3Vl, VisionFamily, family_of, is_expert, text_part
 from ops.lib.vision.processor import LOADING_ERRORS
 
 
@@ -304,3 +304,38 @@ def write_target_json(out_dir: Path, info: Mapping[str, Any], metrics: Mapping[s
     """Writes target.json, as `describe_target` returns it, and metrics.json."""
     write_json(out_dir / "target.json", dict(info))
     write_json(out_dir / "metrics.json", dict(metrics))
+
+
+def complete_config(directory: Path) -> None:
+    """Adds to config.json what serving engines read and transformers omits; a complete file stays as it is."""
+    config = read_json(directory / "config.json")
+    complete = family_of(config).for_serving()
+    if complete != config:
+        write_json(directory / "config.json", complete)
+
+
+def check_served(directory: Path) -> None:
+    """Raises DataError for a checkpoint that SGLang loads differently from transformers, or not at all."""
+    family = family_of(read_config(directory))
+    try:
+        family.check()
+        family.check_serving()
+    except DataError as error:
+        raise DataError(f"{directory}: {error}") from None
+    if isinstance(family, Qwen3Vl):
+        _check_experts(directory, family.text_config["hidden_size"])
+
+
+def _check_experts(directory: Path, hidden_size: int) -> None:
+    """Raises DataError unless down projections are [experts, intermediate, hidden], as in the family's checkpoints."""
+    files = tensor_files(directory)
+    name = next((name for name in sorted(files) if is_expert(name) and name.endswith("down_proj")), None)
+    if name is None:
+        return
+    with safe_open(files[name], framework="pt") as tensors:
+        shape = tensors.get_slice(name).get_shape()
+    if shape[2] != hidden_size:
+        raise DataError(
+            f"{files[name]}: {name} is {shape}, but SGLang expects {[shape[0], shape[2], shape[1]]}, as the published "
+            "checkpoints have it: transformers' save_pretrained transposes experts; save them transposed back"
+        )

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from ops.lib.data.files import shown_json
-from ops.lib.vision.model_types import is_tied
+from ops.lib.vision.family_config import is_tied
 from ops.lib.vision.processor_files import check_sizes
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}

@@ -13,7 +13,7 @@ from attrs import frozen
 from dsl.errors import DataError, on_one_line
 from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import shown_json
-from ops.lib.vision.model_types import MASK_TOKENS, SUPPORTED, family_mask_id
+from ops.lib.vision.family_config import MASK_TOKENS, SUPPORTED, family_mask_id
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 GENERATION = "generation_config.json"

@@ -40,7 +40,8 @@ class TextChunk:
 class ImageChunk:
     """One image: pixel_values float32 [R, P] and image_grid_thw int64 [1, 3], with R = t*h*w rows.
 
-    It is represented by t*h*w / merge_size^2 tokens, none of which is in the loss. expected_tokens: the caller's count.
+    It is represented by t*h*w / merge_size^2 tokens, none of which is in the loss. expected_tokens: their
+    number by the header of the encoded image.
     Raises DataError if rows, grid, merge size and expected tokens are inconsistent.
     """
 

@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from dsl.errors import DataError
 from ops.lib.vision.batch import ModelInputs
-from ops.lib.vision.family_config import check_family_config, check_served_config, full_attention_interval
-from ops.lib.vision.model_types import (
+from ops.lib.vision.family_config import (
     MTP,
     QWEN3,
     QWEN3_MASK_ID,
@@ -27,7 +26,10 @@ from ops.lib.vision.model_types import (
     QWEN35,
     QWEN35_MASK_ID,
     VISUAL,
+    check_family_config,
     check_model_type,
+    check_served_config,
+    full_attention_interval,
     is_tied,
 )
 

@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ops.capture_targets.huggingface import forward_batch
+from ops.capture_targets.backend import forward_batch
 from ops.lib.data.sample_account import MOST_LOST, Loss
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.target.model import Target

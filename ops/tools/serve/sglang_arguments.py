@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ops.lib.sglang.refusals import REFUSAL
+from ops.lib.sglang.serve_command import REFUSAL
 from ops.tools.serve.own_arguments import IN_ARGUMENTS, OF_THE_RUN, refuse
 
 API_KEY = "SGLANG_API_KEY"

@@ -14,7 +14,7 @@ from ops.lib.data.files import json_line, read_jsonl
 from ops.lib.data.image_packs import PackWriter, read_packed
 from ops.lib.data.token_shards import TokenReader
 from ops.tokenize_chat.builtin import write_builtin_processor
-from ops.tokenize_chat.writer import ShardWriter
+from ops.tokenize_chat.run import ShardWriter
 
 
 @pytest.fixture(scope="module")
