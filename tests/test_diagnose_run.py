@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from import_graph import SUPPORTS
 
 ROOT = Path(__file__).resolve().parents[1]
 OPS = f'''
@@ -16,7 +17,7 @@ import sys
 
 from attrs import frozen
 
-sys.path.append({str(ROOT / "tests" / "support")!r})
+sys.path += {[str(folder) for folder in SUPPORTS]!r}
 
 from dsl.op import op
 from lively_target import make_lively
@@ -162,7 +163,7 @@ def project(tmp_path_factory) -> Path:
     """A run in which the retouched draft is still right, so that its gate passes it."""
     project = tmp_path_factory.mktemp("retouched")
     (project / "known_ops.py").write_text(OPS)
-    shutil.copyfile(ROOT / "tests" / "support" / "mistaken_ops.py", project / "mistaken_ops.py")
+    shutil.copyfile(ROOT / "tests" / "support" / "toys" / "mistaken_ops.py", project / "mistaken_ops.py")
     (project / "pipeline.toml").write_text(PIPELINE)
     code, said = dflow(project, "run", str(project / "pipeline.toml"))
     assert 0 == code, said

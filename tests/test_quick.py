@@ -37,7 +37,7 @@ def test_the_test_named_after_a_file_comes_first_whatever_its_kind():
 
 
 def test_where_no_unit_test_is_near_the_nearest_of_any_kind_are_taken():
-    file = ROOT / "tests" / "support" / "tracked_toy.py"
+    file = ROOT / "tests" / "support" / "toys" / "tracked_toy.py"
     taken = quick.affected([file])
     assert {1} == {quick.distance(path, [file]) for path in taken}
     assert {"process"} == {kind_of(path) for path in taken}

@@ -10,10 +10,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from import_graph import PYTHON_PATH
 from sockets import interfaces_to_others, listeners
 from toy_ops import wait_for
 
@@ -163,7 +163,7 @@ def test_a_connection_whose_other_end_is_never_known_is_refused(on_one_host, mon
 def start():
     """A program in a process of its own, which is killed in the end."""
     pipe = subprocess.PIPE
-    paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
+    paths = [PYTHON_PATH]
     chosen = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     with ExitStack() as ending:
 

@@ -1,7 +1,7 @@
 """Tiny targets that SGLang loads on a CPU, one row a family, and samples with none, one and two images.
 
-A family is a row of FAMILIES: what of the tiny checkpoint (tests/support/family_checkpoints.py) SGLang does not take as
-it is.
+A family is a row of FAMILIES: what of the tiny checkpoint (tests/support/data/family_checkpoints.py) SGLang does not
+take as it is.
 """
 
 from __future__ import annotations

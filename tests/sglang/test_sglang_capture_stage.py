@@ -17,6 +17,7 @@ from capture_cases import FAMILIES, make_samples, make_target, processor_of, wri
 from capture_worker import write_job
 from fake_stage import FakeStage
 from family_checkpoints import picture, token_sample
+from import_graph import PYTHON_PATH
 from rank_processes import run_ranks
 from safetensors.torch import load_file
 
@@ -124,7 +125,7 @@ def test_a_draft_learns_from_either_backends_features_alike(undisturbed, by_tran
 def variables() -> dict[str, str]:
     """The environment of a worker. On a CPU SGLang wants to be told the cores where it has more ranks than the machine
     has NUMA nodes."""
-    paths = [str(ROOT), str(ROOT / "tests" / "support"), str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [PYTHON_PATH, str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": ":".join(paths), "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from capture_cases import FAMILIES, make_samples, make_target, processor_of, write_tokens
 from capture_worker import write_job
+from import_graph import SUPPORTS
 from sockets import Listener, interfaces_to_others, listeners, tree
 from toy_ops import Toy, wait_for
 
@@ -107,7 +108,7 @@ def sharing(target, interface, tmp_path) -> Iterator[tuple[Toy, list[Listener]]]
     (tmp_path / "sharing_run.py").write_text(RUN)
     toy = Toy(tmp_path, PIPELINE)
     paths = [
-        *map(str, (TESTS.parent, TESTS / "sglang", TESTS / "support")),
+        *map(str, (TESTS / "sglang", *SUPPORTS, TESTS.parent)),
         *filter(None, [os.environ.get("PYTHONPATH")]),
     ]
     # On a CPU SGLang wants to be told the cores where it has more ranks than the machine has NUMA nodes.

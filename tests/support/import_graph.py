@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (ROOT, ROOT / "tests", ROOT / "tests" / "support")  # where a name is looked for
+SUPPORT = ROOT / "tests" / "support"
+SUPPORTS = (SUPPORT, *(SUPPORT / room for room in ("data", "drafts", "toys", "training")))
+FOLDERS = (ROOT, ROOT / "tests", *SUPPORTS)  # where a name is looked for
+PYTHON_PATH = os.pathsep.join(map(str, (ROOT, *SUPPORTS)))  # of processes that tests start
 
 
 def module_name(path: Path) -> str:

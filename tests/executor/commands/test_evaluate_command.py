@@ -12,6 +12,7 @@ import pytest
 from draft_chain import tiny_config
 from fake_stage import FakeStage
 from family_checkpoints import HIDDEN, LAYERS, VOCABULARY, make_checkpoint
+from manifests import new_record
 from safetensors.torch import save_file
 
 from dsl.compile import compile_pipeline
@@ -31,7 +32,6 @@ from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.load import random_draft
 from ops.tools.evaluate.pipeline import draft_mask, evaluation_pipeline
 from ops.tools.evaluate.typed import advice_as_typed, source_mistakes
-from tests.support.manifests import new_record
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 PROJECT = Path(__file__).resolve().parents[3]
@@ -128,7 +128,7 @@ def test_what_an_evaluation_advises_is_said_in_arguments_of_the_command(tmp_path
 
 
 def test_the_folder_of_an_own_algorithm_is_given_by_an_option(tmp_path, monkeypatch, capsys):
-    folder = PROJECT / "tests" / "support" / "own_drafts" / "slot_bias"
+    folder = PROJECT / "tests" / "support" / "drafts" / "own_drafts" / "slot_bias"
     monkeypatch.setattr(sys, "path", [*sys.path])
     graph = evaluated(tmp_path, "--drafts", str(folder))
     assert (folder / INIT,) == graph.op_files

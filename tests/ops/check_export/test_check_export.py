@@ -24,9 +24,10 @@ from dsl.op import Ref, op_of
 from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from ops.artifacts import CheckedDraft
-from ops.check_export import estimate, live
+from ops.check_export import live
 from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt, largest
 from ops.check_export.op import CheckExport
+from ops.check_export.plan import estimate
 from ops.check_export.show import report as check_export_sections
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
@@ -332,7 +333,7 @@ def test_of_an_algorithm_that_no_server_serves_nothing_names_a_server(tmp_path, 
         stage = check(tmp_path / "check", inputs)
         required = CheckExport.mistakes_with_nodes_above({"live": "required"}, lambda *_: {"algorithm": "slot_bias"})
         edges = {"draft": Ref("a"), "target": Ref("b"), "tokens": Ref("c"), "report": Ref("d")}
-        plan = estimate.estimate(CheckExport(**edges), forecast(algorithm))
+        plan = estimate(CheckExport(**edges), forecast(algorithm))
     checked, card = read_json(stage.out_dir / "check.json"), (stage.out_dir / "draft" / "README.md").read_text()
     sections = " ".join(str(section.body) for section in check_export_sections(stage.out_dir))
     reason = "no server serves this algorithm"
@@ -358,9 +359,9 @@ def test_a_plan_tells_where_the_live_stage_has_no_worker(algorithm):
 @pytest.mark.parametrize(("live", "told"), [("auto", 1), ("off", 0)])
 def test_the_plan_of_such_a_draft_has_no_live_stage(live, told):
     edges = {"draft": Ref("a"), "target": Ref("b"), "tokens": Ref("c"), "report": Ref("d")}
-    found = estimate.estimate(CheckExport(**edges, live=live), forecast(ALGORITHMS["dspark"]))
+    found = estimate(CheckExport(**edges, live=live), forecast(ALGORITHMS["dspark"]))
     assert (told, {}) == (len([note for note in found.notes if "served by OTHER" in note]), found.memory)
-    assert {} != estimate.estimate(CheckExport(**edges), forecast(ALGORITHMS["dflash2"])).memory
+    assert {} != estimate(CheckExport(**edges), forecast(ALGORITHMS["dflash2"])).memory
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -377,9 +378,7 @@ def test_the_live_stage_serves_drafts_of_every_algorithm(tmp_path, gate_inputs, 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_plan_knows_the_memory_of_the_live_stage_for_every_algorithm(name):
     edges = {"draft": Ref("a"), "target": Ref("b"), "tokens": Ref("c"), "report": Ref("d")}
-    needed, off = (
-        estimate.estimate(CheckExport(**edges, live=live), forecast(ALGORITHMS[name])) for live in ("auto", "off")
-    )
+    needed, off = (estimate(CheckExport(**edges, live=live), forecast(ALGORITHMS[name])) for live in ("auto", "off"))
     assert {"target", "drafts"} == needed.memory.keys()
     assert {} == off.memory
 

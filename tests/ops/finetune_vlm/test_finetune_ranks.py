@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
 from family_checkpoints import make_checkpoint
 from finetune_cases import MEASURED, RANK_CASES, STEPS, answers_of, poisoned, relabelled, train, write_inputs
+from import_graph import PYTHON_PATH, SUPPORT
 from rank_processes import run_ranks
 from safetensors.torch import load_file
 
@@ -21,7 +21,7 @@ from ops.finetune_vlm.batches import Order, micro_batches
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.token_shards import TokenReader
 
-HERE = Path(__file__).parents[2] / "support"
+HERE = SUPPORT / "training"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def folder(few_images, checkpoint, tmp_path_factory):
         (folder / f"{name}, alone" / "seen.json").write_text(json.dumps({"logged": stage.logged, "refused": ""}))
     with pytest.raises(StopRequested):
         train(folder / "one process, then two rows", few_images, stop_after=2, init=init, **STEPS)
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]), "OMP_NUM_THREADS": "1"}
+    variables = os.environ | {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
     run_ranks(2, [str(HERE / "finetune_worker.py"), "ranks", str(folder)], folder, 400, variables)
     seen = [(folder / name / "seen.json").is_file() for name in RANK_CASES]
     assert all(seen), (folder / "log").read_text(errors="replace")[-6000:]

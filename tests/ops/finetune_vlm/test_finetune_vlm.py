@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from fake_stage import FakeStage, folder_digest
 from finetune_cases import config, poisoned, relabelled, train, write_inputs
+from import_graph import PYTHON_PATH, SUPPORT
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
@@ -31,7 +31,7 @@ from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.model import Target
 
-HERE = Path(__file__).parents[2] / "support"
+HERE = SUPPORT / "training"
 PROJECTOR = "model.visual.merger.linear_fc1.weight"
 VISION = "model.visual.blocks.0.mlp.linear_fc1.weight"
 TEXT = "model.language_model.layers.0.mlp.gate_proj.weight"
@@ -55,7 +55,7 @@ def test_a_stopped_training_ends_with_the_same_bytes_as_an_uninterrupted_one(tok
 def test_a_training_killed_by_kill_9_ends_with_the_same_bytes(tokens, target, tmp_path):
     write_inputs(tmp_path, tokens)
     worker = [sys.executable, str(HERE / "finetune_worker.py"), "kill", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     killed = subprocess.run(worker, env=environment, check=False, timeout=120)
     assert -signal.SIGKILL == killed.returncode
     assert ["checkpoint-00000001"] == [path.name for path in (tmp_path / "work").iterdir()]

@@ -449,9 +449,9 @@ def test_reading_a_config_loads_no_torch():
     exported = to_serving(DraftConfig(**PLAIN_SHAPE))
     code = (
         "import json, sys; from ops.load_draft.read_config import read_draft_config; "
-        "from ops.load_draft import requirements; "
+        "from ops.load_draft import conflicts; "
         f"read_draft_config(json.loads({json.dumps(json.dumps(PLAIN))})); "
-        f"assert requirements.record_mistakes(json.loads({json.dumps(json.dumps(exported))})); "
+        f"assert conflicts.record_mistakes(json.loads({json.dumps(json.dumps(exported))})); "
         "sys.exit('torch' in sys.modules)"
     )
     assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode

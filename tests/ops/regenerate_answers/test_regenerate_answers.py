@@ -7,12 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from fake_stage import FakeStage, folder_digest
 from family_checkpoints import make_checkpoint
+from import_graph import PYTHON_PATH
 from PIL import Image
 from regenerate_cases import (
     COLOURS,
@@ -193,10 +193,9 @@ regenerate_answers(config, stage)
 
 
 def test_a_killed_regeneration_goes_on_behind_its_finished_shards(samples, target, tmp_path):
-    root = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(samples.path), str(target.path), str(tmp_path / "cut")],
-        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests' / 'support'}"},
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH},
         capture_output=True,
     )
     assert -signal.SIGKILL == done.returncode

@@ -13,6 +13,7 @@ import pytest
 from attrs import evolve
 from chat_server import ChatServer, Fault, TinyModel, is_probe
 from fake_stage import FakeStage, folder_digest
+from import_graph import PYTHON_PATH
 from regenerate_cases import answers_of, config, endpoint_config, run, run_endpoint, turn
 from toy_ops import wait_for
 
@@ -196,7 +197,7 @@ def test_what_a_killed_stage_had_journalled_is_not_asked_again(samples, talker, 
 
     with ChatServer(model, fault=kill) as server:
         command = [sys.executable, "-c", KILLED, samples.path, talker.path, tmp_path, server.url]
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"}
+        environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
         process.append(subprocess.Popen([str(part) for part in command], env=environment))
         assert -signal.SIGKILL == process[0].wait()
     journalled = sum(len(file.read_text().splitlines()) for file in (tmp_path / "work").glob("*.answers"))

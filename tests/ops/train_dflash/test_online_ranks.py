@@ -7,12 +7,12 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Pipe
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from fake_stage import FakeStage, folder_digest
+from import_graph import PYTHON_PATH, SUPPORT
 from online_worker import SCENARIOS, VALUES
 from rank_processes import run_ranks
 from safetensors.torch import load_file
@@ -28,7 +28,7 @@ from ops.train_dflash.online import RowStates
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
 
-HERE = Path(__file__).parents[2] / "support"
+HERE = SUPPORT / "training"
 MACHINE = ("tokens_per_second", "anchors_per_second", "mfu", "wait_share", "memory_gigabytes", "time_share")
 INFO = {"target_layer_ids": [0, 2], "hidden_size": 3, "final_hidden": True, "dtype": "bfloat16"}
 LENGTHS = {"train": [5, 9, 4, 7], "val": [6]}
@@ -44,7 +44,7 @@ def folder(tokens, target, tmp_path_factory):
     listed = {name: [str(artifact.path), artifact.digest] for name, artifact in inputs.items()}
     (folder / "inputs.json").write_text(json.dumps(listed))
     train_dflash(TrainDflash(**{name: Ref(name) for name in inputs}, **VALUES), FakeStage(folder / "alone", inputs))
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]), "OMP_NUM_THREADS": "1"}
+    variables = os.environ | {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
     run_ranks(4, [str(HERE / "online_worker.py"), str(folder)], folder, 400, variables)
     missing = [rank for rank in range(4) if not (folder / f"rank-{rank}.json").exists()]
     assert [] == missing, (folder / "log").read_text()[-5000:]

@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from draft_chain import train_config
 from fake_stage import FakeStage
+from import_graph import PYTHON_PATH, ROOT, SUPPORT
 from parity_bugs import BUGS
 from parity_cases import (
     LAYOUTS,
@@ -40,8 +40,8 @@ from ops.train_dflash.engine import set_up
 from ops.train_dflash.inputs import open_inputs
 from ops.train_dflash.run import train_dflash
 
-HERE = Path(__file__).parents[2] / "support"
-DOCS = HERE.parents[1] / "docs" / "sequence_parallel.md"
+HERE = SUPPORT / "training"
+DOCS = ROOT / "docs" / "sequence_parallel.md"
 EXACT, ROUNDED = 1e-9, 1e-5
 LIMITS = {"loss": EXACT, "accuracy": EXACT, "first": EXACT, "last": EXACT, "weights": EXACT, "float32": ROUNDED}
 HEAD = (
@@ -55,7 +55,7 @@ BEGIN, END = "<!-- parity: written by tests/ops/train_dflash/test_parallel_parit
 def folder(tokens, target, features, tmp_path_factory):
     folder = tmp_path_factory.mktemp("parity")
     write_inputs(folder, tokens, target, features)
-    paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    paths = PYTHON_PATH
     variables = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning"}
     run_ranks(4, [str(HERE / "parity_worker.py"), str(folder)], folder, 500, variables)
     missing = [rank for rank in range(4) if not (folder / f"rank-{rank}.json").exists()]

@@ -1,4 +1,4 @@
-"""An algorithm of a user's own, tests/support/own_drafts/slot_bias, as docs/drafts.md shows it."""
+"""An algorithm of a user's own, tests/support/drafts/own_drafts/slot_bias, as docs/drafts.md shows it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.own_config import try_config
 from ops.lib.drafts.own_trial import Training, mistake_of
 
-SLOT_BIAS = Path(__file__).parents[3] / "support" / "own_drafts" / "slot_bias"
+SLOT_BIAS = Path(__file__).parents[3] / "support" / "drafts" / "own_drafts" / "slot_bias"
 FOLDER = Path(os.environ.get("OWN_DRAFT", SLOT_BIAS)).absolute()
 DEFAULTS = '{"scale": 0.5, "penalty": 0.3}' if FOLDER == SLOT_BIAS else "{}"
 FIELDS = json.loads(os.environ.get("OWN_FIELDS", DEFAULTS))

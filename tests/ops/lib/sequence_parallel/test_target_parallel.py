@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import pytest
+from import_graph import PYTHON_PATH, SUPPORT
 from rank_processes import run_ranks
 from target_parallel_bugs import BUGS
 from target_parallel_cases import BATCHES, HYBRID, OPTIONS_AT, layouts_of
 
-HERE = Path(__file__).parents[3] / "support"
+HERE = SUPPORT / "training"
 EXACT, ROUNDED = 1e-9, 1e-5
 PARITY = [(family, kind, layout) for family in BATCHES for kind in BATCHES[family] for layout in layouts_of(family)]
 CHECKED_IN_FLOAT32 = [case for case in PARITY if case[1] == BATCHES[case[0]][-1]]
@@ -23,7 +23,7 @@ CHECKED_IN_FLOAT32 = [case for case in PARITY if case[1] == BATCHES[case[0]][-1]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target-parallel")
-    paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    paths = PYTHON_PATH
     variables = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning"}
     run_ranks(4, [str(HERE / "target_parallel_worker.py"), str(folder)], folder, 500, variables)
     missing = [rank for rank in range(4) if not (folder / f"rank-{rank}.json").exists()]

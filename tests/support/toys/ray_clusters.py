@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from toy_ops import PROJECT
+from import_graph import PYTHON_PATH
 
 
 class SimulatedCluster:
@@ -34,12 +34,11 @@ class SimulatedCluster:
         token.write_text("0123456789abcdef" * 4)
         self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
         own = {"RAY_AUTH_MODE": "disabled"} if is_open else {}
-        path = os.pathsep.join([str(PROJECT), str(Path(__file__).parent)])
         (self._folder / "ray").mkdir()
         errors = (self._folder / "errors").open("wb")
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(cpus), str(gpus), str(nodes)],
-            env={**os.environ, **self.environment, **own, "RAY_TMPDIR": str(self._folder), "PYTHONPATH": path},
+            env={**os.environ, **self.environment, **own, "RAY_TMPDIR": str(self._folder), "PYTHONPATH": PYTHON_PATH},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

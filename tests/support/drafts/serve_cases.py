@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from manifests import made, new_record
+
 from dsl.read_toml import read_graph
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
-from tests.support.manifests import made, new_record
 
 PIPELINE = """
 [pipeline]

@@ -1,10 +1,10 @@
 """Fine-tuning in processes of its own, in FOLDER, which holds inputs.json: path and digest of the tokens, and `init`.
 
-    python tests/support/finetune_worker.py kill FOLDER
+    python tests/support/training/finetune_worker.py kill FOLDER
 
 is killed by kill -9 once the checkpoint of the first step is written.
 
-    python tests/support/finetune_worker.py ranks FOLDER
+    python tests/support/training/finetune_worker.py ranks FOLDER
 
 is one of the two ranks that tests/ops/finetune_vlm/test_finetune_ranks.py starts, and trains the cases of RANK_CASES,
 each in a folder of its name; what a case logs goes into logged.json there.

@@ -14,7 +14,7 @@ from dsl.finding import Finding
 from dsl.read_toml import read_graph
 
 ENVIRONMENT = {"FUZZ_NAME": "name", "FUZZ_KEY": "value of the key"}
-PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
+PIPELINES = Path(__file__).resolve().parents[3] / "pipelines"
 OPS = """
 from attrs import frozen, validators
 from dsl.op import field, op

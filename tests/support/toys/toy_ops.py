@@ -15,7 +15,7 @@ import attrs
 from executor.records.run_record import Record
 from executor.system.trust import trust_store
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 
 OPS = '''
 import json, os, signal, sys, time

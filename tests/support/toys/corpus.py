@@ -21,7 +21,7 @@ from executor.commands.arguments import add_overrides, add_selection, add_sweeps
 from executor.planning.selection import selected
 
 OPS = Path(__file__).parent / "corpus_ops.py"
-PAGES = sorted((Path(__file__).parents[1] / "dsl" / "mistakes").glob("*.md"))
+PAGES = sorted((Path(__file__).parents[2] / "dsl" / "mistakes").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)(?: ([\w.]+\.\w+))?( escaped)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DEFAULT_NAMES = {"toml": "pipeline.toml", "python": "pipeline.py"}
 
