@@ -129,7 +129,7 @@ def missing_here(config: RegenerateAnswers) -> dict[str, str]:
     if proxy is not None and proxy.mistake:
         missing["endpoint"] = proxy.mistake
     missing |= chat_template_mistakes(config.chat_template)
-    if mistakes := processor_folder_mistakes(config.processor):
+    if mistakes := processor_folder_mistakes(config.processor, config.trust_remote_code):
         missing["processor"] = "\n".join(mistakes)
     elif config.processor is not None:
         missing |= pixel_mistakes(config.processor, config.min_pixels, config.max_pixels)

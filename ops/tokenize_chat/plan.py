@@ -109,7 +109,9 @@ def missing_here(config: TokenizeChat) -> dict[str, str]:
     directory of a processor lacks, and limits of pixels that its own exclude.
     """
     missing = {**missing_torchvision(config.image_backend), **chat_template_mistakes(config.chat_template)}
-    if not is_builtin(config.processor) and (mistakes := processor_folder_mistakes(config.processor)):
+    if not is_builtin(config.processor) and (
+        mistakes := processor_folder_mistakes(config.processor, config.trust_remote_code)
+    ):
         missing["processor"] = "\n".join(mistakes)
     elif not is_builtin(config.processor):
         missing |= pixel_mistakes(config.processor, config.min_pixels, config.max_pixels)

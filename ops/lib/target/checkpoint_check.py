@@ -14,7 +14,7 @@ from typing import Any
 
 from dsl.errors import ConfigError, DataError
 from dsl.json_files import parse_json
-from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
+from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_places, check_reads
 from ops.lib.data.files import LARGEST_JSON, check_json_files, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight_files
 from ops.lib.target.sizes import check_tables, named_dtype
@@ -41,6 +41,8 @@ def loading_mistakes(checkpoint: str, trust_remote_code: bool) -> list[str]:
 @lru_cache(maxsize=8)  # several hooks of a plan ask, and a tokenizer.json has ten megabytes
 def _loading_mistakes(path: Path, trust_remote_code: bool, _state: State) -> tuple[str, ...]:
     mistakes = [*checkpoint_mistakes(path), *_raised(check_code, path, trust_remote_code)]
+    if trust_remote_code:
+        mistakes += _raised(check_places, path)
     return tuple(dict.fromkeys(mistakes))
 
 
@@ -102,11 +104,13 @@ def ends_mistakes(directory: Path, embed_key: str | None, lm_head_key: str | Non
     return {}
 
 
-def processor_folder_mistakes(processor: str | None) -> list[str]:
+def processor_folder_mistakes(processor: str | None, trust_remote_code: bool = False) -> list[str]:
     """Why a processor cannot be loaded from a directory; nothing of a built-in one or a model id."""
     if processor is None or not Path(processor).is_dir():
         return []
-    return list(_processor_mistakes(Path(processor), _state(Path(processor))))
+    directory = Path(processor)
+    mistakes = _processor_mistakes(directory, _state(directory))
+    return mistakes or (_raised(check_places, directory) if trust_remote_code else [])
 
 
 @lru_cache(maxsize=8)
