@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dsl.errors import ConfigError, DataError, did_you_mean
-from ops.lib.target.sizes import patch_dim
-from ops.lib.vision.family_config import check_served_config
+from ops.lib.vision.family_config import check_served_config, patch_dim, text_part
 
 if TYPE_CHECKING:
     from ops.capture_targets.op import CaptureTargets
@@ -31,7 +30,7 @@ def check_config(config: Mapping[str, Any], options: CaptureTargets) -> None:
         raise DataError(
             f"the sglang backend captures {', '.join(MODEL_TYPES)}, and the target is a {model_type}: {remedy}"
         )
-    seeing, text = config.get("vision_config"), config.get("text_config") or config
+    seeing, text = config.get("vision_config"), text_part(config)
     if model_type == "qwen2_5_vl" and seeing and patch_dim(seeing) != PATCH_DIM_OF_QWEN25:
         raise DataError(
             f"SGLang's Qwen2.5-VL interprets pixel rows of {PATCH_DIM_OF_QWEN25} numbers as pixels, others as "
@@ -54,7 +53,7 @@ def check_degree(config: Mapping[str, Any], tp_degree: int, ep_size: int = 1) ->
     SGLang's rule: ranks have equal numbers of query heads and of columns of each MLP; key/value heads are divided, or
     replicated if there are fewer of them than ranks.
     """
-    text, seeing = config.get("text_config") or config, config.get("vision_config") or {}
+    text, seeing = text_part(config), config.get("vision_config") or {}
     dense = not text.get("num_experts") or bool(text.get("mlp_only_layers"))
     names = ["num_attention_heads", "linear_num_key_heads", "linear_num_value_heads", "shared_expert_intermediate_size"]
     named = {name: text.get(name) for name in [*names, *(["intermediate_size"] if dense else [])]}

@@ -123,7 +123,7 @@ def _prompt(row: BenchmarkRow, encoder: ChatEncoder) -> Prompt:
     """Raises Unusable."""
     raw = row.sample
     turns = joined_messages({"conversations": [turn.row() for turn in raw.turns], "images": raw.images}, "in-place")
-    if raw.images and (encoder.processor.image_processor is None or encoder.processor.image_token_id is None):
+    if raw.images and not encoder.processor.sees:
         raise Unusable("it has an image, and the target is a text model", "remove it")
     for image in raw.images:
         reason, detail = fault_of(encoded_image(image), MAX_PIXELS, MIN_SIDE)

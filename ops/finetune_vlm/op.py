@@ -166,7 +166,7 @@ READING: tuple[Part, ...] = ("text", "embeddings")
 
 
 def parts_in(config: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Those of a target of this config.json."""
+    """The parts of a target of this config.json."""
     return (*SEEING, *READING) if config.get("vision_config") else READING
 
 

@@ -34,7 +34,7 @@ def smoke(config: Ingest, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: Ingest, context: PlanContext) -> Estimate:
-    """By the trial's counts of the whole source; before it only which splits stay empty is known."""
+    """Samples by the trial's counts of the whole source; before it only which splits stay empty is known."""
     trial = context.trial
     if context.artifact is not None:
         forecast = SamplesForecast.read(context.artifact, context.identity)

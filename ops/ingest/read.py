@@ -198,7 +198,7 @@ class WithoutRow:
 
 
 def images_without_row(reading: Reading) -> list[WithoutRow]:
-    """One for each source of captions that leaves images out; with an image_root it is not known which it means."""
+    """The sources of captions that leave images out; with an image_root it is not known which it means."""
     found = []
     for source, root in zip(reading.sources, reading.roots(), strict=True):
         form = find_format(source, reading.format)

@@ -185,7 +185,7 @@ class Contents:
             self._held_out[split][content] += 1
 
     def warnings(self) -> Iterator[str]:
-        """One for each split with samples that are trained on as well."""
+        """A warning for each split with samples that are trained on as well."""
         for split, counts in self._held_out.items():
             same = sum(count for content, count in counts.items() if content in self._trained)
             if same:

@@ -21,7 +21,7 @@ TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
 
 
 def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
-    """By the files of the weights; raises DataError if no config.json with the sizes is found."""
+    """Disk by the files of the weights; raises DataError if no config.json with the sizes is found."""
     if context.artifact is not None:
         return Estimate(forecast=TargetForecast.made(context.artifact, context.identity))
     directory = Path(config.checkpoint)

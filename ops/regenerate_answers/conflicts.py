@@ -10,6 +10,7 @@ from dsl.errors import DataError
 from ops.lib.data.files import read_object
 from ops.lib.forecasts import SamplesForecast, TargetStated, pixels_misfit
 from ops.lib.target.sizes import context_length
+from ops.lib.vision.family_config import text_part
 from ops.regenerate_answers.op import RegenerateAnswers
 
 
@@ -36,12 +37,12 @@ def check_context(config: RegenerateAnswers, checkpoint: Path) -> None:
     if not (checkpoint / "config.json").is_file():
         return
     settings = read_object(checkpoint / "config.json")
-    if mistake := context_mistake(config, settings.get("text_config") or settings):
+    if mistake := context_mistake(config, text_part(settings)):
         raise DataError(mistake)
 
 
 def context_mistake(config: RegenerateAnswers, text: Mapping[str, Any]) -> str:
-    """The same by the part of a config that describes the language model; empty where all fits."""
+    """Why prompt and answer exceed the positions of a model, by the text part of its config; empty where they fit."""
     limit = context_length(text)
     longest = config.max_prompt_tokens + config.max_new_tokens
     if limit is None or longest <= limit:

@@ -40,7 +40,7 @@ class Prompts:
 
     @classmethod
     def load(cls, config: RegenerateAnswers, target: TargetModel | None, folder: Path) -> Prompts:
-        """With the target's processor, or that of the config without a target.
+        """Load the target's processor, or that of the config without a target.
 
         Raises ConfigError for an enable_thinking that the target's template does not read, and DataError for limits
         beyond its context.
@@ -63,7 +63,7 @@ class Prompts:
     def check_sees_images(self, sample_id: str) -> None:
         """Raises DataError if the target is a text model."""
         processor = self.encoder.processor
-        if processor.image_processor is None or processor.image_token_id is None:
+        if not processor.sees:
             raise DataError(
                 f'sample "{sample_id}" has an image, but the target has no image processor '
                 "(preprocessor_config.json): remove the image samples, or use a vision-language target"

@@ -60,7 +60,7 @@ class Request:
 
 
 @frozen(kw_only=True)
-class Served:
+class ServerUse:
     """What a server did in one attempt, for one worker or for all of them. owner: of the model, if it was reported."""
 
     requests: int
@@ -71,7 +71,7 @@ class Served:
     owner: str | None
 
     @classmethod
-    def together(cls, workers: Sequence[Served]) -> Served:
+    def together(cls, workers: Sequence[ServerUse]) -> ServerUse:
         """The sums; the seconds of the longest one, since they work side by side."""
         return cls(
             requests=sum(each.requests for each in workers),
@@ -252,9 +252,9 @@ class EndpointAnswerer:
             )
         return differently
 
-    def served(self) -> Served:
+    def served(self) -> ServerUse:
         """What the server did in this attempt."""
-        return Served(
+        return ServerUse(
             requests=self.client.requests,
             retries=self.client.retries,
             answers=self.answers,

@@ -239,7 +239,7 @@ def url_fault(url: str) -> tuple[str, str] | None:
 
 
 def api_key(config: RegenerateAnswers) -> str | None:
-    """None without a variable for it. Raises ConfigError if that is not set, or holds no key."""
+    """The server's key from the environment, None without a variable. Raises ConfigError if that holds no key."""
     name = config.api_key_env
     if name is None:
         return None

@@ -189,7 +189,7 @@ def num_images(message: dict[str, Any]) -> int:
 
 
 def _tokenizable(rendered: Rendered) -> Rendered:
-    """The same, if its text can be tokenised. Raises Unusable."""
+    """The conversation, if its text can be tokenised. Raises Unusable."""
     _check_characters(rendered.text)
     return rendered
 

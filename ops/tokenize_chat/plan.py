@@ -74,7 +74,7 @@ def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
 
 
 def _promised(config: TokenizeChat, source: SamplesForecast | None, target: TargetForecast | None) -> TokensForecast:
-    """By the files of the processor, or of the target whose processor it is."""
+    """What is known before it is made, by the files of the processor, or of the target whose processor it is."""
     promised = TokensForecast(
         by_split=None,
         expected=config.expected_tokens,

@@ -90,7 +90,7 @@ class _Token:
 
 
 def _tokens(shown: Shown, processor: Processor) -> list[_Token]:
-    """One for every token; one for each run of image tokens."""
+    """Every token, and each run of image tokens as one."""
     texts = [processor.tokenizer.decode([token]) for token in shown.ids]
     tokens = []
     runs = groupby(

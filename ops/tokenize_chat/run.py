@@ -104,7 +104,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
 
 
 def with_progress(outcomes: Iterable[tuple[Row, Outcome]], total: int, stage: Stage) -> Iterator[tuple[Row, Outcome]]:
-    """The same, reporting how many of them were processed."""
+    """The outcomes, reporting how many of them were processed."""
     stage.progress(0, total)
     for done, outcome in enumerate(outcomes, 1):
         yield outcome
@@ -180,7 +180,7 @@ class TemplateTrial:
             self.finish()
 
     def finish(self) -> None:
-        """After the last sample. Raises DataError if the template is at fault."""
+        """Judges the template after the last sample. Raises DataError if it is at fault."""
         if self._misfits and not self._served:
             raise DataError(
                 f"the chat template of {self.source} suits none of {self._misfits} samples, the first of which is "
@@ -211,10 +211,9 @@ def prepare_processor(config: TokenizeChat, target: TargetModel | None, file: Pa
 def check_images(file: Path, processor: Processor) -> int:
     """The number of rows. Raises DataError for an image without an image processor."""
     total = 0
-    supports_images = processor.image_processor is not None and processor.image_token_id is not None
     for row in read_jsonl(file):
         total += 1
-        if row["images"] and not supports_images:
+        if row["images"] and not processor.sees:
             raise DataError(
                 f'processor {processor.source}: sample "{row["id"]}" has an image, but there is no image processor '
                 f'(preprocessor_config.json) or no token "{processor.image_token}"; take that of a vision-language '

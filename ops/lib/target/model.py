@@ -27,7 +27,8 @@ from ops.lib.target.embedding_and_head import stored_dtype, tensor_files
 from ops.lib.target.stored_weights import find_ends, is_of_model, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
-from ops.lib.vision.families import Family, Qwen3Vl, VisionFamily, family_of, is_expert, text_part
+from ops.lib.vision.families import Family, Qwen3Vl, VisionFamily, family_of, is_expert
+from ops.lib.vision.family_config import text_part
 from ops.lib.vision.processor import LOADING_ERRORS
 
 
@@ -49,7 +50,7 @@ class Target:
     def from_directory(
         cls, directory: Path, info: Mapping[str, Any], device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Target:
-        """The same from a checkpoint directory; its own code runs only as `trusts_own_code` says.
+        """Loads a checkpoint directory; its own code runs only as `trusts_own_code` says.
 
         Weights are loaded in the dtype of the files, so transformers keeps them in the files' pages; all processes of a
         machine share those. Each is then moved to the device, and cast there.
@@ -117,7 +118,7 @@ class Target:
         return collate(samples, self.device)
 
     def prompts(self, samples: Sequence[TokenSample]) -> ModelInputs:
-        """The same for samples without their last answers."""
+        """A batch of samples without their last answers."""
         return self.inputs([sample.prompt() for sample in samples])
 
     def forward(self, inputs: ModelInputs, **options: Any) -> Any:
@@ -282,7 +283,7 @@ def check_images_fit(reader: TokenReader, family: Family) -> None:
 
 
 def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:
-    """The same for all samples with images; `tokens`, the content of tokens.json, describes their processor."""
+    """Rejects images of another processor; `tokens`, the content of tokens.json, describes it. Raises DataError."""
     if not (isinstance(family, VisionFamily) and family.has_vision):
         raise DataError("the tokens have images, but the target is a text model: remove the image samples")
     wanted = {

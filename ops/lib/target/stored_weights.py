@@ -16,7 +16,7 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from ops.lib.data.files import shown_json
-from ops.lib.vision.family_config import MTP, SUPPORTED, VISUAL, is_tied
+from ops.lib.vision.family_config import MTP, SUPPORTED, VISUAL, is_tied, text_part
 
 SETTINGS = ("quantization_config", "compression_config")  # of config.json, or of a part of it
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
@@ -28,7 +28,7 @@ PARTS = ("embed_tokens", "layers", "norm", "lm_head", "visual")
 BEFORE = re.compile(r"^(model\.|language_model\.)+")
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 CHUNK = 1 << 22  # bytes read at once
-SHOWN = 3
+SHOWN = 3  # names in a message
 
 
 @frozen
@@ -48,7 +48,7 @@ def weights_mistakes(directory: Path, config: Mapping[str, Any], stored: Mapping
     mistakes = []
     if signs:
         mistakes.append(
-            f"{directory}: quantised weights ({_listed(signs)}), and a target must be unquantised; use the checkpoint "
+            f"{directory}: quantised weights ({listed(signs)}), and a target must be unquantised; use the checkpoint "
             "that it was quantised from"
         )
     if config.get("model_type") in SUPPORTED and not config.get("auto_map"):
@@ -62,7 +62,7 @@ def weights_mistakes(directory: Path, config: Mapping[str, Any], stored: Mapping
 def unexpected_tensors(directory: Path, names: list[str]) -> str:
     """The message for tensors without a place in the model, which would run as if they were not there."""
     return (
-        f"{directory}: the files hold tensors that the model of config.json does not have: {_listed(names)}; use the "
+        f"{directory}: the files hold tensors that the model of config.json does not have: {listed(names)}; use the "
         "config.json that belongs to these files, or remove them"
     )
 
@@ -101,7 +101,7 @@ def _quantises(name: str) -> bool:
 
 
 def _is_unexpected(name: str, config: Mapping[str, Any]) -> bool:
-    """By its name alone; transformers finds the others when it loads them."""
+    """Whether a tensor's name alone shows that it has no place; transformers finds the others when it loads them."""
     if not is_of_model(name):
         return False
     text = config.get("text_config")
@@ -112,8 +112,8 @@ def _is_unexpected(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def _head_mistakes(directory: Path, tied: bool, stored: Mapping[str, StoredTensor]) -> list[str]:
-    """Of a config that says tied while the files have another head, which transformers would use and SGLang would not;
-    or of one that does not, while they have none.
+    """Mistakes of a config that says tied while the files have another head, which transformers would use and SGLang
+    would not; or of one that does not, while they have none.
     """
     embedding, head = ({key: each for key, each in stored.items() if _is(key, end)} for end in (EMBEDDING, HEAD))
     if not tied and embedding and not head:
@@ -150,7 +150,8 @@ def _equal(first: StoredTensor, second: StoredTensor) -> bool:
     return True
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 
@@ -187,7 +188,7 @@ def find_ends(
     A tied model's lm_head.weight, if its files hold one, is equal to the embedding (`weights_mistakes`). Raises
     UnknownEnd with the candidates if a key is missing, has another shape, or is ambiguous.
     """
-    text = config.get("text_config") or config
+    text = text_part(config)
     shape = (text["vocab_size"], text["hidden_size"])
     fitting = sorted(key for key, tensor in stored.items() if tensor.shape == shape and not _elsewhere(key))
     embed = _find("embed_key", embed_key, EMBED_ENDINGS, fitting, directory, shape)

@@ -75,7 +75,7 @@ class ImageChunk:
 
         Raises DataError for a processor without images, and ValueError for an image that the processor rejects.
         """
-        if processor.image_processor is None or processor.image_token_id is None:
+        if not processor.sees or processor.image_token_id is None:
             raise DataError(f"processor {processor.source} has no image processor or no image token")
         features = processor.pixels(image)
         return cls(

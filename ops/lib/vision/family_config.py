@@ -32,6 +32,17 @@ def family_mask_id(model_type: str) -> int:
     return QWEN35_MASK_ID if model_type in QWEN35 else QWEN3_MASK_ID
 
 
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the language model: text_config if there is one, else the whole."""
+    return config.get("text_config") or config
+
+
+def patch_dim(vision: Mapping[str, Any]) -> int:
+    """Length of a row of pixel values, by vision_config."""
+    channels = vision.get("in_channels", vision.get("in_chans", 3))
+    return int(channels * vision.get("temporal_patch_size", 2) * vision["patch_size"] ** 2)
+
+
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Whether a config.json makes the embedding the head: at the top level, or else in text_config. The classes of the
     supported families have false where neither says it.
@@ -47,7 +58,7 @@ DEEPSTACK, DEPTH = (8, 16, 24), 27  # of the class in transformers
 
 def check_family_config(config: Mapping[str, Any]) -> None:
     """Raises DataError for sizes and parts that are missing, and for values that would have no effect or another."""
-    text = config.get("text_config") or config
+    text = text_part(config)
     missing = [name for name in SIZES if name not in text]
     if missing:
         raise DataError(f"config.json: missing {', '.join(missing)}, also in text_config")
@@ -71,7 +82,7 @@ def check_served_config(config: Mapping[str, Any]) -> None:
     """Raises DataError for a config of a family that SGLang loads differently from transformers, or not at all, also
     with the fields that `for_serving` adds.
     """
-    kind, text, seeing = config.get("model_type"), config.get("text_config") or config, config.get("vision_config")
+    kind, text, seeing = config.get("model_type"), text_part(config), config.get("vision_config")
     if kind == "qwen3_moe" and is_tied(config):
         raise DataError(
             "config.json: tie_word_embeddings is set, but SGLang's Qwen3-MoE does not support a tied head: it would "

@@ -21,8 +21,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.checkpoint_code import check_places, check_reads, read_settings
 from ops.lib.data.files import check_json_files
-from ops.lib.vision.families import find_family, text_part
-from ops.lib.vision.family_config import MASK_TOKENS
+from ops.lib.vision.families import find_family
+from ops.lib.vision.family_config import MASK_TOKENS, text_part
 from ops.lib.vision.processor_files import (
     DEFAULT,
     EDGES,
@@ -65,6 +65,11 @@ class Processor:
     eos_token_ids: tuple[int, ...]
     special_tokens: tuple[str, ...]
     vocab_size: int
+
+    @property
+    def sees(self) -> bool:
+        """Whether images can be given."""
+        return self.image_processor is not None and self.image_token_id is not None
 
     @property
     def pixel_limits(self) -> dict[str, int] | None:
@@ -231,7 +236,7 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
 
 
 def _image_settings(source: str) -> tuple[Path | str, dict[str, Any]]:
-    """Of a directory, or of a model id, whose files transformers downloads; empty without an image processor."""
+    """Settings of a directory, or of a model id, whose files are downloaded; empty without an image processor."""
     if Path(source).is_dir():
         return image_settings(Path(source))
     try:

@@ -171,7 +171,7 @@ def template_texts(directory: Path) -> list[str]:
 
 
 def no_default_template(names: Iterable[str]) -> str:
-    """Of named chat templates, among which transformers and serving engines cannot choose."""
+    """The mistake of named chat templates, among which transformers and serving engines cannot choose."""
     listed = on_one_line(", ".join(sorted(set(names))))
     return (
         f"its chat templates are named {listed}, and none is the default; copy the one to use to {DEFAULT_FILE} in "
