@@ -29,7 +29,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from benchmarks.harness import in_rounds, median_ratio, parser, save_figures, table, verdict
 from dsl.op import Ref
 from ops.artifacts import TokenShards
-from ops.capture_targets.huggingface import HuggingFaceBackend
+from ops.capture_targets.backend import HuggingFaceBackend
 from ops.capture_targets.op import CaptureTargets, default_batch_tokens
 from ops.capture_targets.run import capture_shard, plan_shards
 from ops.capture_targets.writing import Shard

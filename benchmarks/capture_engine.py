@@ -26,7 +26,7 @@ from transformers import AutoConfig
 
 from benchmarks.capture import FIRST_TEXT_ID, KINDS, Shapes, make_samples, small_target
 from benchmarks.harness import in_rounds, median_ratio, parser, save_figures, table, verdict
-from ops.capture_targets.huggingface import forward_batch
+from ops.capture_targets.backend import forward_batch
 from ops.capture_targets.layers import spread_layers
 from ops.lib.data.batching import batches_by_length
 from ops.lib.data.token_shards import TokenSample

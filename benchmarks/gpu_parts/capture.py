@@ -23,7 +23,7 @@ from benchmarks.capture import Shapes, make_samples, write_tokens
 from benchmarks.gpu_parts.timing import answer, draft_sizes, part_parser, peak_mib, spread
 from benchmarks.sides.qwen3 import qwen3_config
 from dsl.op import Ref
-from ops.capture_targets.huggingface import HuggingFaceBackend
+from ops.capture_targets.backend import HuggingFaceBackend
 from ops.capture_targets.layers import spread_layers
 from ops.capture_targets.op import CaptureTargets, default_batch_tokens
 from ops.capture_targets.run import PARTS_THAT_FILL, capture_shard, plan_shards

@@ -41,10 +41,9 @@ from ops.inject_images.run import inject_images
 from ops.lib.data.image_packs import PackWriter
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
-from ops.tokenize_chat.encode import ChatEncoder
+from ops.tokenize_chat.encode import ChatEncoder, tokenize_rows
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.tokenize_chat.samples import tokenize_rows
 
 MAX_PIXELS = 512 * 512
 VOCABULARY = 8000

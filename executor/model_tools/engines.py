@@ -16,8 +16,7 @@ from dsl.errors import ConfigError, DataError
 from executor.model_tools.served import ServedRun
 from ops.lib.drafts.algorithms import plain
 from ops.lib.sglang import serve_command as sglang_command
-from ops.lib.sglang.refusals import REFUSAL
-from ops.lib.sglang.serve_command import Address, Served
+from ops.lib.sglang.serve_command import REFUSAL, Address, Served
 from ops.lib.sglang.version import either, installed_version, require_sglang
 from ops.lib.vllm import serve_command as vllm_command
 from ops.lib.vllm.serve_command import METHODS, draft_for_vllm, warnings_for_vllm

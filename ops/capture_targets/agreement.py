@@ -51,7 +51,7 @@ class Comparison:
         return self.furthest.relative <= self.allowed  # NaN does not
 
     def row(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The comparison as JSON values."""
         return {"layer": self.layer, "kind": self.kind, "allowed": self.allowed, **asdict(self.furthest)} | {
             "agrees": self.agrees
         }
@@ -97,7 +97,7 @@ def _furthest(
     kind: str,
     image_token_id: int | None,
 ) -> LargestDifference | None:
-    """None without a token of the kind."""
+    """The largest differences of a layer; None without a token of the kind."""
     found = None
     absolute = 0.0
     for sample, ours_SF, theirs_SF in zip(samples, ours, theirs, strict=True):

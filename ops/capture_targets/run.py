@@ -21,13 +21,12 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from dsl.errors import ConfigError, DataError, StopRequested
+from dsl.errors import DataError, StopRequested
 from dsl.named_function import named_function
 from dsl.sizes import shown_bytes
 from dsl.stage import Stage
-from ops.capture_targets.backend import Backend, Halving
+from ops.capture_targets.backend import Backend, Halving, HuggingFaceBackend
 from ops.capture_targets.conflicts import conflicts
-from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.op import BACKEND, BACKEND_INFO, REQUIRE, CaptureTargets, default_batch_tokens
 from ops.capture_targets.writing import Shard
@@ -72,9 +71,6 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     )
     if stage.worker == 0:
         check_disk(plans, bytes_per_token, stage)
-    mistakes = config.launch_mistakes({"tp_degree": config.tp_degree}, {"nproc": stage.world_size})
-    if mistakes:
-        raise ConfigError(f"tp_degree: {mistakes['tp_degree']}")
     shared = SharedShards(stage) if stage.workers > 1 else None
     work = (
         rank_shards(plans, config, stage) if shared is None else shared.claimed(lambda: plans, partial(file_of, stage))

@@ -16,8 +16,7 @@ from torch import Tensor
 from ops.capture_targets.backend import States
 from ops.lib.data.shared_shards import partial_path, publish
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.target.feature_shards import write_feature_shard
-from ops.lib.target.finite_states import FINAL, check_finite, layer_parts
+from ops.lib.target.feature_shards import FINAL, check_finite, layer_parts, write_feature_shard
 
 SETTING = "dtype of capture_targets"
 

@@ -13,8 +13,7 @@ from dsl.errors import DataError
 from ops.evaluate.intervals import ALL
 from ops.ingest.image_values import ImageFinder
 from ops.ingest.records import Record, json_records
-from ops.ingest.row_form import row_mistake, turn_list, turn_role
-from ops.ingest.rows import ROLE_NAMES, sample_of_row
+from ops.ingest.rows import ROLE_NAMES, row_mistake, sample_of_row, turn_list, turn_role
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.lib.data.files import shown_json
 

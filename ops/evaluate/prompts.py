@@ -36,8 +36,7 @@ from ops.lib.target.model import Target, check_images_fit, check_patches_fit
 from ops.lib.target.sizes import context_length, positions
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
-from ops.tokenize_chat.encode import ChatEncoder
-from ops.tokenize_chat.samples import load_each, prompt_sample
+from ops.tokenize_chat.encode import ChatEncoder, load_each, prompt_ids, prompt_sample
 from ops.tokenize_chat.template import Messages
 
 MAX_PIXELS = op_of(InjectImages).fields["max_image_pixels"].default
@@ -124,14 +123,15 @@ def _prompt(row: BenchmarkRow, encoder: ChatEncoder) -> Prompt:
     """Raises Unusable."""
     raw = row.sample
     turns = joined_messages({"conversations": [turn.row() for turn in raw.turns], "images": raw.images}, "in-place")
-    if raw.images and (encoder.processor.image_processor is None or encoder.processor.image_token_id is None):
+    if raw.images and not encoder.processor.sees:
         raise Unusable("it has an image, and the target is a text model", "remove it")
     for image in raw.images:
         reason, detail = fault_of(encoded_image(image), MAX_PIXELS, MIN_SIDE)
         if reason:
             raise Unusable(reason, f"{image}: {detail}" if isinstance(image, Path) else detail)
     sample = partial(_sample, raw.id, row.category, turns, raw.images, encoder)
-    return Prompt(row.place, raw.id, row.category, len(sample().input_ids), bool(raw.images), sample)
+    _, tokens = prompt_ids(raw.id, turns, [encoded_image(image) for image in raw.images], encoder)
+    return Prompt(row.place, raw.id, row.category, tokens, bool(raw.images), sample)
 
 
 def _sample(

@@ -15,9 +15,8 @@ from transformers import AutoTokenizer
 from dsl.errors import DataError, on_one_line, shortened
 from dsl.stage import Stage
 from ops.finetune_vlm.batches import micro_batches, passes_of_rank
-from ops.finetune_vlm.op import FinetuneVlm
+from ops.finetune_vlm.op import FinetuneVlm, search
 from ops.finetune_vlm.saving import whole_target
-from ops.finetune_vlm.searching import search
 from ops.lib.data.limited_process import Exhausted, limited
 from ops.lib.data.sample_account import of_sample
 from ops.lib.data.token_shards import TokenReader, TokenSample

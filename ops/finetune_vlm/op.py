@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 from attrs import frozen, validators
 
+from dsl.errors import ConfigError
 from dsl.field_rules import Given, Needs, Only
 from dsl.op import field, is_builtin, op, seed_field
 from ops.artifacts import TargetModel, TokenShards
@@ -157,3 +158,31 @@ class FinetuneVlm:
             "init": 'the tokens are those of processor = "builtin", which no checkpoint knows: give tokenize_chat '
             f'processor = "{init}"'
         }
+
+
+Part = Literal["vision", "projector", "text", "embeddings"]
+SEEING: tuple[Part, ...] = ("vision", "projector")  # without a gradient in a step without an image
+READING: tuple[Part, ...] = ("text", "embeddings")
+
+
+def parts_in(config: Mapping[str, Any]) -> tuple[Part, ...]:
+    """The parts of a target of this config.json."""
+    return (*SEEING, *READING) if config.get("vision_config") else READING
+
+
+def check_parts(config: FinetuneVlm, parts: Collection[Part], model_type: str) -> None:
+    """Raises ConfigError if a field names a part that the target does not have, or if nothing is left to train."""
+    fields: list[tuple[str, Part]] = [(f'freeze = "{part}"', part) for part in config.freeze]
+    rates: tuple[tuple[str, Part], ...] = (("lr_vision", "vision"), ("lr_projector", "projector"))
+    fields += [(name, part) for name, part in rates if getattr(config, name) is not None]
+    for name, part in fields:
+        if part not in parts:
+            raise ConfigError(f"{name}: a {model_type} target has no such part")
+    if set(parts) <= {*config.freeze}:
+        raise ConfigError(f"freeze = {list(config.freeze)}: no part of the target is left to train")
+
+
+def search(pattern: str, text: str) -> str | None:
+    """The pattern's group at its first match, None without one."""
+    found = re.search(pattern, text)
+    return found.group(1) if found else None

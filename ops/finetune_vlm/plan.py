@@ -10,8 +10,7 @@ from dsl.errors import DataError
 from dsl.estimate import CHECKPOINTS, Amount, Estimate, Growth, PlanContext
 from dsl.op import is_builtin
 from dsl.sizes import shown_bytes
-from ops.finetune_vlm.op import FinetuneVlm
-from ops.finetune_vlm.parts import check_parts, parts_in
+from ops.finetune_vlm.op import FinetuneVlm, check_parts, parts_in
 from ops.lib.drafts.backbone.sizes import MASTER
 from ops.lib.forecasts import TargetForecast, TokensCounted, TokensForecast, first_counted
 from ops.lib.sequence_parallel.degree import check_target_degree

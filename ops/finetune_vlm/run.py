@@ -28,8 +28,7 @@ from dsl.stage import Stage
 from ops.finetune_vlm.batches import Order, passes_of_rank
 from ops.finetune_vlm.conflicts import conflicts
 from ops.finetune_vlm.measuring import HeldOut
-from ops.finetune_vlm.op import FinetuneVlm
-from ops.finetune_vlm.parts import SEEING, Part
+from ops.finetune_vlm.op import SEEING, FinetuneVlm, Part
 from ops.finetune_vlm.saving import save_target, saved_for_now
 from ops.finetune_vlm.start import freeze, make_optimizer, parts_of, set_rates, start_target
 from ops.lib.data.files import read_json, write_json

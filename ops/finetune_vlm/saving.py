@@ -13,8 +13,7 @@ import torch.distributed as dist
 from ops.lib.data.files import read_json, write_json
 from ops.lib.sequence_parallel.target import ParallelTarget
 from ops.lib.target.checkpoint_files import CODE, copy_files
-from ops.lib.target.model import Target
-from ops.lib.target.served_config import complete_config
+from ops.lib.target.model import Target, complete_config
 from ops.lib.training.dtensors import gathered, reshard
 from ops.lib.training.rank_group import is_first
 

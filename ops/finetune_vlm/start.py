@@ -12,8 +12,7 @@ from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGene
 
 from dsl.op import is_builtin
 from dsl.stage import Stage
-from ops.finetune_vlm.op import FinetuneVlm
-from ops.finetune_vlm.parts import Part, check_parts
+from ops.finetune_vlm.op import FinetuneVlm, Part, check_parts
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.sequence_parallel.degree import check_target_degree
 from ops.lib.target.embedding_and_head import stored_dtype

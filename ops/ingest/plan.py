@@ -15,7 +15,7 @@ from dsl.estimate import Estimate, Growth, PlanContext
 from dsl.op import is_builtin
 from ops.ingest.op import Ingest
 from ops.ingest.read import given_splits
-from ops.ingest.row_form import row_mistake
+from ops.ingest.rows import row_mistake
 from ops.ingest.source import check_builtin, find_format, parts_of
 from ops.ingest.splits import kept_of
 from ops.lib.data.files import read_json
@@ -34,7 +34,7 @@ def smoke(config: Ingest, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: Ingest, context: PlanContext) -> Estimate:
-    """By the trial's counts of the whole source; before it only which splits stay empty is known."""
+    """Samples by the trial's counts of the whole source; before it only which splits stay empty is known."""
     trial = context.trial
     if context.artifact is not None:
         forecast = SamplesForecast.read(context.artifact, context.identity)

@@ -17,8 +17,7 @@ from dsl.errors import DataError
 from ops.ingest.image_folder import ClassImage, class_images, image_folder_sample
 from ops.ingest.image_values import IMAGE_NAMES, ImageFinder, path_named
 from ops.ingest.records import Record
-from ops.ingest.row_form import row_mistake
-from ops.ingest.rows import image_values, sample_of_row
+from ops.ingest.rows import image_values, row_mistake, sample_of_row
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.source import SPLIT_NAMES, Part, find_format, metadata_files, parts_of, split_named
 from ops.lib.data.sample_account import Unusable
@@ -199,7 +198,7 @@ class WithoutRow:
 
 
 def images_without_row(reading: Reading) -> list[WithoutRow]:
-    """One for each source of captions that leaves images out; with an image_root it is not known which it means."""
+    """The sources of captions that leave images out; with an image_root it is not known which it means."""
     found = []
     for source, root in zip(reading.sources, reading.roots(), strict=True):
         form = find_format(source, reading.format)

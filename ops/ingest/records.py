@@ -1,12 +1,18 @@
-"""Records of JSON files: one object a line, or one array of objects, read as a stream.
+"""Records of JSON and CSV files, and of the captions in a folder of images; they are read as a stream.
 
-The number of a record, which is the id of a row without one, is its line. In an array whose first two elements share a
-line, as `json.dump` writes it, it is the place of the element.
+JSON    one object a line, or one array of objects. The number of a record, which is the id of a row without one, is
+        its line; in an array whose first two elements share a line, as `json.dump` writes it, the place of the element.
+CSV     the first line names the columns, and each row is an object of texts. An empty field is null; columns without a
+        name, such as the index that pandas writes, are left out.
+captions    metadata.jsonl, metadata.csv or metadata.parquet, as `datasets` has them. A row names its image by
+        `file_name`, relative to the file. Besides, it has a form of ops/ingest/rows.py, or a caption as `text` or
+        `caption`: the answer to the question about the image.
 """
 
 from __future__ import annotations
 
 import codecs
+import csv
 import json
 import re
 from collections.abc import Iterator
@@ -14,9 +20,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import attrs
 from attrs import frozen
 
-from dsl.errors import DataError
+from dsl.errors import DataError, shortened
+from ops.ingest.rows import first_value, turns_mistake
 from ops.lib.data.json_lines import TOO_DEEP, bounded_lines, parse_line, what_is_broken
 
 CHUNK = 1 << 20
@@ -162,3 +170,136 @@ class _ArrayText:
     def _skip(self, end: int) -> None:
         self.line += self._text.count("\n", self._start, end)
         self._start = end
+
+
+STEM, FILE_NAME, CAPTIONS = "metadata", "file_name", ("text", "caption")
+NO_CAPTION = (
+    f'no "{CAPTIONS[0]}" or "{CAPTIONS[1]}" beside "{FILE_NAME}": name the column of the captions so, or read only the '
+    'images, with format = "image-folder"'
+)
+
+
+def is_metadata(file: Path) -> bool:
+    return file.stem.lower() == STEM
+
+
+def captioned(row: dict[str, Any], question: str) -> tuple[dict[str, Any], str]:
+    """The row in a form that `ingest` reads, and the mistake in it, or an empty string."""
+    if row.get(FILE_NAME) is None:
+        return row, ""
+    others = {key: value for key, value in row.items() if key != FILE_NAME}
+    if first_value(row, ("image", "images")) is None:
+        others["image"] = row[FILE_NAME]
+    if not turns_mistake(others):
+        return others, ""
+    if not any(name in row for name in CAPTIONS):
+        return row, NO_CAPTION
+    kept = {key: value for key, value in others.items() if key not in CAPTIONS}
+    return {**kept, "prompt": question, "completion": first_value(row, CAPTIONS)}, ""
+
+
+def captioned_records(records: Iterator[Record], question: str) -> Iterator[Record]:
+    for record in records:
+        if record.mistake or not isinstance(record.row, dict):
+            yield record
+            continue
+        row, mistake = captioned(record.row, question)
+        yield attrs.evolve(record, row=row, mistake=mistake)
+
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+MOST_COLUMNS = 1000
+
+
+def csv_records(file: Path) -> Iterator[Record]:
+    """The rows of a CSV file; blank lines are skipped. A row has the number of the line where it begins.
+
+    A broken row ends the reading, since the next one cannot be found. Raises DataError for an unreadable file.
+    """
+    try:
+        size = max(file.stat().st_size, 1)
+        rows = _Rows(file)
+        header = next(rows, None)
+        if header is None:
+            return
+        number, columns, mistake = header
+        mistake = mistake or _header_mistake(file, columns)
+        if mistake:
+            yield Record(number, f"{file}:", None, mistake, file.parent, 1.0)
+            return
+        for number, fields, mistake in rows:
+            if not mistake and len(fields) != len(columns):
+                mistake = f"{len(fields)} fields, and the first line names {len(columns)} columns; quote texts with "
+                mistake += "delimiters or line breaks"
+            row = {name: field or None for name, field in zip(columns, fields, strict=False) if name}
+            yield Record(number, f"{file}:", row, mistake, file.parent, min(rows.read / size, 1.0))
+    except OSError as error:
+        raise DataError(
+            f"{file}: cannot be read ({error.strerror}); `source` must name a data file or folder"
+        ) from error
+
+
+def names_rows(file: Path) -> bool:
+    """Whether the columns are those of rows that ingest reads: other CSV files lie beside images."""
+    try:
+        _, columns, mistake = next(_Rows(file), (0, [], "empty"))
+    except OSError:
+        return False
+    if is_metadata(file) and FILE_NAME in columns:
+        return True  # a mistake in it is reported, since captions would be lost
+    return not (mistake or _header_mistake(file, columns))
+
+
+class _Rows(Iterator[tuple[int, list[str], str]]):
+    """(Line, fields, mistake) of every row that is not blank. read: bytes so far."""
+
+    def __init__(self, file: Path) -> None:
+        self.read = 0
+        self._begin = 0  # bytes before the row
+        self._is_broken = False
+        csv.field_size_limit(LONGEST)
+        self._reader = csv.reader(self._lines(file), delimiter=DELIMITERS.get(file.suffix.lower(), ","), strict=True)
+
+    def __next__(self) -> tuple[int, list[str], str]:
+        if self._is_broken:
+            raise StopIteration
+        fields: list[str] = []
+        while not fields:
+            number, self._begin = self._reader.line_num + 1, self.read
+            try:
+                fields = next(self._reader)
+            except (csv.Error, ValueError) as error:
+                self._is_broken = True
+                return number, [], _why(error)
+        return number, fields, ""
+
+    def _lines(self, file: Path) -> Iterator[str]:
+        """Raises ValueError in a row that is too long, and for text that is not UTF-8."""
+        for number, line in bounded_lines(file, LONGEST):
+            self.read += len(line)
+            if self.read - self._begin > LONGEST:
+                raise ValueError(TOO_LONG)
+            yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode("utf-8")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 at byte {error.start + 1} of a line of the row that begins here"
+    if isinstance(error, csv.Error):
+        return f"broken CSV in the row that begins here: {error}"
+    return str(error)
+
+
+def _header_mistake(file: Path, columns: list[str]) -> str:
+    if len(columns) > MOST_COLUMNS:
+        return f"{len(columns)} columns, more than {MOST_COLUMNS}"
+    named = [name for name in columns if name]
+    again = next((name for place, name in enumerate(named) if name in named[:place]), None)
+    if again is not None:
+        return f'two columns are named "{shortened(again)}"'
+    example: dict[str, Any] = dict.fromkeys(named, "text")
+    if is_metadata(file) and FILE_NAME in named:
+        return captioned(example, "text")[1]
+    if mistake := turns_mistake(example):
+        return f"{mistake}; the first line must name the columns, and it is {shortened(', '.join(named))}"
+    return ""

@@ -1,9 +1,17 @@
-"""A row of any supported form as a sample.
+"""A row of any supported form as a sample, and the mistakes in its form.
 
     {"id": "a1", "split": "train", "image": "cats/7.png",
      "conversations": [{"role": "user", "text": "..."}, {"role": "assistant", "text": "..."}]}
 
-`conversations` or `messages`, or another form of ops/ingest/row_form.py, such as `prompt` and `completion`. A turn has
+The turns of a row have one of these forms:
+
+    messages, or conversations          the turns themselves, whatever other columns there are
+    prompt, and perhaps completion      each a text, or a list of turns; or response in the place of completion
+    instruction, input and output       texts; an input follows the instruction on a line of its own; or response in
+                                        the place of output, context in that of input (Dolly)
+    question and answer                 texts
+
+An answer that is null or empty is none: the row is a prompt. A turn has
 `role` (or `from`: human, gpt) and `content` (or `text`, `value`). A content is a text, in which <image> means the next
 of the row's images, or a list of parts: {"type": "text", "text"}, {"type": "image_url", "image_url": {"url"}},
 {"type": "image", "image"}; an image part without its own image means the next of the row's images. `image` and
@@ -14,8 +22,8 @@ Texts are unchanged, with three exceptions, which are removed: the line breaks b
 its ends ("<image>\nWhat?", "What?\n<image>"), since chat templates join images and texts; texts of only white
 space at a turn's ends; and the white space after an answer, before which the target would end.
 
-ops/ingest/row_form.py checks the form of a row. A well-formed sample that cannot be used is dropped, for a
-reason of ops/ingest/image_values.py or one of these:
+`row_mistake` finds mistakes of the file, which end the reading. A well-formed sample that cannot be used is dropped,
+for a reason of ops/ingest/image_values.py or one of these:
 
     no turns, empty text, no answer, starts with the assistant
     invalid text                    half a surrogate pair, which is not valid UTF-8
@@ -28,27 +36,274 @@ reason of ops/ingest/image_values.py or one of these:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, groupby
 from typing import Any
 
 from attrs import frozen
 
-from ops.ingest.image_values import AUDIO, VIDEO, ImageFinder
-from ops.ingest.row_form import (
-    REASONING,
-    TURN_TEXTS,
-    first_value,
-    is_none,
-    is_valid_text,
-    part_image,
-    part_kind,
-    row_images,
-    turn_list,
-    turn_role,
-)
+from dsl.errors import did_you_mean
+from ops.ingest.image_values import AUDIO, IMAGE_NAMES, VIDEO, ImageFinder, is_image_value
 from ops.ingest.sample import IMAGE, DroppedSample, ImagePart, RawSample, Turn, with_leading_images
-from ops.lib.data.sample_account import Unusable
+from ops.lib.data.files import shown_json
+from ops.lib.data.json_lines import json_kind
+from ops.lib.data.sample_account import SPLITS, Unusable
+
+TURNS = ("messages", "conversations")
+# The keys of the answer to each question, of which a row gives one.
+ANSWERS = {"prompt": ("completion", "response"), "instruction": ("output", "response"), "question": ("answer",)}
+ANSWER_KEYS = tuple(dict.fromkeys(chain.from_iterable(ANSWERS.values())))
+INPUTS = ("input", "context")  # of an instruction
+KEYS = ("id", *TURNS, *ANSWERS, *ANSWER_KEYS, *INPUTS, "image", "images", "split", "system", "label")
+NO_TURNS = 'no list "messages" (or "conversations")'
+OTHER_FORMS = ', "prompt", "instruction" with "output" (or "response"), or "question" with "answer"'
+LONGEST_ID = 1000  # characters; the ids of all samples are in memory
+TURN_TEXTS = ("content", "text", "value")
+REASONING = ("reasoning_content", "reasoning", "thinking")  # of an answer
+PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "input_audio")
+
+
+def row_mistake(row: Any) -> str:
+    """The mistake in the form of a row, or an empty string."""
+    if not isinstance(row, dict):
+        return f"expected an object, got {json_kind(row)}"
+    if mistake := turns_mistake(row):
+        return mistake
+    for key in row:
+        if mistake := _key_mistake(row, key):
+            return mistake
+    for key in ("image", "images"):
+        if not all(is_image_value(value) for value in _as_list(row.get(key))):
+            return f'"{key}" must be a path, bytes, base64 or null, or a list of them'
+    if _as_list(row.get("image")) and _as_list(row.get("images")):
+        return 'both "image" and "images": give one of them'
+    if not isinstance(row.get("system") or "", str):
+        return '"system" must be a string'
+    if row.get("split") not in (None, *SPLITS):
+        return f'"split" must be one of {", ".join(SPLITS)}, got {shown_json(row["split"])}'
+    return _id_mistake(row.get("id"))
+
+
+def _id_mistake(sample_id: Any) -> str:
+    if isinstance(sample_id, bool) or not isinstance(sample_id, (str, int, type(None))):
+        return f'"id" must be a string or an integer, got {shown_json(sample_id)}'
+    text = str(sample_id)
+    if len(text) > LONGEST_ID:
+        return f'"id" has {len(text)} characters, more than {LONGEST_ID}'
+    return "" if is_valid_text(text) else '"id" contains half a surrogate pair'
+
+
+def turn_list(row: dict[str, Any]) -> list[Any]:
+    """The turns of a row without a mistake, in one list."""
+    return [turn for _, turns in _keyed_turns(row) for turn in turns]
+
+
+def row_images(row: dict[str, Any]) -> list[Any]:
+    """The images of `image` or `images`."""
+    return _as_list(row.get("images")) or _as_list(row.get("image"))
+
+
+def part_kind(part: dict[str, Any]) -> str:
+    """The type of a content part, inferred from its only key if not given; or an empty string."""
+    kind = part.get("type")
+    if isinstance(kind, str):
+        return kind
+    return next((key for key in PART_KINDS if not is_none(part.get(key))), "")
+
+
+def part_image(part: dict[str, Any]) -> Any:
+    """The image in a content part, or None."""
+    if part.get("base64") is not None:
+        return {"base64": part["base64"]}
+    return next((part[name] for name in ("image", "image_url", "url", "path") if not is_none(part.get(name))), None)
+
+
+def turn_role(turn: dict[str, Any]) -> Any:
+    """The name of a turn's role."""
+    return first_value(turn, ("role", "from"))
+
+
+def is_none(value: Any) -> bool:
+    """Whether nothing is there: null, or an object or a list of nothing else, as tables write what a row lacks."""
+    values = [value]
+    while values:
+        value = values.pop()
+        if isinstance(value, (dict, list)):
+            values.extend(value.values() if isinstance(value, dict) else value)
+        elif value is not None:
+            return False
+    return True
+
+
+def first_value(mapping: dict[str, Any], names: Sequence[str]) -> Any:
+    """The value of the first of the names that is present and not null."""
+    return next((mapping[name] for name in names if mapping.get(name) is not None), None)
+
+
+def is_valid_text(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _questions(row: dict[str, Any]) -> list[str]:
+    """The keys of ANSWERS whose form the row has; a prompt needs no answer, the others the column of theirs."""
+    return [
+        key
+        for key, answers in ANSWERS.items()
+        if row.get(key) is not None and (key == "prompt" or any(name in row for name in answers))
+    ]
+
+
+def turns_mistake(row: dict[str, Any]) -> str:
+    """The mistake in the turns of a row, or an empty string."""
+    asked = _questions(row)
+    if first_value(row, TURNS) is None:
+        if len(asked) > 1:
+            return f'both "{asked[0]}" and "{asked[1]}": remove the columns of one form'
+        if not asked:
+            return f"{NO_TURNS}{_meant_turns(row) or OTHER_FORMS}"
+        if mistake := _question_mistake(row, asked[0]):
+            return mistake
+    for key, turns in _keyed_turns(row):
+        if not isinstance(turns, list):
+            return f"{NO_TURNS}{_meant_turns(row)}"
+        for place, turn in enumerate(turns):
+            if mistake := _turn_mistake(turn):
+                return f"{key}[{place}]{mistake}"
+    return ""
+
+
+def _question_mistake(row: dict[str, Any], key: str) -> str:
+    """The mistake in the values of a question and its answer."""
+    is_prompt = key == "prompt"
+    wanted = "a text or a list of turns" if is_prompt else "a text"
+    alternatives = (ANSWERS[key], _inputs(key))
+    for names in alternatives:
+        given = [name for name in names if row.get(name)]
+        if len(given) > 1:
+            return f'both "{given[0]}" and "{given[1]}": give one of them'
+    for name in (key, *chain.from_iterable(alternatives)):
+        value = row.get(name)
+        if not (isinstance(value, (str, type(None))) or (is_prompt and isinstance(_turns_of(value), list))):
+            return f'"{name}" must be {wanted}, got {json_kind(value)}'
+    return ""
+
+
+def _keyed_turns(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(Key, the list of its turns, or what is there in its place) in order."""
+    for key in TURNS:
+        if row.get(key) is not None:
+            yield key, _turns_of(row[key])
+            return
+    for key in _questions(row):
+        more = next((row[name] for name in _inputs(key) if row.get(name)), "")
+        yield key, _said("user", f"{row[key]}\n{more}" if more else row[key])
+        for name in ANSWERS[key]:
+            if row.get(name):
+                yield name, _said("assistant", row[name])
+
+
+def _inputs(question: str) -> tuple[str, ...]:
+    return INPUTS if question == "instruction" else ()
+
+
+def _said(role: str, value: Any) -> Any:
+    """A text as a turn; turns as they are."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else _turns_of(value)
+
+
+def _turns_of(value: Any) -> Any:
+    """The columns of an older Hugging Face `Sequence` ({"from": [...], "value": [...]}) as rows; others as they are."""
+    if not (isinstance(value, dict) and all(isinstance(column, list) for column in value.values())):
+        return value
+    if len({len(column) for column in value.values()}) != 1:
+        return value
+    return [dict(zip(value, values, strict=True)) for values in zip(*value.values(), strict=True)]
+
+
+def _key_mistake(row: dict[str, Any], key: str) -> str:
+    """A misspelt key loses data, other columns (image_id, idx) are normal.
+
+    A key that is one slip of the keyboard away from one that is not given, and has a value as that would have, is
+    misspelt; so is one that resembles it less where the value tells the two apart. The turns are always given.
+    """
+    values = _as_list(row[key])
+    if key in KEYS or not values:
+        return ""
+    first, is_text = values[0], isinstance(row[key], str)
+    questions = _questions(row) if first_value(row, TURNS) is None else []
+    answers = [name for question in questions for name in ANSWERS[question]]
+    inputs = [name for question in questions for name in _inputs(question)]
+    slips = [
+        *(("image", "images") if is_image_value(first) and not row_images(row) else ()),
+        *(name for name in ("split", "system", "label", *answers, *inputs) if is_text and row.get(name) is None),
+    ]
+    similar = [
+        *(("image", "images") if _is_image(first) and not row_images(row) else ()),
+        *(("split",) if first in SPLITS and row.get("split") is None else ()),
+        *(("system",) if isinstance(first, str) and row.get("system") is None else ()),
+        *(("completion",) if questions == ["prompt"] and first_value(row, answers) is None else ()),
+    ]
+    slip = next((name for name in slips if _is_slip(key.lower(), name)), None)
+    meant = f'did you mean "{slip}"?' if slip else did_you_mean(key, similar)
+    return f'unknown key "{key}" ({meant})' if meant else ""
+
+
+def _is_slip(word: str, key: str) -> bool:
+    """Whether at most one letter is added, missing, or another one, or two neighbours are swapped."""
+    same = next((place for place, (one, other) in enumerate(zip(word, key, strict=False)) if one != other), None)
+    same = min(len(word), len(key)) if same is None else same
+    here, there = word[same:], key[same:]
+    swapped = here[1:2] + here[:1] + here[2:]
+    return there in (here[1:], swapped) or here == there[1:] or here[1:] == there[1:]
+
+
+def _meant_turns(row: dict[str, Any]) -> str:
+    """The key that seems to mean the turns, as `, but "mesages" (did you mean "messages"?)`; or nothing."""
+    hints = {key: did_you_mean(key, (*TURNS, *ANSWERS, *ANSWER_KEYS)) for key in row if key not in KEYS}
+    return next((f', but "{key}" ({meant})' for key, meant in hints.items() if meant), "")
+
+
+def _is_image(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.lower().startswith(("data:", "http:", "https:")) or value.lower().endswith(IMAGE_NAMES)
+    return isinstance(value, bytes) or (isinstance(value, dict) and isinstance(value.get("bytes"), bytes))
+
+
+def _turn_mistake(turn: Any) -> str:
+    if not isinstance(turn, dict):
+        return f": expected an object, got {json_kind(turn)}"
+    if not isinstance(turn_role(turn), str):
+        return ': no string "role" (or "from")'
+    if not any(name in turn for name in (*TURN_TEXTS, "tool_calls", "function_call")):
+        return ': no "content" (or "text", "value")'
+    content = first_value(turn, TURN_TEXTS)
+    if not isinstance(content, (str, list, type(None))):
+        return f": expected a text or a list of parts, got {json_kind(content)}"
+    if not isinstance(turn.get("reasoning_content"), (str, type(None))):
+        return ': "reasoning_content" must be a string'
+    for place, part in enumerate(content if isinstance(content, list) else ()):
+        if mistake := _part_mistake(part):
+            return f".content[{place}]: {mistake}"
+    return ""
+
+
+def _part_mistake(part: Any) -> str:
+    if not isinstance(part, dict):
+        return f"expected an object, got {json_kind(part)}"
+    kind = part_kind(part)
+    if not kind:
+        return 'no string "type"'
+    if kind in ("text", "input_text") and not isinstance(part.get("text"), str):
+        return 'no string "text"'
+    value = part_image(part)
+    return "" if value is None or is_image_value(value) else 'its image must be a path, bytes, base64 or {"url": ...}'
+
+
+def _as_list(value: Any) -> list[Any]:
+    """One value or several, without "" and those that are none."""
+    members = value if isinstance(value, list) else [value]
+    return [member for member in members if not (member == "" or is_none(member))]
+
 
 TOOLS, DIFFER, IN_ANSWER = "tool calls are not supported", "placeholders and images differ", "image in an answer"
 NO_ANSWER = "no answer"

@@ -30,7 +30,7 @@ class Turn:
     reasoning_content: str | None = None
 
     def row(self) -> dict[str, Any]:
-        """As in samples.jsonl."""
+        """The turn as it is in samples.jsonl."""
         content = [
             {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in self.content
         ]

@@ -10,10 +10,8 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import DataError
-from ops.ingest.captions import captioned_records, is_metadata
-from ops.ingest.csv_records import DELIMITERS, csv_records, names_rows
 from ops.ingest.image_values import IMAGE_NAMES
-from ops.ingest.records import Record, json_records
+from ops.ingest.records import DELIMITERS, Record, captioned_records, csv_records, is_metadata, json_records, names_rows
 
 BUILTIN = "builtin:digits"
 JSON_NAMES = (".jsonl", ".json", ".ndjson")

@@ -1,4 +1,4 @@
-"""Declaration of `inject_images`: where images are placed in a conversation, and which are valid."""
+"""Declaration of `inject_images`: decodes images, checks them, and places them in the conversations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ops.artifacts import ImageSamples, Samples
 )
 @frozen(kw_only=True)
 class InjectImages:
-    """Check that each sample's images can be decoded, and place them by the policy."""
+    """Decode each sample's images, check them, and place them by the policy."""
 
     samples: Samples
     image_policy: Literal["first-user-turn", "in-place"] = field(

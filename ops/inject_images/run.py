@@ -1,4 +1,8 @@
-"""Run `inject_images`: check each image and place it by the policy, one sample at a time."""
+"""Run `inject_images`: decode each image, check it, and place it by the policy, one sample at a time.
+
+This is where broken and too large images are found: `tokenize_chat` decodes an image a second time for its pixels, and
+no later node decodes it again. Packs are linked, so that the bytes of an image are stored once.
+"""
 
 from __future__ import annotations
 

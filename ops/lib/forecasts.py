@@ -28,8 +28,8 @@ from ops.lib.target.checkpoint_check import processor_folder_mistakes
 from ops.lib.target.same_target import is_same_target
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.target.token_ids import foreign_tokens
-from ops.lib.vision.pixel_limits import chosen_limits, image_settings
-from ops.lib.vision.processor_files import template_texts
+from ops.lib.vision.family_config import text_part
+from ops.lib.vision.processor_files import chosen_limits, image_settings, template_texts
 
 MILLION = 1_000_000
 SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained")  # of an evaluation
@@ -85,7 +85,7 @@ class TargetStated:
             identity=identity,
             mask_token_id=info["mask_token_id"],
             eos_token_ids=tuple(info["eos_token_ids"]),
-            pad_token_id=(config.get("text_config") or config).get("pad_token_id"),
+            pad_token_id=text_part(config).get("pad_token_id"),
             image_settings=image_settings(folder / "model")[1],
             folder=folder,
         )
@@ -93,8 +93,7 @@ class TargetStated:
     @property
     def text(self) -> Mapping[str, Any]:
         """The part of the config that describes the language model."""
-        part: Mapping[str, Any] = self.config.get("text_config") or self.config
-        return part
+        return text_part(self.config)
 
     @property
     def info(self) -> dict[str, int]:

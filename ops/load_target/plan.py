@@ -14,15 +14,14 @@ from ops.lib.target.checkpoint_check import chat_template_mistakes, ends_mistake
 from ops.lib.target.checkpoint_files import WEIGHTS
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning
-from ops.lib.vision.pixel_limits import image_settings
-from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, lacks_image_processor
+from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, image_settings, lacks_image_processor
 from ops.load_target.op import LoadTarget
 
 TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
 
 
 def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
-    """By the files of the weights; raises DataError if no config.json with the sizes is found."""
+    """Disk by the files of the weights; raises DataError if no config.json with the sizes is found."""
     if context.artifact is not None:
         return Estimate(forecast=TargetForecast.made(context.artifact, context.identity))
     directory = Path(config.checkpoint)

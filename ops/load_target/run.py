@@ -8,8 +8,7 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
-from ops.lib.target.model import describe_target, write_target_json
-from ops.lib.target.served_config import complete_config
+from ops.lib.target.model import complete_config, describe_target, write_target_json
 from ops.lib.target.token_ids import mask_warning
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
 from ops.lib.vision.processor import load_processor

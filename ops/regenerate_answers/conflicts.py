@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from dsl.errors import DataError
+from ops.lib.data.files import read_object
 from ops.lib.forecasts import SamplesForecast, TargetStated, pixels_misfit
-from ops.regenerate_answers.context import context_mistake
+from ops.lib.target.sizes import context_length
+from ops.lib.vision.family_config import text_part
 from ops.regenerate_answers.op import RegenerateAnswers
 
 
@@ -24,3 +28,30 @@ def conflicts(config: RegenerateAnswers, forecast: Mapping[str, Any]) -> dict[st
     if target is not None and (mistake := context_mistake(config, target.text)):
         wrong["max_prompt_tokens"] = mistake
     return wrong | pixels_misfit(target, config.min_pixels, config.max_pixels)
+
+
+def check_context(config: RegenerateAnswers, checkpoint: Path) -> None:
+    """Raises DataError if the longest prompt and answer that the config permits need more positions than the model of
+    a checkpoint directory has; nothing is checked if its config.json is missing or names none.
+    """
+    if not (checkpoint / "config.json").is_file():
+        return
+    settings = read_object(checkpoint / "config.json")
+    if mistake := context_mistake(config, text_part(settings)):
+        raise DataError(mistake)
+
+
+def context_mistake(config: RegenerateAnswers, text: Mapping[str, Any]) -> str:
+    """Why prompt and answer exceed the positions of a model, by the text part of its config; empty where they fit."""
+    limit = context_length(text)
+    longest = config.max_prompt_tokens + config.max_new_tokens
+    if limit is None or longest <= limit:
+        return ""
+    remedy = f"set max_prompt_tokens = {limit - config.max_new_tokens} or less, or lower max_new_tokens"
+    if config.max_new_tokens >= limit:
+        remedy = "lower max_new_tokens and max_prompt_tokens"
+    return (
+        f"max_prompt_tokens + max_new_tokens = {config.max_prompt_tokens} + {config.max_new_tokens} = {longest} "
+        f"tokens, and the target has {limit} positions (max_position_embeddings of its config.json), beyond which "
+        f"answers are poor: {remedy}"
+    )

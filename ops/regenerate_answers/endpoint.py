@@ -17,12 +17,10 @@ from attrs import define, evolve, field, frozen
 from dsl.errors import DataError, StopRequested
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.shared_shards import POLL_S
-from ops.regenerate_answers.client import ChatClient, Refused
-from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation
+from ops.regenerate_answers.client import ChatClient, Refused, Reply, request_seed, wire_messages
+from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation, Prompts
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.prompts import Prompts
 from ops.regenerate_answers.shards import Answer, Journal, Shard
-from ops.regenerate_answers.wire import Reply, request_seed, wire_messages
 
 STOP_POLL_S = 0.1
 HOPELESS = 20  # refusals before the first answer: the samples are not at fault
@@ -49,16 +47,20 @@ class OpenShard:
 
 @frozen
 class Request:
-    """A prompt: the messages to send, and its tokens here."""
+    """A prompt: the messages to send, and its ids here, with one placeholder for each image.
+
+    tokens: their number with those of the images.
+    """
 
     messages: list[dict[str, Any]]
     prompt_ids: list[int]
+    tokens: int
     has_images: bool
     opens_thought: bool
 
 
 @frozen(kw_only=True)
-class Served:
+class ServerUse:
     """What a server did in one attempt, for one worker or for all of them. owner: of the model, if it was reported."""
 
     requests: int
@@ -69,7 +71,7 @@ class Served:
     owner: str | None
 
     @classmethod
-    def together(cls, workers: Sequence[Served]) -> Served:
+    def together(cls, workers: Sequence[ServerUse]) -> ServerUse:
         """The sums; the seconds of the longest one, since they work side by side."""
         return cls(
             requests=sum(each.requests for each in workers),
@@ -187,8 +189,8 @@ class EndpointAnswerer:
             except Unusable as fault:
                 conversation.drop(fault.reason, fault.detail)
                 return
-            if len(request.prompt_ids) > self.config.max_prompt_tokens:
-                conversation.drop(LONG_PROMPT, f"{len(request.prompt_ids)} tokens")
+            if request.tokens > self.config.max_prompt_tokens:
+                conversation.drop(LONG_PROMPT, f"{request.tokens} tokens")
                 return
             drawn = self.config.temperature > 0
             seed = request_seed(self.config.seed or 0, conversation.key) if drawn else None
@@ -215,10 +217,10 @@ class EndpointAnswerer:
     def _next_request(self, conversation: Conversation) -> Request:
         """The next prompt. Raises Unusable if it cannot be sent."""
         messages = conversation.messages
-        sample = self.prompts.sample(conversation.row, messages)
+        ids, tokens = self.prompts.ids(conversation.row, messages)
         encoded = self.prompts.encoded_images(conversation.row, messages)
         on_the_wire = wire_messages(messages, encoded)
-        return Request(on_the_wire, sample.input_ids.tolist(), bool(encoded), self.prompts.opens_thought(messages))
+        return Request(on_the_wire, ids, tokens, bool(encoded), self.prompts.opens_thought(messages))
 
     def _answer(self, conversation: Conversation, request: Request, reply: Reply) -> Answer:
         differently = self._prompted_differently(conversation, request, reply)
@@ -240,19 +242,19 @@ class EndpointAnswerer:
         if reply.prompt_ids is not None and not request.has_images:
             differently = reply.prompt_ids != request.prompt_ids
         else:  # engines replace image tokens by values of their own
-            differently = reply.prompt_tokens is not None and reply.prompt_tokens != len(request.prompt_ids)
+            differently = reply.prompt_tokens is not None and reply.prompt_tokens != request.tokens
         if differently and not self._warned:
             self._warned = True
             self.client.info(
                 f'the server reads another prompt of sample "{conversation.row["id"]}" ({reply.prompt_tokens} '
-                f"tokens) than dflow renders here ({len(request.prompt_ids)}): compare its chat template, its image "
+                f"tokens) than dflow renders here ({request.tokens}): compare its chat template, its image "
                 "sizes and enable_thinking. Answers to other prompts are worse to learn from"
             )
         return differently
 
-    def served(self) -> Served:
+    def served(self) -> ServerUse:
         """What the server did in this attempt."""
-        return Served(
+        return ServerUse(
             requests=self.client.requests,
             retries=self.client.retries,
             answers=self.answers,

@@ -18,10 +18,9 @@ from ops.lib.data.sample_account import Unusable
 from ops.lib.data.shared_shards import waited
 from ops.lib.drafts.decoding.sampling import uniform_draws
 from ops.lib.target.model import Target
-from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation
+from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation, Prompts
 from ops.regenerate_answers.decode import Sampling, generate
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.prompts import Prompts
 from ops.regenerate_answers.shards import Answer, Journal, Key, Shard
 
 
@@ -67,10 +66,10 @@ class Answerer:
     def _prompt_length(self, conversation: Conversation) -> int:
         """Tokens of the next prompt; 0 if the sample is dropped.
 
-        The prompt is rendered again for its batch: the pixels of a whole shard may not fit into memory.
+        Its images are decoded with its batch: the pixels of a whole shard may not fit into memory.
         """
         try:
-            length = len(self.prompts.sample(conversation.row, conversation.messages).input_ids)
+            _, length = self.prompts.ids(conversation.row, conversation.messages)
         except Unusable as fault:
             conversation.drop(fault.reason, fault.detail)
             return 0

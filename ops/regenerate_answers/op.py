@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from attrs import frozen, validators
 
+from dsl.errors import ConfigError
 from dsl.field_rules import Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import ImageSamples, TargetModel
-from ops.lib.vision.pixel_limits import ordered_pixels
+from ops.lib.vision.processor_files import ordered_pixels
 
 # Parameters that the op's fields set, or that would change the form of the response.
 OWN_PARAMETERS = (
@@ -234,3 +236,19 @@ def url_fault(url: str) -> tuple[str, str] | None:
     if parts.query or parts.fragment:
         return "has a part after ? or #: give only the base URL", f"{parts.scheme}://{parts.netloc}{parts.path}"
     return None
+
+
+def api_key(config: RegenerateAnswers) -> str | None:
+    """The server's key from the environment, None without a variable. Raises ConfigError if that holds no key."""
+    name = config.api_key_env
+    if name is None:
+        return None
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise ConfigError(
+            f'api_key_env = "{name}": this environment variable is not set: '
+            f"export {name}=... with the server's API key"
+        )
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f'api_key_env = "{name}": the variable must be one line of ASCII')
+    return key

@@ -31,9 +31,8 @@ from ops.lib.target.checkpoint_check import (
 )
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.thread_table import threads_of_decoding
-from ops.regenerate_answers.api_key import api_key
-from ops.regenerate_answers.context import check_context
-from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.conflicts import check_context
+from ops.regenerate_answers.op import RegenerateAnswers, api_key
 
 HARDLY_TRAINED = (
     "a target trained for only a few steps gives answers of the maximum length: time, tokens and features "
@@ -132,7 +131,7 @@ def missing_here(config: RegenerateAnswers) -> dict[str, str]:
     if proxy is not None and proxy.mistake:
         missing["endpoint"] = proxy.mistake
     missing |= chat_template_mistakes(config.chat_template)
-    if mistakes := processor_folder_mistakes(config.processor):
+    if mistakes := processor_folder_mistakes(config.processor, config.trust_remote_code):
         missing["processor"] = "\n".join(mistakes)
     elif config.processor is not None:
         missing |= pixel_mistakes(config.processor, config.min_pixels, config.max_pixels)

@@ -27,11 +27,10 @@ from ops.lib.forecasts import ANSWERED, SamplesForecast, TargetStated, refuse_co
 from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conflicts import conflicts
-from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, turns_of, with_answers
-from ops.regenerate_answers.endpoint import EndpointAnswerer, Served
+from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, Prompts, turns_of, with_answers
+from ops.regenerate_answers.endpoint import EndpointAnswerer, ServerUse
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.prompts import Prompts
 from ops.regenerate_answers.shards import Shard, shards
 
 FINISHED = "finish reason {}"
@@ -87,7 +86,7 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     shared.give("served", [asdict(each) for each in served])
 
     def write() -> None:
-        of_all = [Served(**each) for given in shared.given("served") for each in given]
+        of_all = [ServerUse(**each) for given in shared.given("served") for each in given]
         write_artifact(config, stage, samples.path, of_all)
 
     shared.write_artifact(write)
@@ -107,7 +106,7 @@ def answer_here(
     prompts: Prompts,
     work: Iterable[Shard | None],
     progress: Callable[[int], None],
-) -> list[Served]:
+) -> list[ServerUse]:
     """Answer with the target, loaded in this process: no server did anything."""
     target = Target.load(stage.inputs["target"], stage.device, getattr(torch, config.dtype))
     Answerer(config, target, prompts, stage.stop_requested).answer_all(work, progress)
@@ -120,7 +119,7 @@ def answer_by_server(
     prompts: Prompts,
     work: Iterable[Shard | None],
     progress: Callable[[int], None],
-) -> list[Served]:
+) -> list[ServerUse]:
     """Answer with a server; returns what it did for this worker."""
     client = ChatClient.of(config, stage.info if stage.worker == 0 else print)
     answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested)
@@ -128,13 +127,13 @@ def answer_by_server(
     return [answerer.served()]
 
 
-def write_artifact(config: RegenerateAnswers, stage: Stage, folder: Path, served: Sequence[Served]) -> None:
+def write_artifact(config: RegenerateAnswers, stage: Stage, folder: Path, served: Sequence[ServerUse]) -> None:
     """Write the samples, their images, and with a server its speed in this attempt.
 
     folder: of the samples that were read.
     """
     if served:
-        together = Served.together(served)
+        together = ServerUse.together(served)
         figures = together.figures()
         stage.log({f"regenerate/{name}": value for name, value in figures.items()}, step=0)
         server = {"model": config.model, "owned_by": together.owner}

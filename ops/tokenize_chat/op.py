@@ -11,7 +11,7 @@ from dsl.field_rules import Given
 from dsl.op import field, op
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.lib.data.limited_process import SECONDS
-from ops.lib.vision.pixel_limits import ordered_pixels
+from ops.lib.vision.processor_files import ordered_pixels
 
 
 def _fits_a_sample(instance: Any, _attribute: object, least: int) -> None:

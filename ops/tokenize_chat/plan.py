@@ -74,7 +74,7 @@ def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
 
 
 def _promised(config: TokenizeChat, source: SamplesForecast | None, target: TargetForecast | None) -> TokensForecast:
-    """By the files of the processor, or of the target whose processor it is."""
+    """What is known before it is made, by the files of the processor, or of the target whose processor it is."""
     promised = TokensForecast(
         by_split=None,
         expected=config.expected_tokens,
@@ -109,7 +109,9 @@ def missing_here(config: TokenizeChat) -> dict[str, str]:
     directory of a processor lacks, and limits of pixels that its own exclude.
     """
     missing = {**missing_torchvision(config.image_backend), **chat_template_mistakes(config.chat_template)}
-    if not is_builtin(config.processor) and (mistakes := processor_folder_mistakes(config.processor)):
+    if not is_builtin(config.processor) and (
+        mistakes := processor_folder_mistakes(config.processor, config.trust_remote_code)
+    ):
         missing["processor"] = "\n".join(mistakes)
     elif not is_builtin(config.processor):
         missing |= pixel_mistakes(config.processor, config.min_pixels, config.max_pixels)

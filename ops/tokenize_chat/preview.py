@@ -5,18 +5,16 @@ The page is one file without scripts and links; texts are of unknown origin and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from itertools import groupby
+from math import prod
 from pathlib import Path
 from pkgutil import get_data
-from typing import Any
 
 from attrs import frozen
 
-from ops.lib.data.image_packs import read_packed
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.pages import page_text, thumbnail
-from ops.lib.vision.images import decode
 from ops.lib.vision.processor import Processor
 
 THUMBNAIL = 160  # pixels of the longer side
@@ -24,7 +22,7 @@ THUMBNAIL = 160  # pixels of the longer side
 
 @frozen(eq=False)
 class Shown:
-    """A sample without its pixels, which may be large. images: its references."""
+    """A sample with its images as small data addresses in place of its pixels, which may be large."""
 
     place: int
     sample_id: str
@@ -32,18 +30,19 @@ class Shown:
     ids: list[int]
     mask: list[bool]
     prompt_tokens: int
-    images: tuple[Mapping[str, Any], ...]
+    pictures: tuple[str, ...]
 
 
 class Preview:
     """Collects the first samples: half of them with images, if both kinds exist."""
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int, processor: Processor) -> None:
         self._wanted = samples
+        self._processor = processor
         self._found: dict[str, list[Shown]] = {"image": [], "text": []}
 
-    def add(self, sample: TokenSample, images: Sequence[Mapping[str, Any]]) -> None:
-        """images: the references of the sample's images, possibly with more after them."""
+    def add(self, sample: TokenSample) -> None:
+        """Its images are shown as the target gets them, so none is decoded again."""
         of_its_kind = self._found[sample.category]
         if len(of_its_kind) < self._wanted:
             of_its_kind.append(
@@ -54,7 +53,7 @@ class Preview:
                     ids=sample.input_ids.tolist(),
                     mask=sample.loss_mask.tolist(),
                     prompt_tokens=sample.prompt_tokens,
-                    images=tuple(images[: len(sample.image_grid_thw)]),
+                    pictures=tuple(self._pictures(sample)),
                 )
             )
 
@@ -65,15 +64,19 @@ class Preview:
         shown = images[:with_images] + texts[: self._wanted - with_images]
         return sorted(shown, key=lambda sample: sample.place)
 
-    def write(self, file: Path, folder: Path, processor: Processor) -> None:
-        """The page; `folder` holds the image packs."""
+    def write(self, file: Path) -> None:
+        """The page."""
         samples = self.chosen()
-        pictures = [
-            [thumbnail(decode(read_packed(folder, dict(ref))), THUMBNAIL) for ref in each.images] for each in samples
-        ]
-        tokens = [_tokens(each, processor) for each in samples]
+        tokens = [_tokens(each, self._processor) for each in samples]
         template = get_data("ops.tokenize_chat", "preview.html")
-        file.write_text(page_text(template, samples=samples, pictures=pictures, tokens=tokens), encoding="utf-8")
+        file.write_text(page_text(template, samples=samples, tokens=tokens), encoding="utf-8")
+
+    def _pictures(self, sample: TokenSample) -> Iterator[str]:
+        start = 0
+        for grid in sample.image_grid_thw.tolist():
+            rows = sample.pixel_values[start : start + prod(grid)]
+            yield thumbnail(self._processor.picture(rows, grid), THUMBNAIL)
+            start += prod(grid)
 
 
 @frozen
@@ -87,7 +90,7 @@ class _Token:
 
 
 def _tokens(shown: Shown, processor: Processor) -> list[_Token]:
-    """One for every token; one for each run of image tokens."""
+    """Every token, and each run of image tokens as one."""
     texts = [processor.tokenizer.decode([token]) for token in shown.ids]
     tokens = []
     runs = groupby(

@@ -16,10 +16,11 @@ from attrs import define, field
 from dsl.errors import DataError, StopRequested
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
-from ops.lib.data.files import read_json, read_jsonl, write_json
+from ops.lib.data.files import json_line, read_json, read_jsonl, write_json
 from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import SPLITS, Tally, Unusable
 from ops.lib.data.shared_shards import SharedShards, published_rows, waited
+from ops.lib.data.token_shards import TokenSample, write_token_shard
 from ops.lib.forecasts import SamplesForecast, TargetStated, refuse_conflicts
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.fetch import find_processor
@@ -28,13 +29,11 @@ from ops.lib.vision.images import strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.conflicts import conflicts
-from ops.tokenize_chat.encode import ChatEncoder
+from ops.tokenize_chat.encode import TOO_FEW_LOSS_TOKENS, TOO_LONG, ChatEncoder, tokenize_rows
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.pieces import SUFFIX, Outcome, Row, all_pieces, portions, split_rows
 from ops.tokenize_chat.preview import Preview
-from ops.tokenize_chat.samples import TOO_FEW_LOSS_TOKENS, TOO_LONG, tokenize_rows
 from ops.tokenize_chat.template import MISFITS, NO_ANSWER, OTHER_THOUGHT, SPECIAL_IN_TEXT, texts_of
-from ops.tokenize_chat.writer import ShardWriter
 
 REMEDIES = {
     TOO_LONG: "raise max_length, or lower max_pixels",
@@ -105,7 +104,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
 
 
 def with_progress(outcomes: Iterable[tuple[Row, Outcome]], total: int, stage: Stage) -> Iterator[tuple[Row, Outcome]]:
-    """The same, reporting how many of them were processed."""
+    """The outcomes, reporting how many of them were processed."""
     stage.progress(0, total)
     for done, outcome in enumerate(outcomes, 1):
         yield outcome
@@ -120,7 +119,7 @@ def write_tokens(
     tally = Tally(stage, "tokenize", REMEDIES)
     writer = ShardWriter(stage.out_dir, config.shard_samples, processor.patch_dim)
     trial = TemplateTrial(processor.source)
-    preview = Preview(config.preview_samples)
+    preview = Preview(config.preview_samples, processor)
     for split, of_split in groupby(outcomes, key=lambda pair: pair[0]["split"]):
         for row, sample in of_split:
             account(row, sample, tally, trial, writer, preview)
@@ -130,7 +129,7 @@ def write_tokens(
     if not (tally.splits["train"] or config.prompts_only):
         raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  the input is empty'}")
     write_json(stage.out_dir / "tokens.json", tokens_info(config, processor, writer.shards))
-    preview.write(stage.out_dir / "preview.html", stage.inputs["samples"].path, processor)
+    preview.write(stage.out_dir / "preview.html")
     stage.log({"tokenize/tokens": writer.tokens, "tokenize/loss_tokens": writer.loss_tokens}, step=0)
 
 
@@ -151,7 +150,7 @@ def account(
     tally.keep(row["split"])
     writer.add(sample, row["split"], label(row))
     if row["split"] == "train":
-        preview.add(sample, row["images"])
+        preview.add(sample)
 
 
 @define
@@ -181,7 +180,7 @@ class TemplateTrial:
             self.finish()
 
     def finish(self) -> None:
-        """After the last sample. Raises DataError if the template is at fault."""
+        """Judges the template after the last sample. Raises DataError if it is at fault."""
         if self._misfits and not self._served:
             raise DataError(
                 f"the chat template of {self.source} suits none of {self._misfits} samples, the first of which is "
@@ -212,10 +211,9 @@ def prepare_processor(config: TokenizeChat, target: TargetModel | None, file: Pa
 def check_images(file: Path, processor: Processor) -> int:
     """The number of rows. Raises DataError for an image without an image processor."""
     total = 0
-    supports_images = processor.image_processor is not None and processor.image_token_id is not None
     for row in read_jsonl(file):
         total += 1
-        if row["images"] and not supports_images:
+        if row["images"] and not processor.sees:
             raise DataError(
                 f'processor {processor.source}: sample "{row["id"]}" has an image, but there is no image processor '
                 f'(preprocessor_config.json) or no token "{processor.image_token}"; take that of a vision-language '
@@ -248,3 +246,65 @@ def tokens_info(config: TokenizeChat, processor: Processor, shards: list[dict[st
         "enable_thinking": config.enable_thinking,
         "shards": shards,
     }
+
+
+SHARD_BYTES = 256 * 1024 * 1024  # of pixels kept in memory until a shard is written
+
+
+class ShardWriter:
+    """Collects samples, split by split, and writes a shard whenever it has enough of them.
+
+    shards: their entries in tokens.json; tokens, loss_tokens: of all samples.
+    """
+
+    def __init__(self, folder: Path, shard_samples: int, patch_dim: int, shard_bytes: int = SHARD_BYTES) -> None:
+        self.shards: list[dict[str, Any]] = []
+        self.tokens = 0
+        self.loss_tokens = 0
+        self._folder = folder
+        self._shard_samples = shard_samples
+        self._shard_bytes = shard_bytes
+        self._patch_dim = patch_dim
+        self._samples: list[TokenSample] = []
+        self._labels: list[str] = []
+        self._bytes = 0
+        (folder / "samples.jsonl").touch()
+
+    def add(self, sample: TokenSample, split: str, label: str) -> None:
+        """Splits must come one after the other."""
+        self._samples.append(sample)
+        self._labels.append(label)
+        self._bytes += sample.pixel_values.nbytes
+        if len(self._samples) == self._shard_samples or self._bytes >= self._shard_bytes:
+            self.flush(split)
+
+    def flush(self, split: str) -> None:
+        """Write the collected samples as a shard of the split."""
+        if not self._samples:
+            return
+        name = f"{split}-{sum(shard['split'] == split for shard in self.shards):05d}.safetensors"
+        write_token_shard(self._folder / name, self._samples, self._patch_dim)
+        with (self._folder / "samples.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(json_line({**record, "split": split, "shard": name}) for record in self._records())
+        tokens = sum(len(sample.input_ids) for sample in self._samples)
+        self.shards.append({"file": name, "split": split, "samples": len(self._samples), "tokens": tokens})
+        self.tokens += tokens
+        self._samples, self._labels, self._bytes = [], [], 0
+
+    def _records(self) -> list[dict[str, Any]]:
+        records = []
+        for row, (sample, label) in enumerate(zip(self._samples, self._labels, strict=True)):
+            loss_tokens = int(sample.loss_mask.sum())
+            self.loss_tokens += loss_tokens
+            records.append(
+                {
+                    "id": sample.id,
+                    "category": sample.category,
+                    "row": row,
+                    "tokens": len(sample.input_ids),
+                    "prompt_tokens": sample.prompt_tokens,
+                    "loss_tokens": loss_tokens,
+                    "label": label,
+                }
+            )
+        return records

@@ -120,7 +120,7 @@ class Template:
         return result
 
     def finish_all(self, samples: Sequence[Renderings[T]], sample_ids: Sequence[str | None]) -> list[T | Unusable]:
-        """The same for several samples, each with its result or why it is unusable. Raises DataError as `finish`."""
+        """`finish` for several samples, each with its result or why it is unusable. Raises DataError as `finish`."""
         results: dict[int, T | Unusable] = {}
         texts: dict[int, Sequence[Text] | None] = dict.fromkeys(range(len(samples)))  # to send to each generator
         left = [self._seconds] * len(samples)

@@ -23,12 +23,11 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from ops.artifacts import TargetModel, TokenShards
-from ops.capture_targets.huggingface import device_batch
+from ops.capture_targets.backend import device_batch
 from ops.capture_targets.layers import check_layers, spread_layers
 from ops.lib.data.batching import batches_by_length
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.target.feature_shards import feature_info
-from ops.lib.target.finite_states import FINAL, check_finite, layer_parts
+from ops.lib.target.feature_shards import FINAL, check_finite, feature_info, layer_parts
 from ops.lib.target.model import Target, target_info
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.op import TrainDflash

@@ -33,8 +33,8 @@ from ops.lib.target.sizes import TargetSizes
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
+from ops.regenerate_answers.conversations import Prompts
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.prompts import Prompts
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import prepare_processor
 from ops.tokenize_chat.template import Template

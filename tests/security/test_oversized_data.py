@@ -36,7 +36,7 @@ from ops.evaluate.plan import estimate
 from ops.ingest import tables
 from ops.ingest.op import Ingest
 from ops.ingest.records import LONGEST
-from ops.ingest.row_form import LONGEST_ID
+from ops.ingest.rows import LONGEST_ID
 from ops.ingest.run import ingest
 from ops.lib.data.files import LARGEST_JSON, LONGEST_ROW
 from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter
@@ -50,8 +50,8 @@ from ops.lib.vision.images import MOST_SCANS, SCAN, UNDECODABLE, fault_of
 from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.client import LARGEST_ANSWER, ChatClient
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.tokenize_chat import samples
-from ops.tokenize_chat.answers import render_answers
+from ops.tokenize_chat import encode
+from ops.tokenize_chat.answer_spans import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import MOST_CHARACTERS, TOO_MANY_CHARACTERS, ChatEncoder
 from ops.tokenize_chat.template import ANSWER_NOT_FOUND, Template
@@ -637,9 +637,9 @@ def test_one_large_picture_that_a_row_names_many_times_is_counted_before_it_is_d
     packs = PackWriter(tmp_path)
     header = packs.add(png(4000, compress_level=1)[:100])
     with pytest.raises(Unusable) as fault:
-        samples.load_images([header] * 8, tmp_path, load_processor(folder, 64, 16_777_216), 9_000, 20)
+        encode.load_images([header] * 8, tmp_path, load_processor(folder, 64, 16_777_216), 9_000, 20)
     assert ("longer than max_length", f"{500 * 500 * 8 + 12} tokens") == (fault.value.reason, fault.value.detail)
-    made = samples.load_images([packs.add(png(64))] * 8, tmp_path, load_processor(folder), 9_000, 20)
+    made = encode.load_images([packs.add(png(64))] * 8, tmp_path, load_processor(folder), 9_000, 20)
     assert ([64] * 8, 1) == ([image.num_tokens for image in made], len(set(map(id, made))))
 
 
@@ -649,7 +649,7 @@ from pathlib import Path
 from PIL import Image
 from ops.lib.data.image_packs import PackWriter
 from ops.lib.vision.processor import load_processor
-from ops.tokenize_chat.samples import load_images
+from ops.tokenize_chat.encode import load_images
 folder = Path(sys.argv[1])
 Image.new("L", (7900, 8000)).save(folder / "large.png")
 packed = PackWriter(folder).add((folder / "large.png").read_bytes())
@@ -666,13 +666,13 @@ def test_one_large_picture_that_a_row_names_eight_times_takes_the_memory_of_one(
 
 
 def test_the_pixels_of_a_sample_are_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "MOST_PIXELS", 512)
+    monkeypatch.setattr(encode, "MOST_PIXELS", 512)
     packs, references = PackWriter(tmp_path), []
     for side in (15, 14, 13):
         references.append(packs.add(png(side)))
     processor = load_processor(str(made_processor(tmp_path / "checkpoint")))
-    assert 4 == len(samples.load_images([references[0]] * 4, tmp_path, processor))
+    assert 4 == len(encode.load_images([references[0]] * 4, tmp_path, processor))
     with pytest.raises(
         Unusable, match="'image too large', 'the images of the sample have more than 512 pixels together'"
     ):
-        samples.load_images(references, tmp_path, processor)
+        encode.load_images(references, tmp_path, processor)

@@ -7,7 +7,7 @@ import pytest
 from dsl.errors import DataError
 from ops.finetune_vlm import measuring
 from ops.finetune_vlm.measuring import Metric, measurable
-from ops.finetune_vlm.searching import search
+from ops.finetune_vlm.op import search
 from ops.lib.data.limited_process import LimitedProcess
 
 

@@ -22,8 +22,7 @@ from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import TokenSample, write_token_shard
 from ops.lib.target.checkpoint_files import PROCESSOR, copy_files
-from ops.lib.target.model import Target
-from ops.lib.target.served_config import complete_config
+from ops.lib.target.model import Target, complete_config
 from ops.lib.vision.families import VisionFamily, family_of
 from ops.lib.vision.processor import Processor, load_processor
 from ops.load_target.op import LoadTarget

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.capture_targets.huggingface import forward_batch
+from ops.capture_targets.backend import forward_batch
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.sglang import requests
 from ops.lib.sglang.layers import keep_no_layers, set_layers_to_capture

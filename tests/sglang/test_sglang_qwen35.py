@@ -24,7 +24,7 @@ from sglang.srt.models import qwen3_5_text
 from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
 from ops.artifacts import TargetFeatures, TargetModel
-from ops.capture_targets.huggingface import forward_batch
+from ops.capture_targets.backend import forward_batch
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.lib.data.files import write_json

@@ -31,9 +31,9 @@ from ops.lib.sglang.adapter import adapter
 from ops.lib.sglang.draft_workers import WORKERS, DraftWorker
 from ops.lib.sglang.meeting import environment
 from ops.lib.sglang.process import NO_PORT, enter, leave, make_server_args
-from ops.lib.sglang.refusals import REFUSAL
 from ops.lib.sglang.requests import VisionTokens, make_request
 from ops.lib.sglang.runtime import clear_pools, fitting_groups, prefill_batch
+from ops.lib.sglang.serve_command import REFUSAL
 from ops.lib.sglang.version import require_sglang
 
 MAX_REQUESTS = 16

@@ -120,7 +120,7 @@ def sglang_hidden(engine: DflashEngine, features_TF: Tensor, anchor: int, config
 
 @torch.inference_mode()
 def _hidden(draft: DraftModel, features_TF: Tensor, embeds: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The same of dflow's draft, computed in dtype, float32 [K - 1, M]."""
+    """Hidden states of dflow's draft, computed in dtype, float32 [K - 1, M]."""
     context = draft.context_kv(features_TF.to(dtype), torch.arange(len(features_TF)))
     anchor_M, mask_M = embeds.to(dtype)
     return draft.propose(anchor_M, mask_M, context).float()

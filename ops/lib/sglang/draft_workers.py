@@ -75,7 +75,7 @@ class DraftWorker(ABC):
 
 
 class DflashWorker(DraftWorker):
-    """Of DFlash and DFlash2."""
+    """The worker of DFlash and DFlash2."""
 
     algorithm = SpeculativeAlgorithm.DFLASH
 
@@ -98,7 +98,7 @@ class DflashWorker(DraftWorker):
 
 
 class DsparkWorker(DraftWorker):
-    """Of DSpark."""
+    """The worker of DSpark."""
 
     algorithm = SpeculativeAlgorithm.DSPARK
 

@@ -1,8 +1,17 @@
-"""Sets the layers whose inputs SGLang's model keeps.
+"""Sets the layers whose inputs SGLang's model keeps. Loads neither torch nor sglang.
 
 SGLang numbers by the layer whose input is kept: for the feature of layer k that is k + 1. Both setters, that of DFLASH
 and that of EAGLE-3, accept feature ids and add 1; called without ids, EAGLE-3's keeps the inputs of
 layers 2, n // 2 and n - 3, so its default features are those of layers 1, n // 2 - 1 and n - 4.
+
+Two models lack the setter of DFLASH in every supported version:
+
+Dense Qwen3-VL: the wrapper's `set_dflash_layers_to_capture` calls a method of that name that its decoder lacks,
+and the server dies with an AttributeError. The decoder captures the inputs of the layers in `layers_to_capture`, and
+the wrapper has already incremented the ids, so only storing them is missing.
+
+Qwen2.5-VL: the wrapper has no such method, and the server dies with a ValueError. Its
+`set_eagle3_layers_to_capture` accepts the same ids and has the required effect.
 """
 
 from __future__ import annotations
@@ -12,7 +21,6 @@ from typing import Any, Literal
 
 from dsl.errors import DataError
 from ops.lib.sglang.adapter import adapter
-from ops.lib.sglang.setters import EAGLE_SETTER, SETTER
 
 Recipe = Literal["dflash", "eagle3"]
 
@@ -45,3 +53,26 @@ def keep_no_layers(model: Any) -> None:
     for layer in model.model.layers:  # Qwen3.5 reads marks on its layers
         if getattr(layer, "_is_layer_to_capture", False):
             layer._is_layer_to_capture = False
+
+
+SETTER = "set_dflash_layers_to_capture"
+EAGLE_SETTER = "set_eagle3_layers_to_capture"
+
+
+def add_missing_setter(model: Any) -> bool:
+    """Adds the method to the class of SGLang's model or of its decoder; False if it has it.
+
+    Only the classes named here are changed. Qwen3.5 inherits from Qwen3-VL's wrapper, but its decoder has the method.
+    """
+    name, wrapper, decoder = type(model).__name__, type(model), type(model.model)
+    if name == "Qwen3VLForConditionalGeneration" and not hasattr(decoder, SETTER):
+        setattr(decoder, SETTER, _store_layers)
+        return True
+    if name == "Qwen2_5_VLForConditionalGeneration" and not hasattr(wrapper, SETTER):
+        setattr(wrapper, SETTER, getattr(wrapper, EAGLE_SETTER))
+        return True
+    return False
+
+
+def _store_layers(decoder: Any, layers: list[int]) -> None:
+    decoder.layers_to_capture = list(layers)

@@ -24,8 +24,7 @@ from transformers import AutoConfig
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.checkpoint_code import check_code
 from ops.lib.sglang.meeting import meeting_in, on_this_host
-from ops.lib.target.model import read_config
-from ops.lib.target.served_config import check_served
+from ops.lib.target.model import check_served, read_config
 from ops.lib.target.sizes import TargetSizes
 
 IMAGE_CACHE_BYTES = 2**30

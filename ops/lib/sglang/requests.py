@@ -37,7 +37,7 @@ class VisionTokens:
 
     @classmethod
     def of(cls, hf_config: Any) -> VisionTokens | None:
-        """None for a text model. `hf_config` is that of SGLang's ModelConfig."""
+        """The tokens of a vision model, None for a text model. `hf_config` is that of SGLang's ModelConfig."""
         vision = getattr(hf_config, "vision_config", None)
         if vision is None:
             return None

@@ -192,7 +192,7 @@ class SglangRuntime:
         return output.input_token_logprobs[: len(sample.input_ids) - 1].float().cpu()
 
     def prefill(self, samples: Sequence[TokenSample]) -> None:
-        """The same passes without keeping or copying states: the baseline for the speed of `states`."""
+        """The passes of `states` without keeping or copying states: the baseline for the speed of `states`."""
         keep_no_layers(self.model)
         mm_schedule.embedding_cache.clear()
         with torch.inference_mode():

@@ -9,6 +9,7 @@ layer are read from the draft's config.json.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from attrs import Factory, frozen
 
 from ops.lib.sglang.version import VERSIONS, versions_of
 from ops.lib.target.checkpoint_files import trusts_own_code
-from ops.lib.vision.pixel_limits import served_pixels
+from ops.lib.vision.processor_files import served_pixels
 
 LAUNCHER = "sglang.launch_server"
 PATCHED_LAUNCHER = "ops.lib.sglang.launch_server"
@@ -166,3 +167,9 @@ def checkpoint_dtype(config: Mapping[str, Any]) -> str:
 def shell_line(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """The command as a line for a shell."""
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(command)])
+
+
+# DFLASH; DSPARK; any model.
+REFUSAL = re.compile(
+    r"^.*(?:speculative decoding (?:is not supported by|only supports CUDA)|No accelerator \(CUDA).*$", re.MULTILINE
+)

@@ -12,7 +12,7 @@ from sglang.srt.managers.tokenizer_manager import determine_tensor_transport_mod
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.model_runner import ModelRunner
 
-from ops.lib.sglang.setters import SETTER, add_missing_setter
+from ops.lib.sglang.layers import SETTER, add_missing_setter
 
 
 class NoPrefixes(SimpleNamespace):

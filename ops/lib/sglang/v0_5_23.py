@@ -12,7 +12,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.multimodal.transport import determine_tensor_transport_mode
 
-from ops.lib.sglang.setters import add_missing_setter
+from ops.lib.sglang.layers import add_missing_setter
 
 
 class NoPrefixes(SimpleNamespace):

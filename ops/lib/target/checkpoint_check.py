@@ -14,22 +14,18 @@ from typing import Any
 
 from dsl.errors import ConfigError, DataError
 from dsl.json_files import parse_json
-from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_reads
+from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_places, check_reads
 from ops.lib.data.files import LARGEST_JSON, check_json_files, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight_files
-from ops.lib.target.end_names import UnknownEnd, find_ends
 from ops.lib.target.sizes import check_tables, named_dtype
-from ops.lib.target.stored_weights import StoredTensor, weights_mistakes
+from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, listed, weights_mistakes
 from ops.lib.target.token_ids import check_added_tokens, check_ends
-from ops.lib.vision.family_config import check_family_config
-from ops.lib.vision.model_types import check_model_type
-from ops.lib.vision.pixel_limits import chosen_limits, image_settings
-from ops.lib.vision.processor_files import processor_mistakes, template_texts
+from ops.lib.vision.family_config import check_family_config, check_model_type, text_part
+from ops.lib.vision.processor_files import chosen_limits, image_settings, processor_mistakes, template_texts
 
 State = tuple[tuple[str, int, int, int], ...]
 POINTER = b"version https://git-lfs"
 LONGEST_HEADER = LARGEST_JSON  # bytes; the safetensors library takes twice as many
-SHOWN = 3  # names of files in a message
 AGAIN = "copy or download it again"
 
 
@@ -44,6 +40,8 @@ def loading_mistakes(checkpoint: str, trust_remote_code: bool) -> list[str]:
 @lru_cache(maxsize=8)  # several hooks of a plan ask, and a tokenizer.json has ten megabytes
 def _loading_mistakes(path: Path, trust_remote_code: bool, _state: State) -> tuple[str, ...]:
     mistakes = [*checkpoint_mistakes(path), *_raised(check_code, path, trust_remote_code)]
+    if trust_remote_code:
+        mistakes += _raised(check_places, path)
     return tuple(dict.fromkeys(mistakes))
 
 
@@ -60,7 +58,7 @@ def draft_folder_mistakes(path: Path) -> list[str]:
 
 
 def checkpoint_mistakes(path: Path) -> list[str]:
-    """The same, without what it takes to trust the checkpoint's code."""
+    """Why a directory cannot be a target, whether or not its code is trusted."""
     mistakes = _files_mistakes(path, "target", lambda path: _json_mistakes(path) or _config_mistakes(path))
     return mistakes + stored_mistakes(path)
 
@@ -95,7 +93,7 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 def ends_mistakes(directory: Path, embed_key: str | None, lm_head_key: str | None) -> dict[str, str]:
     """Why the embedding or the head of a checkpoint without other mistakes is not known, by field of load_target."""
     config = read_object(directory / "config.json")
-    text = config.get("text_config") or config
+    text = text_part(config)
     if not all(isinstance(text[name], int) for name in ("vocab_size", "hidden_size")):
         return {}  # the estimate reports them
     try:
@@ -105,11 +103,13 @@ def ends_mistakes(directory: Path, embed_key: str | None, lm_head_key: str | Non
     return {}
 
 
-def processor_folder_mistakes(processor: str | None) -> list[str]:
+def processor_folder_mistakes(processor: str | None, trust_remote_code: bool = False) -> list[str]:
     """Why a processor cannot be loaded from a directory; nothing of a built-in one or a model id."""
     if processor is None or not Path(processor).is_dir():
         return []
-    return list(_processor_mistakes(Path(processor), _state(Path(processor))))
+    directory = Path(processor)
+    mistakes = _processor_mistakes(directory, _state(directory))
+    return mistakes or (_raised(check_places, directory) if trust_remote_code else [])
 
 
 @lru_cache(maxsize=8)
@@ -190,7 +190,7 @@ def _json_mistakes(directory: Path) -> list[str]:
 
 
 def _config_mistakes(directory: Path) -> list[str]:
-    """Of the readable JSON files: an unknown family, ids beyond the vocabulary, and what the processor lacks."""
+    """Mistakes in readable JSON files: an unknown family, ids beyond the vocabulary, and what the processor lacks."""
     config = read_object(directory / "config.json")
     tables = _raised(check_tables, config)
     if tables:  # nothing else can be read of it
@@ -213,7 +213,7 @@ def _pointers(directory: Path) -> list[Path]:
 def _pointer_mistakes(directory: Path, pointers: list[Path]) -> list[str]:
     if not pointers:
         return []
-    names = _listed([file.name for file in pointers])
+    names = listed([file.name for file in pointers])
     return [
         f"{directory}: pointers of git-lfs in place of {names}; run `git lfs pull` in this directory, or download the "
         "checkpoint again"
@@ -236,7 +236,7 @@ def _check_shards(index: Path) -> None:
     shards = sorted(set(named.values()))
     missing = [name for name in shards if not (index.parent / name).is_file()]
     if missing:
-        raise DataError(f"{index}: {len(missing)} of {len(shards)} shards are missing: {_listed(missing)}; {AGAIN}")
+        raise DataError(f"{index}: {len(missing)} of {len(shards)} shards are missing: {listed(missing)}; {AGAIN}")
     elsewhere = [name for name in shards if Path(name).name != name]
     if elsewhere:
         raise DataError(f"{index}: names {elsewhere[0]}, which is no file of this directory; {AGAIN}")
@@ -309,11 +309,6 @@ def _damaged(file: Path) -> DataError:
 def _first_bytes(file: Path, count: int) -> bytes:
     with file.open("rb") as opened:
         return opened.read(count)
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def _raised(check: Callable[..., object], *arguments: object) -> list[str]:

@@ -1,6 +1,6 @@
-"""Feature shards on disk: written once, read through a memory map.
+"""Feature shards on disk: written once, read through a memory map; and the check that captured states are finite.
 
-T tokens of a shard, S tokens of a sample, N samples of a shard, F = layers * hidden size
+T tokens of a shard, S tokens of a sample, N samples of a shard, F = layers * hidden size, W width
 """
 
 from __future__ import annotations
@@ -131,3 +131,38 @@ class FeatureReader:
         path, start, _ = self._rows[index]
         with safe_open(path, framework="pt") as tensors:
             return tensors.get_slice(name)[start + first : start + last]
+
+
+FINAL = ("the final norm",)  # which the final hidden states come from
+
+
+def check_finite(states_TW: Tensor, rows: Sequence[tuple[str, int]], parts: Sequence[str], setting: str) -> None:
+    """Raises DataError for values that are not finite, with the sample, the part and what to do.
+
+    rows: id and number of rows of each sample, one after the other. parts: what equal shares of the width come from.
+    setting: the field of the op that holds their dtype. One pass over the states, whose result is waited for.
+    """
+    if not states_TW.numel() or bool(torch.stack(torch.aminmax(states_TW)).isfinite().all()):
+        return
+    ids, counts = zip(*rows, strict=True)
+    for name, states in zip(ids, states_TW.split(list(counts)), strict=True):
+        wrong = ~states.isfinite()
+        if bool(wrong.any()):
+            first = next(part for part, share in zip(parts, wrong.chunk(len(parts), 1), strict=True) if share.any())
+            dtype = str(states.dtype).removeprefix("torch.")
+            raise DataError(
+                f"sample {name}: {int(wrong.sum()):,} of {wrong.numel():,} captured values are not finite in {dtype}, "
+                f"first in those of {first}; {_remedy(states.dtype, setting)}"
+            )
+
+
+def layer_parts(layer_ids: Sequence[int]) -> list[str]:
+    """The parts of features."""
+    return [f"layer {layer}" for layer in layer_ids]
+
+
+def _remedy(dtype: torch.dtype, setting: str) -> str:
+    if dtype == torch.float16:
+        return f'float16 holds values up to {torch.finfo(dtype).max:,.0f}: set {setting} to "bfloat16" or "float32"'
+    wider = "" if dtype == torch.float32 else f', or set {setting} to "float32"'
+    return f"the target computes them so: look for damaged weights, and at this sample{wider}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from attrs import Factory, define, field, frozen
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig
 
@@ -22,12 +23,12 @@ from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.attention import grouped_attention
 from ops.lib.target.checkpoint_check import stored_mistakes, stored_tensors
 from ops.lib.target.checkpoint_files import check_weights, trusts_own_code
-from ops.lib.target.embedding_and_head import stored_dtype
-from ops.lib.target.end_names import find_ends
-from ops.lib.target.stored_weights import is_of_model, unexpected_tensors
+from ops.lib.target.embedding_and_head import stored_dtype, tensor_files
+from ops.lib.target.stored_weights import find_ends, is_of_model, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
-from ops.lib.vision.families import Family, VisionFamily, family_of, text_part
+from ops.lib.vision.families import Family, Qwen3Vl, VisionFamily, family_of, is_expert
+from ops.lib.vision.family_config import text_part
 from ops.lib.vision.processor import LOADING_ERRORS
 
 
@@ -49,7 +50,7 @@ class Target:
     def from_directory(
         cls, directory: Path, info: Mapping[str, Any], device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Target:
-        """The same from a checkpoint directory; its own code runs only as `trusts_own_code` says.
+        """Loads a checkpoint directory; its own code runs only as `trusts_own_code` says.
 
         Weights are loaded in the dtype of the files, so transformers keeps them in the files' pages; all processes of a
         machine share those. Each is then moved to the device, and cast there.
@@ -117,7 +118,7 @@ class Target:
         return collate(samples, self.device)
 
     def prompts(self, samples: Sequence[TokenSample]) -> ModelInputs:
-        """The same for samples without their last answers."""
+        """A batch of samples without their last answers."""
         return self.inputs([sample.prompt() for sample in samples])
 
     def forward(self, inputs: ModelInputs, **options: Any) -> Any:
@@ -282,7 +283,7 @@ def check_images_fit(reader: TokenReader, family: Family) -> None:
 
 
 def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:
-    """The same for all samples with images; `tokens`, the content of tokens.json, describes their processor."""
+    """Rejects images of another processor; `tokens`, the content of tokens.json, describes it. Raises DataError."""
     if not (isinstance(family, VisionFamily) and family.has_vision):
         raise DataError("the tokens have images, but the target is a text model: remove the image samples")
     wanted = {
@@ -304,3 +305,38 @@ def write_target_json(out_dir: Path, info: Mapping[str, Any], metrics: Mapping[s
     """Writes target.json, as `describe_target` returns it, and metrics.json."""
     write_json(out_dir / "target.json", dict(info))
     write_json(out_dir / "metrics.json", dict(metrics))
+
+
+def complete_config(directory: Path) -> None:
+    """Adds to config.json what serving engines read and transformers omits; a complete file stays as it is."""
+    config = read_json(directory / "config.json")
+    complete = family_of(config).for_serving()
+    if complete != config:
+        write_json(directory / "config.json", complete)
+
+
+def check_served(directory: Path) -> None:
+    """Raises DataError for a checkpoint that SGLang loads differently from transformers, or not at all."""
+    family = family_of(read_config(directory))
+    try:
+        family.check()
+        family.check_serving()
+    except DataError as error:
+        raise DataError(f"{directory}: {error}") from None
+    if isinstance(family, Qwen3Vl):
+        _check_experts(directory, family.text_config["hidden_size"])
+
+
+def _check_experts(directory: Path, hidden_size: int) -> None:
+    """Raises DataError unless down projections are [experts, intermediate, hidden], as in the family's checkpoints."""
+    files = tensor_files(directory)
+    name = next((name for name in sorted(files) if is_expert(name) and name.endswith("down_proj")), None)
+    if name is None:
+        return
+    with safe_open(files[name], framework="pt") as tensors:
+        shape = tensors.get_slice(name).get_shape()
+    if shape[2] != hidden_size:
+        raise DataError(
+            f"{files[name]}: {name} is {shape}, but SGLang expects {[shape[0], shape[2], shape[1]]}, as the published "
+            "checkpoints have it: transformers' save_pretrained transposes experts; save them transposed back"
+        )

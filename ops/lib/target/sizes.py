@@ -15,7 +15,7 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from ops.lib.data.files import shown_json
-from ops.lib.vision.model_types import is_tied
+from ops.lib.vision.family_config import is_tied, patch_dim, text_part
 from ops.lib.vision.processor_files import check_sizes
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -43,7 +43,7 @@ class TargetSizes:
     @classmethod
     def of(cls, config: Config) -> TargetSizes:
         """Raises DataError for a config that lacks a size, or has an impossible one."""
-        text = config.get("text_config") or config
+        text = text_part(config)
         seeing = config.get("vision_config")
         try:
             for name, most in MOST.items():
@@ -201,11 +201,6 @@ def _mtp(text: Config) -> int:
     if not count:
         return 0
     return count * (_layer(text, "full_attention") + _mlp(text, 0)) + 2 * M * M + 3 * M
-
-
-def patch_dim(vision: Config) -> int:
-    channels = vision.get("in_channels", vision.get("in_chans", 3))
-    return int(channels * vision.get("temporal_patch_size", 2) * vision["patch_size"] ** 2)
 
 
 def _vision(vision: Config) -> int:

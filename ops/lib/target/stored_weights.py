@@ -1,18 +1,22 @@
-"""What the tensors of a target's files say against it: quantised weights, tensors that its model has no place for, and
-a head that its config.json denies. Loads no torch, and of the tensors only two that may be equal.
+"""What the tensors of a target's files say: quantised weights, tensors that its model has no place for, a head that its
+config.json denies, and the names of its embedding and head. Loads no torch, and of the tensors only two that may be
+equal.
+
+V vocabulary, M hidden size of the target
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
+from dsl.errors import DataError
 from ops.lib.data.files import shown_json
-from ops.lib.vision.model_types import SUPPORTED, is_tied
+from ops.lib.vision.family_config import MTP, SUPPORTED, VISUAL, is_tied, text_part
 
 SETTINGS = ("quantization_config", "compression_config")  # of config.json, or of a part of it
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
@@ -24,7 +28,7 @@ PARTS = ("embed_tokens", "layers", "norm", "lm_head", "visual")
 BEFORE = re.compile(r"^(model\.|language_model\.)+")
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 CHUNK = 1 << 22  # bytes read at once
-SHOWN = 3
+SHOWN = 3  # names in a message
 
 
 @frozen
@@ -44,7 +48,7 @@ def weights_mistakes(directory: Path, config: Mapping[str, Any], stored: Mapping
     mistakes = []
     if signs:
         mistakes.append(
-            f"{directory}: quantised weights ({_listed(signs)}), and a target must be unquantised; use the checkpoint "
+            f"{directory}: quantised weights ({listed(signs)}), and a target must be unquantised; use the checkpoint "
             "that it was quantised from"
         )
     if config.get("model_type") in SUPPORTED and not config.get("auto_map"):
@@ -58,7 +62,7 @@ def weights_mistakes(directory: Path, config: Mapping[str, Any], stored: Mapping
 def unexpected_tensors(directory: Path, names: list[str]) -> str:
     """The message for tensors without a place in the model, which would run as if they were not there."""
     return (
-        f"{directory}: the files hold tensors that the model of config.json does not have: {_listed(names)}; use the "
+        f"{directory}: the files hold tensors that the model of config.json does not have: {listed(names)}; use the "
         "config.json that belongs to these files, or remove them"
     )
 
@@ -97,7 +101,7 @@ def _quantises(name: str) -> bool:
 
 
 def _is_unexpected(name: str, config: Mapping[str, Any]) -> bool:
-    """By its name alone; transformers finds the others when it loads them."""
+    """Whether a tensor's name alone shows that it has no place; transformers finds the others when it loads them."""
     if not is_of_model(name):
         return False
     text = config.get("text_config")
@@ -108,8 +112,8 @@ def _is_unexpected(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def _head_mistakes(directory: Path, tied: bool, stored: Mapping[str, StoredTensor]) -> list[str]:
-    """Of a config that says tied while the files have another head, which transformers would use and SGLang would not;
-    or of one that does not, while they have none.
+    """Mistakes of a config that says tied while the files have another head, which transformers would use and SGLang
+    would not; or of one that does not, while they have none.
     """
     embedding, head = ({key: each for key, each in stored.items() if _is(key, end)} for end in (EMBEDDING, HEAD))
     if not tied and embedding and not head:
@@ -146,6 +150,78 @@ def _equal(first: StoredTensor, second: StoredTensor) -> bool:
     return True
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
+
+
+EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")
+HEAD_ENDINGS = ("lm_head.weight",)
+
+
+@frozen
+class Ends:
+    """Tensor names of the embedding and the head in the checkpoint's files; equal if they are tied."""
+
+    embed_key: str
+    lm_head_key: str
+
+
+class UnknownEnd(DataError):
+    """A tensor that is not found, and the field of load_target that names it."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def find_ends(
+    directory: Path,
+    config: Mapping[str, Any],
+    stored: Mapping[str, StoredTensor],
+    embed_key: str | None = None,
+    lm_head_key: str | None = None,
+) -> Ends:
+    """Finds the tensors of shape [V, M], or checks the given ones. config: the content of a config.json with its sizes.
+
+    A tied model's lm_head.weight, if its files hold one, is equal to the embedding (`weights_mistakes`). Raises
+    UnknownEnd with the candidates if a key is missing, has another shape, or is ambiguous.
+    """
+    text = text_part(config)
+    shape = (text["vocab_size"], text["hidden_size"])
+    fitting = sorted(key for key, tensor in stored.items() if tensor.shape == shape and not _elsewhere(key))
+    embed = _find("embed_key", embed_key, EMBED_ENDINGS, fitting, directory, shape)
+    if not is_tied(config):
+        others = [key for key in fitting if key != embed]
+        return Ends(embed, _find("lm_head_key", lm_head_key, HEAD_ENDINGS, others, directory, shape))
+    if lm_head_key not in (None, embed):
+        raise UnknownEnd(
+            f'{directory}: lm_head_key = "{lm_head_key}", but the config has tie_word_embeddings set, so the head is '
+            f"{embed}",
+            "lm_head_key",
+        )
+    return Ends(embed, embed)
+
+
+def _find(
+    field: str, given: str | None, endings: tuple[str, ...], fitting: Sequence[str], directory: Path, shape: tuple
+) -> str:
+    """The given key, or the only candidate with a known ending."""
+    listed = f"the tensors of shape {list(shape)} are: {', '.join(fitting) or 'none'}"
+    if given is not None:
+        if given not in fitting:
+            raise UnknownEnd(f'{directory}: {field} = "{given}" is not one of the candidates; {listed}', field)
+        return given
+    found = [key for key in fitting if key.endswith(endings)]
+    if len(found) != 1:
+        count = "none" if not found else f"{len(found)}"
+        raise UnknownEnd(
+            f"{directory}: {count} of the tensors end in {' or '.join(endings)}; {listed}; name one of them as {field}",
+            field,
+        )
+    return found[0]
+
+
+def _elsewhere(key: str) -> bool:
+    return any(f".{part}" in f".{key}" for part in (MTP, VISUAL))

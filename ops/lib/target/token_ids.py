@@ -13,7 +13,7 @@ from attrs import frozen
 from dsl.errors import DataError, on_one_line
 from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import shown_json
-from ops.lib.vision.model_types import MASK_TOKENS, SUPPORTED, family_mask_id
+from ops.lib.vision.family_config import MASK_TOKENS, SUPPORTED, family_mask_id
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 GENERATION = "generation_config.json"
@@ -39,7 +39,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, directory: Path) -> Vocabulary | None:
-        """That of a checkpoint; None without a readable tokenizer.json, or without a size in its config."""
+        """The vocabulary of a checkpoint; None without a readable tokenizer.json, or without a size in its config."""
         files = tuple(directory / name for name in FILES)
         return _read(directory, tuple(file.stat().st_mtime_ns if file.is_file() else 0 for file in files))
 
@@ -90,7 +90,7 @@ def _read(directory: Path, _changed: tuple[int, ...]) -> Vocabulary | None:
 
 
 def _text_of(token: Any) -> str:
-    """Of a token of tokenizer_config.json: a text, or a table with it."""
+    """The text of a token of tokenizer_config.json: itself, or in a table."""
     return str(token.get("content") if isinstance(token, Mapping) else token)
 
 
@@ -203,7 +203,7 @@ def check_added_tokens(directory: Path) -> None:
 
 
 def _all_tokens(directory: Path, vocabulary: Vocabulary) -> Iterator[tuple[int, str]]:
-    """Those of tokenizer.json, and those that the files beside it add."""
+    """The tokens of tokenizer.json, and those that the files beside it add."""
     yield from vocabulary.ordinary.items()
     yield from vocabulary.special.items()
     decoder = read_settings(directory / "tokenizer_config.json").get("added_tokens_decoder")

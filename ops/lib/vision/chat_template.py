@@ -25,11 +25,13 @@ def read_chat_template(file: str | None) -> str | None:
     try:
         with Path(file).open("rb") as opened:
             encoded = opened.read(LONGEST + 1)
+        if len(encoded) > LONGEST:  # before it is decoded: it ends inside a character perhaps
+            raise DataError(
+                f"{file}: larger than {LONGEST >> 20} MiB; chat_template must name a file with a chat template"
+            )
         text = encoded.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as a chat template: {error}") from error
-    if len(encoded) > LONGEST:
-        raise DataError(f"{file}: larger than {LONGEST >> 20} MiB; chat_template must name a file with a chat template")
     if not text.strip():
         raise DataError(f"{file}: is empty; chat_template must name a file with a chat template")
     check_template(text, file)

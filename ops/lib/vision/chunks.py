@@ -40,7 +40,8 @@ class TextChunk:
 class ImageChunk:
     """One image: pixel_values float32 [R, P] and image_grid_thw int64 [1, 3], with R = t*h*w rows.
 
-    It is represented by t*h*w / merge_size^2 tokens, none of which is in the loss. expected_tokens: the caller's count.
+    It is represented by t*h*w / merge_size^2 tokens, none of which is in the loss. expected_tokens: their
+    number by the header of the encoded image.
     Raises DataError if rows, grid, merge size and expected tokens are inconsistent.
     """
 
@@ -74,7 +75,7 @@ class ImageChunk:
 
         Raises DataError for a processor without images, and ValueError for an image that the processor rejects.
         """
-        if processor.image_processor is None or processor.image_token_id is None:
+        if not processor.sees or processor.image_token_id is None:
             raise DataError(f"processor {processor.source} has no image processor or no image token")
         features = processor.pixels(image)
         return cls(

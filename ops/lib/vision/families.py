@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from dsl.errors import DataError
 from ops.lib.vision.batch import ModelInputs
-from ops.lib.vision.family_config import check_family_config, check_served_config, full_attention_interval
-from ops.lib.vision.model_types import (
+from ops.lib.vision.family_config import (
     MTP,
     QWEN3,
     QWEN3_MASK_ID,
@@ -27,8 +26,13 @@ from ops.lib.vision.model_types import (
     QWEN35,
     QWEN35_MASK_ID,
     VISUAL,
+    check_family_config,
     check_model_type,
+    check_served_config,
+    full_attention_interval,
     is_tied,
+    patch_dim,
+    text_part,
 )
 
 Part = Literal["vision", "projector", "text"]
@@ -140,9 +144,7 @@ class VisionFamily(Family):
     @property
     def patch_dim(self) -> int:
         """Length of a row of pixel values."""
-        vision = self.vision_config
-        channels = vision.get("in_channels", vision.get("in_chans", 3))
-        return int(channels * vision.get("temporal_patch_size", 2) * vision["patch_size"] ** 2)
+        return patch_dim(self.vision_config)
 
     @property
     def image_token_id(self) -> int:
@@ -301,11 +303,6 @@ FAMILIES: tuple[type[Family], ...] = (Qwen3, Qwen25Vl, Qwen3Vl, Qwen35)
 def has_vision(config: Mapping[str, Any]) -> bool:
     """Whether a config is that of a vision-language model."""
     return config.get("vision_config") is not None
-
-
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """text_config if there is one, else the whole config."""
-    return config.get("text_config") or config
 
 
 def is_expert(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a target's config.json must have, by its family. Loads no torch."""
+"""The model types of the families of targets, and what a config.json of each must have. Loads no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,51 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsl.errors import DataError
-from ops.lib.vision.model_types import QWEN3_VL, QWEN25_VL, QWEN35, is_tied
+from ops.lib.data.files import shown_json
+
+QWEN3 = ("qwen3", "qwen3_moe")
+QWEN25_VL = ("qwen2_5_vl",)
+QWEN3_VL = ("qwen3_vl", "qwen3_vl_moe")
+QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+SUPPORTED = (*QWEN3, *QWEN25_VL, *QWEN3_VL, *QWEN35)
+# Beginnings of names of tensors that do not belong to the language model: its images, and several tokens at once.
+VISUAL, MTP = "visual.", "mtp."
+MASK_TOKENS = ("<|mask|>", "<|MASK|>")  # of tokenizers that have one
+# Ids that no text of a family gives: 151669 lies beyond the tokenizers of Qwen3 and Qwen2.5-VL.
+QWEN3_MASK_ID, QWEN35_MASK_ID = 151669, 248070
+
+
+def check_model_type(config: Mapping[str, Any]) -> None:
+    """Raises DataError, with the supported model types, for the config.json of another family."""
+    if config.get("model_type") not in SUPPORTED:
+        kind = shown_json(config.get("model_type"))
+        raise DataError(f"model_type {kind} is not supported; supported: {', '.join(SUPPORTED)}")
+
+
+def family_mask_id(model_type: str) -> int:
+    """The mask token of a supported family."""
+    return QWEN35_MASK_ID if model_type in QWEN35 else QWEN3_MASK_ID
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the language model: text_config if there is one, else the whole."""
+    return config.get("text_config") or config
+
+
+def patch_dim(vision: Mapping[str, Any]) -> int:
+    """Length of a row of pixel values, by vision_config."""
+    channels = vision.get("in_channels", vision.get("in_chans", 3))
+    return int(channels * vision.get("temporal_patch_size", 2) * vision["patch_size"] ** 2)
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json makes the embedding the head: at the top level, or else in text_config. The classes of the
+    supported families have false where neither says it.
+    """
+    text = config.get("text_config")
+    inner = text.get("tie_word_embeddings", False) if isinstance(text, Mapping) else False
+    return bool(config.get("tie_word_embeddings", inner))
+
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 DEEPSTACK, DEPTH = (8, 16, 24), 27  # of the class in transformers
@@ -14,7 +58,7 @@ DEEPSTACK, DEPTH = (8, 16, 24), 27  # of the class in transformers
 
 def check_family_config(config: Mapping[str, Any]) -> None:
     """Raises DataError for sizes and parts that are missing, and for values that would have no effect or another."""
-    text = config.get("text_config") or config
+    text = text_part(config)
     missing = [name for name in SIZES if name not in text]
     if missing:
         raise DataError(f"config.json: missing {', '.join(missing)}, also in text_config")
@@ -38,7 +82,7 @@ def check_served_config(config: Mapping[str, Any]) -> None:
     """Raises DataError for a config of a family that SGLang loads differently from transformers, or not at all, also
     with the fields that `for_serving` adds.
     """
-    kind, text, seeing = config.get("model_type"), config.get("text_config") or config, config.get("vision_config")
+    kind, text, seeing = config.get("model_type"), text_part(config), config.get("vision_config")
     if kind == "qwen3_moe" and is_tied(config):
         raise DataError(
             "config.json: tie_word_embeddings is set, but SGLang's Qwen3-MoE does not support a tied head: it would "

@@ -73,7 +73,7 @@ def size_of(encoded: bytes) -> tuple[int, int]:
 
 
 def orientation(image: Image.Image) -> int:
-    """By EXIF data, 1 for an upright image. Its other tags, which cameras write in any type, are not interpreted."""
+    """The orientation by EXIF data, 1 if upright. Other tags, which cameras write in any type, are not interpreted."""
     return image.getexif().get(ExifTags.Base.Orientation, 1)
 
 

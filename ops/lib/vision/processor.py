@@ -6,13 +6,14 @@ Here the two parts for images and text are loaded separately, by default with th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from attrs import frozen
 from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
+from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -20,15 +21,17 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.checkpoint_code import check_places, check_reads, read_settings
 from ops.lib.data.files import check_json_files
-from ops.lib.vision.families import find_family, text_part
-from ops.lib.vision.model_types import MASK_TOKENS
-from ops.lib.vision.pixel_limits import EDGES, chosen_limits, image_settings
+from ops.lib.vision.families import find_family
+from ops.lib.vision.family_config import MASK_TOKENS, text_part
 from ops.lib.vision.processor_files import (
     DEFAULT,
+    EDGES,
     NO_TEMPLATE,
     NO_TOKENIZER,
     check_image_sizes,
+    chosen_limits,
     has_tokenizer,
+    image_settings,
     no_default_template,
 )
 
@@ -64,6 +67,11 @@ class Processor:
     vocab_size: int
 
     @property
+    def sees(self) -> bool:
+        """Whether images can be given."""
+        return self.image_processor is not None and self.image_token_id is not None
+
+    @property
     def pixel_limits(self) -> dict[str, int] | None:
         """min_pixels and max_pixels of an image, None without an image processor."""
         if self.image_processor is None:
@@ -92,6 +100,21 @@ class Processor:
         Raises ValueError for an image that the processor rejects (sides that differ by a factor above 200).
         """
         return self.image_processor(images=[image], return_tensors="pt")
+
+    def picture(self, pixel_values: Tensor, grid_thw: Sequence[int]) -> Image.Image:
+        """The RGB image of which `pixels` made these rows [t*h*w, patch_dim], as it was resized, up to rounding."""
+        images = self.image_processor
+        _, rows, columns = grid_thw
+        merge, side = images.merge_size, images.patch_size
+        patches = pixel_values[: rows * columns].reshape(
+            rows // merge, columns // merge, merge, merge, 3, images.temporal_patch_size, side, side
+        )[..., 0, :, :]
+        rgb = patches.permute(0, 2, 5, 1, 3, 6, 4).reshape(rows * side, columns * side, 3)
+        if images.do_normalize:
+            rgb = rgb * rgb.new_tensor(images.image_std) + rgb.new_tensor(images.image_mean)
+        if images.do_rescale:
+            rgb = rgb / images.rescale_factor
+        return Image.fromarray(rgb.round().clamp(0, 255).byte().numpy())
 
     def save(self, folder: Path) -> None:
         """Write the files from which `load_processor` (and transformers) load the same processor."""
@@ -213,7 +236,7 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
 
 
 def _image_settings(source: str) -> tuple[Path | str, dict[str, Any]]:
-    """Of a directory, or of a model id, whose files transformers downloads; empty without an image processor."""
+    """Settings of a directory, or of a model id, whose files are downloaded; empty without an image processor."""
     if Path(source).is_dir():
         return image_settings(Path(source))
     try:

@@ -24,7 +24,7 @@ from dsl.errors import DataError, DflowError
 from dsl.graph import Graph, GraphNode, graph_from_json
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.capture_targets.agreement import LOG_PROB_TOLERANCE, TIMES_OWN_ROUNDING, compare_states
-from ops.capture_targets.huggingface import HuggingFaceBackend
+from ops.capture_targets.backend import HuggingFaceBackend
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.sglang import SglangBackend
 from ops.lib.data.batching import spread
@@ -39,7 +39,7 @@ from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import check_samples_fit, target_info
 from ops.lib.vision.batch import collate
 from ops.lib.vision.processor import load_processor
-from ops.tokenize_chat.samples import up_to_last_answer
+from ops.tokenize_chat.encode import up_to_last_answer
 
 MEMORY_PART = 0.8  # of a GPU's free memory, for weights in float32
 

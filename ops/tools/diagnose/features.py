@@ -14,7 +14,7 @@ from torch import Tensor
 from dsl.finding import Finding
 from ops.artifacts import TargetFeatures, TokenShards
 from ops.capture_targets.agreement import FLOAT32_TOLERANCE, NARROW_TOLERANCE
-from ops.capture_targets.huggingface import forward_batch
+from ops.capture_targets.backend import forward_batch
 from ops.lib.data.batching import spread
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.feature_shards import FeatureReader

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsl.finding import Finding
 from ops.artifacts import TargetModel, TokenShards
-from ops.capture_targets.huggingface import forward_batch
+from ops.capture_targets.backend import forward_batch
 from ops.lib.data.batching import spread
 from ops.lib.data.sample_account import MOST_LOST, Loss
 from ops.lib.data.token_shards import TokenReader, TokenSample

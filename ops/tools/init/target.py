@@ -14,8 +14,7 @@ from ops.lib.forecasts import read_config
 from ops.lib.target.checkpoint_check import checkpoint_mistakes
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
-from ops.lib.vision.pixel_limits import image_settings, pixel_limits
-from ops.lib.vision.processor_files import has_tokenizer
+from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits
 from ops.load_target.plan import TARGETS, dtype_of, find_config
 
 MOST_LAYERS = 5  # of the paper

@@ -467,3 +467,12 @@ def test_code_without_trust_is_refused_at_plan_and_not_at_init(
     assert "auto_map names code of the checkpoint's own" in json.loads(capsys.readouterr().out)["missing_here"][0]
     assert 0 == main(["plan", "one.toml", "-s", "target.trust_remote_code=true"])
     assert 0 == main(["init", "chat.jsonl", "--target", str(target)])
+
+
+def test_code_of_another_repository_in_a_trusted_tokenizer_is_refused_at_plan(
+    target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(target / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "other/repo--tok.Tok"]})
+    assert 2 == main(["plan", "one.toml", "--json", "-s", "target.trust_remote_code=true"])
+    [mistake] = json.loads(capsys.readouterr().out)["missing_here"]
+    assert "auto_map of tokenizer_config.json names code of another repository (other/repo--tok.Tok)" in mistake

@@ -480,8 +480,9 @@ def test_sizes_that_give_no_target_are_refused(
         (b"  \n", "is empty; chat_template must name a file with a chat template"),
         (b"\xff", "cannot be read as a chat template: "),
         (b"a" * ((1 << 20) + 1), "larger than 1 MiB; chat_template must name a file with a chat template"),
+        ("é".encode() * (1 << 20), "larger than 1 MiB; chat_template must name a file with a chat template"),
     ],
-    ids=["empty", "no text", "large"],
+    ids=["empty", "no text", "large", "large, of characters of two bytes"],
 )
 def test_a_file_that_is_no_chat_template_is_refused(
     capsys: pytest.CaptureFixture[str], data: Path, content: bytes, line: str

@@ -17,7 +17,7 @@ from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
 from executor.keys.node_key import Sources, graph_parts
 from ops.capture_targets.op import CaptureTargets
-from ops.capture_targets.server_args import ALLOWED
+from ops.capture_targets.sglang_rules import ALLOWED
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages

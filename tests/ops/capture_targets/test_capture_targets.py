@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from dsl.errors import ConfigError, DataError, StopRequested
 from dsl.op import Ref
 from ops.artifacts import TargetFeatures, TargetModel, TokenShards
-from ops.capture_targets.huggingface import HuggingFaceBackend
+from ops.capture_targets.backend import HuggingFaceBackend
 from ops.capture_targets.layers import spread_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_shard, capture_targets, plan_shards

@@ -17,7 +17,7 @@ from ops.capture_targets.run import capture_targets
 RUN = "ops.capture_targets.run:capture_targets"
 CONFIG = CaptureTargets(tokens=Ref("tokenize"), target=Ref("target"), shard_tokens=1500)
 POINTS = {
-    "in the middle of a shard": ("ops.capture_targets.huggingface:HuggingFaceBackend.forward", 4),
+    "in the middle of a shard": ("ops.capture_targets.backend:HuggingFaceBackend.forward", 4),
     "between its claim and its first pass": ("ops.capture_targets.run:capture_shard", 2),
     "between the end of a shard and its publication": ("ops.capture_targets.writing:publish", 1),
     "while it writes the artifact": ("ops.capture_targets.run:write_json", 1),

@@ -19,8 +19,7 @@ from dsl.op import Ref
 from dsl.os_errors import is_full
 from ops.artifacts import TargetModel
 from ops.capture_targets import run as capture_run
-from ops.capture_targets.backend import States
-from ops.capture_targets.huggingface import HuggingFaceBackend
+from ops.capture_targets.backend import HuggingFaceBackend, States
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_shard, capture_targets, plan_shards
 from ops.capture_targets.writing import Shard

@@ -38,7 +38,7 @@ from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.dspark.config import Dspark
 from ops.lib.forecasts import DraftForecast, ReportForecast, TargetForecast
 from ops.lib.sglang.serve_command import launch_command
-from ops.lib.vision.pixel_limits import image_settings, pixel_limits
+from ops.lib.vision.processor_files import image_settings, pixel_limits
 from ops.load_draft.op import LoadDraft
 from ops.load_draft.run import load_draft
 

@@ -15,8 +15,7 @@ from ops.artifacts import TargetModel
 from ops.finetune_vlm.measuring import greedy_answers
 from ops.finetune_vlm.start import parts_of
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.target.model import Target, read_config
-from ops.lib.target.served_config import check_served
+from ops.lib.target.model import Target, check_served, read_config
 
 
 def parts_of_family(name: str) -> set[str]:

@@ -85,7 +85,7 @@ def test_a_row_of_a_gigabyte_is_refused_without_reading_it(tmp_path, begin):
 
 
 def test_a_row_of_many_lines_is_not_longer_than_one_of_a_single_line_may_be(tmp_path, monkeypatch):
-    monkeypatch.setattr("ops.ingest.csv_records.LONGEST", 2000)
+    monkeypatch.setattr("ops.ingest.records.LONGEST", 2000)
     row = ",".join(['"' + "x\n" * 100 + '"'] * 5)
     (tmp_path / "data.csv").write_text(f"prompt,completion,a,b,c\n{row}\n{row}\n")
     assert 2 == read(tmp_path / "data.csv", tmp_path)[2]["kept"]

@@ -12,7 +12,7 @@ from own_samples import ANSWER, ASK, GOOD, run_ingest
 
 from dsl.errors import DataError
 from ops.ingest.op import Ingest
-from ops.ingest.row_form import row_mistake
+from ops.ingest.rows import row_mistake
 from ops.ingest.run import ingest
 
 

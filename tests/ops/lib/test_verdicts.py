@@ -11,8 +11,8 @@ from dsl.finding import Finding
 from ops.check_export.show import report as check_export_sections
 from ops.evaluate.verdicts import ITS_TARGET, SLOWER
 from ops.evaluate.verdicts import verdicts as of_evaluation
-from ops.finetune_vlm.verdicts import verdicts as of_target
-from ops.finetune_vlm.verdicts import wilson
+from ops.finetune_vlm.show import verdicts as of_target
+from ops.finetune_vlm.show import wilson
 from ops.lib.data.files import read_json, write_json
 from ops.lib.report_sections import Section
 from ops.train_dflash.verdicts import LONGER, MORE_SAMPLES

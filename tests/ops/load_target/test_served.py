@@ -15,8 +15,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.lib.target.model import Target, describe_target, read_config, target_info
-from ops.lib.target.served_config import check_served, complete_config
+from ops.lib.target.model import Target, check_served, complete_config, describe_target, read_config, target_info
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 

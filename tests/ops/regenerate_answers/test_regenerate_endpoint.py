@@ -20,8 +20,8 @@ from toy_ops import wait_for
 from dsl.errors import ConfigError, DataError, StopRequested, TransientError
 from ops.artifacts import ImageSamples
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
+from ops.regenerate_answers.client import request_seed
 from ops.regenerate_answers.run import regenerate_answers
-from ops.regenerate_answers.wire import request_seed
 
 ROOT = Path(__file__).parents[3]
 TWO_PICTURES = [turn("user", "Which one is it?", image=True), turn("assistant", "?")] * 2

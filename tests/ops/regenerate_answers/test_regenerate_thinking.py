@@ -19,8 +19,8 @@ from ops.lib.data.sample_account import losses_of
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
+from ops.regenerate_answers.conversations import Prompts
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.prompts import Prompts
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat

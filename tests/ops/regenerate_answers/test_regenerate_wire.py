@@ -21,8 +21,7 @@ from dsl.errors import DataError
 from ops.artifacts import ImageSamples
 from ops.lib.data.files import write_jsonl
 from ops.lib.vision.images import decode
-from ops.regenerate_answers.client import retry_after_s
-from ops.regenerate_answers.wire import data_url, read_reply, request_seed, wire_messages
+from ops.regenerate_answers.client import data_url, read_reply, request_seed, retry_after_s, wire_messages
 
 
 def encoded(image: Image.Image, file_format: str, **options) -> bytes:

@@ -10,7 +10,7 @@ from shard_workers import KILLED, run_workers
 
 from dsl.errors import StopRequested
 from ops.lib.data.files import read_json
-from ops.regenerate_answers.endpoint import Served
+from ops.regenerate_answers.endpoint import ServerUse
 from ops.regenerate_answers.run import regenerate_answers
 
 RUN = "ops.regenerate_answers.run:regenerate_answers"
@@ -74,9 +74,9 @@ def test_a_worker_that_waits_for_others_answers_honours_a_stop(parroted, talker,
 
 def test_figures_of_workers_are_summed_over_the_longest_time():
     workers = [
-        Served(requests=4, retries=1, answers=3, tokens=30, seconds=2.0, owner=None),
-        Served(requests=6, retries=0, answers=5, tokens=50, seconds=4.0, owner="sglang"),
+        ServerUse(requests=4, retries=1, answers=3, tokens=30, seconds=2.0, owner=None),
+        ServerUse(requests=6, retries=0, answers=5, tokens=50, seconds=4.0, owner="sglang"),
     ]
-    together = Served.together(workers)
-    assert Served(requests=10, retries=1, answers=8, tokens=80, seconds=4.0, owner="sglang") == together
+    together = ServerUse.together(workers)
+    assert ServerUse(requests=10, retries=1, answers=8, tokens=80, seconds=4.0, owner="sglang") == together
     assert {"requests": 10, "retries": 1, "requests_per_second": 2.5, "tokens_per_second": 20.0} == together.figures()

@@ -20,8 +20,8 @@ from ops.lib.target.feature_shards import feature_info
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
+from ops.regenerate_answers.conversations import Prompts
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.prompts import Prompts
 from ops.tokenize_chat.op import TokenizeChat
 
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from dsl.errors import ConfigError
 from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.processor import load_processor
-from ops.tokenize_chat.answers import render_answers
+from ops.tokenize_chat.answer_spans import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.template import Template

@@ -23,8 +23,8 @@ from ops.lib.vision.chat_template import read_chat_template
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
+from ops.regenerate_answers.conversations import Prompts
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.prompts import Prompts
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 

@@ -5,6 +5,7 @@ import io
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from chat_samples import LONG_ANSWER, conversation, png, run_tokenize, write_samples
 from fake_stage import FakeStage
@@ -78,8 +79,17 @@ def test_images_are_small_data_addresses_and_their_tokens_one_span(tmp_path, pro
     (address,) = [attributes["src"] for tag, attributes in Page(text).tags if tag == "img"]
     encoded = re.fullmatch(r"data:image/png;base64,([A-Za-z0-9+/=]+)", address).group(1)
     thumbnail = Image.open(io.BytesIO(base64.b64decode(encoded)))
-    assert (160, 80) == thumbnail.size
+    assert (88, 40) == thumbnail.size  # as the target gets it
     assert [("<|image_pad|> x 55", "i")] == [token[:2] for token in Page(text).tokens if token[1] == "i"]
+
+
+@pytest.mark.parametrize("size", [(16, 24), (64, 32), (40, 40)])
+def test_the_picture_of_pixel_values_is_the_image_that_was_not_resized(processor_dir, size):
+    drawn = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    processor = load_processor(str(processor_dir))
+    made = processor.pixels(Image.fromarray(drawn))
+    picture = processor.picture(made["pixel_values"], made["image_grid_thw"][0].tolist())
+    assert np.array_equal(drawn, np.asarray(picture))
 
 
 def test_texts_and_ids_of_unknown_origin_stay_texts(tmp_path, processor_dir):

@@ -13,8 +13,10 @@ from ops.artifacts import ImageSamples, TokenShards
 from ops.lib.data.files import json_line, read_jsonl
 from ops.lib.data.image_packs import PackWriter, read_packed
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.vision.processor import Processor, load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
-from ops.tokenize_chat.writer import ShardWriter
+from ops.tokenize_chat.encode import load_each
+from ops.tokenize_chat.run import ShardWriter
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +139,11 @@ def test_large_pixels_end_a_shard_early(tmp_path, processor_dir):
     writer.flush("train")
     assert [2, 2, 1] == [shard["samples"] for shard in writer.shards]
     assert [0, 1, 0, 1, 0] == [record["row"] for record in read_jsonl(tmp_path / "samples.jsonl")]
+
+
+def test_an_image_of_other_tokens_than_its_header_says_is_refused(processor_dir, monkeypatch):
+    processor = load_processor(str(processor_dir))
+    assert [4] == [image.num_tokens for image in load_each(["one"], lambda _: png(16, 16), processor)]
+    monkeypatch.setattr(Processor, "image_tokens", lambda self, width, height: 5)
+    with pytest.raises(DataError, match="has 4 tokens, but 5 are expected"):
+        load_each(["one"], lambda _: png(16, 16), processor)

@@ -11,8 +11,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from dsl.errors import DataError
 from ops.lib.data.sample_account import Unusable
-from ops.lib.vision.pixel_limits import DEFAULTS, EDGES, image_settings, pixel_limits, served_pixels
 from ops.lib.vision.processor import load_processor
+from ops.lib.vision.processor_files import DEFAULTS, EDGES, image_settings, pixel_limits, served_pixels
 from ops.tokenize_chat.builtin import CHAT_TEMPLATE, write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
 

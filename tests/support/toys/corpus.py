@@ -17,7 +17,7 @@ from pathlib import Path
 from attrs import define, field
 
 from dsl.read_toml import read_graph
-from executor.commands.arguments import add_overrides, add_selection, add_sweeps
+from executor.commands.arguments import add_overrides, add_selection
 from executor.planning.session import selected
 
 OPS = Path(__file__).parent / "corpus_ops.py"
@@ -70,7 +70,6 @@ def read_case(case: Case) -> None:
     """Read the pipeline of a case, from within its folder. Raises PipelineError."""
     parser = argparse.ArgumentParser()
     add_overrides(parser)
-    add_sweeps(parser)
     add_selection(parser)
     options = parser.parse_args(case.arguments)
     file = next(iter(case.files))

@@ -23,7 +23,7 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, TargetFeatures, TargetModel, TokenShards
-from ops.capture_targets.huggingface import forward_batch
+from ops.capture_targets.backend import forward_batch
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.lib.data.files import write_jsonl

@@ -192,7 +192,7 @@ def _stretches(messages: Messages, turns: list[int], text: str, prompt_end: int)
 
 
 def _mark_words(message: dict[str, Any], mark: str) -> dict[str, Any]:
-    """With a mark where the answer's words begin, after its thought and blanks, which a template may strip."""
+    """The message with a mark where the words begin, after thought and blanks, which a template may strip."""
     parts = list(message["content"])
     if not parts or parts[0]["type"] != "text":
         return {**message, "content": [{"type": "text", "text": mark}, *parts]}
@@ -204,7 +204,7 @@ def _mark_words(message: dict[str, Any], mark: str) -> dict[str, Any]:
 
 
 def _mark_end(message: dict[str, Any], mark: str) -> dict[str, Any]:
-    """With a mark after the message's last word."""
+    """The message with a mark after its last word."""
     parts = list(message["content"])
     if not parts or parts[-1]["type"] != "text":
         return {**message, "content": [*parts, {"type": "text", "text": mark}]}
