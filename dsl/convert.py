@@ -197,7 +197,7 @@ def checked(
     members = members_of(cls) if members is None else members
     found = Checked()
     meant = {_check_member(found, members, name, value, owner) for name, value in given.items()}
-    required = [each.name for each in attrs.fields(cls) if each.init and each.default is attrs.NOTHING]  # type: ignore[arg-type]
+    required = [each.name for each in attrs.fields(cls) if each.init and each.default is attrs.NOTHING]
     lacking = [name for name in required if name not in given and name not in meant]
     whole = None
     if not found.mistakes and not found.wrong and not lacking:
@@ -227,7 +227,7 @@ def checked(
 def members_of(cls: type) -> Mapping[str, Member]:
     """The fields of a class, which are checked by their annotations."""
     hints = typing.get_type_hints(cls)
-    types = {each.name: hints[each.name] for each in attrs.fields(cls) if each.init}  # type: ignore[arg-type]
+    types = {each.name: hints[each.name] for each in attrs.fields(cls) if each.init}
     return {name: Member(name, expected, table_class(expected)) for name, expected in types.items()}
 
 
@@ -274,7 +274,7 @@ def _refused(cls: type, given: Mapping[str, Any], found: Checked) -> dict[str, E
     """What each validator has against its value. It sees the other fields as far as they are known: what was given and
     is wrong has no default either. Of a wrong table it is only asked whether it is the chosen one.
     """
-    attributes = [each for each in attrs.fields(cls) if each.init]  # type: ignore[arg-type]
+    attributes = [each for each in attrs.fields(cls) if each.init]
     stand_in: Any = object.__new__(cls)
     for each in attributes:
         value = found.values.get(each.name, each.default)

@@ -302,7 +302,7 @@ def chosen_tables(fields: Mapping[str, ConfigField], values: Mapping[str, Any]) 
 
 def checked_config(op: OpSpec, given: Mapping[str, Any], into: Any = None) -> Checked:
     """Check the values of a node, and make its config. into: a config that is not initialised yet."""
-    chosen = {name: {} for name in chosen_tables(op.fields, given)}
+    chosen: dict[str, Any] = {name: {} for name in chosen_tables(op.fields, given)}
     return checked(op.config_class, {**given, **chosen}, {**op.edges, **op.fields}, op.name, into)
 
 
