@@ -20,10 +20,15 @@ DECLARATIONS = [ROOT / "ops" / "__init__.py", ROOT / "ops" / "artifacts.py"]
 DECLARATIONS += [path for hook in HOOKS for path in sorted((ROOT / "ops").glob(f"*/{hook}.py"))]
 
 
-def floors() -> dict[str, int]:
-    """The floor of every room, from the table of docs/architecture.md: a line of rooms each, the lowest first."""
-    rows = [line for line in TABLE.read_text().splitlines() if re.match(r"\| \d+ \|", line)]
-    return {room: floor for floor, row in enumerate(rows) for room in re.findall(r"`([\w/.]+)`", row.split("|")[2])}
+def rows() -> list[tuple[int, list[str]]]:
+    """The rows of the table in docs/architecture.md: the layer, and the rooms of it in their order."""
+    lines = [line.split("|") for line in TABLE.read_text().splitlines() if re.match(r"\| \d+ \|", line)]
+    return [(int(cells[1]), re.findall(r"`([\w/.]+)`", cells[2])) for cells in lines]
+
+
+def places() -> dict[str, int]:
+    """The place of every room in the table, from the first on."""
+    return {room: place for place, room in enumerate(room for _, rooms in rows() for room in rooms)}
 
 
 def room_of(name: str, rooms: Collection[str]) -> str | None:
@@ -34,7 +39,7 @@ def room_of(name: str, rooms: Collection[str]) -> str | None:
 
 
 def test_every_room_stands_in_the_table_and_there_is_no_other() -> None:
-    rooms = floors()
+    rooms = places()
     lost = [
         module_name(path) for path in FILES if room_of(module_name(path), rooms) is None and path.stem != "__init__"
     ]
@@ -42,8 +47,14 @@ def test_every_room_stands_in_the_table_and_there_is_no_other() -> None:
     assert [] == [room for room in rooms if not (ROOT / room).exists()]
 
 
-def test_a_room_imports_only_rooms_of_lower_floors() -> None:
-    rooms = floors()
+def test_the_table_has_five_layers_in_their_order() -> None:
+    layers = [layer for layer, _ in rows()]
+    assert sorted(layers) == layers
+    assert {1, 2, 3, 4, 5} == set(layers)
+
+
+def test_a_room_imports_only_rooms_named_before_it() -> None:
+    rooms = places()
     wrong = []
     for path in FILES:
         here = room_of(module_name(path), rooms)
