@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 from toy_ops import ONE_NODE, PROJECT, Toy
@@ -139,7 +139,8 @@ def test_what_a_failed_run_prints_can_be_typed_and_continues_it(tmp_path):
         done = subprocess.run(
             [sys.executable, "-m", "executor.cli", *shlex.split(typed)],
             cwd=tmp_path,
-            env={"PYTHONPATH": str(PROJECT), "PATH": "", "HOME": str(Path.home())},
+            env={name: os.environ[name] for name in ("HOME", "XDG_STATE_HOME")}
+            | {"PYTHONPATH": str(PROJECT), "PATH": ""},
             capture_output=True,
             text=True,
         )

@@ -198,7 +198,9 @@ def test_a_store_tells_who_works_in_it_and_what_is_damaged(tmp_path: Path) -> No
     assert "1 artifacts" in found["store"].what and "good" == found["file system"].level
     assert "run run-1 works on bbbbbbbbbbbb" in found["lease"].what
     assert "1 are damaged" in found["artifacts"].what
-    assert {"format"} == {file.name for file in path.iterdir() if file.is_file()} - {"gc.lock"}  # nothing is left
+    assert {"format", ".id"} == {file.name for file in path.iterdir() if file.is_file()} - {
+        "gc.lock"
+    }  # nothing is left
 
 
 def test_another_hosts_lease_is_told(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ for text in ("1 of 2, loading [the target]", "2 of 2, features"):
     print("dflow: now:", text, flush=True)
 measured = {"exported": 2.0, "low": 1.5, "high": 2.5, "corrected": 2.0}
 said = {"node": node, "split": "test", "prompts": 8, "dtype": "float32", "device": "cpu", "block_size": 8}
-answer.write_text(json.dumps(said | {"instead_of": None, "tau": measured, "evaluation": None, "findings": []}))
+said |= {"instead_of": None, "tau": measured, "evaluation": None, "findings": [], "gains": {}}
+answer.write_text(json.dumps(said))
 """
 HANGS = """
 import os, time
