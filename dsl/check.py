@@ -327,7 +327,7 @@ def _empty_paths(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
 
 
 def _external_values(node: NodeCheck, op: OpSpec) -> Iterator[tuple[ConfigField, object]]:
-    """Of a list each member."""
+    """Each member of a list."""
     for field in op.fields.values():
         if field.external:
             given = node.values.get(field.name)

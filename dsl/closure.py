@@ -217,7 +217,7 @@ def _is_foreign(name: str, folder: Path) -> bool:
 
 
 def _leave_out_declarations(tree: ast.Module) -> None:
-    """Of the classes that `@op(...)` declares, remove that decorator, the fields, and what OUTSIDE_KEY names."""
+    """Remove from classes that `@op(...)` declares that decorator, the fields, and what OUTSIDE_KEY names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and any(map(_is_op, node.decorator_list)):
             node.decorator_list = [each for each in node.decorator_list if not _is_op(each)]
@@ -309,7 +309,7 @@ def _written_fields(node: ast.AST) -> tuple[tuple[str, ...], list[Any]]:
 
 
 def _written(node: ast.AST, name: str, members: list[Any]) -> list[Any]:
-    """Of a list in the tree what counts: no docstrings of modules, classes, functions and fields, no help of fields."""
+    """What counts of a list in the tree: no docstrings of modules, classes, functions and fields, no help of fields."""
     if name == "body" and isinstance(node, _DOCUMENTED):
         return [member for member in members if not _is_text(member)]
     if name == "keywords" and isinstance(node, ast.Call) and _last_name(node.func) == "field":

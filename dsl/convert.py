@@ -354,7 +354,7 @@ def _choice(value: Any, expected: Any) -> Any:
 
 
 def _one_of(value: Any, expected: Any) -> Any:
-    """As the first type that leaves it as it is, else as the first one that takes it."""
+    """Convert to the first type that leaves the value as it is, else to the first one that takes it."""
     cls = table_class(expected)
     if cls is not None and isinstance(value, (dict, cls)):
         return structure(cls, value)  # whose mistakes say more

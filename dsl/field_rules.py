@@ -57,7 +57,7 @@ class Only:
 
 
 class ChosenBy(Only):
-    """Of a table: it belongs to this value of `other`. Where it is left out then, it has its defaults."""
+    """A rule of a table: it belongs to this value of `other`. Where it is left out then, it has its defaults."""
 
 
 class Given:

@@ -51,7 +51,7 @@ class GraphNode:
         return tuple(dict.fromkeys(parent for parents in self.inputs.values() for parent in parents))
 
     def by_edge(self, known: Mapping[str, T]) -> dict[str, T | tuple[T, ...] | None]:
-        """Of each edge what is known of its producer, None where nothing is; all that is known for a `tuple` edge."""
+        """What is known of the producer of each edge, None where nothing is; all that is known for a `tuple` edge."""
         found: dict[str, T | tuple[T, ...] | None] = {}
         for name, edge in self.op.edges.items():
             read = tuple(known[parent] for parent in self.inputs.get(name, ()) if parent in known)
@@ -111,7 +111,7 @@ class Graph:
         return below({node.id: node.parents for node in self.nodes.values()}, self.nodes[node_id].id)
 
     def up_to(self, node_ids: Iterable[str]) -> Graph:
-        """The same pipeline with these nodes and all above them alone. Raises KeyError for an unknown node."""
+        """The pipeline with these nodes and all above them only. Raises KeyError for an unknown node."""
         parents = {node.id: node.parents for node in self.nodes.values()}
         kept = frozenset().union(*(above(parents, self.nodes[node_id].id) for node_id in node_ids))
         nodes = {node_id: node for node_id, node in self.nodes.items() if node_id in kept}

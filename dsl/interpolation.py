@@ -77,7 +77,7 @@ class _Interpolation:
             self._finish(*self.waiting[cell])
 
     def _needed(self) -> dict[str, list[str]]:
-        """Of each value that waits, those that have to be filled in before."""
+        """For each value that waits, the values that have to be filled in before."""
         inside: dict[str, list[str]] = {}
         for cell in self.waiting:
             inside.setdefault(cell.rpartition(".")[0], []).append(cell)
@@ -232,7 +232,7 @@ class _Interpolation:
         return external_value(value, field, tree.folder(there))  # a path that stands in another folder's file
 
     def _values_of(self, owner: str, table: str) -> Mapping[str, Any] | None:
-        """Those of the node, or of a table in it, its launch too; None where that is neither given nor chosen."""
+        """Values of the node, or of a table in it, its launch too; None where that is neither given nor chosen."""
         values, fields = self.tree.table(*owner_path(owner)), self.tree.fields(owner)
         if not table:
             return values

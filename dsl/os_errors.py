@@ -37,7 +37,7 @@ def clear_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def output_errors(path: Path) -> Iterator[None]:
-    """The same for a file named by the user, outside the store. Raises DflowError."""
+    """Word errors of a file named by the user, outside the store. Raises DflowError."""
     if path.is_dir():
         raise DflowError(f"{path}: is a folder; give a file")
     try:

@@ -71,7 +71,7 @@ def redact(text: str, values: Sequence[str]) -> str:
 
 @functools.cache
 def _split_forms(forms: tuple[str, ...]) -> re.Pattern[str]:
-    """Those that are long enough, with anything between their characters that BETWEEN allows."""
+    """Patterns of the spellings that are long enough, with anything between characters that BETWEEN allows."""
     long = [form for form in forms if len(form) >= LONG_ENOUGH]
     return re.compile("|".join(f"{BETWEEN.pattern}*".join(map(re.escape, form)) for form in long) or r"(?!)")
 

@@ -43,7 +43,7 @@ class Engine(ABC):
 
     @property
     def name(self) -> str:
-        """As users know it."""
+        """The name by which users know it."""
         return self.dialect.engine
 
     def refuse_own(self, extra: Sequence[str]) -> None:

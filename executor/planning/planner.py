@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from executor.planning.history import PreviousNodes
 
 Cache = Literal["hit", "miss", "maybe"]
-WORDS: Mapping[Cache, str] = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
+WORDS: Mapping[Cache, str] = {"hit": "cached", "miss": "runs", "maybe": "may stay cached"}
 
 
 @frozen

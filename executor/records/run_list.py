@@ -71,7 +71,7 @@ def running_runs(records: Path) -> list[Record]:
 
 
 def unfinished_runs(records: Path) -> list[Record]:
-    """Of the latest runs those that can be resumed, first the one that stopped last.
+    """The latest runs that can be resumed, first the one that stopped last.
 
     Without those of a pipeline of which a later run has finished all of their nodes.
     """

@@ -336,7 +336,7 @@ class Record:
             self._lock = None
 
     def status(self) -> Status:
-        """As recorded, but "killed" where it is recorded as running and no process works on it."""
+        """The recorded status, but "killed" where it is recorded as running and no process works on it."""
         is_killed = self.state.status == "running" and not self.is_alive()
         return "killed" if is_killed else self.state.status
 

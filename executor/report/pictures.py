@@ -57,7 +57,7 @@ class Curve:
 
 @frozen
 class Box:
-    """Of a node, in units from the left and from the top."""
+    """The place of a node, in units from the left and from the top."""
 
     left: float
     top: float

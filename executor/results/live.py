@@ -33,7 +33,7 @@ class Live:
 
     @property
     def reached_with_metrics(self) -> str:
-        """Of an attempt that has ended: it has no speed any more."""
+        """The state of an attempt that has ended: it has no speed any more."""
         return self._with_metrics([self.reached])
 
     def add(self, event: Event) -> bool:

@@ -185,7 +185,7 @@ def is_main(name: str, main_figures: str) -> bool:
 
 
 def shown_seconds(node: NodeState) -> str:
-    """Of a node that runs, the seconds since it began."""
+    """The seconds since a running node began."""
     if node.state == "running" and node.started is not None:
         return f"{time.time() - node.started:.0f} s"
     return "" if node.seconds is None else f"{node.seconds:.1f} s"

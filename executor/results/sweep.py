@@ -93,7 +93,7 @@ def _chosen(nodes: Iterable[GraphNode]) -> dict[str, str]:
 
 
 def _given(nodes: Iterable[GraphNode], groups: Iterable[str]) -> dict[str, str]:
-    """Of the fields that are swept, what the nodes have."""
+    """The values that the nodes have in the swept fields."""
     found = {}
     for node in nodes:
         own = values(node) if node.copy is not None else {}
@@ -319,5 +319,5 @@ def _found(graph: Graph, metric: str, names: Collection[str]) -> str:
 
 
 def _judged_by(graph: Graph) -> list[str]:
-    """Of the ops in the order of the graph."""
+    """The metrics that the ops are judged by, in the order of the graph."""
     return [node.op.judged_by for node in graph.nodes.values() if node.op.judged_by]

@@ -68,7 +68,7 @@ def store_path(given: str | None, pipeline_file: Path | None) -> Path:
 
 
 def _without_dots(path: Path) -> Path:
-    """The same folder without "..", which after a link does not lead to the folder above."""
+    """A folder without "..", which after a link does not lead to the folder above."""
     return path.resolve() if ".." in path.parts else path
 
 

@@ -322,7 +322,7 @@ class Lease:
             self._descriptor = None
 
     def _holder(self) -> Holder:
-        """Of the locked file."""
+        """The holder whose name stands in the locked file."""
         assert self._descriptor is not None
         return Holder.of(os.pread(self._descriptor, 65536, 0))
 

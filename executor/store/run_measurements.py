@@ -69,5 +69,5 @@ def with_own_files(own: Mapping[str, Path], folder: Path, view: Path) -> Path:
 
 
 def _files_in(folder: Path, below: Path | None = None) -> dict[str, Path]:
-    """Those that no link leads to, on the way from `below` on."""
+    """The files outside the digest that no link leads to, on the way from `below` on."""
     return {name: folder / name for name in OUTSIDE_DIGEST if is_plain(folder / name, below or folder)}

@@ -14,7 +14,7 @@ NO_GPU = 'launch.device is "cuda", but torch finds no GPU here; use "auto" or "c
 
 
 def boot_id() -> str:
-    """Of this machine since it started; containers on it have the same."""
+    """The id of this machine since it started; containers on it have the same."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -480,7 +480,7 @@ def _name(name: str) -> str:
 
 
 def _in_allowed_characters(name: str) -> str:
-    """As posixpath.normpath has it, which MLflow requires of a name."""
+    """A path as posixpath.normpath has it, which MLflow requires of a name."""
     return posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", name)[:NAME_LENGTH]).lstrip("/")
 
 

@@ -78,7 +78,7 @@ class TargetStated:
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> TargetStated:
-        """Of an artifact."""
+        """Read the statement of an artifact."""
         info, config = read_json(folder / "target.json"), read_config(folder / "model" / "config.json")
         return cls(
             config=config,
@@ -108,7 +108,7 @@ class TargetStated:
 
 @frozen(kw_only=True)
 class TargetForecast(TargetStated):
-    """The same with its sizes, for estimates; no run function reaches them, so that they are in no key. is_tried: a
+    """A target with its sizes, for estimates; no run function reaches them, so that they are in no key. is_tried: a
     trial trained it, for a few steps only.
     """
 
@@ -122,7 +122,7 @@ class TargetForecast(TargetStated):
 
     @classmethod
     def made(cls, folder: Path, identity: str, **known: Any) -> TargetForecast:
-        """Of an artifact."""
+        """Read the statement of an artifact."""
         stated = asdict(TargetStated.read(folder, identity), recurse=False)
         return cls.of(**stated, **known)
 
@@ -145,7 +145,7 @@ class Answered:
 
     @classmethod
     def read(cls, file: Path) -> Answered:
-        """Of the file of an artifact."""
+        """Read the file of an artifact."""
         return cls(enable_thinking=read_object(file).get("enable_thinking"))
 
 
@@ -162,7 +162,7 @@ class SamplesForecast:
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> SamplesForecast:
-        """Of an artifact."""
+        """Read the statement of an artifact."""
         counts, asked = summary_splits(folder), folder / ANSWERED
         return cls(
             identity=identity,
@@ -204,7 +204,7 @@ class TokensForecast:
 
     @classmethod
     def read(cls, folder: Path, identity: str, longest: int = 0) -> TokensForecast:
-        """Of an artifact. longest: where the caller knows it."""
+        """Read the statement of an artifact. longest: where the caller knows it."""
         info = read_json(folder / "tokens.json")
         by_split: Counter[str] = Counter()
         for shard in info["shards"]:
@@ -248,7 +248,7 @@ class FeaturesForecast:
 
     @classmethod
     def read(cls, folder: Path, identity: str, tokens: TokensForecast | None = None) -> FeaturesForecast:
-        """Of an artifact. tokens: what is known of those that were captured."""
+        """Read the statement of an artifact. tokens: what is known of those that were captured."""
         info = read_json(folder / "features.json")
         kept = {shard["split"] for shard in info["shards"] if shard["samples"]}
         return cls(
@@ -293,7 +293,7 @@ class DraftForecast:
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> DraftForecast:
-        """Of a serving directory, or of what a training wrote. Raises ConfigError and DataError for a wrong config."""
+        """Read a serving directory, or what a training wrote. Raises ConfigError and DataError for a wrong config."""
         config = read_config(folder / "config.json")
         training = folder / "training.json"
         trained = read_json(training) if training.is_file() else {}
@@ -324,7 +324,7 @@ class ReportForecast:
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> ReportForecast:
-        """Of a report.json."""
+        """Read a report.json."""
         return cls(
             max_prompts=None,
             max_new_tokens=report["max_new_tokens"],

@@ -26,7 +26,7 @@ def is_same_target(recorded: str, digest: str, folder: Path | None) -> bool:
 
 @lru_cache(maxsize=64)
 def _differs_by_mask(recorded: str, folder: Path) -> bool:
-    """As executor/store/digests.py computes a digest, from the files' digests in the manifest."""
+    """An artifact's digest as executor/store/digests.py computes it, from the files' digests in the manifest."""
     info, manifest = read_object(folder / INFO) or {}, read_object(folder / MANIFEST) or {}
     mask, size, files = info.get("mask_token_id"), info.get("vocab_size"), manifest.get("files")
     if type(mask) is not int or type(size) is not int or not isinstance(files, dict):

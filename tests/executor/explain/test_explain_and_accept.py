@@ -82,7 +82,7 @@ def test_the_file_that_changed_is_named_by_plan_and_explain(toy: Toy) -> None:
 def test_causes_above_are_followed_to_the_first_one(toy: Toy) -> None:
     overrides = ("-s", "a.text=other")
     text = told(toy, "d", *overrides)
-    assert "d may be cut off:\n  input may change: c" in text
+    assert "d may stay cached:\n  input may change: c" in text
     assert '\n\na runs:\n  config changed: a.text from "hello" to "other"' in text
     explained = told_json(toy, "d", *overrides)
     assert ["c", "a", "b"] == [each["node"] for each in explained["above"]]

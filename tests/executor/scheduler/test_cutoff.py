@@ -116,9 +116,9 @@ def test_a_value_changed_without_effect_on_the_output_runs_one_node(chain: Toy) 
     chain.file.write_text(pipeline(1.2))
     assert {"hit": CHAIN[:5], "miss": ["n5"], "maybe": CHAIN[6:]} == planned(chain)
     text = chain.dflow("plan", str(chain.file)).stdout
-    assert "may be cut off: runs unless its inputs come out the same" in text.splitlines()
+    assert "may stay cached: runs unless its inputs come out the same" in text.splitlines()
     table = text.partition("\n\n")[0]
-    assert [5, 1, 4] == [table.count(f" {word} ") for word in ("cached", "runs", "may be cut off")]
+    assert [5, 1, 4] == [table.count(f" {word} ") for word in ("cached", "runs", "may stay cached")]
     assert ["n5"] == ran(chain)
     assert {"hit": CHAIN, "miss": [], "maybe": []} == planned(chain)
 
