@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def print_plan(graph: Graph, decisions: Mapping[str, Decision], missing: Sequence[str], note: str) -> None:
-    """Print a table of what is cached, what runs and why, and what may stay cached; then a note, and what is missing."""
+    """Print a table of what is cached, what runs and why, what may stay cached; then a note, and what is missing."""
     rows = [
         (node_id, graph.nodes[node_id].op.name, WORDS[each.cache], shown_digest(each.digest), each.reason)
         for node_id, each in decisions.items()

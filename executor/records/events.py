@@ -81,7 +81,7 @@ class NodeChange:
 
 @frozen
 class RunChange:
-    """Events of the run itself: "planned", "started" if something has to run, and in the end "done", "failed" or "stopped"."""
+    """Events of the run: "planned", "started" if something has to run, and at the end "done", "failed" or "stopped"."""
 
     state: str = field(validator=TEXT)
 
