@@ -120,8 +120,10 @@ class Project:
         self._names = cache(_names_in)
 
     def closure(self, functions: Sequence[str], classes: Sequence[str] = ()) -> Closure:
-        """The closure of functions and classes, each given as "module:name". A class that is not the project's is left
-        out. Raises ConfigError where a function is not there.
+        """All modules of the project that functions and classes can import, with their digests.
+
+        Each is given as "module:name". A class of another project is left out. Raises ConfigError where a function is
+        not in its module.
         """
         for function in functions:
             self._check(function)

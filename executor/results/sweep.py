@@ -220,7 +220,10 @@ def sweep_cells(graph: Graph, rows: Sequence[Row], sort_by: str, *, has_state: b
 
 
 def ordered_metrics(rows: Iterable[Row], names: Iterable[str], sort_by: str) -> list[str]:
-    """The metric that sorts the table first, then those of its group, then the others; of both the main ones first."""
+    """The names in the order of a table's columns: the metric that sorts it, then those of its group, then the rest.
+
+    A group is what stands before the last "/". Within it, metrics that an op calls its main figures come first.
+    """
     group = sort_by.rpartition("/")[0]
     main = frozenset().union(*(row.main for row in rows))
 

@@ -68,7 +68,9 @@ class Metric:
 
 @frozen
 class HeldOut:
-    """The held-out splits, by name, and the samples of each (as indices) whose answers are compared."""
+    """The held-out splits by name: readers of their samples, and in `compared` the indices of samples whose generated
+    answers are compared with their labels.
+    """
 
     config: FinetuneVlm
     stage: Stage

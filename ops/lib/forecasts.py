@@ -78,7 +78,10 @@ class TargetStated:
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> TargetStated:
-        """Read the statement of an artifact."""
+        """Read what a committed target states, from its target.json and its checkpoint's config.json.
+
+        identity: the digest of the artifact in `folder`. Raises DataError for files that cannot be read.
+        """
         info, config = read_json(folder / "target.json"), read_config(folder / "model" / "config.json")
         return cls(
             config=config,

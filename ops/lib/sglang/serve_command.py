@@ -80,9 +80,10 @@ class Served:
         model_dir: Path,
         engine: str | None = None,
     ) -> Served:
-        """From a target.json, its config.json, "captured" of the draft's training.json, and the target's checkpoint.
+        """The settings with which a server gives a draft the hidden states that it was trained on.
 
-        engine: that of the export.
+        target, config: the content of target.json and of the checkpoint's config.json. captured: the entry of this name
+        in the draft's training.json. model_dir: the checkpoint. engine: of export_draft, None: any supported SGLang.
         """
         return cls(
             model_type=target["model_type"],

@@ -171,7 +171,10 @@ class VisionFamily(Family):
         return 0 if deltas is None else deltas[:, 0]
 
     def image_features(self, seen: Any) -> list[Tensor]:
-        """The outputs of `get_image_features` that the language model uses."""
+        """The tensors that the language model takes of what the model's `get_image_features` returned.
+
+        seen: that return value. First [tokens, M] of each image, then [tokens, M] of each deepstack layer.
+        """
         return list(seen.pooler_output)
 
     def part_of(self, parameter: str) -> Part:
