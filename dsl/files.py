@@ -45,7 +45,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def _plain_descriptor(path: Path) -> tuple[int, int]:
-    """With the size of the file in bytes."""
+    """A descriptor of a regular file that no link leads to, and its size in bytes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):

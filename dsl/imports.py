@@ -26,7 +26,6 @@ from importlib.machinery import (
     ModuleSpec,
     PathFinder,
     SourceFileLoader,
-    all_suffixes,
 )
 from importlib.util import decode_source, spec_from_file_location
 from pathlib import Path
@@ -77,11 +76,6 @@ def is_interpreters(path: str) -> bool:
 def is_below(path: str, folders: Iterable[str]) -> bool:
     """Whether a path is one of the folders or lies in one."""
     return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
-
-
-def places_of(name: str, folder: Path) -> list[Path]:
-    """Where a package with `__init__` or a module of that name would be in a folder, compiled ones included."""
-    return [folder / name / "__init__.py", *(folder / f"{name}{suffix}" for suffix in all_suffixes())]
 
 
 def module_folder(file: Path) -> Path:

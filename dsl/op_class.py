@@ -53,7 +53,7 @@ class OpClass(Protocol):
     """A regular expression of the names of its main metrics, ends of intervals aside; they stand in MLflow's
     description of a run. Empty: all."""
     answers: tuple[Question, ...] = ()
-    """The questions on a report's first screen that the op answers by a Verdict in its report: a node that did not is
+    """The questions on a report's first screen that the op answers by a verdict in its report: a node that did not is
     listed as not measured."""
 
     def external_files(self) -> Mapping[str, Path | None]:

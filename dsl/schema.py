@@ -216,12 +216,12 @@ def _required(given: Sequence[str], left_out: Mapping[str, Any]) -> Schema:
 
 
 def _value(value: Any) -> Any:
-    """This value, or a text that may stand for it."""
+    """A schema of this value, or of a text that may stand for it."""
     return False if value is None else {"if": REFERENCE, "else": {"const": _plain(value)}}
 
 
 def _changed(name: str, default: Any) -> Schema:
-    """That a field is there with another value than its default, so far as that can be seen."""
+    """A condition: the field is there with another value than its default, so far as that can be seen."""
     unchanged = [REFERENCE] if default is None else [REFERENCE, {"const": _plain(default)}]
     return {"required": [name], "properties": {name: {"not": {"anyOf": unchanged}}}}
 

@@ -72,7 +72,7 @@ def refused_values(values: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _refused(path: KeyPath, message: str, places: Mapping[KeyPath, Position], file: str) -> Finding:
-    """At the nearest key."""
+    """A mistake at the nearest key that has a place."""
     shown = path[:MOST_NESTED]
     here = next((places[path[:end]] for end in range(len(path), 0, -1) if path[:end] in places), Position(file, 1, 1))
     return Finding(message, Field(".".join(map(str, shown if len(shown) < 5 else [*shown[:4], "..."])), here))

@@ -147,7 +147,7 @@ class Tree:
         return there
 
     def position(self, path: KeyPath) -> Position | None:
-        """That of the value; else of an argument that gave a key in it; else of the nearest table around it."""
+        """Position of the value; else of an argument that gave a key in it; else of the nearest table around it."""
         where, given = self.origin(path)
         found = given or self._in_files(where) or self._given_inside(path) or self._given_inside(where)
         return found or next(filter(None, (self._in_files(where[:end]) for end in range(len(where) - 1, 0, -1))), None)

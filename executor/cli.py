@@ -64,7 +64,7 @@ MOVED = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point. Exit code 0 on success, 1 after a failure, 2 for a mistake in usage or in a pipeline, or
-    for a record that is not trusted.
+    for a store that is not trusted.
 
     130 after Ctrl-C.
     """
@@ -141,7 +141,7 @@ def _check_not_shadowed() -> None:
 
 
 def _options(given: list[str]) -> argparse.Namespace:
-    """Only the module of the given command is imported."""
+    """Parse the arguments; only the module of the given command is imported."""
     name = given[0] if given else ""
     if name not in COMMANDS:
         _show_commands(given)

@@ -147,7 +147,7 @@ def commands(text: str) -> list[str]:
 
 
 def parses(command: str) -> bool:
-    """Several names, "dflow du, gc", are looked up; brackets stand around what may be left out.
+    """Several names, "dflow gc, rm", are looked up; brackets stand around what may be left out.
 
     What is not quoted must hold nothing that a shell reads as a pattern: zsh refuses train.lr=[1e-4,3e-4].
     """
@@ -176,7 +176,7 @@ def parses(command: str) -> bool:
         ("```\ndflow run FILE --swept x\n```", False),
         ("as `dflow plan FILE --jsn` says", False),
         ("as `dflow diff RUN [RUN]` says, as `dflow COMMAND --help` does", True),
-        ("    dflow du, gk", False),
+        ("    dflow gc, gk", False),
     ],
 )
 def test_a_wrong_command_line_is_found_wherever_it_stands(text: str, expected: bool) -> None:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where MLflow did not receive everything, 2 where a record is not trusted."""
+    """Exit code 1 where MLflow did not receive everything, 2 where the store is not trusted."""
     store = open_store(options, write=True)
     if options.run is not None:
         record = find_record(store.records, options.run)

@@ -99,7 +99,7 @@ class Sources:
 
     @classmethod
     def now(cls, external_memo: Path | None, externals: ExternalDigests | None = None) -> Sources:
-        """With the memos of a store, of which that of external inputs is named; None without a store."""
+        """Sources read now, with the memos of a store beside external_memo; None: without a store."""
         code_memo = external_memo.with_name("modules.jsonl") if external_memo is not None else None
         return cls(externals or ExternalDigests(external_memo), CodeMemo(code_memo))
 

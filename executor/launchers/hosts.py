@@ -176,7 +176,7 @@ class HostExits:
             report_lost(self._results, number)
 
     def lost(self, number: int, reason: str) -> None:
-        """Its host left with it, or may have."""
+        """Note that the host of a part is lost, or may be."""
         self._lost[number] = f"{self.host(number)}: {reason}"
         self.ended(number, HostExit(code=None))
 

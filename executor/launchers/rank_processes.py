@@ -191,7 +191,7 @@ class Watch:
             self._send(number)
 
     def _send(self, number: int) -> None:
-        """To the whole group of each rank. A rank that was not waited for still owns its process group."""
+        """Send a signal to the group of each rank. A rank that was not waited for still owns its process group."""
         for rank in self._running.values():
             os.killpg(rank.process.pid, number)
 

@@ -142,7 +142,7 @@ class Event:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Event | None:
-        """None for a line that is no event of these kinds."""
+        """The event of a line; None for a line that is no event of these kinds."""
         try:
             body = KINDS[line["kind"]]
             values = {name: line[name] for name in FIELDS[body] if name in line}

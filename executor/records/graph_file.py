@@ -84,7 +84,7 @@ def _graph_text(folder: Path) -> bytes:
 
 
 def recorded_nodes(folder: Path) -> dict[str, RecordedNode]:
-    """By id, without loading their ops; empty where there is no graph."""
+    """The nodes of a record by id, without loading their ops; empty where there is no graph."""
     try:
         nodes = recorded_table(folder, GRAPH).get("nodes", ())
         return {node["id"]: structure(RecordedNode, known_fields(RecordedNode, node)) for node in nodes}

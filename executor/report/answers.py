@@ -136,7 +136,7 @@ def _with_company(section: Section, found: Finding, node: NodeFacts) -> Finding:
 
 
 def _without_middle(text: str) -> str:
-    """Its first and last words, where it is longer than MOST_TEXT."""
+    """The first and last words of a text that is longer than MOST_TEXT."""
     if len(text) <= MOST_TEXT:
         return text
     head, _, _ = text[: MOST_TEXT // 2].rpartition(" ")

@@ -86,7 +86,7 @@ def _requests(runs: Sequence[RunFacts]) -> dict[tuple[str, str], Request]:
 
 
 def _comparisons(runs: Sequence[RunFacts], requests: Mapping[tuple[str, str], Request]) -> dict[str, Request]:
-    """For each node with several artifacts of one op a request for all, in the order of the file."""
+    """A request to compare, for each node with several artifacts of one op, in the order of the file."""
     found: dict[str, list[tuple[Request, Mapping[str, str]]]] = {}
     for run in runs:
         chosen = _values_of_copies(run)

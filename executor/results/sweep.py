@@ -134,7 +134,7 @@ def values(node: GraphNode, *, edges: bool = True) -> dict[str, Any]:
 
 
 def differing_params(found: Iterable[Combination]) -> list[dict[str, str]]:
-    """For each combination the parameters of its copies, as node.field, that are not the same in all combinations."""
+    """Parameters of each combination's copies, as node.field, that are not the same in all combinations."""
     flat = [
         {f"{shown_id(node)}.{name}": value for node in each.nodes for name, value in params(node, edges=False).items()}
         for each in found

@@ -95,7 +95,7 @@ class Attempt(threading.Thread):
         return first
 
     def kill(self) -> None:
-        """At once; the next run completes a commit that is interrupted."""
+        """Kill the stage at once; the next run completes a commit that is interrupted."""
         self.task.lease.give_up()
         with self._lock:
             if self._stage is not None:

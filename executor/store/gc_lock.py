@@ -22,7 +22,7 @@ LOCK = "gc.lock"
 
 
 def shared_gc_lock(store: Path) -> AbstractContextManager[None]:
-    """Within, no artifact is removed; may be nested."""
+    """A lock within which no artifact is removed; may be nested."""
     return _locked(store, fcntl.LOCK_SH)
 
 

@@ -28,7 +28,7 @@ class SeenStamps:
         self._memo = Memo(None if memos is None else memos / SEEN, "digest")
 
     def newest(self) -> dict[str, str]:
-        """By digest."""
+        """The newest stamps of artifacts, by digest."""
         return {digest: str(line.get("stamps")) for digest, line in self._memo.newest().items()}
 
     def add(self, digest: str, stamps: str) -> None:

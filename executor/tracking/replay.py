@@ -359,7 +359,11 @@ class Replay:
         files = whole_artifact(self._record, node.id)
         wrong = [name for name, path in files.items() if not is_plain(path, self._store)]
         if wrong or not files:
-            why = f"{wrong[0]} is missing, or a link: see `dflow doctor --verify`" if wrong else "the store no longer holds it"
+            why = (
+                f"{wrong[0]} is missing, or a link: see `dflow doctor --verify`"
+                if wrong
+                else "the store no longer holds it"
+            )
             self._warning = f"MLflow lacks the artifact of {node.id}: {why}"
             return
         sizes = {name: path.stat().st_size for name, path in files.items()}

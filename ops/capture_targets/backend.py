@@ -118,7 +118,7 @@ class HuggingFaceBackend:
         return flag
 
     def close(self) -> None:
-        """Its memory is freed with the object."""
+        """Close nothing: the memory is freed with the object."""
 
 
 def forward_batch(

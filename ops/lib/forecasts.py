@@ -413,7 +413,7 @@ def is_promised(identity: str | None) -> bool:
 
 
 def identity_of(statement: Any) -> str | None:
-    """That of what a plan knows of an input; None where nothing is known."""
+    """Identity of the artifact that a statement is about; None where nothing is known."""
     found: str | None = getattr(statement, "identity", None)
     return found
 

@@ -231,7 +231,7 @@ class Reading:
         self.refuse(name, value, wanted)
 
     def refuse(self, name: str, value: Any, wanted: str) -> None:
-        """The one sentence of what cannot be imported."""
+        """Note that a key cannot be imported, in the one sentence for it."""
         self.mistakes.append(f"{name} = {json.dumps(value)}: dflow reads only {wanted}")
 
     def get(self, name: str) -> Any:

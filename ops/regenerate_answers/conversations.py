@@ -179,7 +179,7 @@ class Conversation:
         self.reason, self.detail = answer.reason, answer.detail
 
     def outcome(self) -> dict[str, Any]:
-        """Its line in a shard of the work folder: the answers, and the reason for which it is dropped."""
+        """The conversation's line in a shard of the work folder: the answers, and the reason why it is dropped."""
         return {
             "id": self.row["id"],
             "answers": [asdict(answer) for answer in self.answers],

@@ -42,7 +42,7 @@ class Preview:
         self._found: dict[str, list[Shown]] = {"image": [], "text": []}
 
     def add(self, sample: TokenSample) -> None:
-        """Its images are shown as the target gets them, so none is decoded again."""
+        """Add a sample, whose images are shown as the target gets them, so none is decoded again."""
         of_its_kind = self._found[sample.category]
         if len(of_its_kind) < self._wanted:
             of_its_kind.append(

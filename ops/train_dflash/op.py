@@ -97,7 +97,7 @@ def _of_algorithm(name: str) -> ChosenBy:
 
 
 def _known_algorithm(_instance: Any, _attribute: object, name: str) -> None:
-    """It comes with dflow, or its folder can be used."""
+    """A validator: the algorithm comes with dflow, or its folder can be used. Raises ValueError."""
     try:
         if name in own_algorithms():
             from ops.lib.drafts.own_config import try_config  # a pipeline without such a folder does not load it

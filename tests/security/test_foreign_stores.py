@@ -14,9 +14,25 @@ REFUSED = "not one that you made here, at this place; read it, then repeat the c
 ACTING = [
     *(["run", "pipeline.toml"], ["accept", "pipeline.toml", "a", "--yes"]),
     *([name] for name in ("resume", "sync", "ui", "serve", "diagnose", "report")),
-    *(["push", "../remote"], ["pull", "../remote"], ["gc", "--delete"], ["rm", "2", "--yes"], ["tag", "2", "kept"]),
+    *(
+        ["push", "../remote"],
+        ["pull", "../remote"],
+        ["gc", "--delete"],
+        ["rm", "2", "--yes"],
+        ["runs", "--tag", "kept", "2"],
+    ),
 ]
-LOOKING = ("status", "runs", "diff", "logs a", "verify", "verify --full", "du", "gc", "report -o ../page.html")
+LOOKING = (
+    "status",
+    "runs",
+    "diff",
+    "logs a",
+    "doctor --verify",
+    "doctor --verify --full",
+    "gc --usage",
+    "gc",
+    "report -o ../page.html",
+)
 
 
 @pytest.fixture

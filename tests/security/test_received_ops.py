@@ -144,7 +144,7 @@ def test_tags_of_a_record_that_mlflow_or_dflow_reserve_are_not_sent(received):
     assert result.returncode == 1 and "are reserved" in result.stderr
 
 
-def test_sending_a_record_that_is_not_trusted_says_so_and_does_not_break(received, tmp_path):
+def test_sending_a_record_of_a_store_that_is_not_trusted_says_so_and_does_not_break(received, tmp_path):
     """As the process beside a run does it, whose user has asked for nothing."""
     [record] = received.store.glob("records/*")
     warning, counts = send_rest(received.store, record)

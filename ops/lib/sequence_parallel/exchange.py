@@ -108,7 +108,7 @@ class Gather(Alone):
         return k_GTD, v_GTD
 
     def seen(self, per_rank: Sequence[ContextRange]) -> ContextRange:
-        """That of this rank's own blocks."""
+        """The context that the blocks of this rank see."""
         return per_rank[dist.get_rank(self.group)]
 
 

@@ -1,6 +1,6 @@
 """The families of targets: everything that differs between them, one small class each.
 
-Adding a family: a class here, its place in FAMILIES, and a row of the table in tests/support/family_checkpoints.py.
+Adding a family: a class here, its place in FAMILIES, and a row in tests/support/data/family_checkpoints.py.
 
     B batch, S sequence length, R pixel rows, I images, V image tokens of a batch, M hidden size
 """

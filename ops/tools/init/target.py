@@ -47,7 +47,7 @@ class Target:
 
     @property
     def context(self) -> int | None:
-        """Its positions; None if its config names none."""
+        """Positions that the target has; None if its config names none."""
         return context_length(self.sizes.text)
 
     @property

@@ -54,5 +54,5 @@ WRONG: Mapping[str, str] = {}
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Its tensors beside a config.json, with their shapes."""
+    """Shapes of the tensors that the algorithm adds to the backbone, by name, for a config.json."""
     return {}

@@ -116,7 +116,10 @@ WRONG: Mapping[str, str] = {
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Its tensors beside a config.json, with their shapes; none where the sizes are missing or no numbers."""
+    """Shapes of the tensors that the algorithm adds to the backbone, by name, for a config.json.
+
+    None where the sizes are missing or no numbers.
+    """
     nest, hidden = config["dflash_config"], config["hidden_size"]
     names = ("conv_kernel_size", "conv_group_size", "selector_rank")
     values = [config.get("vocab_size"), *map(nest.get, names)]

@@ -108,7 +108,10 @@ WRONG: Mapping[str, str] = {
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Its tensors beside a config.json, with their shapes; none where the sizes are missing or no numbers."""
+    """Shapes of the tensors that the algorithm adds to the backbone, by name, for a config.json.
+
+    None where the sizes are missing or no numbers.
+    """
     hidden, vocabulary, rank = config["hidden_size"], config.get("vocab_size"), config.get("markov_rank")
     if not (type(vocabulary) is int and type(rank) is int and vocabulary > 0 and rank > 0):
         return {}
