@@ -378,7 +378,7 @@ def test_a_checkpoint_of_another_training_is_refused(tokens, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lr": float("inf")}, "'lr' must be < 1"),
+        ({"lr": float("inf")}, "lr: must be < 1"),
         ({"batch_tokens": 100}, "batch_size and batch_tokens: give only one of them"),
         ({"metric": "pattern"}, "needs 'pattern'"),
         ({"metric": "pattern", "pattern": "(a)(b)"}, "must have one group, got 2"),
