@@ -133,7 +133,7 @@ BY_NAMES: Mapping[str, Mapping[str, str] | str] = {
         "capture_targets.tp_degree": 'ranks that share the target, with backend = "sglang"'
     },
     "mem_fraction_static": {
-        "capture_targets.sglang_rules": 'server_args = { mem_fraction_static = ... }, with backend = "sglang"'
+        "capture_targets.server_args": 'server_args = { mem_fraction_static = ... }, with backend = "sglang"'
     },
     "fsdp deepspeed": 'several ranks shard what they train by themselves: launch = { kind = "ranks", nproc = 4 }',
     "gradient_checkpointing activation_checkpointing": {

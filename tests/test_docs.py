@@ -26,7 +26,7 @@ from dsl.tables import FIELDS
 from executor.cli import COMMANDS
 from executor.commands.ops import reference
 from ops.artifacts import ImageSamples, Samples
-from ops.capture_targets.sglang_rules import ALLOWED
+from ops.capture_targets.server_args import ALLOWED
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages

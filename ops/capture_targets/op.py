@@ -10,7 +10,7 @@ from attrs import frozen, validators
 from dsl.field_rules import Given, Only
 from dsl.op import field, op
 from ops.artifacts import TargetFeatures, TargetModel, TokenShards
-from ops.capture_targets.sglang_rules import refused_args
+from ops.capture_targets.server_args import refused_args
 
 DFLASH_LAYERS, EAGLE3_LAYERS = 5, 3
 # What run.py imports by these constants, so that no key but those of SGLang's captures has SGLang's code.

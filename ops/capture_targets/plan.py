@@ -10,7 +10,7 @@ from dsl.estimate import Estimate, Growth, PlanContext
 from dsl.sizes import shown_bytes
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.op import CaptureTargets, default_batch_tokens
-from ops.capture_targets.sglang_rules import check_config
+from ops.capture_targets.sglang_targets import check_config
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.forecasts import (
     FeaturesForecast,

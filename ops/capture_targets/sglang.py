@@ -18,7 +18,7 @@ from dsl.errors import ConfigError, DataError
 from ops.artifacts import TargetModel
 from ops.capture_targets.backend import States
 from ops.capture_targets.op import CaptureTargets, default_batch_tokens
-from ops.capture_targets.sglang_rules import check_config
+from ops.capture_targets.sglang_targets import check_config
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.sglang.layers import Recipe
 from ops.lib.sglang.process import context_length

@@ -9,7 +9,7 @@ from attrs import Attribute, frozen, validators
 
 from dsl.op import field, op
 from ops.artifacts import CheckedDraft, Draft, Report, TargetModel, TokenShards
-from ops.capture_targets.sglang_rules import refused_args
+from ops.capture_targets.server_args import refused_args
 from ops.lib.drafts.algorithms import (
     NO_SERVER,
     algorithm_class,

@@ -19,7 +19,8 @@ from ops.artifacts import TargetModel, TokenShards
 from ops.capture_targets import sglang as sglang_backend
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.capture_targets.sglang_rules import ALLOWED, FIXED, FIXED_FAMILIES, check_degree
+from ops.capture_targets.server_args import ALLOWED, FIXED, FIXED_FAMILIES
+from ops.capture_targets.sglang_targets import check_degree
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.sglang.layers import set_layers_to_capture
 from ops.lib.sglang.process import make_server_args

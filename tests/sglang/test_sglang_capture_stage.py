@@ -25,7 +25,7 @@ from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import BatchPlan, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets import sglang as sglang_backend
-from ops.capture_targets import sglang_rules
+from ops.capture_targets import sglang_targets
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.lib.data.files import read_json, write_json
@@ -230,7 +230,7 @@ def test_a_sample_beyond_the_targets_context_is_refused_by_name(tokens, target, 
 
 
 def test_a_family_that_sglang_was_not_seen_to_capture_is_refused(tokens, target, tmp_path, nothing_loaded, monkeypatch):
-    monkeypatch.setattr(sglang_rules, "MODEL_TYPES", ("qwen3",))
+    monkeypatch.setattr(sglang_targets, "MODEL_TYPES", ("qwen3",))
     with pytest.raises(DataError, match='captures qwen3, and the target is a qwen3_vl: use backend = "huggingface"'):
         capture(tmp_path, tokens, target)
 

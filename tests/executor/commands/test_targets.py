@@ -472,7 +472,8 @@ def test_code_without_trust_is_refused_at_plan_and_not_at_init(
 def test_code_of_another_repository_in_a_trusted_tokenizer_is_refused_at_plan(
     target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    change(target / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "other/repo--tok.Tok"]})
+    tokenizer = {"auto_map": {"AutoTokenizer": [None, "other/repo--tok.Tok"]}}
+    (target / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     assert 2 == main(["plan", "one.toml", "--json", "-s", "target.trust_remote_code=true"])
     [mistake] = json.loads(capsys.readouterr().out)["missing_here"]
     assert "auto_map of tokenizer_config.json names code of another repository (other/repo--tok.Tok)" in mistake

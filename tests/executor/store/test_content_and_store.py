@@ -70,7 +70,7 @@ def test_a_commit_leaves_this_layout(store):
     digest = commit(store)
     found = sorted(path.relative_to(store.path).as_posix() for path in store.path.rglob("*") if path.is_file())
     expected = [f"objects/{digest}/{name}" for name in ("manifest.json", "measurements.json", "sub/text.txt")]
-    assert found == ["format", "gc.lock", "index/k1", *expected]
+    assert found == [".id", "format", "gc.lock", "index/k1", *expected]
     assert (store.path / "format").read_text() == f"{FORMAT}\n"
     assert {
         oct((store.object_path(digest) / name).stat().st_mode & 0o777) for name in ("manifest.json", "sub/text.txt")

@@ -17,7 +17,7 @@ from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
 from executor.keys.node_key import Sources, graph_parts
 from ops.capture_targets.op import CaptureTargets
-from ops.capture_targets.sglang_rules import ALLOWED
+from ops.capture_targets.server_args import ALLOWED
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
@@ -57,11 +57,11 @@ def config(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_layers": 0}, "'num_layers' must be >= 1: 0"),
+        ({"num_layers": 0}, "num_layers: must be >= 1, got 0"),
         ({"num_layers": 3, "recipe": "eagle3"}, "eagle3 uses three layers, or those of target_layer_ids"),
         ({"num_layers": 2, "target_layer_ids": (1, 2)}, "'target_layer_ids' and num_layers: give only one of them"),
         ({"tp_degree": 2}, "'tp_degree' needs backend = \"sglang\""),
-        ({"tp_degree": 0, "backend": "sglang"}, "'tp_degree' must be >= 1: 0"),
+        ({"tp_degree": 0, "backend": "sglang"}, "tp_degree: must be >= 1, got 0"),
         ({"server_args": {"quantization": "fp8"}}, "'server_args' needs backend = \"sglang\""),
         ({"backend": "vllm"}, 'expected one of "huggingface", "sglang", got "vllm"'),
         ({"backend": "sglang", "server_args": {"a": [1]}}, "expected table of bool or int or float or str or none"),

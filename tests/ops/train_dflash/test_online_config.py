@@ -52,8 +52,8 @@ tokens = "@tokenize"
             "'target_layer_ids' and capture_layers: give",
         ),
         (ONLINE | {"target_layer_ids": (2, 1)}, "must be ascending"),
-        (ONLINE | {"capture_ranks": -1}, "'capture_ranks' must be >= 0"),
-        (ONLINE | {"buffer_batches": 0}, "'buffer_batches' must be >= 1"),
+        (ONLINE | {"capture_ranks": -1}, "capture_ranks: must be >= 0"),
+        (ONLINE | {"buffer_batches": 0}, "buffer_batches: must be >= 1"),
     ],
 )
 def test_fields_of_the_capture_that_do_not_fit_are_refused_when_the_config_is_made(values, expected):

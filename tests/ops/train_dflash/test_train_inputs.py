@@ -53,9 +53,9 @@ def test_sliding_layers_become_layer_types_with_a_window(tmp_path):
         ({"sliding_layers": (0, 2), "sliding_window": 64}, r"\[2\] outside 0\.\.1 \(num_layers\)"),
         ({"sliding_layers": (1,)}, "'sliding_layers' needs a sliding_window"),
         ({"sliding_window": 64}, "'sliding_window' needs sliding_layers"),
-        ({"sliding_layers": (1,), "sliding_window": 1}, "'sliding_window' must be >= 2: 1"),
+        ({"sliding_layers": (1,), "sliding_window": 1}, "sliding_window: must be >= 2, got 1"),
         ({"num_heads": 3, "num_kv_heads": 2}, "num_heads = 3 is no multiple of 2"),
-        ({"num_kv_heads": 0}, "'num_kv_heads' must be >= 1: 0"),
+        ({"num_kv_heads": 0}, "num_kv_heads: must be >= 1, got 0"),
         (
             {"schedule": "wsd", "warmup_ratio": 0.9, "decay_ratio": 0.5},
             "warmup_ratio = 0.9 and decay_ratio = 0.5 overlap",

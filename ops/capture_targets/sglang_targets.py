@@ -1,0 +1,66 @@
+"""Which targets the sglang backend captures, by their config.json. Torch-free: `dflow plan` checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dsl.errors import ConfigError, DataError
+from ops.lib.vision.family_config import check_served_config, patch_dim, text_part
+
+if TYPE_CHECKING:
+    from ops.capture_targets.op import CaptureTargets
+
+# Compared with transformers' states, see docs/sglang.md.
+MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+INTERLEAVED = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+PATCH_DIM_OF_QWEN25 = 1176  # the only width of pixel rows that SGLang's Qwen2.5-VL interprets as pixels
+
+
+def check_config(config: Mapping[str, Any], options: CaptureTargets) -> None:
+    """Raises DataError for a target that was not compared with SGLang, and ConfigError for its ranks."""
+    model_type, remedy = config.get("model_type"), 'use backend = "huggingface"'
+    if model_type not in MODEL_TYPES:
+        raise DataError(
+            f"the sglang backend captures {', '.join(MODEL_TYPES)}, and the target is a {model_type}: {remedy}"
+        )
+    seeing, text = config.get("vision_config"), text_part(config)
+    if model_type == "qwen2_5_vl" and seeing and patch_dim(seeing) != PATCH_DIM_OF_QWEN25:
+        raise DataError(
+            f"SGLang's Qwen2.5-VL interprets pixel rows of {PATCH_DIM_OF_QWEN25} numbers as pixels, others as "
+            f"embeddings, and the target's have {patch_dim(seeing)}: {remedy}"
+        )
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if model_type in INTERLEAVED and seeing and not rope.get("mrope_interleaved"):
+        raise DataError(
+            f"config.json: the rope_parameters of this {model_type} lack mrope_interleaved = true; transformers "
+            "rotates that way by default, but SGLang does not, so images would have other states: add it, or "
+            f"{remedy}"
+        )
+    check_served_config(config)
+    check_degree(config, options.tp_degree, int((options.server_args or {}).get("ep_size", 1)))
+
+
+def check_degree(config: Mapping[str, Any], tp_degree: int, ep_size: int = 1) -> None:
+    """Raises ConfigError for ranks that cannot share a target of this config.json evenly.
+
+    SGLang's rule: ranks have equal numbers of query heads and of columns of each MLP; key/value heads are divided, or
+    replicated if there are fewer of them than ranks.
+    """
+    text, seeing = text_part(config), config.get("vision_config") or {}
+    dense = not text.get("num_experts") or bool(text.get("mlp_only_layers"))
+    names = ["num_attention_heads", "linear_num_key_heads", "linear_num_value_heads", "shared_expert_intermediate_size"]
+    named = {name: text.get(name) for name in [*names, *(["intermediate_size"] if dense else [])]}
+    named |= {f"vision_config.{name}": seeing.get(name) for name in ("num_heads", "intermediate_size")}
+    uneven = [f"{name} = {size}" for name, size in named.items() if size and size % tp_degree]
+    columns = text.get("moe_intermediate_size")
+    if columns and columns % max(1, tp_degree // ep_size):  # whole experts are dealt out first
+        uneven.append(f"moe_intermediate_size = {columns}")
+    shared = text.get("num_key_value_heads")
+    if shared and shared % tp_degree and tp_degree % shared:
+        uneven.append(f"num_key_value_heads = {shared}")
+    if uneven:
+        raise ConfigError(
+            f"tp_degree = {tp_degree} does not divide {', '.join(uneven)} of the target's config.json, so "
+            "these ranks cannot share it: change tp_degree"
+        )
