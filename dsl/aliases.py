@@ -19,8 +19,8 @@ NEAR_WORD = 0.7  # of single words: "sede" for "seed"
 
 
 def key_hint(name: str, owner: str, keys: Sequence[str], nodes: Mapping[str, str]) -> KeyHint:
-    """owner: the op, or the table ("op.table" too), in which the key was given, which has `keys`, "table.key" too.
-    nodes: node id -> op, of all nodes.
+    """A hint for an unknown key: the key that was probably meant, or else a list of keys. owner: the op, or the table
+    ("op.table" too), in which it was given. keys: the owner's, "table.key" too. nodes: node id -> op, of all nodes.
     """
     if len(name) <= MOST_SHOWN:
         same = next((key for key in keys if _letters(key) == _letters(name)), None)

@@ -85,7 +85,9 @@ class NodeCheck:
 
 
 def check_node(tree: Tree, node_id: str, seed: int) -> NodeCheck:
-    """seed: the pipeline's, for a node that gives none of its own."""
+    """Check the op, the config and the launch table of one node. seed: the pipeline's, for a node that gives none of
+    its own.
+    """
     node = NodeCheck(tree, node_id, tree.op(node_id))
     table = tree.nodes[node_id]
     if not isinstance(table, dict):
@@ -302,7 +304,7 @@ def _edge_mistakes(node: NodeCheck, op: OpSpec, nodes: Mapping[str, NodeCheck]) 
 
 
 def _who_gives(wanted: type, nodes: Mapping[str, NodeCheck], known: Sequence[str]) -> str:
-    """known: the ids as they may be written there."""
+    """A hint that names the nodes which produce the wanted artifact. known: the ids as they may be written there."""
     having = [node for node in nodes.values() if node.op is not None and issubclass(node.op.output, wanted)]
     named = {node.id if node.id in known else node.tree.template(node.id) for node in having}
     givers = [f'"@{name}"' for name in known if name in named]

@@ -65,7 +65,9 @@ class ModuleSource:
 
 @frozen
 class Closure:
-    """digests: by file, as a path from the folder in which it was found. read: the SHA-256 of each file."""
+    """The code that a run function can import. digests: by file, as a path from the folder in which it was found. read:
+    the SHA-256 of each file.
+    """
 
     digests: dict[str, str]
     read: dict[Path, str]

@@ -173,7 +173,9 @@ def _check_names(tree: Tree) -> None:
 
 
 def _in_order(mistakes: Sequence[Finding], tree: Tree) -> list[Finding]:
-    """In the order of the files, those of the command line last; each once, since copies of a node share theirs."""
+    """The mistakes in the order of the files, those of the command line last. Each comes once, since copies of a node
+    share theirs.
+    """
     files = {str(source.path): place for place, source in enumerate(tree.files)}
 
     def place(mistake: Finding) -> tuple[bool, int, int, int]:

@@ -26,7 +26,7 @@ class Clash(ValueError):
 
 
 class Needs:
-    """With this value, the fields of `given` are not None, and those of `left_out` are."""
+    """A rule: with this value, the fields of `given` are not None, and those of `left_out` are None."""
 
     def __init__(self, value: Any, message: str, given: Sequence[str] = (), left_out: Sequence[str] = ()) -> None:
         self.value = value
@@ -44,7 +44,7 @@ class Needs:
 
 
 class Only:
-    """Another value than the default only where the field `other` has this value."""
+    """A rule: another value than the default only where the field `other` has this value."""
 
     def __init__(self, other: str, value: Any, message: str) -> None:
         self.other = other
@@ -61,8 +61,8 @@ class ChosenBy(Only):
 
 
 class Given:
-    """With another value than the default, the fields of `given` are neither None nor empty, and those of `left_out`
-    have the value that stands there.
+    """A rule for another value than the default. The fields of `given` are neither None nor empty then, and those of
+    `left_out` have the value that stands there.
     """
 
     def __init__(self, message: str, given: Sequence[str] = (), left_out: Mapping[str, Any] | None = None) -> None:

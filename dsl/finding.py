@@ -71,7 +71,8 @@ class Node:
 
 @frozen
 class Finding:
-    """what: what was found. advice: what to do about it, "" for nothing; RUN in its commands stands for the run's id.
+    """One thing that was found, such as a mistake. what: what it is. advice: what to do about it, "" for nothing; RUN
+    in its commands stands for the run's id.
 
     code: the name of the kind, where a program or a user tells kinds apart ("killed", "GPU"); "" otherwise.
     """
@@ -92,7 +93,7 @@ class Finding:
 
     @property
     def position(self) -> Position | None:
-        """Where the key is written."""
+        """The place where the key is written; None where it is not known, or for no key."""
         return self.where.position if isinstance(self.where, Field) else None
 
     def at(self, path: str, position: Position | None = None) -> Finding:
@@ -100,7 +101,7 @@ class Finding:
         return evolve(self, where=Field(path, position or self.position))
 
     def to_json(self) -> dict[str, Any]:
-        """Without what is empty, as a run's record and results of other processes have it."""
+        """The finding as JSON without what is empty, as a run's record and results of other processes have it."""
         where: dict[str, str] = {}
         if isinstance(self.where, Node):
             where = {"node": self.where.id}

@@ -55,7 +55,7 @@ class Variant:
     shown: str
 
     def origins(self, node_id: str) -> dict[tuple[str, ...], KeyPath]:
-        """Where the values of its change of a node stand, and those in tables, by their paths in the node."""
+        """The places of the values that it changes in a node, and of those in tables, by their paths there."""
         is_swept = self.place[0] == SWEEP
         paths = [path for path, _ in _cells(self.changes[node_id])]
         return {path: self.place if is_swept else (*self.place, node_id, *path) for path in paths}

@@ -139,7 +139,9 @@ class NodeData:
         return cls(node.id, node.op.name, node.op.version, unstructure(node.config), node.launch, node.copy)
 
     def node(self, load: Callable[[str], OpSpec]) -> GraphNode:
-        """load: what finds an op by its name."""
+        """The node as a graph has it. load: what finds an op by its name. Raises PipelineError where the config does
+        not fit the op.
+        """
         op = load(self.op)
         try:
             config = op.config_class(**self.config)

@@ -135,7 +135,9 @@ class _Finder(FileFinder):
 
 
 def import_from_source(given: Mapping[str, bytes] | None = None) -> None:
-    """From now on, for the modules of this process that are not yet imported. given: sources by their files' paths."""
+    """Import the project's modules from their sources from now on, as far as this process has not yet imported them.
+    given: sources by their files' paths.
+    """
     if given:
         _given.update(given)
         # Tracebacks and `inspect` show what runs: entries without a time are never compared with the file.
@@ -171,7 +173,9 @@ def _holds_given(folder: str, files: Sequence[str]) -> bool:
 
 
 def _in_order(front: Sequence[str], own: Sequence[str], behind: Sequence[str]) -> list[str]:
-    """own: the interpreter's folders; those of other interpreters in the two others are left out."""
+    """The search path of these folders, the project's first, each folder once. own: the interpreter's folders; those of
+    other interpreters in the two others are left out.
+    """
     first, last = ([entry for entry in entries if not is_interpreters(entry)] for entries in (front, behind))
     return list(dict.fromkeys([str(PROJECT), *first, *own, *last]))
 

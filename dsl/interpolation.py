@@ -77,7 +77,7 @@ class _Interpolation:
             self._finish(*self.waiting[cell])
 
     def _needed(self) -> dict[str, list[str]]:
-        """For each value that waits, the values that have to be filled in before."""
+        """The values that have to be filled in before each value that waits."""
         inside: dict[str, list[str]] = {}
         for cell in self.waiting:
             inside.setdefault(cell.rpartition(".")[0], []).append(cell)

@@ -51,7 +51,7 @@ def op_files_of(file: Path) -> tuple[Path, ...]:
 
 
 def tracking_uri_of(file: Path) -> str | None:
-    """Where a TOML pipeline sends its runs, whatever else is wrong with it; None where it does not say.
+    """The URI to which a TOML pipeline sends its runs, whatever else is wrong with it; None where it does not say.
 
     Raises PipelineError where that itself is wrong, and for what is no TOML.
     """
@@ -111,7 +111,9 @@ def _op_files(tree: Tree) -> tuple[Path, ...]:
 
 
 def _listed(tree: Tree, key: str) -> tuple[Path, ...]:
-    """None for what is no list of paths, which is reported with the table's other mistakes."""
+    """The paths that a key of [pipeline] lists. Empty for what is no list of paths, which is reported with the table's
+    other mistakes.
+    """
     names = tree.table("pipeline").get(key, ())
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return ()

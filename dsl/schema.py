@@ -209,7 +209,9 @@ def _inside(field: ConfigField) -> Schema:
 
 
 def _required(given: Sequence[str], left_out: Mapping[str, Any]) -> Schema:
-    """left_out: name -> the only value that it may have; None: there is none in TOML."""
+    """A schema that requires the keys of `given`, and allows those of `left_out` one value. left_out: name -> the only
+    value that it may have; None: there is none in TOML.
+    """
     values = {name: _value(default) for name, default in left_out.items()}
     required = {"required": list(given), "properties": values}
     return {name: each for name, each in required.items() if each}
@@ -307,7 +309,9 @@ def _type(expected: Any) -> Schema:
 
 
 def _or_reference(schema: Schema) -> Schema:
-    """Not `anyOf`: an editor would report that neither of two matches, not the rule that the value breaks."""
+    """A schema that also accepts a reference. Not `anyOf`: an editor would report that neither of two matches, not the
+    rule that the value breaks.
+    """
     return schema if schema in ({}, {"type": "string"}) else {"if": REFERENCE, "else": schema}
 
 

@@ -133,7 +133,7 @@ class Tree:
             self.origins[each] = (each, position)
 
     def origin(self, path: KeyPath) -> Origin:
-        """Where the value at a path was written: a path in the files, or the argument that gave it.
+        """The origin of the value at a path: a path in the files, or the argument that gave it.
 
         A table may be taken from several places: the nearest that has the value counts.
         """
@@ -259,7 +259,7 @@ def _base_of(source: SourceFile) -> tuple[Path, Position | None]:
 
 
 def _read(file: Path, named_at: Position | None) -> SourceFile:
-    """named_at: where another file extends this one."""
+    """Read and parse a pipeline file. named_at: where another file extends this one. Raises PipelineError."""
     try:
         data = file.read_bytes()
     except (OSError, ValueError) as error:

@@ -127,7 +127,7 @@ def store_of(options: argparse.Namespace) -> Path:
 
 
 def open_store(options: argparse.Namespace, *, write: bool = False) -> Store:
-    """write: for a command that has `add_trust`; see `check_store`."""
+    """Open the store of a command's options. write: for a command that has `add_trust`; see `check_store`."""
     path = store_of(options)
     if write:
         check_store(options, path)

@@ -19,8 +19,8 @@ AUTHENTICATION = "start Ray on every host with RAY_AUTH_MODE=token and the same 
 
 
 def cluster_findings(address: str, store: Path, project: Path, *, accepts_open: bool) -> Iterator[Finding]:
-    """address: "host:port" of its head; accepts_open: whether it may let anyone in; store: need not exist yet; project:
-    the folder of the pipeline and its data.
+    """Check a Ray cluster and its hosts. address: "host:port" of its head; accepts_open: whether it may let anyone in;
+    store: need not exist yet; project: the folder of the pipeline and its data.
     """
     name = f"cluster {address}"
     if importlib.util.find_spec("ray") is None:

@@ -27,7 +27,8 @@ class LibraryFacts:
 
 @frozen(kw_only=True)
 class TorchFacts(LibraryFacts):
-    """cuda: the version that torch is built for. gpus: names of those that it can use; memory: bytes of each.
+    """The facts of torch and of its GPUs. cuda: the version that torch is built for. gpus: names of those that it can
+    use; memory: bytes of each.
 
     warnings: of CUDA's initialisation. fault, compile_fault: why the first GPU cannot compute, and why nothing compiles
     for it; empty where it works.

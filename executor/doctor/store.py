@@ -34,7 +34,7 @@ SYNC_LATER = "runs continue without it; `dflow sync` sends the rest later"
 
 
 def storage_findings(path: Path) -> Iterator[Finding]:
-    """path: of the store, which need not exist yet."""
+    """Check the store, its artifacts and its disk. path: of the store, which need not exist yet."""
     try:
         store = Store.open(path, write=False)
     except StoreError as error:
@@ -110,7 +110,9 @@ def _leases(path: Path) -> Iterator[Finding]:
 
 
 def tracking_findings(store: Path, uri: str | None) -> Iterator[Finding]:
-    """uri: resolved, of [mlflow] in a pipeline file; None for the database in the store."""
+    """Check the MLflow server or database of runs. uri: resolved, of [mlflow] in a pipeline file; None for the database
+    in the store.
+    """
     uri = uri or f"sqlite:///{store / 'mlflow.db'}"
     scheme = urlsplit(uri).scheme
     if scheme in ("http", "https"):

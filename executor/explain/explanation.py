@@ -39,7 +39,7 @@ class InputChange:
 
 @frozen
 class Made:
-    """Where a cached artifact came from: its line of the index. cause: why the node ran then."""
+    """The origin of a cached artifact. line: its line of the index. cause: why the node ran then."""
 
     line: IndexLine
     mlflow_run_id: str | None

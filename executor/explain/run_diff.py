@@ -92,7 +92,9 @@ class NodeDiff:
         return "the same" if self.is_same else "the same artifact"
 
     def to_json(self) -> dict[str, Any]:
-        """null for what is not finite, since JSON has no such number; "same": whether a metric is."""
+        """The difference as JSON: null for what is not finite, since JSON has no such number; "same": whether a metric
+        is.
+        """
         metrics = [{**attrs.asdict(pair), "difference": pair.difference, "same": pair.is_same} for pair in self.metrics]
         found = {
             "node": self.node,

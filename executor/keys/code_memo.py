@@ -39,7 +39,9 @@ class CodeDigests(dict[str, str]):
 
 
 class CodeMemo:
-    """Within the life of an object every file is looked at once; without a memo every file is parsed."""
+    """The digests of code. Within the life of an object every file is looked at once; without a memo every file is
+    parsed.
+    """
 
     def __init__(self, memo: Path | None, now: Callable[[], float] = time.time) -> None:
         self._memo = Memo(memo, "path")

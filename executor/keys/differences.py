@@ -170,7 +170,7 @@ def _are_paths(value: Any) -> bool:
 
 
 def value_differences(kind: Kind, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """By name, the values of two mappings that are not the same; of tables those in them, by "table.key"."""
+    """The values of two mappings that are not the same, by name; of tables those in them, by "table.key"."""
     found: list[Difference] = []
     for name in sorted({*old, *new}):
         sides = (old.get(name, ABSENT), new.get(name, ABSENT))

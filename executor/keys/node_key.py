@@ -149,7 +149,7 @@ def node_parts(
 
 
 def run_symbols(node: GraphNode) -> tuple[str, ...]:
-    """Where a node's code begins beside its classes: its run function, and what the config chooses."""
+    """The names where a node's code begins beside its classes: its run function, and what the config chooses."""
     chosen: Callable[[Any], tuple[str, ...]] | None = method(node.op, "chosen_code")
     return (node.op.run, *(chosen(node.config) if chosen is not None else ()))
 

@@ -120,7 +120,7 @@ class Backend(Protocol):
 
 
 def exits_path(results: Path, host: int) -> Path:
-    """Where the parent of the ranks of a host writes which of them failed."""
+    """The file where the parent of the ranks of a host writes which of them failed."""
     return results / f"exits-{host}.json"
 
 

@@ -101,9 +101,9 @@ class HostRun:
         variables: Mapping[str, str] | None = None,
         waiting: WaitingWorker | None = None,
     ) -> None:
-        """secrets: the values that the log must not show; address: where rank 0 listens, "host:port", empty where all
-        ranks are on this host; variables: added to the environment; waiting: the worker that may have been started
-        ahead for this stage, which takes it or leaves it.
+        """Start the processes of the stage on this host. secrets: the values that the log must not show; address: where
+        rank 0 listens, "host:port", empty where all ranks are on this host; variables: added to the environment;
+        waiting: the worker that may have been started ahead for this stage, which takes it or leaves it.
         """
         self.number = number
         self.gpus = gpus

@@ -42,7 +42,7 @@ OTHER_RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "NCCL_COMM_ID", "TORCHELASTIC_
 
 @frozen
 class Rank:
-    """descriptor: a pidfd, readable once the process has ended."""
+    """The process of one rank. descriptor: a pidfd, readable once the process has ended."""
 
     number: int
     process: subprocess.Popen[bytes]

@@ -86,7 +86,7 @@ class Actors:
 
     @classmethod
     def read(cls, path: Path) -> Actors | None:
-        """None for a file that is incomplete: the attempt had not started any."""
+        """Read the actors from a file; None for a file that is incomplete: the attempt had not started any."""
         try:
             return structure(cls, read_json(path))
         except (ValueError, StructureError):
@@ -99,7 +99,7 @@ def actor_names(order: StageOrder) -> list[str]:
 
 
 def actors_path(order: StageOrder) -> Path:
-    """Where the Actors of a stage are named until all of them have ended."""
+    """The file that names the Actors of a stage until all of them have ended."""
     return order.folder / f"{ACTORS}{order.job.stem}.json"
 
 
@@ -216,7 +216,9 @@ class OwnCluster:
             )
 
     def address_within(self, seconds: float) -> str | None:
-        """None where it has not started within that time. Raises StageError where it does not start, or was closed."""
+        """The cluster's address; None where it has not started within that time. Raises StageError where it does not
+        start, or was closed.
+        """
         with self._lock:
             if self._address:
                 return self._address

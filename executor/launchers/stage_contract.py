@@ -67,7 +67,9 @@ class StageSpec:
 
     @classmethod
     def read(cls, path: Path, digest: str) -> StageSpec | None:
-        """None where the file does not exist: a later attempt cleared the folder. Raises StoreError for another one."""
+        """Read the instructions; None where the file does not exist: a later attempt cleared the folder. Raises
+        StoreError where it has another digest.
+        """
         data = read_sealed(path, digest)
         return None if data is None else structure(cls, data)
 
@@ -103,7 +105,7 @@ class RankResult:
 
     @classmethod
     def read(cls, path: Path) -> RankResult | None:
-        """None where the rank reported nothing, or the op wrote something else there."""
+        """Read the result of a rank; None where the rank reported nothing, or the op wrote something else there."""
         try:
             data = read_json(path)
             result = None if data is None else structure(cls, data)

@@ -72,7 +72,7 @@ class StageProcess:
         secrets: tuple[str, ...] = (),
         transient: tuple[str, ...] = (),
     ) -> None:
-        """share, part, secrets: as in StageOrder; transient: as of `failure`."""
+        """Start the stage. share, part, secrets: as in StageOrder; transient: as of `failure`."""
         with clear_errors(log):
             appended(log).close()
         self._results = spec.results

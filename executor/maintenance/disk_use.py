@@ -18,7 +18,7 @@ from executor.system.disk_space import folder_size
 
 @frozen
 class NodeUse:
-    """runs: how many runs use the artifact."""
+    """One node's disk use in a run. runs: how many runs use the artifact."""
 
     node: str
     digest: str
@@ -28,7 +28,7 @@ class NodeUse:
 
 @frozen
 class RunUse:
-    """bytes: of its artifacts; only: of those that no other run uses; record: of its record."""
+    """One run's disk use. bytes: of its artifacts; only: of those that no other run uses; record: of its record."""
 
     run: str
     tags: Sequence[str]
@@ -70,7 +70,7 @@ class DiskUse:
 
 
 def disk_use(store: Store, keep: int) -> DiskUse:
-    """keep: as for the gc whose effect is estimated.
+    """Measure the disk use of a store. keep: as for the gc whose effect is estimated.
 
     An artifact counts once per run and per pipeline, however many nodes wrote it.
     """

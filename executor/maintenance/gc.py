@@ -204,7 +204,9 @@ class Kept:
 
 @frozen
 class InUse:
-    """digests: with a reason for each; the keys of nodes with unfinished work; the ids of unfinished runs."""
+    """What is in use. digests: of artifacts, with a reason for each; the keys of nodes with unfinished work; the ids of
+    unfinished runs.
+    """
 
     digests: Mapping[str, str]
     unfinished_keys: frozenset[str]

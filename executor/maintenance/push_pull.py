@@ -167,7 +167,7 @@ def push_key(remote: Remote, wanted: Wanted) -> bool:
 
 
 def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
-    """For each node that is missing here: its artifact at the remote, or the node's id where there is none.
+    """The artifact at the remote of each node that is missing here, or the node's id where there is none.
 
     The next key does not need the artifact itself, since its digest is in the index.
     """
@@ -303,7 +303,7 @@ def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: P
 
 
 def _seal(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry], fresh: Path) -> None:
-    """fsync and verify the fetched files. Wrong ones are removed, to be fetched again."""
+    """Write the fetched files through to disk (fsync) and verify them. Wrong ones are removed, to be fetched again."""
     (fresh / MANIFEST).unlink(missing_ok=True)
     found = seal_artifact_files(fresh)
     wrong = sorted(name for name in {*files, *found} if files.get(name) != found.get(name))
@@ -314,7 +314,7 @@ def _seal(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry], fresh:
 
 
 def _write_manifest(path: Path, data: bytes) -> None:
-    """In place: a killed pull must leave no file of another name."""
+    """Write the manifest of a pulled artifact, in place: a killed pull must leave no file of another name."""
     with new_file(path) as file:
         file.write(data)
     sync(path)

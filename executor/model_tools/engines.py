@@ -31,8 +31,9 @@ ADDRESS = {"--port": "give --port before the --", "--host": "give --host before 
 
 
 class Engine(ABC):
-    """key_variable: the environment variable that holds the API key. own: arguments that dflow sets itself, and what to
-    do instead. secret: those whose value is not repeated. refusals: lines of a server's log without a GPU.
+    """An engine that can serve drafts. key_variable: the environment variable that holds the API key. own: arguments
+    that dflow sets itself, and what to do instead. secret: those whose value is not repeated. refusals: lines of a
+    server's log without a GPU.
     """
 
     dialect: ClassVar[Dialect]
@@ -130,7 +131,9 @@ class SGLangEngine(Engine):
         )
 
     def key_arguments(self, key: str, extra: Sequence[str], folder: Path) -> list[str]:
-        """None where `extra` names a file of arguments, which may have the key."""
+        """The arguments that give a server its API key. Empty without a key, or where `extra` names a file of
+        arguments, which may have it.
+        """
         if not key or any(argument.partition("=")[0] == "--config" for argument in extra):
             return []
         file = folder / "sglang.yaml"

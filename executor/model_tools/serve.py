@@ -28,7 +28,9 @@ MAX_TOKENS = 128
 
 @frozen(kw_only=True)
 class ServeOptions:
-    """run, node: None for the latest run and its only draft. engine: a name of `ENGINES`. extra: its arguments."""
+    """The options of `dflow serve`. run, node: None for the latest run and its only draft. engine: a name of `ENGINES`.
+    extra: its arguments.
+    """
 
     store: Path
     run: str | None

@@ -35,8 +35,8 @@ DEFAULT_RUN = "the newest with a finished draft"
 
 @frozen(kw_only=True)
 class ServedRun:
-    """algorithm: the draft's, as train_dflash names it. warnings: why the draft may not be fit to serve. tau: as
-    `evaluate` measured it, None where it did not. engine: that of export_draft.
+    """What a server needs of a run. algorithm: the draft's, as train_dflash names it. warnings: why the draft may not
+    be fit to serve. tau: as `evaluate` measured it, None where it did not. engine: that of export_draft.
 
     prompts: held-out ones; none where the store holds no samples.
     """

@@ -208,7 +208,9 @@ def _unfinished_work(store: Store, node_id: str) -> int:
 
 
 def _lack(need: Estimate, size: int, free: int, place: Path, before: int = 0) -> str:
-    """size: bytes that are still to be written. before: what the nodes before it write."""
+    """The message that a node lacks disk space. size: bytes that are still to be written. before: what the nodes before
+    it write.
+    """
     shared = f" ({shown_bytes(before)} of that for the nodes before it)" if before else ""
     less = f", or write less: {need.less_disk}" if need.less_disk else ""
     return (

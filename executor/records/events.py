@@ -133,7 +133,7 @@ FIELDS = {body: tuple(attrs.fields_dict(body)) for body in KIND_OF}
 
 @frozen
 class Event:
-    """time: seconds since 1970. node: empty for an event of the run itself."""
+    """A line of a run's log. time: seconds since 1970. node: empty for an event of the run itself."""
 
     time: float = field(validator=MOMENT)
     node: str = field(validator=TEXT)

@@ -258,7 +258,7 @@ class Record:
         return {node_id: node.op for node_id, node in recorded_nodes(self.folder).items()}
 
     def plan(self) -> dict[str, PlanRow]:
-        """By node; empty where there is no plan. Raises StoreError where it is damaged."""
+        """The rows of the run's plan by node; empty where there is no plan. Raises StoreError where it is damaged."""
         return _read_plan(self.folder)
 
     def save(self, change: str = "") -> None:
@@ -266,7 +266,9 @@ class Record:
         self._append([self._run_line(change)])
 
     def save_node(self, node: str, change: str = "", **more: Any) -> None:
-        """change: "retry" or "outdated" where the node waits for another attempt. more: fields of that line only."""
+        """Append a node's state to the log. change: "retry" or "outdated" where the node waits for another attempt.
+        more: fields of that line only.
+        """
         self._append([{**self._node_line(node, change), **more}])
 
     def save_nodes(self, nodes: Iterable[str]) -> None:
@@ -287,7 +289,7 @@ class Record:
         return _line(NODE, node, state.attempt, change or state.state, {**_changed(state), **failure})
 
     def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """By one write. The state of an older version becomes part of the log first."""
+        """Append lines to the log by one write. The state of an older version becomes part of the log first."""
         older = _older_lines(self.folder)
         if older or lines:
             append_lines(self.folder / LOG, [*older, *lines])
@@ -596,7 +598,7 @@ def _with_tags(folder: Path) -> str:
 
 @contextmanager
 def serving(store: Path, record: Path) -> Iterator[None]:
-    """Within this context `dflow gc` keeps the run; waits for a running gc first.
+    """Keep the run from being removed by `dflow gc` within this context; waits for a running gc first.
 
     Raises StoreError where a link is in the record.
     """

@@ -45,7 +45,7 @@ WORST_FIRST = ("fatal", "error", "warning", "unknown", "info", "good")
 
 @frozen
 class Line:
-    """title: what was judged. node: empty where no node has it."""
+    """A verdict on one thing. title: what was judged. node: empty where no node has it."""
 
     node: str
     title: str
@@ -145,7 +145,7 @@ def _without_middle(text: str) -> str:
 
 
 def _in_order(lines: Sequence[Line], question: str) -> list[Line]:
-    """In the order of the data; of what limits a draft the worst first."""
+    """The lines of a question in the order of the data; of what limits a draft the worst first."""
     chosen = [line for line in lines if line.verdict.code == question]
     return sorted(chosen, key=_badness) if question == "limit" else chosen
 

@@ -105,7 +105,7 @@ def _comparisons(runs: Sequence[RunFacts], requests: Mapping[tuple[str, str], Re
 
 
 def _values_of_copies(run: RunFacts) -> dict[str, Mapping[str, str]]:
-    """By copy, its values of the groups that copied it."""
+    """The values of each copy in the groups that copied it."""
     return {
         node.id: {group: row.combination.values[group] for group in node.copy.values}
         for row in run.combinations
@@ -147,7 +147,7 @@ def _node(failed: str, sections: Sequence[Markup], pictures: Sequence[tuple[str,
 
 
 def _sections(sections: Sequence[Section], embedded: Embedded, name: str, folder: Path | None = None) -> list[Markup]:
-    """folder: where the artifact is."""
+    """The sections of an artifact as HTML. folder: where the artifact is."""
     return [
         render(
             "section",

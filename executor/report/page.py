@@ -307,7 +307,7 @@ def _state_text(node: NodeFacts) -> str:
 
 
 def _table(run: RunFacts) -> Markup:
-    """Without the GPUs where no node used one."""
+    """The table of a run's nodes, without the GPUs where no node used one."""
     rows = [_row(node) for node in run.nodes.values()]
     names = [name for name in NAMES if name != GPU or any(row[name] is not None for row in rows)]
     return table(names, [[row[name] for name in names] for row in rows], class_="nodes")
@@ -346,7 +346,7 @@ def curves(run: RunFacts) -> Markup:
 
 
 def _logged(node: NodeFacts) -> dict[str, list[tuple[float, float]]]:
-    """By metric, step and value of each point that counts, in order; without what the machine was used for."""
+    """The points that count of each metric, as step and value, in order; without what the machine was used for."""
     found: dict[str, list[tuple[float, float]]] = {}
     for point in node.events.points:
         for name, value in point.metrics.items():

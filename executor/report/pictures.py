@@ -138,7 +138,7 @@ def graph_figure(
 
 
 def _draw_box(axes: Axes, box: Box, fill: str, lines: Sequence[tuple[str, bool]]) -> None:
-    """lines: each with whether it is the name of the node."""
+    """Draw the box of a node. lines: each with whether it is the name of the node."""
     shape: dict[str, Any] = {
         "boxstyle": "round,pad=0,rounding_size=6",
         "facecolor": fill,
@@ -153,7 +153,9 @@ def _draw_box(axes: Axes, box: Box, fill: str, lines: Sequence[tuple[str, bool]]
 
 
 def _draw_edge(axes: Axes, above: Box, below: Box, name: str) -> None:
-    """From the bottom of a box to the top of another; around those between them if they stand in one column."""
+    """Draw an edge from the bottom of a box to the top of another; around those between them if they stand in one
+    column.
+    """
     start, end = (above.left + WIDTH / 2, above.top + above.height), (below.left + WIDTH / 2, below.top)
     style = "arc3"
     if above.left == below.left and below.top - start[1] > GAP:

@@ -181,7 +181,7 @@ class _Reader:
         status: str,
         before: Container[str],
     ) -> NodeFacts:
-        """before: the nodes that come before it in the order of the data."""
+        """The facts of one node of a run. before: the nodes that come before it in the order of the data."""
         state = record.state.nodes[node_id]
         manifest = self._store.manifest(state.digest) if state.digest is not None else None
         folder = self._store.object_path(state.digest) if manifest is not None and state.digest else None

@@ -51,7 +51,7 @@ class Part:
 
 @frozen
 class Request:
-    """hook: "report" or "logged_model" of an artifact, "compare" of several."""
+    """A call of an op's hook. hook: "report" or "logged_model" of an artifact, "compare" of several."""
 
     hook: str
     op: str
@@ -151,7 +151,9 @@ def main() -> int:
 
 
 def _answer(request: Request, view: Path) -> dict[str, Any]:
-    """view: where a folder with the run's own files is made."""
+    """Call the hook of a request; returns what it shows, or why it failed. view: where a folder with the run's own
+    files is made.
+    """
     try:
         use_draft_folders(request.op_files)
         show = hook(load_op(request.op, request.op_files), request.hook)

@@ -55,7 +55,7 @@ def _why(node: NodeState) -> str:
 
 
 def first_line(text: str) -> str:
-    """With an ellipsis if there are more."""
+    """The first line of a text, with an ellipsis if there are more."""
     first, *more = text.splitlines() or [""]
     return f"{first} ..." if more else first
 

@@ -46,7 +46,7 @@ class Combination:
 
 
 def combinations(graph: Graph) -> list[Combination]:
-    """In the order of the variants; none where nothing was copied.
+    """The combinations of a graph in the order of the variants; none where nothing was copied.
 
     Nodes that were copied by only some of the groups belong to every combination with their variants.
     """
@@ -70,7 +70,9 @@ def by_combination(chosen: Mapping[str, Choice]) -> dict[Choice, list[str]]:
 
 
 def _name(found: Iterable[Combination]) -> None:
-    """By what the nodes have now: `resume -s` may have given a copy another value, even that of another copy."""
+    """Name combinations by what the nodes have now. `resume -s` may have given a copy another value, even that of
+    another copy.
+    """
     chosen = [_chosen(combination.nodes) for combination in found]
     groups = dict.fromkeys(group for each in chosen for group in each)
     ends = Counter(_end(group) for group in groups)
@@ -85,7 +87,7 @@ def _name(found: Iterable[Combination]) -> None:
 
 
 def _chosen(nodes: Iterable[GraphNode]) -> dict[str, str]:
-    """By group, the variant; all combinations differ in them."""
+    """The variant that was chosen in each group; all combinations differ in them."""
     chosen: dict[str, str] = {}
     for node in nodes:
         chosen |= node.copy.values if node.copy is not None else {}
@@ -145,10 +147,10 @@ def differing_params(found: Iterable[Combination]) -> list[dict[str, str]]:
 
 
 def final_metrics(nodes: Iterable[GraphNode], states: Mapping[str, NodeState]) -> dict[str, tuple[str, float]]:
-    """By the name under which it is shown, the node that has a final metric, and its value.
+    """The final metrics by the names under which they are shown: the node that has one, and its value.
 
-    Where several of the nodes have a metric of one name, or have one op, each gets its node as prefix:
-    `eval_long/eval/tau`. So it has that name also where the other node is not done.
+    Where several nodes have a metric of one name, or one op, each gets its node as prefix: `eval_long/eval/tau`. So it
+    has that name also where the other node is not done.
     """
     listed = list(nodes)
     ops = Counter(node.op.name for node in listed)

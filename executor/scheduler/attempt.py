@@ -48,8 +48,9 @@ class Attempt(threading.Thread):
         on_running: Callable[[], None],
         on_end: Callable[[AttemptResult], None],
     ) -> None:
-        """share, part: as in StageOrder. call: lets the loop's thread make a call. on_start returns the number of the
-        attempt; on_running is called when its stage has started; on_end whatever happened.
+        """Prepare an attempt at a task. share, part: as in StageOrder. call: lets the loop's thread make a call.
+        on_start returns the number of the attempt; on_running is called when its stage has started; on_end whatever
+        happened.
         """
         super().__init__(daemon=True, name=f"attempt at {task.node.id}")
         self.task = task

@@ -76,7 +76,9 @@ class LiveDisplay(Display):
 
 
 def shown_nodes(state: RunState, limit: int) -> list[str]:
-    """At most `limit` nodes in the order of the graph: running and failed ones first, then those that ended last."""
+    """The nodes to show, at most `limit`, in the order of the graph. Chosen are running and failed ones first, then
+    those that ended last.
+    """
     if len(state.nodes) <= limit:
         return list(state.nodes)
 

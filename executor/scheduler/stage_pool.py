@@ -40,7 +40,7 @@ class Reservation:
     part: Demand
 
     def give_back(self, *, was_used: bool) -> None:
-        """was_used: by a stage, which has ended."""
+        """Release the room and the cores. was_used: by a stage, which has ended."""
         self.room.give_back(self.demand, self.share)
         if self.cores is not None:
             self.cores.give_back(self.demand.cpus, was_used=was_used)
@@ -57,7 +57,7 @@ class StagePool:
         display: Display,
         call: Callable[[Callable[[], None]], None],
     ) -> None:
-        """call: lets the loop's thread make a call."""
+        """Make a pool without attempts. call: lets the loop's thread make a call."""
         self.running: dict[str, Attempt] = {}
         self._useful: dict[str, int | None] = {}
         self._told: set[str] = set()  # the nodes that were said to wait for room, and descriptions of clusters

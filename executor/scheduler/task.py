@@ -78,7 +78,7 @@ class Snapshot:
         return cls(node, parts, sources, torn, _looks(node, list_path))
 
     def write_sources(self, path: Path) -> str:
-        """For the ranks of the stage: JSON, a character for each byte. Returns the file's digest."""
+        """Write the sources for the ranks of the stage: JSON, a character for each byte. Returns the file's digest."""
         return write_sealed(path, {file: source.decode("latin-1") for file, source in self.sources.items()})
 
     def since(self, store: Store) -> tuple[KeyParts, tuple[str, ...]]:
@@ -152,10 +152,10 @@ class AttemptResult:
 
 @frozen(kw_only=True)
 class Task:
-    """key: by the key parts of the planner; lease: of the key, held; digests: those of the node's parents; made: the
-    artifacts that the run has so far, by node id; adopt: continue work that older code began; verify_inputs: read all
-    of the inputs before the stage does. run, attempt, goes_on_from: as the record has them. The record's state belongs
-    to the loop's thread, so only its paths are used here.
+    """What one attempt at a node works on. key: by the key parts of the planner; lease: of the key, held; digests:
+    those of the node's parents; made: the artifacts that the run has so far, by node id; adopt: continue work that
+    older code began; verify_inputs: read all of the inputs before the stage does. run, attempt, goes_on_from: as the
+    record has them. The record's state belongs to the loop's thread, so only its paths are used here.
     """
 
     store: Store
@@ -346,7 +346,7 @@ def _looks(node: GraphNode, list_path: Callable[[Path], Tree]) -> dict[str, Look
 
 
 def _content(file: str) -> bytes:
-    """Empty if the file is gone."""
+    """The bytes of a file, empty if the file is gone."""
     try:
         return Path(file).read_bytes()
     except OSError:

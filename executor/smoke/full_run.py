@@ -25,7 +25,7 @@ UNITS = ((86400.0, 3.0, "days"), (3600.0, 1.5, "h"), (60.0, 1.5, "min"))  # (sec
 
 @frozen
 class Spread:
-    """At least and at most, in seconds."""
+    """A range of time: at least and at most, in seconds."""
 
     low: float
     high: float

@@ -139,7 +139,9 @@ def estimates(store: Store, graph: Graph, session: Session) -> dict[str, NodeEst
 
 
 def _measured(session: Session, node_id: str) -> Measured:
-    """Where the small run found a node in its store, the run that computed it is read."""
+    """The measurements of a node of the trial. Where the small run found it in its store, the run that computed it is
+    read.
+    """
     store, record = session.store, session.record
     state = record.state.nodes[node_id]
     name, digest = node_id, state.digest
@@ -189,7 +191,9 @@ def _estimate(node: GraphNode, measured: Measured, need: Estimate, growth: Growt
 
 @frozen
 class EmptiedSplit:
-    """entered: samples of the split that reached the node; full: those of the whole data, None where not counted."""
+    """A split that a node left empty. entered: samples of the split that reached the node; full: those of the whole
+    data, None where not counted.
+    """
 
     node: str
     split: str

@@ -47,7 +47,9 @@ class PendingCommit:
 
     @classmethod
     def read(cls, folder: Path, key: str) -> PendingCommit | None:
-        """None if there is no valid note. Files that an interrupted commit added are removed."""
+        """Read the note in a work folder; None if there is no valid note. Files that an interrupted commit added are
+        removed.
+        """
         note = read_object(folder / NOTE) or {}
         if note.get("boot") != boot_id():
             return None

@@ -27,7 +27,7 @@ def shared_gc_lock(store: Path) -> AbstractContextManager[None]:
 
 
 def exclusive_gc_lock(store: Path) -> AbstractContextManager[None]:
-    """Within, no process starts to use an artifact or adds to the index. Prints a line if it has to wait."""
+    """A lock within which no process starts to use an artifact or adds to the index. Prints a line if it waits."""
     return _locked(store, fcntl.LOCK_EX)
 
 

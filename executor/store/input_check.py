@@ -41,7 +41,7 @@ def check_before_use(
 
 
 def _stamps(store: Store, digest: str, manifest: Manifest | None) -> str | None:
-    """None where a file is missing, or is no plain file."""
+    """The stamps of an artifact's files; None where a file is missing, or is no plain file."""
     try:
         return None if manifest is None else stamps_of(store.object_path(digest), manifest.files)
     except OSError:

@@ -26,9 +26,9 @@ OUTSIDE = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|\0|[^/]{256}|[\ud800-\udfff]")
 
 @frozen(kw_only=True)
 class Manifest:
-    """config, launch: the node's settings, secrets by their names. metrics: as the run that made it measured them.
-    started, ended: seconds since 1970. token, lease: of the holder that committed it. digest, files: empty before the
-    commit.
+    """The manifest of an artifact. config, launch: the node's settings, secrets by their names. metrics: as the run
+    that made it measured them. started, ended: seconds since 1970. token, lease: of the holder that committed it.
+    digest, files: empty before the commit.
     """
 
     node: str
@@ -54,12 +54,12 @@ class Manifest:
 
     @classmethod
     def read(cls, file: Path) -> Manifest | None:
-        """None if the file is missing or is not a manifest."""
+        """Read a manifest from a file; None if the file is missing or is not a manifest."""
         return cls.from_json(read_object(file) or {})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Manifest | None:
-        """None if it is not a manifest."""
+        """The manifest of these values; None if it is not a manifest."""
         files = file_entries(data)
         try:
             return None if files is None else attrs.evolve(cls.checked({**data, "files": {}}), files=files)

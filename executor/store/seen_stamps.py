@@ -22,7 +22,9 @@ SEEN = "seen.jsonl"
 
 
 class SeenStamps:
-    """memos: the folder of the store's memos; without one every artifact is new."""
+    """The stamps of artifacts as this machine saw them. memos: the folder of the store's memos; without one every
+    artifact is new.
+    """
 
     def __init__(self, memos: Path | None) -> None:
         self._memo = Memo(None if memos is None else memos / SEEN, "digest")

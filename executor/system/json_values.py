@@ -22,7 +22,7 @@ def is_whole(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Also nan and the infinities, but no int that no float can hold."""
+    """Whether a value is a number: also nan and the infinities, but no int that no float can hold."""
     return isinstance(value, float) or is_whole(value)
 
 

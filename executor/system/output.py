@@ -68,7 +68,7 @@ def printable(text: str) -> str:
 
 
 def name_store(path: Path, default: Path) -> None:
-    """From now on, commands in texts for the user name the store in `path`, unless it is the one that they take."""
+    """Let commands in texts for the user name the store in `path` from now on, unless they take it anyway."""
     here = Path.cwd()
     shown = path.relative_to(here) if path.is_relative_to(here) else path
     STORE_OPTION[:] = [] if path == default else [f"--store {shlex.quote(str(shown))}"]

@@ -220,5 +220,5 @@ def _fewer_gpus(launch: Launch, available: int) -> str:
 
 
 def _amount(number: int, unit: str) -> str:
-    """unit: empty for bytes."""
+    """The text of a number with its unit. unit: empty for bytes."""
     return f"{number} {unit}{'s' * (number != 1)}" if unit else shown_bytes(number)

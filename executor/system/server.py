@@ -26,8 +26,8 @@ HOST_REMEDY = "set --host to an address of this machine: 127.0.0.1, or 0.0.0.0 f
 
 
 class Server(ChildGroup):
-    """environment: added to that of this process. All output of the server goes to the log, or to the pipe of one who
-    writes the log.
+    """A server process. environment: added to that of this process. All output of the server goes to the log, or to the
+    pipe of one who writes the log.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class SharedCores:
     """What one run holds. It always gets its first stage; another one only where the stages of all runs fit."""
 
     def __init__(self, cpus: int) -> None:
-        """cpus: those that the run may use, which may be more than exist."""
+        """Begin without any cores held. cpus: those that the run may use, which may be more than exist."""
         self._usable = os.sched_getaffinity(0)
         self._most = max(cpus, len(self._usable))
         self._held = 0
@@ -54,7 +54,7 @@ class SharedCores:
         return reason
 
     def give_back(self, cpus: int, *, was_used: bool) -> None:
-        """was_used: by a stage, which has ended."""
+        """Release cores. was_used: by a stage, which has ended."""
         self._held -= cpus
         if was_used:
             self._stage_ended = time.monotonic()

@@ -114,7 +114,7 @@ def gpu_metrics(gpus: Sequence[str] | None) -> dict[str, float]:
 
 
 def _handle(library: Any, name: str) -> Any:
-    """name: as in CUDA_VISIBLE_DEVICES, an index or a UUID."""
+    """The NVML handle of a GPU. name: as in CUDA_VISIBLE_DEVICES, an index or a UUID."""
     if name.isdecimal():
         return library.nvmlDeviceGetHandleByIndex(int(name))
     return library.nvmlDeviceGetHandleByUUID(name)

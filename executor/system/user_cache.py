@@ -50,7 +50,7 @@ def compile_cache() -> dict[str, str]:
 
 @functools.cache
 def _compiled_folder() -> Path:
-    """In the user's cache folder, else a temporary one of mode 0700."""
+    """The folder of torch's compiled code: in the user's cache folder, else a temporary one of mode 0700."""
     import tempfile
 
     return user_cache("compiled") or Path(tempfile.mkdtemp(prefix="dflow-compiled-"))

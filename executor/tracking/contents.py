@@ -69,7 +69,7 @@ class Reference:
 
 @frozen
 class ModelFiles:
-    """maker: the MLflow run that made the model. small: files by name; large: the others."""
+    """The files of a model. maker: the MLflow run that made the model. small: files by name; large: the others."""
 
     maker: str
     small: Mapping[str, Path]
@@ -316,10 +316,10 @@ def _param(path: str) -> str:
 
 
 def results(record: Record, graph: Graph, nodes: Iterable[GraphNode]) -> dict[str, Measured]:
-    """By node, when it ended and its final metrics.
+    """The results of each node: when it ended and its final metrics.
 
     Main metrics come first: MLflow's charts start with the first metric. What judges the result also has a short name,
-    `tau`, under which it is one column of all runs, whatever their nodes.
+    `tau`: one column of all runs, whatever their nodes.
     """
     states = record.state.nodes
     found = final_metrics(nodes, states)
@@ -359,7 +359,7 @@ def _short_name(judged: str) -> str:
 
 
 def _short(found: Mapping[str, tuple[str, float]], graph: Graph) -> dict[str, tuple[str, float]]:
-    """By `tau` what `eval/tau` judges by: of the first node that has it."""
+    """The judging metrics by short name: as `tau` what `eval/tau` judges by, of the first node that has it."""
     return {
         _short_name(judged): next(value for name, value in found.items() if is_judged(name, (judged,)))
         for judged in sorted(graph.judged_by)

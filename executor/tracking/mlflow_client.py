@@ -201,7 +201,9 @@ class Tracker:
         held.params |= given
 
     def log_points(self, run_id: str, points: Sequence[Point], names: Iterable[str]) -> None:
-        """names: those of all points of the run, in an order that only grows. A database ignores those that it has."""
+        """Send points to an MLflow run. names: those of all points of the run, in an order that only grows. A database
+        ignores those that it has.
+        """
         chosen = self._names(names)
         self._log_metrics(run_id, [metric for point in points for metric in _metrics(point, chosen)])
 

@@ -54,7 +54,8 @@ FOR_EXECUTOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # also where they
 
 @frozen
 class Report:
-    """warning: what MLflow lacks and why, None where it has everything so far. is_last: nothing more will be sent.
+    """A line that the process sends to the executor. warning: what MLflow lacks and why, None where it has everything
+    so far. is_last: nothing more will be sent.
 
     note: what takes long; it says nothing else.
     """
@@ -112,7 +113,9 @@ class Publisher:
             self._display.say_last(f"{why}{lacks}")
 
     def _follow(self) -> None:
-        """In a thread, which lives as long as the processes that it starts: they end with it."""
+        """Start the process, receive its reports, and replace it once where it fails. Runs in a thread, which lives as
+        long as the processes that it starts: they end with it.
+        """
         signal.pthread_sigmask(signal.SIG_BLOCK, FOR_EXECUTOR)  # inherited by them, until they ignore these
         for _ in range(STARTS):
             try:
@@ -131,7 +134,7 @@ class Publisher:
             self._warn(self._kept(exit_text(process.returncode)))
 
     def _started(self) -> subprocess.Popen[bytes] | None:
-        """In a process group of its own, which Ctrl-C does not reach; None once it was given up."""
+        """Start the process in a process group of its own, which Ctrl-C does not reach; None once it was given up."""
         with self._lock:
             if self._is_given_up:
                 return None
@@ -260,9 +263,10 @@ def follow(send: Callable[[], str | None], finished: threading.Event, report: Ca
 
 
 def _listen(finished: threading.Event, written: ReportWriter) -> None:
-    """Not by sys.stdin: a read in progress while Python ends would hold its lock.
+    """Watch standard input for the end of the run and of the executor. Not by sys.stdin: a read in progress while
+    Python ends would hold its lock.
 
-    The report of a run that has ended is begun at once: a short run ends while mlflow is still being imported.
+    The report of a run that has ended is begun at once: a short run ends during mlflow's import.
     """
     while os.read(0, 1024):
         finished.set()

@@ -238,7 +238,9 @@ class Replay:
         self._sent.write(self._folder)
 
     def _bring_up_to_date(self, run: MlflowRun, *, is_last: bool) -> None:
-        """is_last: the whole run has ended since it was sent, so that the figures of several nodes may be others."""
+        """Send what an MLflow run lacks. is_last: the whole run has ended since it was sent, so that the figures of
+        several nodes may be others.
+        """
         held = self._held_of(run)
         changed = {name for name, value in run.tags.items() if held.tags.get(name) != value} - {ACCEPTED}
         outdated = [name for name in FAILURE if name in held.tags and name not in run.tags]

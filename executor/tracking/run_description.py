@@ -98,7 +98,7 @@ def _link(experiment: str, parent: str) -> str:
 
 
 def _figures(found: Mapping[str, tuple[str, float]], graph: Graph) -> str:
-    """Only the main ones. found: as `final_metrics` returns them."""
+    """The table of the main metrics. found: as `final_metrics` returns them."""
     main = main_metrics(graph, found)
     return _table(("metric", "value", "interval"), result_rows(main, graph.judged_by)) if main else ""
 

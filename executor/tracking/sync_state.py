@@ -55,7 +55,8 @@ class SentPart:
 
 @define
 class SentRun:
-    """experiment, parent: ids in MLflow, empty until they are known; notes: as above, newest last.
+    """What was sent of a run. experiment, parent: ids in MLflow, empty until they are known; notes: as above, newest
+    last.
 
     events: the size of the log when all of it was sent, None until then.
     """
@@ -69,7 +70,9 @@ class SentRun:
 
     @classmethod
     def read(cls, folder: Path) -> SentRun | None:
-        """None where nothing was sent, or the file is damaged: then the runs are found by their tags."""
+        """Read what was sent; None where nothing was sent, or the file is damaged: then the runs are found by their
+        tags.
+        """
         data = read_object(folder / FILE)
         if data is None:
             return None
