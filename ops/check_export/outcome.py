@@ -27,8 +27,10 @@ COMPARE = "compare the accepted lengths of a server (`dflow serve`) with the tau
 
 @frozen(kw_only=True)
 class Outcome:
-    """report: the evaluation's report.json. prompts: those that SGLang decoded, or would have decoded.
-    engine: what serves the draft in SGLang. skipped: why SGLang was not used, if served is None.
+    """Results of checking an export.
+
+    report: the evaluation's report.json. prompts: those that SGLang decoded, or would have decoded. engine: what serves
+    the draft in SGLang. skipped: why SGLang was not used, if served is None.
     """
 
     report: Mapping[str, Any]

@@ -28,7 +28,7 @@ def report(folder: Path) -> Sequence[Section]:
 
 
 def _verdicts(check: Mapping[str, Any]) -> Iterator[Section]:
-    """check: check.json, which only a draft that passed has."""
+    """Sections of verdicts on a checked draft. check: check.json, which only a draft that passed has."""
     live, tau = check["live"], check["tau"]
     engine = check.get("engine", plain().engine)
     contract = f"the contract of SGLang's {engine} worker" if engine else f"the contract, and {NO_SERVER}"

@@ -105,7 +105,9 @@ def _speedup(found: Sequence[Variant]) -> Iterator[Section]:
 
 
 def measure_ratios(sums: Sequence[np.ndarray], *, is_ratio: bool) -> Measured | None:
-    """sums: of each variant [drafts, N, 2] numerators and denominators, or [drafts, N, 4] those of two ratios, of which
+    """Ratio of each variant's sums, with its interval, and compared with that of the first variant.
+
+    sums: of each variant [drafts, N, 2] numerators and denominators, or [drafts, N, 4] those of two ratios. Of these
     the first is divided by the second. is_ratio: variants are compared by their ratio, not by their difference. None
     where a denominator is 0 for all prompts.
     """
@@ -146,7 +148,7 @@ def _value(sums: np.ndarray) -> np.ndarray:
 
 
 def _answers(folder: Path) -> dict[str, tuple[str, int, int]]:
-    """By prompt its category, generated tokens and verification steps; without those that need no step."""
+    """Category, generated tokens and verification steps of each prompt, by its id; without those that need no step."""
     found = {}
     for row in read_jsonl(folder / "prompts.jsonl"):
         steps = len(row["accepted"])
@@ -157,7 +159,7 @@ def _answers(folder: Path) -> dict[str, tuple[str, int, int]]:
 
 
 def _times(folder: Path) -> dict[tuple[str, ...], tuple[float, ...]]:
-    """By batch plain seconds and tokens, speculative seconds and tokens; empty where they are not known."""
+    """Seconds and tokens by batch, first plain ones, then speculative ones; empty where they are not known."""
     file = folder / "measurements.json"  # not a part of the artifact's content
     rows: Iterable[Mapping[str, Any]] = read_json(file).get("times", ()) if file.exists() else ()
     names = ("plain_seconds", "plain_tokens", "speculative_seconds", "speculative_tokens")

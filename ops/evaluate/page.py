@@ -57,7 +57,7 @@ class Shown:
 
 
 def write_page(file: Path, summary: Summary, processor: Processor) -> None:
-    """At most 200 prompts: those that differ first, then the first ones in order."""
+    """Writes the page of at most 200 prompts. Those that differ are chosen first, then the first ones in order."""
     verdicts = ["sampled" if summary.losses is None else summary.losses.verdict(result) for result in summary.results]
     places = sorted(range(len(verdicts)), key=lambda place: (verdicts[place] in ("identical", "sampled"), place))
     chosen = sorted(places[:SHOWN])

@@ -58,7 +58,7 @@ def estimate(config: Evaluate, context: PlanContext) -> Estimate:
 
 
 def _growth(config: Evaluate, context: PlanContext) -> Growth | None:
-    """By the number of prompts."""
+    """Growth from the trial to the full run, by the number of prompts; None where that is not known."""
     if context.trial is None:
         return None
     counted, tried = first_counted(context.inputs["tokens"]), context.trial.config

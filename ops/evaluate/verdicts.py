@@ -36,7 +36,9 @@ NOTHING_LEARNT = "find out why nothing was learnt that decoding can use: see wha
 
 
 def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Iterator[Section]:
-    """report: report.json. measured: measurements.json, None where it is gone."""
+    """Sections of verdicts on an evaluated draft. report: report.json. measured: measurements.json, None where it is
+    gone.
+    """
     tau = report["tau"][ALL]
     if tau["steps"]:
         yield Section("tau", _with_target(_with_speed(_against_random(report), measured), report))

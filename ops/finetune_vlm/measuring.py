@@ -30,7 +30,7 @@ HELD_OUT = ("val", "test")
 
 @frozen
 class Metric:
-    """When an answer counts as right; `kind` and `pattern` are the fields `metric` and `pattern` of the op."""
+    """Rule by which an answer counts as right; `kind` and `pattern` are the fields `metric` and `pattern` of the op."""
 
     kind: str
     pattern: str | None = None

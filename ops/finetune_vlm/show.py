@@ -32,7 +32,9 @@ NO_TEST = "measure it: metric of finetune_vlm, and samples with a label in the s
 
 
 def verdicts(metrics: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[Section]:
-    """metrics: metrics.json. measured: measurements.json, empty where it is gone."""
+    """Sections of verdicts on a fine-tuned target. metrics: metrics.json. measured: measurements.json, empty where it
+    is gone.
+    """
     if "accuracy" not in metrics:
         yield Section("accuracy", verdict("target", "not measured: accuracy on the split test", "info", NO_TEST))
         return

@@ -27,7 +27,9 @@ BACKGROUND, NO_OBJECT = "BACKGROUND_Google", "background, no class"  # of CalTec
 
 @frozen
 class ClassImage:
-    """path: relative to the folder; label: None beside class folders; split: by its folder, or None."""
+    """File of an image folder. path: relative to the folder; label: None beside class folders; split: by its folder, or
+    None.
+    """
 
     path: Path
     label: str | None
@@ -73,7 +75,9 @@ def image_folder_sample(
 
 
 def _base(folder: Path, split_names: dict[str, str]) -> Path:
-    """Where the classes or the splits are: below folders that alone hold images, or else the folder itself."""
+    """Path in the folder of what holds the classes or the splits. It is below folders that alone hold images, or else
+    the folder itself.
+    """
     below = Path()
     while names := [name for name in _folders(folder / below) if _holds_image(folder / below / name)]:
         if len(names) > 1 or _are_splits(names, split_names):

@@ -26,8 +26,9 @@ READ_WHOLE = "the smoke run reads the whole source too; the full run also writes
 
 
 def smoke(config: Ingest, samples: int) -> dict[str, Any]:
-    """`samples` samples with images, and as many without; of each split a quarter at least, so that nodes that drop
-    samples do not empty it.
+    """Fields for a smoke run: `samples` samples with images, and as many without.
+
+    Of each split a quarter at least is kept, so that nodes that drop samples do not empty it.
     """
     limit = samples if config.max_samples is None else min(samples, config.max_samples)
     return {"max_samples": limit, "min_per_split": max(config.min_per_split, limit // 4)}

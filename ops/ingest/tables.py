@@ -93,7 +93,10 @@ def _arrow_rows(part: Any, place: str, folder: Path, size: int) -> Iterator[Reco
 
 
 def _records(batches: Iterator[Any], place: str, folder: Path, total: int, size: int) -> Iterator[Record]:
-    """size: bytes of the file. Raises DataError for more rows or bytes than a file of this size can have."""
+    """Records of the rows of a file. size: bytes of the file.
+
+    Raises DataError for more rows or bytes than a file of this size can have.
+    """
     number = unpacked = 0
     origin = f"{place}: row "
     while True:

@@ -120,7 +120,10 @@ class TargetForecast(TargetStated):
 
     @classmethod
     def of(cls, config: Mapping[str, Any], **known: Any) -> TargetForecast:
-        """known: the other fields. Raises DataError for a config that lacks a size."""
+        """Forecast of a target with the sizes of its config. known: the other fields.
+
+        Raises DataError for a config that lacks a size.
+        """
         return cls(config=config, sizes=TargetSizes.of(config), **known)
 
     @classmethod

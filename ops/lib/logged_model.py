@@ -21,7 +21,10 @@ class Tensor:
 
 @frozen(kw_only=True)
 class LoggedModel:
-    """kind: the name by which models of this kind are found. params: the settings of its training."""
+    """Model of an artifact, as MLflow shows it.
+
+    kind: the name by which models of this kind are found. params: the settings of its training.
+    """
 
     kind: str
     inputs: tuple[Tensor, ...]

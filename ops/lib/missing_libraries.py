@@ -9,7 +9,9 @@ from ops.lib.sglang.version import require_sglang
 
 
 def missing_sglang(field: str, what: str) -> dict[str, str]:
-    """what: the part of dflow that needs it, for the message."""
+    """Message under `field` where SGLang is needed and missing; empty otherwise. what: the part of dflow that needs it,
+    for the message.
+    """
     try:
         require_sglang(what)
     except DataError as error:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def environment(**options: Any) -> Environment:
-    """For templates of pages. options: further ones of `jinja2.Environment`."""
+    """Creates the environment for templates of pages. options: further ones of `jinja2.Environment`."""
     from jinja2 import Environment, StrictUndefined
 
     return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **options)

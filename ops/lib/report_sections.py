@@ -136,8 +136,9 @@ class Variant:
 
 
 def variants(artifacts: Iterable[Compared]) -> list[Variant]:
-    """In the order given; the first is the one that the others are compared with. A seed is a group whose field is
-    named so.
+    """Groups artifacts that differ in the seed only, in the order given.
+
+    The first variant is the one that the others are compared with. A seed is a group whose field is named so.
     """
     found: dict[str, list[tuple[Path, str]]] = {}
     for artifact in artifacts:

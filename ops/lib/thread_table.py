@@ -26,22 +26,27 @@ DECODING = 10_000_000
 
 
 def threads_of_batches(config: Any, folders: Folders) -> int | None:
-    """For an op that passes whole samples through its target."""
+    """Threads for an op that passes whole samples through its target; None unless the target is small."""
     return _limit(_target(folders), BATCHES, threads=2)
 
 
 def threads_of_drafting(config: Any, folders: Folders) -> int | None:
-    """For an op that trains a draft with its target's states."""
+    """Threads for an op that trains a draft with its target's states; None unless the target is small."""
     return _limit(_target(folders), BATCHES, threads=1)
 
 
 def threads_of_decoding(config: Any, folders: Folders) -> int | None:
-    """For an op that decodes with its target, token by token or block by block."""
+    """Threads for an op that decodes with its target, token by token or block by block. None unless the target is
+    small.
+    """
     return _limit(_target(folders), DECODING, threads=1)
 
 
 def threads_of_finetuning(config: Any, folders: Folders) -> int | None:
-    """By the checkpoint that the training starts from. A model id counts as large: it may not be downloaded yet."""
+    """Threads for a fine-tuning, by the checkpoint that it starts from; None unless that is small.
+
+    A model id counts as large: it may not be downloaded yet.
+    """
     if is_builtin(config.init):
         tokens = folders["tokens"]
         info = _read(tokens / "tokens.json") if isinstance(tokens, Path) else None
@@ -59,7 +64,7 @@ def _target(folders: Folders) -> Mapping[str, Any] | None:
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:
-    """None for a file that the stage will reject."""
+    """Reads a config.json; None for a file that the stage will reject."""
     try:
         return read_config(path)
     except DataError:

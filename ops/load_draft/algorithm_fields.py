@@ -55,8 +55,10 @@ NAMES = {  # classes, speculators' names, and projector types
 
 @frozen(kw_only=True)
 class AlgorithmFields:
-    """block_size: tokens that are verified at once, None if the file does not say. has_bias: whether a DSpark draft has
-    a Markov head; without it the bias is zero. confidence_reads_token: whether its confidence head reads the token
+    """Fields of a draft that depend on its algorithm.
+
+    block_size: tokens that are verified at once, None if the file does not say. has_bias: whether a DSpark draft has a
+    Markov head; without it the bias is zero. confidence_reads_token: whether its confidence head reads the token
     before.
     """
 

@@ -105,9 +105,11 @@ NESTED = {LAYERS: list[int], "causal": bool, "use_swa": bool, "swa_window_size":
 
 @frozen(kw_only=True)
 class Publisher:
-    """defaults: of its class, beside those of Qwen3Config. keys: what it adds to `KEYS`. layers_from: what an id of 0
-    names, as an offset to the output of the target's first layer. fills_layers: whether its class chooses target
-    layers that the file leaves open.
+    """Publisher of draft directories, with what its class assumes and its files may have.
+
+    defaults: of its class, beside those of Qwen3Config. keys: what it adds to `KEYS`. layers_from: what an id of 0
+    names, as an offset to the output of the target's first layer. fills_layers: whether its class chooses target layers
+    that the file leaves open.
     """
 
     name: str
@@ -147,7 +149,9 @@ OF_SPECFORGE = (PROJECTOR, SHIFT, "pure_draft_prefix_len")
 
 
 def publisher_of(config: Mapping[str, Any]) -> Publisher | None:
-    """Who wrote a config.json; None if it is no draft's. SpecForge's files may look like z-lab's, which read alike."""
+    """Publisher that wrote a config.json; None if it is no draft's. SpecForge's files may look like z-lab's, which read
+    alike.
+    """
     nested = config.get(NEST)
     nest = nested if isinstance(nested, Mapping) else {}
     if OF_DFLOW in config:

@@ -49,7 +49,9 @@ IMPORT_AGAIN = "import the draft again from where it came"
 
 @frozen(kw_only=True)
 class ReadDraft:
-    """config: the draft's. assumed: field -> value, of those that the file leaves open. notes: what was read otherwise
+    """Draft's config as read from anybody's config.json.
+
+    config: the draft's. assumed: field -> value, of those that the file leaves open. notes: what was read otherwise
     than it is written. layer_order: for each of config.target_layer_ids, its place among the columns of fc.weight.
     has_bias, confidence_reads_token: which tensors of DSpark there are, as in `AlgorithmFields`.
     """

@@ -27,8 +27,9 @@ ALONE = "original_max_position_embeddings"  # has no effect on a plain rope
 
 @frozen
 class Rope:
-    """theta: None if the file names none. scaling: as `DraftConfig.rope_scaling`. partial: the share of a head to turn.
+    """Rope that a config.json describes.
 
+    theta: None if the file names none. scaling: as `DraftConfig.rope_scaling`. partial: the share of a head to turn.
     notes: what was left out. mistakes: why it cannot be read.
     """
 
@@ -105,7 +106,10 @@ def _agreed(places: Mapping[str, Any], rope: Rope) -> Any:
 
 
 def _partial_mistakes(named: Any, partial: float | None, is_plain: bool) -> Iterator[str]:
-    """named: that of the file. is_plain: whether its rope is not scaled."""
+    """Mistakes of a partial_rotary_factor.
+
+    named: that of the file. partial: the user's decision. is_plain: whether its rope is not scaled.
+    """
     shown = json.dumps(named)
     if named != 1 and partial is None:
         class_does = "rotates whole heads whatever it is" if is_plain else "does not run with it and a scaled rope"

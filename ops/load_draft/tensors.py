@@ -41,7 +41,10 @@ ROWS = 16384  # of an embedding that are compared at a time
 
 @frozen(kw_only=True)
 class DraftTensors:
-    """by_name: the tensors of the contract. dtype: as config.json names it. notes: what of the files is left out."""
+    """Tensors of anybody's draft.
+
+    by_name: the tensors of the contract. dtype: as config.json names it. notes: what of the files is left out.
+    """
 
     by_name: Mapping[str, Tensor]
     dtype: str

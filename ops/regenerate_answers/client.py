@@ -96,8 +96,9 @@ class ChatClient:
 
     @classmethod
     def of(cls, config: RegenerateAnswers, info: Callable[[str], None]) -> ChatClient:
-        """To be used as a context. Raises ConfigError if the variable of the API key is not set, or the environment's
-        proxy cannot be used.
+        """Creates the client of the config's server, to be used as a context.
+
+        Raises ConfigError if the variable of the API key is not set, or the environment's proxy cannot be used.
         """
         key, proxy = api_key(config), proxy_of(str(config.endpoint))
         if proxy is not None and proxy.mistake:
@@ -255,7 +256,7 @@ class ChatClient:
         return self._hidden(" ".join(text.split()))[:SHOWN]
 
     def _hidden(self, message: str) -> str:
-        """Without the API key, plain or URL-quoted, and valid as UTF-8."""
+        """Message without the API key, plain or URL-quoted, and valid as UTF-8."""
         for key in (self.key, quote(self.key, safe="")) if self.key else ():
             message = message.replace(key, "<API key>")
         return message.encode(errors="replace").decode()

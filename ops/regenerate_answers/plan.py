@@ -60,7 +60,7 @@ def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: RegenerateAnswers, context: PlanContext) -> Estimate:
-    """No memory if a server answers, or the data."""
+    """Estimates memory, forecast and growth; no memory if a server answers, or the data."""
     target: TargetForecast | None = context.inputs["target"]
     source: SamplesForecast | None = context.inputs["samples"]
     growth = None

@@ -84,7 +84,7 @@ def _marked(text: str, spans: Sequence[Span], prompt_end: int, last_only: bool) 
 
 
 def _after_prompted(prompted: str, text: str, start: int, end: int) -> int:
-    """Where the earlier answer marked from `start` to `end` begins, after its prompted part.
+    """Position where the earlier answer marked from `start` to `end` begins, after its prompted part.
 
     Raises Unusable for one with another thought than the prompt.
     """
@@ -119,7 +119,7 @@ class Stretch:
 
 
 def _earlier(messages: Messages, text: str, prompt_end: int) -> Renderings[list[int]]:
-    """Where the answers before the last one begin."""
+    """Positions where the answers before the last one begin."""
     turns = [turn for turn, message in enumerate(messages[:-1]) if message["role"] == "assistant"]
     if not turns:
         return []
@@ -137,7 +137,9 @@ def _earlier(messages: Messages, text: str, prompt_end: int) -> Renderings[list[
 
 
 def _end_of_prompt(messages: Messages, turn: int, text: str) -> Renderings[int]:
-    """Where the generation prompt of the answer of a turn ends in `text`, which must begin with everything up to it."""
+    """Position in `text` where the generation prompt of the answer of a turn ends. `text` must begin with everything up
+    to it.
+    """
     (prompt,) = yield [Rendering(messages[:turn], prompt=True)]
     if not text.startswith(prompt.text):
         raise _not_prompted(messages[turn], prompt.text, text)
@@ -145,10 +147,10 @@ def _end_of_prompt(messages: Messages, turn: int, text: str) -> Renderings[int]:
 
 
 def _after_header(header: str, text: str, stretch: Stretch, answer: str) -> int | None:
-    """Where in `text` the answer after a stretch begins; None if that is unclear.
+    """Position in `text` where the answer after a stretch begins; None if that is unclear.
 
-    header: the stretch before the last answer, up to the end of its generation prompt. An answer whose words repeat the
-    rest of it, such as the "<think>" of an unclosed thought that the prompt also opens, begins after them.
+    header: the stretch before the last answer, up to the end of its generation prompt. An answer whose words repeat
+    the rest of it begins after them. Such is the "<think>" of an unclosed thought that the prompt also opens.
     """
     # Blanks at the end of the previous message are in the stretch as well, unless the template strips them.
     header, bare = header.lstrip(), stretch.shown.lstrip()

@@ -95,11 +95,12 @@ class ChatEncoder:
     def encode_batch(
         self, conversations: Sequence[Messages], cuts: Sequence[Sequence[bool]], ids: Sequence[str] | None = None
     ) -> list[Encoded | Unusable]:
-        """`encode` of each conversation, or why it is unusable. ids: of the samples, for the DataError.
+        """Does as `encode` does for each conversation, or says why it is unusable. ids: of the samples, for the
+        DataError.
 
-        One call renders them all in another process, and one tokenises them all without Python's lock, so that threads
-        run in parallel. The tokenizer's own threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would
-        not survive a fork.
+        One call renders them all in another process, and one tokenises them all without Python's lock. So threads run
+        in parallel. The tokenizer's own threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would not
+        survive a fork.
         """
         found = self.template.finish_all(
             [self._rendered(messages) for messages in conversations], ids or [None] * len(conversations)

@@ -81,7 +81,10 @@ class Preview:
 
 @frozen
 class _Token:
-    """kind: "l" if it is learnt, "i" for all tokens of an image."""
+    """Token, or run of image tokens, as the page shows it.
+
+    kind: "l" if it is learnt, "i" for all tokens of an image.
+    """
 
     text: str
     kind: str

@@ -51,7 +51,7 @@ class Rendering:
 
 @frozen
 class Text:
-    """spans: those that the template marks as generated, if they were asked for."""
+    """Text of a rendered conversation. spans: those that the template marks as generated, if they were asked for."""
 
     text: str
     spans: tuple[Span, ...] = ()
@@ -90,7 +90,7 @@ class Template:
         self._process.start()
 
     def wait_until_started(self) -> None:
-        """Until the process has imported what it renders with, which takes seconds and is no work on a sample."""
+        """Waits until the process has imported what it renders with, which takes seconds and is no work on a sample."""
         self._process.map([self._text, self._arguments], [[]])
 
     def check(self, messages: Messages) -> None:
@@ -120,7 +120,9 @@ class Template:
         return result
 
     def finish_all(self, samples: Sequence[Renderings[T]], sample_ids: Sequence[str | None]) -> list[T | Unusable]:
-        """`finish` for several samples, each with its result or why it is unusable. Raises DataError as `finish`."""
+        """Does as `finish` does for several samples, each with its result or why it is unusable. Raises DataError as
+        `finish`.
+        """
         results: dict[int, T | Unusable] = {}
         texts: dict[int, Sequence[Text] | None] = dict.fromkeys(range(len(samples)))  # to send to each generator
         left = [self._seconds] * len(samples)

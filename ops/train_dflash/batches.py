@@ -328,7 +328,7 @@ def _packed(
     teacher_rows_NK: Tensor | None,
     place: Place,
 ) -> Packed:
-    """With the rows of the weighted slots, which are transferred with the tensors of the micro-batch."""
+    """Micro-batch of these parts, and of the rows of the weighted slots, which are transferred with its tensors."""
     weighted = Weighted.of(labels_NK, weights_NK)
     rows = {ROWS: Part(tuple(weighted.rows_W.shape), torch.int64, [weighted.rows_W])}
     alike_W = rows_alike(teacher_rows_NK, weighted)
@@ -342,7 +342,7 @@ def _slice(total: int, place: Place) -> tuple[int, int]:
 
 
 def _starts(samples: Sequence[Drawn]) -> list[int]:
-    """Where each prefix begins when they are packed, and where the last one ends."""
+    """Positions where each prefix begins when they are packed, and where the last one ends."""
     return torch.tensor([0, *(sample.prefix for sample in samples)]).cumsum(0).tolist()
 
 

@@ -87,7 +87,8 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None 
 
 
 def weights_to_compute_with(model: nn.Module, dtype: torch.dtype) -> Callable[[], AbstractContextManager[None]]:
-    """For Engine.computing, in one process: the weights, cast once a step if the masters are wider than `dtype`.
+    """Context for Engine.computing, in one process: the weights, cast once a step if the masters are wider than
+    `dtype`.
 
     FSDP2 does the same for a sharded model.
     """

@@ -55,7 +55,7 @@ FIGURES = ("tau", "low", "high", "prompts", "steps", "generated")
 
 @define
 class Measuring:
-    """seconds: spent measuring in this attempt, which began at `started`."""
+    """Measures a training on val. seconds: spent measuring in this attempt, which began at `started`."""
 
     config: TrainDflash
     stage: Stage
@@ -136,14 +136,14 @@ class Measuring:
         return weights
 
     def _tally(self) -> Tensor | None:
-        """None if the features have no such split, or no anchor in it."""
+        """Tally of the split val; None if the features have no such split, or no anchor in it."""
         if not len(self.setup.val.reader):
             return None
         tally = measure(self.setup.engine, self.setup.val, self.config.buffer_batches)
         return tally if tally[WEIGHT] else None
 
     def _averaged(self) -> AbstractContextManager[None]:
-        """Inside, the model has the moving average's weights, if there is one."""
+        """Opens a context in which the model has the moving average's weights, if there is one."""
         return nullcontext() if self.state.ema is None else self.state.ema.swapped()
 
 
@@ -219,11 +219,13 @@ class ShortEvaluation:
     def open(
         cls, config: TrainDflash, stage: Stage, inputs: Inputs, device: torch.device, lend: Lend | None
     ) -> ShortEvaluation | None:
-        """None if the config requests none, or if the split is empty (`conflicts` refuses to select by it).
+        """Prepares the evaluation of prompts of val.
+
+        None if the config requests none, or if the split is empty (`conflicts` refuses to select by it).
 
         lend: of an already loaded target; otherwise it is loaded here, in the dtype of the capture. Raises DataError
-        for images that the target cannot read, and for prompts whose answers could exceed the positions of target or
-        draft.
+        for images that the target cannot read. It does so too for prompts whose answers could exceed the positions of
+        target or draft.
         """
         if not config.measures_tau:
             return None

@@ -99,7 +99,7 @@ class Capture:
 
     @contextmanager
     def lend(self) -> Iterator[Target]:
-        """Inside, nothing is captured: a concurrent forward pass would record its inputs too."""
+        """Opens a context in which nothing is captured: a concurrent forward pass would record its inputs too."""
         with self._one_at_a_time:
             yield self._target
 
@@ -132,7 +132,7 @@ class Capture:
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """In a new thread torch's current GPU is the first one, whatever the rank's is."""
+    """Context in which torch's current GPU is this one. In a new thread it is the first one, whatever the rank's is."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -146,7 +146,7 @@ class CapturedStates:
 
     @classmethod
     def cut(cls, states: RowStates, rows: Sequence[Rows], lengths: Sequence[int]) -> CapturedStates:
-        """lengths: the tokens of each row's sample."""
+        """Cuts states into those of each row. lengths: the tokens of each row's sample."""
         captured = cls(states.features.shape[1])
         parts = states.features.split([row.last - row.first for row in rows])
         captured._features = {row.index: (row.first, part) for row, part in zip(rows, parts, strict=True)}

@@ -82,7 +82,7 @@ def _train(config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, lend
 
 @contextmanager
 def _capturing(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Iterator[tuple[Take | None, Lend | None]]:
-    """Inside, the source of this rank's online features, which lends its target; None for stored features."""
+    """Opens the source of this rank's online features, which lends its target; None for stored features."""
     if config.capture == "stored":
         yield None, None
         return

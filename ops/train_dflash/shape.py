@@ -33,7 +33,9 @@ def draft_shape(
     features: Mapping[str, Any],
     parent: DraftConfig | None = None,
 ) -> DraftConfig:
-    """`text`: the language model's part of the target's config.json; `info`: target.json; `features`: features.json.
+    """Config of the draft that is trained, of the sizes that the config and the target give.
+
+    `text`: the language model's part of the target's config.json; `info`: target.json; `features`: features.json.
 
     parent: of a warm start, whose draft keeps what no field decides. Otherwise whole heads are rotated, whatever the
     target does: the reference class and speculators' converter silently misread a smaller share.

@@ -74,7 +74,10 @@ def compare(artifacts: Sequence[Compared]) -> Sequence[Section]:
 
 @frozen
 class _Costs:
-    """added: parameters beside plain DFlash. step: seconds. val: the metrics of the algorithm, and the accuracy."""
+    """Size and cost of a draft.
+
+    added: parameters beside plain DFlash. step: seconds. val: the metrics of the algorithm, and the accuracy.
+    """
 
     parameters: int
     added: int

@@ -77,7 +77,7 @@ class _Buffer:
 
 @define(eq=False)
 class Staged:
-    """Through host buffers that are used in turn.
+    """Sends bytes to the device through host buffers that are used in turn.
 
     allocate: returns uint8 [size] on the host; room: the same on the device. copy: starts the copy of host bytes to
     device memory of that size, behind the copies before it; returns its end. piece: bytes of a buffer at most.
@@ -130,7 +130,9 @@ class _SideStream:
         self._stream = torch.cuda.Stream(device)
 
     def room(self, size: int) -> Tensor:
-        """In a new thread the current GPU is the first one; the stream sets its own device."""
+        """Memory on the device, uint8 [size]. In a new thread the current GPU is the first one; the stream sets its own
+        device.
+        """
         with torch.cuda.stream(self._stream):
             return torch.empty(size, dtype=torch.uint8, device=self._device)
 

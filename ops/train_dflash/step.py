@@ -200,7 +200,7 @@ def measure(engine: Engine, stream: Stream, ahead: int) -> Tensor:
 
 @frozen(eq=False)
 class _Tally:
-    """This rank's counts: those known on the host, and those that the device computes. metrics: the algorithm's."""
+    """Counts of this rank: those known on the host, and those that the device computes. metrics: the algorithm's."""
 
     known: Tensor
     found: Tensor

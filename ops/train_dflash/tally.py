@@ -19,8 +19,11 @@ OF_SLOTS = ("correct", "seen", "loss")  # then the algorithm's metrics: from HEA
 
 
 def new_tally(block_size: int, found: Sequence[str], device: torch.device | None = None) -> Tensor:
-    """Zeros: the loss's numerator and denominator, context tokens, anchors, samples without one, floating-point
-    operations, and of slots 1..K-1 how many were correct and how many seen, their losses, and the algorithm's metrics.
+    """Creates a tally of zeros.
+
+    It has the loss's numerator and denominator, context tokens, anchors, samples without one, and floating-point
+    operations. Of slots 1..K-1 it has how many were correct and how many seen, their losses, and the algorithm's
+    metrics.
     """
     sums = (len(OF_SLOTS) + len(found)) * (block_size - 1)
     return torch.zeros(HEAD + sums, dtype=torch.float64, device=device)

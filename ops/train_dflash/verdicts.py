@@ -20,7 +20,7 @@ NO_SPLIT = "raise val_fraction of ingest, and capture the split val too"
 
 
 def verdicts(training: Mapping[str, Any]) -> Iterator[Section]:
-    """training: training.json."""
+    """Sections of verdicts on a training. training: training.json."""
     yield Section("length of training", _length(training))
     yield Section("overfitting", _gap(training))
     yield Section("data", _data(training))

@@ -149,9 +149,10 @@ def _line(value: Any) -> bytes:
 
 @contextmanager
 def memory_limit(additional: int) -> Iterator[None]:
-    """Within it, this process gets MemoryError for address space beyond what it has and `additional` bytes.
+    """Limits the memory of this process while the context is open.
 
-    The kernel limits the whole process, so use it only where no other thread works: that one could get the error.
+    Beyond the address space that it has and `additional` bytes, it gets MemoryError. The kernel limits the whole
+    process, so use it only where no other thread works. That one could get the error.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if not STATM.is_file():  # not Linux

@@ -19,13 +19,13 @@ OF_SOCKS = ("socks5", "socks5h")  # for which httpx needs the library socksio
 
 @frozen
 class Proxy:
-    """variable: the environment's variable that names it."""
+    """Proxy that the environment names. variable: the environment's variable that names it."""
 
     variable: str
     url: str
 
     def __str__(self) -> str:
-        """Without a user's name and password."""
+        """Address of the proxy without a user's name and password, and its variable."""
         return f"{urlsplit(self.url).netloc.rpartition('@')[2]} ({self.variable})"
 
     @property
@@ -73,7 +73,7 @@ def is_local(host: str) -> bool:
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_arguments: Any) -> None:
-        """None: the redirect is an HTTPError."""
+        """Returns None, so that a redirect is an HTTPError."""
 
 
 # Requests to a server that dflow started: by no proxy, and no redirect.

@@ -134,7 +134,7 @@ class Tally:
         self._table.write_text("id,reason,detail\n", encoding="utf-8")
 
     def keep(self, split: str, *, is_read: bool = True) -> None:
-        """is_read: False for a sample that only passes through."""
+        """Counts a kept sample of a split. is_read: False for a sample that only passes through."""
         self.splits[split] += 1
         self._unread += not is_read
 
@@ -146,7 +146,10 @@ class Tally:
             )
 
     def drop(self, reason: str, sample_id: str, detail: str = "") -> None:
-        """`reason` is counted, so use few different ones; `detail` describes this sample."""
+        """Counts a dropped sample and writes it to dropped.csv.
+
+        `reason` is counted, so use few different ones; `detail` describes this sample.
+        """
         self.dropped[reason] += 1
         shown = shown_id(sample_id)
         self._first.setdefault(reason, shown)

@@ -127,7 +127,7 @@ class SharedShards:
         return self._claims[name][1] in self.stage.lost_workers()
 
     def _unpublished(self, files: Sequence[Path]) -> list[Path]:
-        """By a listing: NFS remembers for a while that a single file did not exist."""
+        """Files not published yet, by a listing. NFS remembers for a while that a single file did not exist."""
         found = _names(self.stage.work_dir) if files else set()
         return [file for file in files if file.name not in found]
 
@@ -149,7 +149,7 @@ def pause(stop_requested: Callable[[], bool]) -> None:
 
 
 def partial_path(path: Path, worker: int) -> Path:
-    """Where a worker writes a shard before it is published."""
+    """Path to which a worker writes a shard before it is published."""
     return path.with_suffix(f".partial-{worker}")
 
 

@@ -56,7 +56,7 @@ class Algorithm(Protocol):
     source: ClassVar[str]  # the address of its paper or of its authors' code; empty: there is none
 
     def layout(self, block_size: int) -> Layout:
-        """Who predicts what in a block of that many verified tokens."""
+        """Layout of a block of that many verified tokens: who predicts what."""
 
     def metrics(self, with_teacher: bool) -> tuple[str, ...]:
         """What its loss finds of every token, in this order, where it reads the target's distribution or does not."""
@@ -120,7 +120,7 @@ def _has(cls: type, name: str) -> bool:
 
 
 def _place(name: str, suffix: str = "") -> str:
-    """Where a class of an algorithm is, as "module:name"."""
+    """Place of a class of an algorithm, as "module:name"."""
     if name in CONFIGS:
         return CONFIGS[name]
     return f"{name}.config:{''.join(map(str.capitalize, name.split('_')))}{suffix}"
@@ -147,7 +147,7 @@ def _own(name: str, suffix: str = "") -> Any:
 
 
 def place_in(error: BaseException) -> str:
-    """Where code in an own algorithm's folder raised, as "file:line: "; empty where none did."""
+    """Place where code in an own algorithm's folder raised, as "file:line: "; empty where none did."""
     files = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         files.append((error.filename or "", error.lineno or 1))

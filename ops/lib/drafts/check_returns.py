@@ -64,7 +64,7 @@ def _of_type(returned: object, wanted: type) -> list[str]:
 
 
 def _unlike(name: str, tensor: object, shape: tuple[int, ...], dtype: torch.dtype | None) -> list[str]:
-    """dtype: None for any floating one."""
+    """Mistakes of a returned tensor: another type, shape or dtype than expected. dtype: None for any floating one."""
     if not isinstance(tensor, Tensor):
         return [f"{name}: a value of type {type(tensor).__name__}; expected a tensor"]
     if tensor.shape == shape and (tensor.dtype == dtype or (dtype is None and tensor.dtype.is_floating_point)):

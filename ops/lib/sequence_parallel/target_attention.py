@@ -34,7 +34,7 @@ ULYSSES = "ulysses"
 
 @frozen(eq=False)
 class Slice:
-    """This rank's part of every sequence, tokens [start, end)."""
+    """Part of every sequence that this rank has, tokens [start, end)."""
 
     exchange: Ulysses
     family: Family

@@ -51,7 +51,7 @@ class DraftRefused(DataError):
 
 
 class NoRoom(DataError):
-    """Not enough memory for the target, the draft or their pools."""
+    """Memory is not enough for the target, the draft or their pools."""
 
 
 @frozen(eq=False)

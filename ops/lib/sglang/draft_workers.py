@@ -17,7 +17,7 @@ from torch import Tensor
 
 @frozen(eq=False)
 class DraftWorker(ABC):
-    """own: SGLang's worker."""
+    """Interface to one of SGLang's workers for drafts. own: SGLang's worker."""
 
     algorithm: ClassVar[SpeculativeAlgorithm]
     own: Any

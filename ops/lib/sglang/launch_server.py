@@ -19,7 +19,10 @@ PLACE = "sglang.srt.model_executor.model_runner_components.attention_backend_set
 
 
 def patch(*, model: Any, dflash_use_aux_hidden_state: bool, **_options: Any) -> None:
-    """Has the arguments of the hooked function; logs the patch in the server's log."""
+    """Adds a method that DFLASH needs to a model that lacks it, and logs that in the server's log.
+
+    Has the arguments of the hooked function.
+    """
     if dflash_use_aux_hidden_state and adapter().patch_setter(model):
         print(f"{type(model).__name__} lacks a method for DFLASH: dflow added it", flush=True)
 

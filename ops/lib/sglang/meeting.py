@@ -27,9 +27,9 @@ _handed_over: ContextVar[dist.Store] = ContextVar("_handed_over")
 
 @contextmanager
 def meeting_in(store: dist.Store, rank: int) -> Iterator[None]:
-    """Inside, SGLang's process group uses this store, and all its ranks must be this user's processes.
+    """Opens a context in which SGLang's process group uses this store.
 
-    Raises as `own_peers` does.
+    All its ranks must be this user's processes. Raises as `own_peers` does.
     """
     handed = _handed_over.set(store)
     changes = {
@@ -49,7 +49,7 @@ def meeting_in(store: dist.Store, rank: int) -> Iterator[None]:
 
 @contextmanager
 def on_this_host() -> Iterator[None]:
-    """Inside, gloo and nccl use only the loopback interface, whatever the user's environment names."""
+    """Opens a context in which gloo and nccl use only the loopback interface, whatever the user's environment names."""
     with environment({**LOOPBACK_ONLY, "NCCL_RAS_ENABLE": "0", "NCCL_COMM_ID": None}):
         yield
 

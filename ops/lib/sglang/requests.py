@@ -88,7 +88,10 @@ def make_request(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | 
 def greedy_request(
     name: str, input_ids: Tensor, padded_ids: array[int], images: MultimodalInputs | None, max_new_tokens: int
 ) -> Req:
-    """padded_ids: `input_ids` int64 [S] with SGLang's padding values in the places of the images."""
+    """Creates a greedy request for `input_ids` int64 [S].
+
+    padded_ids: the same with SGLang's padding values in the places of the images.
+    """
     request = Req(
         rid=name,
         origin_input_text="",

@@ -29,7 +29,7 @@ class NoPrefixes(SimpleNamespace):
         return True
 
     def evict(self, _params: Any) -> None:
-        """Nothing to evict."""
+        """Does nothing: there is nothing to evict."""
 
 
 def tensor_transport() -> Any:
@@ -46,7 +46,7 @@ def extend_to_end(request: Req) -> None:
 
 
 def bind_slots(_forward_batch: ForwardBatch, _runner: ModelRunner) -> None:
-    """Nothing is missing: attention takes the slots of the batch as they are."""
+    """Does nothing, as nothing is missing: attention takes the slots of the batch as they are."""
 
 
 def patch_setter(model: Any) -> bool:

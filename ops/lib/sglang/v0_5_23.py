@@ -26,10 +26,10 @@ class NoPrefixes(SimpleNamespace):
         return True
 
     def evict(self, _params: Any) -> None:
-        """Nothing to evict."""
+        """Does nothing: there is nothing to evict."""
 
     def maybe_hand_to_session(self, _request: Req) -> None:
-        """No session."""
+        """Does nothing: there is no session."""
 
 
 def tensor_transport() -> Any:

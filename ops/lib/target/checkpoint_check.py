@@ -64,7 +64,10 @@ def checkpoint_mistakes(path: Path) -> list[str]:
 
 
 def _files_mistakes(path: Path, kind: str, check_json: Callable[[Path], list[str]]) -> list[str]:
-    """kind: what the files are for. check_json: not called where a JSON file is only a pointer."""
+    """Mistakes of the files of a directory: of pointers, JSON files and weights.
+
+    kind: what the files are for. check_json: not called where a JSON file is only a pointer.
+    """
     other = _something_else(path, kind)
     if other:
         return other

@@ -143,10 +143,10 @@ class Target:
 
     @contextmanager
     def capture_inputs(self, layer_ids: Sequence[int]) -> Iterator[LayerInputs]:
-        """While open, every forward pass records the input of layer k+1 for each k of `layer_ids`.
+        """Opens a context in which every forward pass records the input of layer k+1 for each k of `layer_ids`.
 
-        That input is the feature of layer k that serving engines capture; `hidden_states[k + 1]` differs from it
-        if something is added between layers (deepstack).
+        That input is the feature of layer k that serving engines capture. `hidden_states[k + 1]` differs from it if
+        something is added between layers (deepstack).
         """
         captured = LayerInputs({}, tuple(layer_ids))
         handles = [

@@ -25,7 +25,9 @@ SHOWN = 3  # ids in a message
 
 @frozen
 class Vocabulary:
-    """size: rows of the embedding. ordinary: ids that texts are split into; special: the others, id -> text.
+    """Vocabulary of a checkpoint.
+
+    size: rows of the embedding. ordinary: ids that texts are split into; special: the others, id -> text.
     eos_token_ids: at which an answer ends, as `load_processor` finds them, None where the tokenizer's own is not known;
     pad_token_id: None likewise.
     """

@@ -108,7 +108,7 @@ class Checkpoints:
         return found
 
     def resume(self, state: TrainState, total: int, every: int, *, started_before: bool) -> None:
-        """`load`, and a line about where an attempt that is not the first starts. total: steps of the training."""
+        """Does as `load`, and tells where an attempt that is not the first starts. total: steps of the training."""
         if self.load(state):
             self._info(f"goes on from the checkpoint at step {state.step} of {total}")
         elif started_before:

@@ -38,7 +38,9 @@ SMALLEST_NORM = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """Over parameters of two dimensions, plain or sharded; the state is "momentum_buffer", cut as the parameter.
+    """Optimizer for parameters of two dimensions, plain or sharded.
+
+    The state is "momentum_buffer", cut as the parameter.
 
     Raises ConfigError for a parameter of other dimensions or sharded in another way than FSDP2 does.
     """
@@ -104,7 +106,10 @@ def orthogonal_parts(parameters: Sequence[nn.Parameter], updates: Sequence[Tenso
 
 
 def _exchanged(shapes: Sequence[torch.Size], parts: Sequence[Tensor], mesh: DeviceMesh) -> list[Tensor]:
-    """At most P matrices: matrix i is gathered on rank i, made orthogonal there, and cut again."""
+    """Exchanges at most P matrices between the P ranks, and returns this rank's parts of their orthogonal forms.
+
+    Matrix i is gathered on rank i, made orthogonal there, and cut again.
+    """
     group, rank, size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
     own = [part.numel() for part in parts] + [0] * (size - len(parts))
     theirs = [0] * size

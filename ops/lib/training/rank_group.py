@@ -89,7 +89,10 @@ def collected(value: T) -> list[T]:
 
 
 def device_of(stage: Stage) -> torch.device:
-    """With its number: micro-batches are made in a thread, where torch's current GPU is the first one."""
+    """Device of this rank, a GPU with its number.
+
+    Micro-batches are made in a thread, where torch's current GPU is the first one.
+    """
     cuda = stage.device == "cuda"
     return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device(stage.device)
 

@@ -48,7 +48,10 @@ class Ema:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Inside, the model holds the average: for validation and export, not for a step or a checkpoint."""
+        """Opens a context in which the model holds the average.
+
+        It is for validation and export, not for a step or a checkpoint.
+        """
         self._swap()
         try:
             yield
@@ -90,9 +93,9 @@ class WorkingWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model computes with copies of the masters' values on entry, and the masters get the gradients.
+        """Opens a context in which the model computes with copies of the masters' values on entry.
 
-        The model's parameters are the copies inside, and the masters outside.
+        The masters get the gradients. The model's parameters are the copies inside, and the masters outside.
         """
         with torch.no_grad():
             torch._foreach_copy_([place.copy for place in self._places], [place.master for place in self._places])

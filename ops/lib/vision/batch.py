@@ -143,7 +143,7 @@ class TensorBatch:
         return batches
 
     def chunk(self, n: int) -> list[Self]:
-        """At most n batches of equal length except the last, as torch.chunk."""
+        """Splits the batch into at most n batches of equal length except the last, as torch.chunk."""
         return [self[part] for part in chunk_slices(len(self), n)]
 
     def repeat(self, n: int) -> Self:

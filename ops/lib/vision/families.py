@@ -231,7 +231,10 @@ class Qwen3Vl(VisionFamily):
         return [*super().image_features(seen), *seen.deepstack_features]
 
     def slice_visuals(self, arguments: Mapping[str, Any], part: slice) -> dict[str, Any]:
-        """deepstack_visual_embeds: a list of [V, M], V the image tokens of visual_pos_masks, bool [B, S]."""
+        """Cuts the visual arguments of a text model to a part of the tokens.
+
+        deepstack_visual_embeds: a list of [V, M], V the image tokens of visual_pos_masks, bool [B, S].
+        """
         if arguments.get("deepstack_visual_embeds") is None:
             return {}
         visual_BS = arguments["visual_pos_masks"]

@@ -121,9 +121,10 @@ def eight_bits(grey: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def strict_pillow() -> Iterator[None]:
-    """Inside, Pillow's warning of a decompression bomb is an error and its other warnings are ignored.
+    """Opens a context in which Pillow's warning of a decompression bomb is an error.
 
-    Warning filters are per process, not per thread: enter it once, around all threads that check images.
+    Its other warnings are ignored. Warning filters are per process, not per thread: enter it once, around all threads
+    that check images.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -101,7 +101,7 @@ class TensorList:
         return cls(tensor for tensors in lists for tensor in tensors)
 
     def chunk(self, n: int) -> list[TensorList]:
-        """At most n parts of equal length except the last, as torch.chunk."""
+        """Splits the list into at most n parts of equal length except the last, as torch.chunk."""
         return [self[part] for part in chunk_slices(len(self), n)]
 
     def repeat(self, n: int) -> TensorList:

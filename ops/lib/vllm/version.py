@@ -45,8 +45,10 @@ def _find() -> Path | None:
 
 
 def _version(program: Path) -> str | None:
-    """By the Python of the program, since `vllm --version` would load torch: that of its first line, or, where a long
-    path made a shell script of it, the one beside it.
+    """Version of vLLM that a program belongs to; None where no Python tells it.
+
+    The program's Python is asked, since `vllm --version` would load torch. It is that of the program's first line.
+    Where a long path made a shell script of the program, it is the one beside it.
     """
     for python in (_first_line(program), [str(program.resolve().with_name("python3"))]):
         try:

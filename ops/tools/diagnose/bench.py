@@ -59,7 +59,10 @@ class Setting:
 
 @define
 class Bench:
-    """weights: the state dicts to choose from. batch_size: prompts decoded at once. report: called with each step."""
+    """Decodes prompts with a draft under several settings, each setting once.
+
+    weights: the state dicts to choose from. batch_size: prompts decoded at once. report: called with each step.
+    """
 
     target: Target
     weights: Mapping[str, Mapping[str, Tensor]]
@@ -161,7 +164,10 @@ def unpaired_gain(after: Sequence[Decoded], before: Sequence[Decoded], compariso
 
 
 def _gain(after: Sequence[Decoded], before: Sequence[Decoded], compared: Sequence[np.ndarray], chance: float) -> Gain:
-    """compared: the groups of values whose errors are those of the gain."""
+    """Gain of tau, whether it counts, and whether it is certain.
+
+    compared: the groups of values whose errors are those of the gain.
+    """
     value = tau_of(after) - tau_of(before)
     counts = value >= LEAST_GAIN * tau_of(before)
     if not counts or min(len(after), len(before)) < LEAST_PROMPTS:
@@ -189,7 +195,7 @@ def one_token(answers: Sequence[Decoded]) -> float:
 
 
 def spread_samples(reader: TokenReader, count: int) -> list[TokenSample]:
-    """At most `count` samples, equally many of each category if possible, spread evenly over each."""
+    """Chooses at most `count` samples. Each category has equally many if possible, spread evenly over it."""
     places: dict[str, list[int]] = {}
     for index, record in enumerate(reader.records):
         places.setdefault(record["category"], []).append(index)

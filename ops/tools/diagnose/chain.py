@@ -73,8 +73,10 @@ class Chain:
 
     @classmethod
     def of(cls, graph: Graph, made: Made, node_id: str, split: str | None = None, run: str = "RUN") -> Chain:
-        """split: the only one to use prompts of; None: that of the evaluation, or another if it has none.
-        run: the graph's run.
+        """Finds the artifacts around the draft of a node.
+
+        split: the only one to use prompts of; None: that of the evaluation, or another if it has none. run: the graph's
+        run.
 
         Raises DataError if the draft, its target or the tokens are missing.
         """

@@ -19,9 +19,10 @@ HIGH = log(2)  # a loss above it: the right token has a probability below 1/2
 
 
 def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any]) -> Finding:
-    """curve: [step, train/loss], as logged, ascending. training: training.json, which names the exported step.
+    """Judges by the loss whether the training ended too early.
 
-    If that is before the last fifth, longer training does not help, however far the loss still falls.
+    curve: [step, train/loss], as logged, ascending. training: training.json, which names the exported step. If that is
+    before the last fifth, longer training does not help, however far the loss still falls.
     """
     if not curve:
         return unmeasured(LENGTH, GONE)

@@ -83,7 +83,9 @@ class Correction:
 def correct(
     bench: Bench, exported: Setting, trained: Trained, prompts: Sequence[TokenSample], again: str
 ) -> Correction:
-    """again: the command that writes the export again."""
+    """Finds the corrections that raise tau, one after the other, the best one first. again: the command that writes the
+    export again.
+    """
     current, steps = exported, {}
     while True:
         best = _best(bench, current, trained, prompts, [kind for kind in KINDS if kind not in steps])
@@ -241,7 +243,10 @@ def unless_open(finding: Finding, fed: Sequence[Finding]) -> Finding:
 
 
 def reading_finding(bench: Bench, current: Setting, prompts: Sequence[TokenSample]) -> Finding:
-    """current: the setting with corrected inputs. Its alternatives are those of `layer ids` and `positions`."""
+    """Judges by tau at other layers and positions whether the draft reads the target's hidden states.
+
+    current: the setting with corrected inputs. Its alternatives are those of `layer ids` and `positions`.
+    """
     answers = bench.decode(current, prompts, "with corrected inputs")
     tau = tau_of(answers)
     others = {

@@ -44,7 +44,7 @@ NO_STEP = "every answer to the training prompts is one token long, which needs n
 
 
 def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded]) -> Finding:
-    """answers: at least one with a verification step."""
+    """Compares tau between the categories of the prompts. answers: at least one with a verification step."""
     every: dict[str, list[Decoded]] = {}
     for prompt, answer in zip(prompts, answers, strict=True):
         every.setdefault(prompt.category, []).append(answer)
@@ -70,7 +70,9 @@ def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded])
 
 
 def repetition_finding(answers: Sequence[Decoded]) -> Finding:
-    """answers: decoded greedily, so they are the target's own."""
+    """Counts the target's answers that repeat the same few tokens. answers: decoded greedily, so they are the target's
+    own.
+    """
     repeated = sum(is_repetition(answer.tokens) for answer in answers)
     return judged(
         name=REPEATED,
@@ -82,7 +84,10 @@ def repetition_finding(answers: Sequence[Decoded]) -> Finding:
 
 
 def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: Mapping[str, Any]) -> Finding:
-    """seen: answers to training prompts; training: training.json, with its metrics on the val split."""
+    """Compares tau on training prompts with tau on held-out ones.
+
+    seen: answers to training prompts; training: training.json, with its metrics on the val split.
+    """
     if not stepped(seen):
         return unmeasured(HELD_OUT_GAP, NO_STEP)
     text = f"tau {tau_of(seen):.2f} on prompts of the training, {tau_of(held_out):.2f} on held-out ones"

@@ -88,7 +88,7 @@ def _report(what: str) -> None:
 
 
 class Steps:
-    """report: called with each step that begins, and with each part of it."""
+    """Reports the progress of a diagnosis. report: called with each step that begins, and with each part of it."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report

@@ -17,7 +17,10 @@ BEHIND_STATE = 7  # columns of a state and the gap behind it
 
 
 def diagnosis_text(result: Mapping[str, Any]) -> str:
-    """result: the JSON values that ops/tools/diagnose/run.py writes."""
+    """Text of a diagnosis: a line on tau, one for each finding, and the verdict.
+
+    result: the JSON values that ops/tools/diagnose/run.py writes.
+    """
     tau = result["tau"]
     measured = "no tau, as the export cannot be used,"
     if tau["exported"] is not None:
@@ -62,7 +65,7 @@ def _line(finding: Finding) -> str:
 
 
 def _folded(line: str) -> str:
-    """On a terminal, wrapped to its width and indented after the state."""
+    """Line of the text; on a terminal, wrapped to its width and indented after the state."""
     if not sys.stdout.isatty():
         return line
     return textwrap.fill(line, shutil.get_terminal_size().columns, subsequent_indent=" " * BEHIND_STATE)

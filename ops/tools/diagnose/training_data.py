@@ -35,7 +35,9 @@ ROWS = 1024  # of logits at once
 
 @frozen
 class OwnShare:
-    """tokens: answer tokens checked; chosen: those that are the target's most likely token given all before them.
+    """Share of the answers' tokens that are the target's own choice.
+
+    tokens: answer tokens checked; chosen: those that are the target's most likely token given all before them.
     expected: how many would be if the target itself had sampled each at the temperature of the answers.
     """
 
@@ -60,7 +62,9 @@ class OwnShare:
 def own_finding(
     target: Target, samples: Sequence[TokenSample], regenerated_at: float | None, kept_by: str | None = None
 ) -> Finding:
-    """samples: training samples. regenerated_at, kept_by: as in Chain."""
+    """Judges whether the training answers are the target's own. samples: training samples. regenerated_at, kept_by: as
+    in Chain.
+    """
     own = count_own(target, samples, regenerated_at or 0.0)
     normal, advice = _expectation(own, regenerated_at, kept_by)
     return judged(

@@ -186,7 +186,9 @@ def _block_size(answers: list[int]) -> Choice:
 
 
 def _min_loss_tokens(learnt: list[int], block_size: int) -> Choice:
-    """learnt: of each sample that ends with an answer, the tokens of its answers."""
+    """Chooses min_loss_tokens by the data's answers. learnt: of each sample that ends with an answer, the tokens of its
+    answers.
+    """
     least = 2 * block_size
     short = sum(tokens < least for tokens in learnt)
     if 2 * short <= len(learnt):
@@ -220,7 +222,7 @@ def _checkpoint_every(steps: int) -> Choice:
 
 
 def _measure_every(steps: int) -> Choice | None:
-    """None if no two measurements would be LEAST_BETWEEN steps apart."""
+    """Chooses the steps between two measurements; None if no two would be LEAST_BETWEEN steps apart."""
     if is_short(steps):
         return None
     value = min(max(steps // 10, LEAST_BETWEEN), MOST_BETWEEN)

@@ -327,7 +327,7 @@ class Counter:
 
     @classmethod
     def of(cls, target: Target | None) -> Counter:
-        """By the target's files; without them by BYTES_PER_TOKEN and the sizes of Qwen3-VL."""
+        """Counter by the target's files; without them by BYTES_PER_TOKEN and the sizes of Qwen3-VL."""
         rules = PixelRules()
         if target is not None:
             rules = PixelRules(target.pixel_factor, **target.pixel_limits)
@@ -336,7 +336,7 @@ class Counter:
         return cls(tokenizer_count(target.tokenizer), exact=True, rules=rules)
 
     def length(self, sample: RawSample, sizes: Sequence[Size]) -> Length:
-        """sizes: of the sample's readable images."""
+        """Counts the tokens of a sample's prompt and answers. sizes: of the sample's readable images."""
         of_turns = [TURN_TOKENS + sum(map(self.of_text, texts(turn))) for turn in sample.turns]
         answers = [tokens for tokens, turn in zip(of_turns, sample.turns, strict=True) if turn.role == "assistant"]
         last = of_turns[-1] if sample.turns[-1].role == "assistant" else 0

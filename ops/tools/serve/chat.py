@@ -72,9 +72,10 @@ VLLM = Dialect(  # with --per-request-spec-decode-metrics; it serves one model, 
 
 @frozen
 class Answer:
-    """tokens: of the answer, the first one and EOS included. steps: verification steps, 0 without a draft.
+    """Answer of a server to a chat request.
 
-    accept_length: the engine's own figure, None without a verification step.
+    tokens: of the answer, the first one and EOS included. steps: verification steps, 0 without a draft. accept_length:
+    the engine's own figure, None without a verification step.
     """
 
     text: str

@@ -100,7 +100,7 @@ def _plan(seen: ContextRange, K: int, R: int, window: int | None, dtype: torch.d
 
 
 def _cuts(starts: list[int], ends: list[int], most: int) -> list[int]:
-    """Where buckets begin."""
+    """Indices of the sorted blocks with which buckets begin."""
     cuts = [0]
     for n in range(1, len(starts)):
         low = cuts[-1]

@@ -110,7 +110,7 @@ class DraftConfig:
             raise DraftConfigError(mistakes)
 
     def layout(self, block_size: int | None = None) -> Layout:
-        """Who predicts what, in blocks of that many verified tokens; default: those of the training."""
+        """Layout of blocks of that many verified tokens: who predicts what. Default: those of the training."""
         return self.algorithm.layout(block_size or self.block_size)
 
     @property

@@ -169,7 +169,7 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def project_around(self, x_NKM: Tensor, cos_X1Z: Tensor, sin_X1Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """`project` of whole blocks, and what `finish_around` needs."""
+        """Does as `project` does, for whole blocks, and returns what `finish_around` needs as well."""
         y_NKM, kept = self._around(0).enter(self.input_layernorm(x_NKM))
         y_XM = y_NKM.flatten(0, 1)
         k, v = self.self_attn.keys_values(y_XM)
@@ -190,7 +190,7 @@ class Layer(nn.Module):
         return rotate(q, cos_X1Z, sin_X1Z), rotate(k, cos_X1Z, sin_X1Z), v, kept
 
     def finish_around(self, x_NKM: Tensor, mixed_NKC: Tensor, kept: Tensor) -> Tensor:
-        """`finish` of whole blocks."""
+        """Does as `finish` does, for whole blocks."""
         x_NKM = x_NKM + self._around(0).leave(self.self_attn.o_proj(mixed_NKC), kept)
         y_NKM, kept = self._around(1).enter(self.post_attention_layernorm(x_NKM))
         return x_NKM + self._around(1).leave(self.mlp(y_NKM), kept)

@@ -55,7 +55,10 @@ BlockLosses = Callable[..., tuple[Tensor, Tensor]]
 
 @frozen(eq=False)
 class Sample:
-    """features_SF: the target's; anchors_A: int64 positions, possibly none; teacher_SM: final normed states, for KL."""
+    """Sample of a training, for the slow reference.
+
+    features_SF: the target's; anchors_A: int64 positions, possibly none; teacher_SM: final normed states, for KL.
+    """
 
     features_SF: Tensor
     input_ids_S: Tensor
@@ -267,7 +270,7 @@ def _rotation(config: DraftConfig, positions_L: Tensor, dtype: torch.dtype) -> t
 
 
 def _turn(x_LHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE: the pair (x[i], x[i + Z/2]) is turned by its angle; dimensions from Z on pass."""
+    """Applies RoPE: the pair (x[i], x[i + Z/2]) is turned by its angle; dimensions from Z on pass."""
     half = cos.shape[-1]
     a, b, passed = x_LHD[..., :half], x_LHD[..., half : 2 * half], x_LHD[..., 2 * half :]
     return torch.cat((a * cos - b * sin, b * cos + a * sin, passed), dim=-1)

@@ -68,7 +68,7 @@ class Verifier:
 
     @classmethod
     def of(cls, info: Mapping[str, Any], config: Mapping[str, Any]) -> Verifier:
-        """From the target's target.json and config.json."""
+        """Verifier from the target's target.json and config.json."""
         return cls(info.get("model_id"), tuple(config.get("architectures") or ()))
 
 

@@ -68,7 +68,7 @@ class MicroBatch:
 
 
 def rows_alike(teacher_rows_NK: Tensor | None, weighted: Weighted) -> Tensor | None:
-    """`MicroBatch.alike_W`."""
+    """Computes `MicroBatch.alike_W`."""
     return None if teacher_rows_NK is None else teacher_rows_NK.flatten().index_select(0, weighted.rows_W).cpu()
 
 

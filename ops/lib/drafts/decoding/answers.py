@@ -55,7 +55,7 @@ class Answers:
 
     @classmethod
     def of(cls, names: Sequence[str], most_tokens: int, eos_token_ids: frozenset[int], within: float = 0.0) -> Answers:
-        """Empty answers to the prompts of these names, each to end behind its EOS or with so many tokens."""
+        """Creates empty answers to the prompts of these names, each to end behind its EOS or with so many tokens."""
         return cls(names, most_tokens, eos_token_ids, within, list(range(len(names))), [_Growing() for _ in names])
 
     def nearest(self, logits_BKV: Tensor) -> Nearest:

@@ -104,7 +104,7 @@ class Saved:
 
 
 def save(cache: DynamicCache) -> Saved:
-    """To be called behind the prefill, when every layer holds something."""
+    """Saves what `roll_back` needs of a cache. To be called behind the prefill, when every layer holds something."""
     return Saved(
         cache.get_seq_length(), {index: kept for index, layer in enumerate(cache.layers) if (kept := _keep(layer))}
     )
@@ -124,7 +124,9 @@ def roll_back(cache: DynamicCache, saved: Saved, accepted: int) -> bool:
 
 
 def _crop(layer: Any, length: int) -> None:
-    """By the number of tokens to remove, since newer versions of transformers do not take a length."""
+    """Crops a layer to a length. It passes the number of tokens to remove, since newer versions of transformers do not
+    take a length.
+    """
     removed = layer.get_seq_length() - length
     if removed > 0:
         layer.crop(-removed)

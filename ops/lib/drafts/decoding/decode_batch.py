@@ -33,9 +33,10 @@ from ops.lib.vision.batch import ModelInputs
 
 @frozen
 class DecodeSettings:
-    """max_new_tokens: at most, after the first one. temperature: 0 is greedy. seed: of the draws above 0.
+    """Settings with which a batch is decoded.
 
-    within: tokens whose logits lie closer to the best one than this are kept in `Decoded.near`.
+    max_new_tokens: at most, after the first one. temperature: 0 is greedy. seed: of the draws above 0. within: tokens
+    whose logits lie closer to the best one than this are kept in `Decoded.near`.
     """
 
     max_new_tokens: int = field(validator=validators.ge(0))

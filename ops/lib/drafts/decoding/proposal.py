@@ -11,8 +11,10 @@ from torch import Tensor
 
 @frozen(eq=False)
 class Proposal:
-    """tokens_BD: int64. confidence_BD: of a draft with a confidence head, how probable it says each one is to be
-    accepted if those before it are.
+    """Tokens that a draft proposes for a block.
+
+    tokens_BD: int64. confidence_BD: how probable a draft's confidence head says each one is to be accepted if those
+    before it are.
     """
 
     tokens_BD: Tensor

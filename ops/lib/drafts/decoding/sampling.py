@@ -105,7 +105,7 @@ class Choice(Protocol):
         """The first token of each answer, int64 [B]."""
 
     def begin(self, done_B: Tensor) -> None:
-        """done_B: how many tokens each row's answer has."""
+        """Starts a block. done_B: how many tokens each row's answer has."""
 
     def propose(self, logits_BDV: Tensor) -> Tensor:
         """All the draft's tokens of a block, int64 [B, D]."""
@@ -130,7 +130,7 @@ class GreedyChoice:
         return logits_BV.argmax(-1)
 
     def begin(self, done_B: Tensor) -> None:
-        """Nothing to remember."""
+        """Does nothing: there is nothing to remember."""
 
     def propose(self, logits_BDV: Tensor) -> Tensor:
         return logits_BDV.argmax(-1)
@@ -145,7 +145,7 @@ class GreedyChoice:
         return accept_greedy(proposal_BD, logits_BKV.argmax(-1))
 
     def select(self, places: Tensor) -> None:
-        """Nothing to leave out."""
+        """Does nothing: there is nothing to leave out."""
 
 
 @define(eq=False)
@@ -167,7 +167,7 @@ class SampledChoice:
     def of(
         cls, temperature: float, seed: int, sample_ids: Sequence[str], count: int, device: torch.device
     ) -> SampledChoice:
-        """With `count` draws of each purpose for each sample."""
+        """Creates the choice with `count` draws of each purpose for each sample."""
         return cls(
             temperature,
             *(draws(seed, sample_ids, purpose, count).to(device) for purpose in ("draft", "accept", "token")),

@@ -19,7 +19,7 @@ from ops.lib.target.model import Target
 
 @define(eq=False)
 class BatchVerifier:
-    """offset_B: how far a row's positions lie from the count of its tokens."""
+    """Verifier of a batch's blocks. offset_B: how far a row's positions lie from the count of its tokens."""
 
     target: Target
     cache: Cache
@@ -28,7 +28,7 @@ class BatchVerifier:
 
     @classmethod
     def of(cls, target: Target, cache: Cache, rows: Rows, offset_B: Tensor, room: int) -> BatchVerifier:
-        """Over the cache of a prefill, with room for as many columns."""
+        """Creates the verifier over the cache of a prefill, with room for as many columns."""
         return cls(target, row_cache(cache, room, rows), rows, offset_B)
 
     def verify(self, block_BK: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ ARCHITECTURE = "DFlashDraftModel"
 
 @frozen
 class Dflash:
-    """No fields of its own."""
+    """Config of DFlash, which has no fields of its own."""
 
     name: ClassVar[str] = "dflash"
     architecture: ClassVar[str] = ARCHITECTURE

@@ -26,7 +26,9 @@ POWER_OF_2 = "must be a power of two, or SGLang's walk on CUDA cannot start"
 
 @frozen(kw_only=True)
 class Dflash2:
-    """taps: slots that a convolution reads, the own one among them. group: neighbouring dimensions that share a kernel
+    """Sizes of DFlash2.
+
+    taps: slots that a convolution reads, the own one among them. group: neighbouring dimensions that share a kernel
     made of the slot. rank: of the selector's tables. candidates: tokens of each slot that the selector chooses among.
     """
 

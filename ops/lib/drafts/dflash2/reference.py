@@ -31,7 +31,7 @@ def leave(own: Weights, sublayer: str, y_NKM: Tensor, kept: Tensor) -> Tensor:
 
 
 def _convolved(kernels: Tensor, y_NKM: Tensor) -> Tensor:
-    """kernels: [N, K, taps, M]."""
+    """Convolution of each slot with the slots before it, [N, K, M]. kernels: [N, K, taps, M]."""
     slots = []
     for slot in range(y_NKM.shape[1]):
         terms = [kernels[:, slot, tap] * y_NKM[:, slot - tap] for tap in range(min(kernels.shape[2], slot + 1))]

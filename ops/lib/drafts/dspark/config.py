@@ -24,8 +24,10 @@ OWN = (
 
 @frozen(kw_only=True)
 class Dspark:
-    """rank: of the tables that hold the bias. sample_from_anchor: the anchor's slot predicts too. confidence_head: one
-    is trained beside it.
+    """Sizes of DSpark.
+
+    rank: of the tables that hold the bias. sample_from_anchor: the anchor's slot predicts too. confidence_head: one is
+    trained beside it.
     """
 
     rank: int = 256

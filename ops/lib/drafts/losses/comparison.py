@@ -136,8 +136,11 @@ class _Shared:
 
 @frozen(eq=False)
 class _Given:
-    """tensors: hidden, latents, table, the teacher's rows, the head, labels; the slots in the order order_W. shared:
-    where slots share rows of the teacher."""
+    """Tensors that a comparison is made of, with the slots in the order order_W.
+
+    tensors: hidden, latents, table, the teacher's rows, the head, labels. shared: where slots share rows of the
+    teacher.
+    """
 
     tensors: tuple[Tensor | None, ...]
     shared: _Shared | None = None
@@ -288,7 +291,7 @@ def _weighed(objective: Objective, values: Comparison, slots_R: Tensor, masses_2
 
 
 def _of_l1(of_l1_W: Tensor | None, of_overlap_W: Tensor | None) -> Tensor | None:
-    """With the overlap's part, whose slope is -1/2 of l1's."""
+    """Weight of l1's slope with the overlap's part, whose slope is -1/2 of l1's."""
     if of_overlap_W is None:
         return of_l1_W
     return of_overlap_W / -2 if of_l1_W is None else of_l1_W - of_overlap_W / 2

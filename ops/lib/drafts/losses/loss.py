@@ -47,10 +47,11 @@ class Loss:
 
 @frozen(eq=False)
 class SlotLosses:
-    """values_W: the losses, differentiable; correct_W: whether the best token is the label, bool.
+    """Losses of the slots.
 
-    overlap_W: sum over the tokens of min(draft, target), the probability that a sampled token is accepted; without a
-    gradient; only where it was asked for.
+    values_W: the losses, differentiable; correct_W: whether the best token is the label, bool. overlap_W: sum over the
+    tokens of min(draft, target), the probability that a sampled token is accepted; without a gradient; only where it
+    was asked for.
     """
 
     values_W: Tensor

@@ -11,7 +11,9 @@ from torch import Tensor
 
 @frozen(eq=False)
 class Asked:
-    """hidden_WM: the draft's states, each of which predicts one token. rows_W, int64: which, n * K + k for the token k
+    """Request for the losses of some slots.
+
+    hidden_WM: the draft's states, each of which predicts one token. rows_W, int64: which, n * K + k for the token k
     behind the anchor of block n; a row with k = 0 has no weight. tokens_NK: the true tokens. weights_NK, float32: how
     much each counts. teacher_WM: the target's final states that predict the same tokens, where the loss asks for them;
     slots with the same number in alike_W, int64 on the CPU, have the same.
@@ -36,7 +38,9 @@ class Asked:
 
 @frozen(eq=False)
 class Outcome:
-    """losses_W: of each token, which the slots' weights and D-PACE's confidences are applied to. correct_W, bool: the
+    """Losses that an algorithm found for the slots.
+
+    losses_W: of each token, which the slots' weights and D-PACE's confidences are applied to. correct_W, bool: the
     draft would propose the true token. added_W: more loss, with the same weights. found: the `metrics` of the
     algorithm's config, each [W], without a gradient. total, []: all of it already summed with `combine`, which has the
     gradient then instead of losses_W and added_W.

@@ -74,10 +74,11 @@ def slot_weights(loss_mask_S: Tensor, anchors_A: Tensor, weights_K: Tensor) -> T
 
 @frozen(eq=False)
 class Weighted:
-    """rows_W: n * K + k of each weighted slot, int64, ascending; a step needs them on the device that computes.
+    """Weighted slots of some blocks.
 
-    before: of how many blocks n -> the weighted slots of the first n blocks, for n = 0..N. least, most: the smallest
-    and the largest label of any slot.
+    rows_W: n * K + k of each weighted slot, int64, ascending; a step needs them on the device that computes. before: of
+    how many blocks n -> the weighted slots of the first n blocks, for n = 0..N. least, most: the smallest and the
+    largest label of any slot.
     """
 
     rows_W: Tensor
@@ -87,7 +88,9 @@ class Weighted:
 
     @classmethod
     def of(cls, labels_NK: Tensor, weights_NK: Tensor) -> Weighted:
-        """From labels and weights of N >= 1 blocks, whose device the rows are on; waits for one other than the CPU."""
+        """Finds the weighted slots from labels and weights of N >= 1 blocks, whose device the rows are on. Waits for a
+        device other than the CPU.
+        """
         weighted_NK = weights_NK > 0
         rows_W = weighted_NK.flatten().nonzero().squeeze(1)
         before = (0, *weighted_NK.sum(dim=1).cumsum(0).tolist())

@@ -77,7 +77,7 @@ def choose_rows(device: torch.device, dtype: torch.dtype, product: torch.dtype) 
 
 @frozen
 class TorchRows:
-    """By torch; on CUDA compiled."""
+    """Computes whole rows by torch; on CUDA compiled."""
 
     device: torch.device
     product: torch.dtype
@@ -102,7 +102,7 @@ class TorchRows:
 
 @frozen(eq=False)
 class CRows:
-    """By comparison.c."""
+    """Computes whole rows by comparison.c."""
 
     library: ctypes.CDLL
 
@@ -145,7 +145,9 @@ class CRows:
 
 
 def _side(values_NV: Tensor, reference_N: Tensor, others_N: Tensor, own_N: Tensor, correct_N: Tensor) -> Side:
-    """others_N: the sum of exp(logit - reference) without the label, whose logit is own_N."""
+    """Side with its factors and logs. others_N: the sum of exp(logit - reference) without the label, whose logit is
+    own_N.
+    """
     lead_N = own_N.double() - reference_N.double()
     total_N = others_N + lead_N.exp()
     return Side(
@@ -184,7 +186,7 @@ def normaliser(logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, ...]:
 
 
 def row_gaps(logits_RV: Tensor, teacher_UV: Tensor, of_R: Tensor | None) -> Tensor:
-    """`mean_gap`."""
+    """Computes `mean_gap` in torch."""
     teacher_RV = _beside(teacher_UV, of_R)
     p_RV = (teacher_RV - teacher_RV.amax(dim=1, keepdim=True)).exp()
     gap_R = (p_RV * (teacher_RV - logits_RV)).sum(dim=1, dtype=torch.float64)
@@ -200,7 +202,7 @@ def distance_sums(
     teacher_factor_U: Tensor,
     of_R: Tensor | None,
 ) -> Tensor:
-    """`distances`."""
+    """Computes `distances` in torch."""
     q_RV = _probabilities(logits_RV, reference_R, factor_R)
     p_RV = _probabilities(
         *(_beside(values_U, of_R) for values_U in (teacher_UV, teacher_reference_U, teacher_factor_U))
@@ -230,7 +232,7 @@ def row_slope(
     below_R: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """`slope` in this dtype; wrong_R: 1 - q of the label."""
+    """Computes `slope` in this dtype, in torch; wrong_R: 1 - q of the label."""
     q_RV = _probabilities(logits_RV, reference_R, factor_R)
     slopes = []
     if teacher_UV is not None and teacher_reference_U is not None and teacher_factor_U is not None:
