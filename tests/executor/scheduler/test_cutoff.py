@@ -118,7 +118,7 @@ def test_a_value_changed_without_effect_on_the_output_runs_one_node(chain: Toy) 
     text = chain.dflow("plan", str(chain.file)).stdout
     assert "may stay cached: runs unless its inputs come out the same" in text.splitlines()
     table = text.partition("\n\n")[0]
-    assert [5, 1, 4] == [table.count(f" {word} ") for word in ("cached", "runs", "may stay cached")]
+    assert [5, 1, 4] == [table.count(f"  {word} ") for word in ("cached", "runs", "may stay cached")]
     assert ["n5"] == ran(chain)
     assert {"hit": CHAIN, "miss": [], "maybe": []} == planned(chain)
 
