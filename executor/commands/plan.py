@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dsl.estimate import Estimate
 
 PICTURES = (".png", ".svg", ".pdf")
-COLOURS = {"cached": "32", "runs": "33", "may stay cached": "36"}
+COLOURS = {WORDS["hit"]: "32", WORDS["miss"]: "33", WORDS["maybe"]: "36"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

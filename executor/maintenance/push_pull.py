@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from dsl.artifact_digest import MANIFEST
 from dsl.errors import PipelineError, StoreError, known_nodes
 from dsl.files import new_file, read_plain, sync
 from dsl.finding import Finding
@@ -31,7 +32,7 @@ from executor.planning.planner import Planner
 from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
-from executor.store.digests import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
+from executor.store.digests import FileEntry, artifact_digest, seal_artifact_files
 from executor.store.index_line import PULLED, IndexLine
 from executor.store.integrity import check
 from executor.store.manifest import Manifest, committed_files

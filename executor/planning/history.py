@@ -8,13 +8,13 @@ from typing import Any
 
 from attrs import frozen
 
+from dsl.artifact_digest import MANIFEST
 from dsl.graph import GraphNode
 from executor.keys.node_key import EXTERNAL_FILES, KeyParts, key_config, named_paths
 from executor.planning.planner import Decision, Previous
 from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import NodeState, PlanRow, Record, load_begun, newest_records, plan_of
 from executor.store.artifact_store import Store
-from executor.store.digests import MANIFEST
 from executor.store.manifest import Manifest
 from executor.store.run_measurements import own_files
 

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from dsl.artifact_digest import MANIFEST
 from dsl.convert import flat
 from dsl.errors import DflowError, NotTrusted, StoreError, did_you_mean
 from dsl.finding import Finding, Node
@@ -18,7 +19,6 @@ from executor.records.run_record import FIGURES, NodeState, PlanRow, Record, fin
 from executor.records.run_tags import tags_of
 from executor.results.sweep import CombinationsTable, Row, combinations, sorted_rows, sweep_cells
 from executor.store.artifact_store import Store
-from executor.store.digests import MANIFEST
 from executor.store.manifest import Manifest
 from executor.store.names import RUN_ID
 from executor.store.run_measurements import own_files

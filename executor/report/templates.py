@@ -69,7 +69,7 @@ def faint(*sentences: str) -> Markup:
 
 
 def embedded_file(kind: str, content: bytes, alt: str, width: int | None = None) -> Markup:
-    """A picture within the page, as wide as the page has room, or of that many px."""
+    """A picture within the page. width: in px; None: as wide as the page has room."""
     return render("picture", kind, base64.b64encode(content).decode("ascii"), alt, width)
 
 

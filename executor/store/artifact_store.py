@@ -22,12 +22,13 @@ from typing import Any
 
 import attrs
 
+from dsl.artifact_digest import MANIFEST
 from dsl.errors import StageError, StoreError
 from dsl.files import sync
 from dsl.json_files import append_line, read_json, read_lines, read_object, write_json
 from dsl.os_errors import clear_error, clear_errors
 from executor.store.commit_journal import NOTE, PendingCommit
-from executor.store.digests import MANIFEST, FileEntry, altered_files, artifact_digest, seal_artifact_files
+from executor.store.digests import FileEntry, altered_files, artifact_digest, seal_artifact_files
 from executor.store.gc_lock import LOCK, shared_gc_lock
 from executor.store.index_line import IndexLine
 from executor.store.lease import Lease, remove_leftovers

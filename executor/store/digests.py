@@ -7,7 +7,6 @@ An artifact's digest is a function of its files' names, sizes and contents. `mea
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from io import RawIOBase
@@ -15,13 +14,11 @@ from pathlib import Path
 
 from attrs import frozen
 
+from dsl.artifact_digest import DIGEST_START, OUTSIDE_DIGEST, digest_line
 from dsl.errors import StageError
 from dsl.files import sync
 from executor.system.symlinks import plain_status
 
-MANIFEST = "manifest.json"
-MEASUREMENTS = "measurements.json"
-OUTSIDE_DIGEST = (MANIFEST, MEASUREMENTS)
 CHUNK = 1 << 20
 
 
@@ -35,11 +32,10 @@ class FileEntry:
 
 def artifact_digest(files: Mapping[str, FileEntry]) -> str:
     """SHA-256 in hex over the sorted files (relative name with "/", size, SHA-256), measured files left out."""
-    hashed = hashlib.sha256(b"dflow artifact 1\n")
+    hashed = hashlib.sha256(DIGEST_START)
     for name in sorted(files):
         if name not in OUTSIDE_DIGEST:
-            line = json.dumps([name, files[name].size, files[name].sha256])
-            hashed.update(line.encode() + b"\n")
+            hashed.update(digest_line(name, files[name].size, files[name].sha256))
     return hashed.hexdigest()
 
 

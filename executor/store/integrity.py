@@ -19,11 +19,12 @@ from typing import Literal
 
 import attrs
 
+from dsl.artifact_digest import MANIFEST
 from dsl.errors import StoreError
 from dsl.finding import File, Finding
 from dsl.json_files import append_lines, read_json, read_lines
 from executor.store.artifact_store import Store
-from executor.store.digests import MANIFEST, FileEntry, artifact_digest
+from executor.store.digests import FileEntry, artifact_digest
 from executor.store.manifest import file_entries
 from executor.store.names import DAMAGED, DIGEST
 from executor.system.output import shown_digest

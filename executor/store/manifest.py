@@ -13,11 +13,12 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from dsl.artifact_digest import MANIFEST
 from dsl.convert import structure, unstructure
 from dsl.errors import StructureError
 from dsl.json_files import known_fields, read_object, write_json
 from executor.keys.node_key import Inputs, KeyParts
-from executor.store.digests import MANIFEST, FileEntry
+from executor.store.digests import FileEntry
 from executor.system.symlinks import is_folder
 
 # A part of a file's name that is empty, "." or "..", so that it leads elsewhere, or one that no file can have.

@@ -12,9 +12,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from dsl.artifact_digest import OUTSIDE_DIGEST
 from dsl.files import remove_link
 from dsl.os_errors import clear_errors
-from executor.store.digests import OUTSIDE_DIGEST
 from executor.store.manifest import Manifest
 from executor.system.symlinks import is_folder, is_plain, remove
 

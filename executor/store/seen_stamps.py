@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-from executor.store.digests import MANIFEST
+from dsl.artifact_digest import MANIFEST
 from executor.system.jsonl_cache import Memo
 from executor.system.stamps import Stamp
 from executor.system.symlinks import plain_status

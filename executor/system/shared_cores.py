@@ -37,7 +37,7 @@ class SharedCores:
         self._file: tuple[Path, int] | None = None
 
     def take(self, cpus: int) -> str:
-        """Hold that many more, for a stage. Empty, or why the stage has to wait for other runs.
+        """Hold `cpus` more, for a stage. Returns why the stage has to wait for other runs, or "".
 
         A run of which a stage has just ended lets others go first: it is the first to see that there is room.
         """

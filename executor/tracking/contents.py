@@ -17,6 +17,7 @@ from typing import Any
 
 from attrs import frozen
 
+from dsl.artifact_digest import MANIFEST, OUTSIDE_DIGEST
 from dsl.finding import for_run
 from dsl.graph import Graph, GraphNode
 from dsl.tables import TABLE_NAMES
@@ -25,7 +26,6 @@ from executor.records.run_record import NodeState, Record, load_begun
 from executor.results.run_table import is_judged
 from executor.results.sweep import Combination, combinations, differing_params, final_metrics, params, sorted_rows
 from executor.store.artifact_store import Store
-from executor.store.digests import MANIFEST, OUTSIDE_DIGEST
 from executor.store.manifest import Manifest
 from executor.store.run_measurements import own_files
 from executor.system.output import shown_digest

@@ -9,9 +9,10 @@ import pytest
 from attrs import evolve
 from toy_ops import Toy
 
+from dsl.artifact_digest import MANIFEST
 from dsl.errors import DataError
 from dsl.json_files import append_line
-from executor.store.digests import MANIFEST, artifact_digest, seal_artifact_files
+from executor.store.digests import artifact_digest, seal_artifact_files
 from executor.store.manifest import Manifest
 from ops.lib.target.checkpoint_files import trusts_own_code
 

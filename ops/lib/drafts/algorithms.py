@@ -56,7 +56,7 @@ class Algorithm(Protocol):
     source: ClassVar[str]  # the address of its paper or of its authors' code; empty: there is none
 
     def layout(self, block_size: int) -> Layout:
-        """Layout of a block of that many verified tokens: who predicts what."""
+        """Layout of a block of `block_size` verified tokens: which slot predicts which token."""
 
     def metrics(self, with_teacher: bool) -> tuple[str, ...]:
         """What its loss finds of every token, in this order, where it reads the target's distribution or does not."""

@@ -8,14 +8,14 @@ have with each other mask token, which takes half a second for 150,000 ids.
 from __future__ import annotations
 
 import hashlib
-import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dsl.artifact_digest import DIGEST_START, MANIFEST, OUTSIDE_DIGEST, digest_line
 from dsl.json_files import read_object
 
-INFO, MANIFEST, MEASUREMENTS = "target.json", "manifest.json", "measurements.json"
+INFO = "target.json"
 MOST_IDS = 1 << 20  # of a vocabulary
 
 
@@ -26,24 +26,24 @@ def is_same_target(recorded: str, digest: str, folder: Path | None) -> bool:
 
 @lru_cache(maxsize=64)
 def _differs_by_mask(recorded: str, folder: Path) -> bool:
-    """An artifact's digest as executor/store/digests.py computes it, from the files' digests in the manifest."""
+    """Whether the folder's artifact would have the recorded digest with another mask token in its target.json."""
     info, manifest = read_object(folder / INFO) or {}, read_object(folder / MANIFEST) or {}
     mask, size, files = info.get("mask_token_id"), info.get("vocab_size"), manifest.get("files")
     if type(mask) is not int or type(size) is not int or not isinstance(files, dict):
         return False  # no artifact of a store
     before, _, after = (folder / INFO).read_bytes().partition(f'"mask_token_id": {mask}'.encode())
-    names = sorted(files.keys() - {MANIFEST, MEASUREMENTS, INFO})
-    start = hashlib.sha256(b"dflow artifact 1\n")
+    names = sorted(files.keys() - {*OUTSIDE_DIGEST, INFO})
+    start = hashlib.sha256(DIGEST_START)
     start.update(b"".join(_line(name, files[name]) for name in names if name < INFO))
     end = b"".join(_line(name, files[name]) for name in names if name > INFO)
     for other in range(min(size, MOST_IDS)):
         content = b'%b"mask_token_id": %d%b' % (before, other, after)
         digest = start.copy()
-        digest.update(_line(INFO, {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}) + end)
+        digest.update(digest_line(INFO, len(content), hashlib.sha256(content).hexdigest()) + end)
         if digest.hexdigest() == recorded:
             return True
     return False
 
 
 def _line(name: str, entry: dict[str, Any]) -> bytes:
-    return json.dumps([name, entry["size"], entry["sha256"]]).encode() + b"\n"
+    return digest_line(name, entry["size"], entry["sha256"])

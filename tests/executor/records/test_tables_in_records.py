@@ -12,13 +12,13 @@ from ops_with_tables import HEAD, OPS
 from report_page import Page
 from toy_ops import Toy
 
+from dsl.artifact_digest import MANIFEST
 from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.planning.session import make_planner
 from executor.records.graph_file import load_graph
 from executor.results.sweep import params
 from executor.store.artifact_store import Store
-from executor.store.digests import MANIFEST
 from executor.store.manifest import Manifest
 
 LOW = f'{HEAD}kind = "low"\nlow = {{ rank = 64, label = "${{secret:MY_TOKEN}}" }}\n'

@@ -12,12 +12,12 @@ from imitated_runs import artifacts, dflow, run, toy_pipeline
 from link_canary import HASH, OTHER, RUN, STRANGE_NAMES, look
 from toy_ops import ONE_NODE, Toy
 
+from dsl.artifact_digest import MANIFEST
 from dsl.errors import StoreError
 from dsl.files import appended, new_file, open_own
 from executor.records.run_record import Record, serving
 from executor.records.run_tags import add_tag
 from executor.store.artifact_store import Store
-from executor.store.digests import MANIFEST
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from link_canary import HASH, OTHER, RUN, look
 from manifests import made
 from toy_ops import Toy
 
+from dsl.artifact_digest import MANIFEST
 from dsl.convert import unstructure
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.commit_journal import NOTE
-from executor.store.digests import MANIFEST
 from executor.store.lease import Lease
 from executor.store.run_measurements import keep_own_files
 from executor.system.hardware import boot_id

@@ -10,11 +10,11 @@ import pytest
 from imitated_runs import artifacts, edit, run, toy_pipeline
 from toy_ops import Toy
 
+from dsl.artifact_digest import MANIFEST
 from dsl.errors import StoreError
 from executor.cli import main
 from executor.store import integrity
 from executor.store.artifact_store import Store
-from executor.store.digests import MANIFEST
 from executor.store.integrity import VERIFIED, artifact_digests, check, set_aside
 
 

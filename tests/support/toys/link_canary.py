@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from executor.store.digests import MANIFEST
+from dsl.artifact_digest import MANIFEST
 
 HASH, OTHER = "5" * 64, "6" * 64
 RUN = "20260101-000000-abcd"

@@ -16,6 +16,7 @@ from typing import Any
 from attrs import frozen
 from safetensors import safe_open
 
+from dsl.artifact_digest import MANIFEST
 from dsl.errors import ConfigError, DataError
 from dsl.finding import Finding
 from ops.artifacts import TargetModel, TokenShards
@@ -55,7 +56,7 @@ NEEDED = {
     CARD: "does not need it, but it documents how to serve the draft, and for which target",
 }
 NOT_PLAIN = "refuses to start, or follows a link that is wrong or broken once the draft is shipped"
-OF_THE_STORE = "manifest.json"  # beside the files of every committed artifact; it is not shipped
+
 MASK_EMBEDDING = "mask_embedding.pt"
 STRAY = "may read it: files beside config.json decide how a model is loaded"
 STRAY_WEIGHTS = "may load it instead of, or over, the draft's own weights"
@@ -110,7 +111,7 @@ def serving_mistakes(directory: Path, target: ServedTarget) -> list[Finding]:
     """What is wrong with a serving directory: its files, config.json, the tensors, and then the folder of speculators'
     format.
     """
-    plain, mistakes = _file_mistakes(directory, NEEDED, {OF_THE_STORE, SPECULATORS})
+    plain, mistakes = _file_mistakes(directory, NEEDED, {MANIFEST, SPECULATORS})  # the store's manifest is not shipped
     config: dict[str, Any] = {}
     wrong_config: list[Finding] = []
     wrong_weights: list[Finding] = []
