@@ -24,11 +24,11 @@ from dsl.op import Artifact, is_builtin
 from ops.lib.data.files import read_json, read_jsonl, read_object
 from ops.lib.data.sample_account import SPLITS, summary_splits
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
-from ops.lib.target.checkpoint_check import processor_folder_mistakes
+from ops.lib.target.checkpoint_check import processor_folder_mistakes, sizes_in
 from ops.lib.target.same_target import is_same_target
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.target.token_ids import foreign_tokens
-from ops.lib.vision.family_config import text_part
+from ops.lib.vision.family_config import text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, template_texts
 
 MILLION = 1_000_000
@@ -82,7 +82,7 @@ class TargetStated:
 
         identity: the digest of the artifact in `folder`. Raises DataError for files that cannot be read.
         """
-        info, config = read_json(folder / "target.json"), read_config(folder / "model" / "config.json")
+        info, config = read_json(folder / "target.json"), read_target_config(folder / "model")
         return cls(
             config=config,
             identity=identity,
@@ -119,18 +119,19 @@ class TargetForecast(TargetStated):
     is_tried: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], **known: Any) -> TargetForecast:
-        """Forecast of a target with the sizes of its config. known: the other fields.
+    def of(cls, config: Mapping[str, Any], directory: Path | None = None, **known: Any) -> TargetForecast:
+        """Forecast of a target with the sizes of its config, or of its directory. known: the other fields.
 
         Raises DataError for a config that lacks a size.
         """
-        return cls(config=config, sizes=TargetSizes.of(config), **known)
+        sizes = TargetSizes.of(config) if directory is None else sizes_in(directory, config)
+        return cls(config=config, sizes=sizes, **known)
 
     @classmethod
     def made(cls, folder: Path, identity: str, **known: Any) -> TargetForecast:
         """Read the statement of an artifact."""
         stated = asdict(TargetStated.read(folder, identity), recurse=False)
-        return cls.of(**stated, **known)
+        return cls.of(**stated, directory=folder / "model", **known)
 
 
 @frozen(kw_only=True)
@@ -441,6 +442,11 @@ def read_config(path: Path) -> dict[str, Any]:
         return read_object(path)
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
+
+
+def read_target_config(directory: Path) -> dict[str, Any]:
+    """config.json of a target's checkpoint, with what it leaves to its class. Raises DataError as `read_config`."""
+    return with_defaults(read_config(directory / "config.json"))
 
 
 def amount(count: int | None) -> tuple[int, str]:

@@ -9,7 +9,8 @@ the built-in target (3.1 million parameters) on two idle cores, spinning for 1,0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dsl.errors import DataError
 from dsl.op import is_builtin
 from dsl.op_class import Folders
 from ops.lib.forecasts import read_config
+from ops.lib.target.checkpoint_check import sizes_in
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.target.tiny_config import tiny_config
 
@@ -54,13 +56,14 @@ def threads_of_finetuning(config: Any, folders: Folders) -> int | None:
     else:
         directory = Path(config.init)
         start = _read(directory / "config.json") if directory.is_dir() else None
-    return _limit(start, BATCHES, threads=2)
+    return _limit(None if start is None else partial(TargetSizes.of, start), BATCHES, threads=2)
 
 
-def _target(folders: Folders) -> Mapping[str, Any] | None:
-    """The config.json of the node's target, None without one."""
+def _target(folders: Folders) -> Callable[[], TargetSizes] | None:
+    """What finds the sizes of the node's target; None without one."""
     target = folders["target"]
-    return _read(target / "model" / "config.json") if isinstance(target, Path) else None
+    config = _read(target / "model" / "config.json") if isinstance(target, Path) else None
+    return None if config is None else partial(sizes_in, target / "model", config)
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:
@@ -71,11 +74,11 @@ def _read(path: Path) -> Mapping[str, Any] | None:
         return None
 
 
-def _limit(config: Mapping[str, Any] | None, parameters: int, threads: int) -> int | None:
+def _limit(sizes: Callable[[], TargetSizes] | None, parameters: int, threads: int) -> int | None:
     """The threads if the target has at most these parameters; a config without sizes counts as large."""
-    if config is None:
+    if sizes is None:
         return None
     try:
-        return threads if TargetSizes.of(config).parameters <= parameters else None
+        return threads if sizes().parameters <= parameters else None
     except DataError:
         return None

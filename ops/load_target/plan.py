@@ -9,11 +9,12 @@ from typing import Any
 from dsl.errors import DataError, NotKnown
 from dsl.estimate import Estimate, PlanContext
 from dsl.sizes import shown_bytes
-from ops.lib.forecasts import TargetForecast, read_config
+from ops.lib.forecasts import TargetForecast, read_config, read_target_config
 from ops.lib.target.checkpoint_check import chat_template_mistakes, ends_mistakes, loading_mistakes
 from ops.lib.target.checkpoint_files import WEIGHTS
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning
+from ops.lib.vision.family_config import with_defaults
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, image_settings, lacks_image_processor
 from ops.load_target.op import LoadTarget
 
@@ -26,7 +27,7 @@ def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
         return Estimate(forecast=TargetForecast.made(context.artifact, context.identity))
     directory = Path(config.checkpoint)
     found = find_config(config.checkpoint, config.revision, context.root)
-    target = TargetForecast.of(found, **_ids(config), identity=context.identity)
+    target = TargetForecast.of(found, directory, **_ids(config), identity=context.identity)
     if directory.is_dir():
         size = sum(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern))
         return Estimate(disk={"checkpoint": size}, forecast=target, notes=_mask_notes(config))
@@ -69,11 +70,11 @@ def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, 
     if directory.is_file():
         raise DataError(f"{directory} is a file; a checkpoint is the directory with config.json and *.safetensors")
     if directory.is_dir():
-        return read_config(directory / "config.json")
+        return read_target_config(directory)
     kept = Path(checkpoint) / f"{revision}.json"
     for path in (root / "targets" / kept, TARGETS / kept, snapshot(checkpoint, str(revision)) / "config.json"):
         if path.is_file():
-            return read_config(path)
+            return with_defaults(read_config(path))
     raise NotKnown(f"the sizes of {checkpoint} are unknown: put its config.json at {root / 'targets' / kept}")
 
 

@@ -35,5 +35,5 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     copy_files(directory, stage.out_dir / "model", patterns(trust))
     if chat_template is not None:
         replace_chat_template(stage.out_dir / "model", chat_template)
-    complete_config(stage.out_dir / "model")
+    complete_config(stage.out_dir / "model", trust)
     write_target_json(stage.out_dir, info, {})

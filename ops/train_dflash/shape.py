@@ -23,6 +23,8 @@ OF_PARENT = (  # of a warm start's draft
     "partial_rotary_factor",
     "tie_word_embeddings",
 )
+EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps")  # the field's names in targets' configs
+SCALED = "qwen"  # beginning of the model types whose scaled RoPE a new draft takes over
 _ROPE_OTHERS = {"type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 
 
@@ -52,7 +54,7 @@ def draft_shape(
         num_hidden_layers=config.num_layers,
         num_attention_heads=_first(config.num_heads, heads),
         num_key_value_heads=_first(config.num_kv_heads, text.get("num_key_value_heads"), heads),
-        head_dim=_first(config.head_dim, text.get("head_dim"), info["hidden_size"] // heads),
+        head_dim=_first(config.head_dim, *_head_dims(text), info["hidden_size"] // heads),
         intermediate_size=_first(config.intermediate_size, text.get("intermediate_size")),
         vocab_size=info["vocab_size"],
         block_size=config.block_size,
@@ -60,7 +62,7 @@ def draft_shape(
         target_layer_ids=features["target_layer_ids"],
         num_target_layers=features["num_target_layers"],
         max_position_embeddings=text["max_position_embeddings"],
-        rms_norm_eps=text["rms_norm_eps"],
+        rms_norm_eps=_first(*(text.get(name) for name in EPSILONS), 1e-6),
         layer_types=_layer_types(config),
         sliding_window=config.sliding_window,
         positions=features["positions"],
@@ -101,12 +103,17 @@ def forecast_shape(
         "num_target_layers": text["num_hidden_layers"],
         "positions": POSITIONS,
     }
-    defaults = {"rms_norm_eps": 1e-6, "max_position_embeddings": 1}  # not sizes; some configs omit them
+    defaults = {"max_position_embeddings": 1}  # not a size; some configs omit it
     return draft_shape(config, {**defaults, **text, "pad_token_id": None}, info, features)
 
 
 def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
+
+
+def _head_dims(text: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """The size of the target's heads; of latent attention (MLA), that of its rotated part."""
+    return (text.get("qk_rope_head_dim"),) if text.get("kv_lora_rank") else (text.get("head_dim"),)
 
 
 def _layer_types(config: TrainDflash) -> tuple[str, ...]:
@@ -126,17 +133,17 @@ def _mask_token_id(config: TrainDflash, of_target: int | None, text: Mapping[str
 
 
 def _rope(config: TrainDflash, text: Mapping[str, Any]) -> dict[str, Any]:
-    """The target's RoPE without its mRoPE sections, since the draft's positions are 1-D.
+    """The target's RoPE without its mRoPE sections, since the draft's positions are 1-D; of a target whose layers have
+    different ones, that of its full layers.
 
-    Transformers 5 keeps everything in `rope_parameters`; earlier versions in rope_theta and rope_scaling. Raises
-    ConfigError for a target whose layers have different ones.
+    Transformers 5 keeps everything in `rope_parameters`; earlier versions in rope_theta and rope_scaling. Outside of
+    Qwen's families only theta is taken: a new draft needs no stretched angles.
     """
     parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if any(isinstance(value, Mapping) for value in parameters.values()):
-        raise ConfigError("the target's rope_parameters differ between its layers; such a target is not supported")
+    parameters = parameters.get(FULL_ATTENTION) or parameters
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     scaling = None
-    if kind not in ("default", "mrope"):
+    if kind not in ("default", "mrope") and str(text.get("model_type")).startswith(SCALED):
         scaling = {"rope_type": kind, **{key: parameters[key] for key in parameters if key not in _ROPE_OTHERS}}
     return {
         "rope_theta": float(_first(config.rope_theta, parameters.get("rope_theta"), text.get("rope_theta"), 10000.0)),

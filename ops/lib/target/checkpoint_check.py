@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from dsl.json_files import parse_json
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_places, check_reads
 from ops.lib.data.files import LARGEST_JSON, check_json_files, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight_files
-from ops.lib.target.sizes import check_tables, named_dtype
+from ops.lib.target.sizes import TargetSizes, check_tables, named_dtype
 from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, listed, weights_mistakes
 from ops.lib.target.token_ids import check_added_tokens, check_ends
-from ops.lib.vision.family_config import check_family_config, check_model_type, text_part
+from ops.lib.vision.family_config import QWEN, check_family_config, check_model_type, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, processor_mistakes, template_texts
 
 State = tuple[tuple[str, int, int, int], ...]
@@ -81,7 +82,7 @@ def _files_mistakes(path: Path, kind: str, check_json: Callable[[Path], list[str
 def stored_mistakes(path: Path) -> list[str]:
     """What a readable config.json and readable headers say against the weights."""
     try:
-        config = read_object(path / "config.json")
+        config = with_defaults(read_object(path / "config.json"))
         files = [file for file in weight_files(path) if not _raised(tensor_headers, file)]
     except (OSError, DataError):
         return []
@@ -93,9 +94,21 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     return {name: each for file in weight_files(directory) for name, each in tensor_headers(file).items()}
 
 
+def sizes_in(directory: Path, config: Mapping[str, Any]) -> TargetSizes:
+    """Sizes of a target by its config.json with defaults, and of one that is not Qwen's by its files if they are there.
+
+    Raises DataError as `TargetSizes.of`.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    if config.get("model_type") not in QWEN:
+        with suppress(OSError, DataError):  # reported as mistakes of the files
+            shapes = {name: tensor.shape for name, tensor in stored_tensors(directory).items()}
+    return TargetSizes.of(config, shapes or None)
+
+
 def ends_mistakes(directory: Path, embed_key: str | None, lm_head_key: str | None) -> dict[str, str]:
     """Why the embedding or the head of a checkpoint without other mistakes is not known, by field of load_target."""
-    config = read_object(directory / "config.json")
+    config = with_defaults(read_object(directory / "config.json"))
     text = text_part(config)
     if not all(isinstance(text[name], int) for name in ("vocab_size", "hidden_size")):
         return {}  # the estimate reports them
@@ -198,6 +211,7 @@ def _config_mistakes(directory: Path) -> list[str]:
     tables = _raised(check_tables, config)
     if tables:  # nothing else can be read of it
         return [f"{directory}: {mistake}" for mistake in tables]
+    config = with_defaults(config)
     unknown = [*_raised(check_model_type, config), *_raised(named_dtype, config), *_raised(check_family_config, config)]
     return [
         *(f"{directory}: {mistake}" for mistake in unknown),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import frozen
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json
 from ops.lib.target.checkpoint_files import weight_files
+from ops.lib.vision.family_config import text_part
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # by safetensors
 
@@ -38,6 +40,50 @@ def frozen_ends(
     embed = read(info["embed_key"])
     head = embed if info["lm_head_key"] == info["embed_key"] else read(info["lm_head_key"])
     return embed, head
+
+
+@frozen
+class HeadSettings:
+    """What a target makes of the product of its final state with the head: x = scale * (h W^T + b), and with a soft cap
+    soft_cap * tanh(x / soft_cap). bias: whether there is a b, a tensor beside the head's weight.
+    """
+
+    scale: float = 1.0
+    soft_cap: float | None = None
+    bias: bool = False
+
+
+BIASED_HEADS = ("phi", "gptj", "codegen")  # by their classes, without a field
+
+
+def head_settings(config: Mapping[str, Any]) -> HeadSettings:
+    """The settings of a target's head by its complete config.json, as `load_target` writes it."""
+    text = text_part(config)
+    scale = _first(text.get("logit_scale"), text.get("lm_head_multiplier"), 1.0)
+    if text.get("logits_scaling"):
+        scale = text["logits_scaling"] if text.get("model_type") == "hyperclovax" else 1.0 / text["logits_scaling"]
+    bias = text.get("lm_head_bias", text.get("model_type") in BIASED_HEADS)
+    return HeadSettings(
+        float(scale),
+        _first(text.get("final_logit_softcapping"), text.get("logits_soft_cap")),
+        bool(bias),
+    )
+
+
+def embedding_scale(config: Mapping[str, Any]) -> float:
+    """What a target multiplies a row of its embedding's weight by, by its complete config.json."""
+    text = text_part(config)
+    kind = str(text.get("model_type"))
+    if kind.startswith(SQUARE_ROOT) or (kind == "afmoe" and text.get("mup_enabled")):
+        return float(text["hidden_size"] ** 0.5)
+    return float(_first(text.get("embedding_multiplier"), 1.0))
+
+
+SQUARE_ROOT = ("gemma", "recurrent_gemma", "vaultgemma", "t5gemma")  # model types that scale it by sqrt(hidden_size)
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
 
 
 def stored_dtype(directory: Path) -> torch.dtype | None:

@@ -27,8 +27,8 @@ from ops.lib.target.embedding_and_head import stored_dtype, tensor_files
 from ops.lib.target.stored_weights import find_ends, is_of_model, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
-from ops.lib.vision.families import Family, Qwen3Vl, VisionFamily, family_of, is_expert
-from ops.lib.vision.family_config import text_part
+from ops.lib.vision.families import AnyText, Family, Qwen3Vl, VisionFamily, family_of, is_expert
+from ops.lib.vision.family_config import LEFT_OUT, TIED, is_tied, text_part, with_defaults
 from ops.lib.vision.processor import LOADING_ERRORS
 
 
@@ -68,7 +68,7 @@ class Target:
             family.auto_class.from_pretrained,
             config=config,
             dtype=stored_dtype(directory) or dtype,
-            attn_implementation="sdpa",
+            attn_implementation=_attention(family),
             trust_remote_code=trust,
             use_safetensors=True,
             output_loading_info=True,
@@ -127,7 +127,7 @@ class Target:
 
     def hidden(self, inputs: ModelInputs) -> Tensor:
         """Hidden states after the final norm, [B, S, M], for a batch that starts at position 0; computes no logits."""
-        return self.model.model(**self.model_arguments(inputs), use_cache=False).last_hidden_state
+        return self.model.base_model(**self.model_arguments(inputs), use_cache=False).last_hidden_state
 
     def model_arguments(self, inputs: ModelInputs) -> dict[str, Any]:
         """Arguments of the model's forward for a batch that starts at position 0; the model derives the positions.
@@ -188,6 +188,15 @@ def _loaded(directory: Path, load: Callable[..., Any], **options: Any) -> Any:
         ) from error
 
 
+def _attention(family: Family) -> str | None:
+    """The attention of a target: None for that of its class, which is not sdpa where it has sinks; eager where scores
+    have a soft cap, which sdpa would silently leave out.
+    """
+    if not isinstance(family, AnyText):
+        return "sdpa"
+    return "eager" if family.text_config.get("attn_logit_softcapping") else None
+
+
 def place_weights(model: nn.Module, device: str, dtype: torch.dtype) -> None:
     """Moves a model to the device, and casts its checkpoint tensors, one at a time.
 
@@ -210,9 +219,11 @@ def text_config(target: TargetModel) -> dict[str, Any]:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a checkpoint directory. Raises DataError if it is missing or no JSON object."""
+    """config.json of a checkpoint directory, with what it leaves to its class. Raises DataError if it is missing or no
+    JSON object.
+    """
     try:
-        return read_object(directory / "config.json")
+        return with_defaults(read_object(directory / "config.json"))
     except FileNotFoundError:
         raise DataError(
             f"{directory}: no config.json in this target directory; is it a Hugging Face checkpoint?"
@@ -307,12 +318,29 @@ def write_target_json(out_dir: Path, info: Mapping[str, Any], metrics: Mapping[s
     write_json(out_dir / "metrics.json", dict(metrics))
 
 
-def complete_config(directory: Path) -> None:
-    """Adds to config.json what serving engines read and transformers omits; a complete file stays as it is."""
+def complete_config(directory: Path, trust: bool = False) -> None:
+    """Adds to config.json what serving engines read and transformers omits, and for a model that is not Qwen's what the
+    file leaves to its class; a complete file stays as it is.
+    """
     config = read_json(directory / "config.json")
-    complete = family_of(config).for_serving()
+    family = family_of(config)
+    complete = _resolved(directory, config, trust) if isinstance(family, AnyText) else family.for_serving()
     if complete != config:
         write_json(directory / "config.json", complete)
+
+
+def _resolved(directory: Path, config: Mapping[str, Any], trust: bool) -> dict[str, Any]:
+    """The content of a config.json with the fields of LEFT_OUT and the rope that transformers' class gives it."""
+    text = _loaded(directory, AutoConfig.from_pretrained, trust_remote_code=trust).get_text_config()
+    written = text_part(config)
+    values = {name: getattr(text, name, None) for name in LEFT_OUT}
+    added = {name: value for name, value in values.items() if isinstance(value, (int, float)) and name not in written}
+    rope = getattr(text, "rope_parameters", None)
+    if rope and not written.keys() & {"rope_parameters", "rope_theta"}:
+        added["rope_parameters"] = rope
+    part = {**written, **added}
+    whole = {TIED: is_tied(with_defaults(config)), **config}
+    return whole | ({"text_config": part} if config.get("text_config") else part)
 
 
 def check_served(directory: Path) -> None:

@@ -1,6 +1,8 @@
 """Sizes of a target from its config.json: parameters of each part, and the state of a sequence.
 
-Counts are exact for the families of ops/lib/vision/families.py.
+Counts are exact for Qwen's families, and for others by the shapes of their tensors: those in the files, or without
+files those of a model without weights, made in a process of its own, since that loads torch. Types whose config says
+enough, within a hundredth, are counted by it.
 
 Legend: M hidden size, W intermediate size, H query heads, G key/value heads, D head size, V vocabulary, E experts.
 """
@@ -8,14 +10,20 @@ Legend: M hidden size, W intermediate size, H query heads, G key/value heads, D 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 from attrs import frozen
 
 from dsl.errors import DataError
 from ops.lib.data.files import shown_json
-from ops.lib.vision.family_config import is_tied, patch_dim, text_part
+from ops.lib.target.stored_weights import EMBED_ENDINGS, HEAD_ENDINGS
+from ops.lib.vision.family_config import QWEN, is_tied, patch_dim, text_part, vision_part
 from ops.lib.vision.processor_files import check_sizes
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -23,7 +31,32 @@ LINEAR = "linear_attention"
 # The sizes that every target has, and the most of each that dflow computes with.
 MOST = {"vocab_size": 10**8, "hidden_size": 10**6, "num_attention_heads": 10**5, "num_hidden_layers": 10**4}
 
+# Types whose config says enough: gated MLPs or experts, and grouped or latent attention.
+UNGATED = ("apertus", "arcee", "gpt_neox", "jais2", "nanochat", "persimmon", "phi", "starcoder2")
+BY_CONFIG = (
+    *UNGATED,
+    *("bitnet", "cohere", "cohere2", "cohere2_moe", "cwm", "deepseek_v2", "deepseek_v3", "deepseek_v32", "ernie4_5"),
+    *(
+        "ernie4_5_moe",
+        "exaone4",
+        "exaone_moe",
+        "flex_olmo",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "glm4_moe",
+    ),
+    *("glm_moe_dsa", "gpt_oss", "granite", "granitemoe", "granitemoeshared", "helium", "hyperclovax", "llama"),
+    *("minimax_m2", "ministral3", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "phi3", "phimoe", "qwen2"),
+    *("qwen2_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "vaultgemma", "youtu"),
+)
+EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")  # of a layer
+OF_IMAGES = ("vision", "visual", "projector", "image")  # parts of names
+
 Config = Mapping[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @frozen(kw_only=True)
@@ -41,24 +74,21 @@ class TargetSizes:
     seeing: Config | None
 
     @classmethod
-    def of(cls, config: Config) -> TargetSizes:
-        """Raises DataError for a config that lacks a size, or has an impossible one."""
+    def of(cls, config: Config, shapes: Shapes | None = None) -> TargetSizes:
+        """Sizes by a config with its defaults. shapes: of the tensors in the files, where there are files.
+
+        Raises DataError for a config that lacks a size, or has an impossible one.
+        """
         text = text_part(config)
-        seeing = config.get("vision_config")
+        seeing = vision_part(config)
         try:
             for name, most in MOST.items():
                 if not (isinstance(text[name], int) and 0 <= text[name] <= most):
                     raise ValueError(f"{name} is {text[name]!r}, not a number up to {most}")
             V, M = text["vocab_size"], text["hidden_size"]
-            sizes = cls(
-                embedding=V * M,
-                head=0 if is_tied(config) else V * M,
-                layers=sum(_layer(text, kind) + _mlp(text, index) for index, kind in enumerate(layer_types(text))) + M,
-                vision=_vision(seeing) if seeing else 0,
-                mtp=_mtp(text),
-                text=text,
-                seeing=seeing,
-            )
+            ends = {"embedding": V * M, "head": 0 if is_tied(config) else V * M}
+            parts = _qwen_parts(text, seeing) if config.get("model_type") in QWEN else _any_parts(config, shapes)
+            sizes = cls(**ends, **parts, text=text, seeing=seeing)
             if min(sizes.parameters, head_dim(text), sizes.state_per_sequence) < 0:
                 raise ValueError("a size is negative")
             return sizes
@@ -81,6 +111,73 @@ class TargetSizes:
         keys, values, heads = _linear_widths(self.text)
         recurrent = heads * self.text["linear_key_head_dim"] * self.text["linear_value_head_dim"]
         return linear * (recurrent + self.text["linear_conv_kernel_dim"] * (2 * keys + values))
+
+
+def _qwen_parts(text: Config, seeing: Config | None) -> dict[str, int]:
+    M = text["hidden_size"]
+    return {
+        "layers": sum(_layer(text, kind) + _mlp(text, index) for index, kind in enumerate(layer_types(text))) + M,
+        "vision": _vision(seeing) if seeing else 0,
+        "mtp": _mtp(text),
+    }
+
+
+def _any_parts(config: Config, shapes: Shapes | None) -> dict[str, int]:
+    """Parameters of the parts of a model that is not Qwen's, both ends left out."""
+    text = text_part(config)
+    if shapes is None and config.get("model_type") in BY_CONFIG:
+        layers = sum(_any_attention(text) + _any_mlp(text, layer) for layer in range(text["num_hidden_layers"]))
+        return {"layers": layers, "vision": 0, "mtp": 0}
+    if shapes is None:
+        shapes = shapes_without_weights(json.dumps(config))
+    V, M, depth = (text[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers"))
+    parts = {"layers": 0, "vision": 0, "mtp": 0}
+    for name, shape in shapes.items():
+        layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+        if layer is None and shape == (V, M) and name.endswith((*EMBED_ENDINGS, *HEAD_ENDINGS)):
+            continue
+        part = "layers"
+        if any(word in name for word in OF_IMAGES):
+            part = "vision"
+        elif layer is not None and int(layer[1]) >= depth:
+            part = "mtp"
+        parts[part] += prod(shape)
+    return parts
+
+
+@lru_cache(maxsize=8)
+def shapes_without_weights(config: str) -> Shapes:
+    """The tensors of the model of a config.json's text, by name, with their shapes. Raises ValueError where there is
+    none.
+    """
+    command = [sys.executable, "-m", "ops.lib.target.meta_model"]
+    made = subprocess.run(command, input=config, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise ValueError(made.stderr.strip().rpartition("\n")[2])
+    return {name: tuple(shape) for name, shape in json.loads(made.stdout).items()}
+
+
+def _any_attention(text: Config) -> int:
+    """The projections of a layer: latent attention (MLA), or grouped heads."""
+    M, H = text["hidden_size"], text["num_attention_heads"]
+    if text.get("kv_lora_rank"):
+        latent, query = text["kv_lora_rank"], text.get("q_lora_rank")
+        rope, plain, value = (text[name] for name in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
+        queries = query * (M + H * (rope + plain)) if query else M * H * (rope + plain)
+        return int(queries + M * (latent + rope) + latent * H * (plain + value) + H * value * M)
+    return int(2 * M * head_dim(text) * (H + (text.get("num_key_value_heads") or H)))
+
+
+def _any_mlp(text: Config, layer: int) -> int:
+    """An MLP, or experts with a router and shared ones; all of them gated but for UNGATED."""
+    M, E = text["hidden_size"], next((text[name] for name in EXPERTS if text.get(name)), 0)
+    matrices = 2 if text.get("model_type") in UNGATED else 3
+    if not E or layer < (text.get("first_k_dense_replace") or 0):
+        return int(matrices * M * text["intermediate_size"])
+    width = text.get("moe_intermediate_size") or text["intermediate_size"]
+    shared = (text.get("n_shared_experts") or text.get("num_shared_experts") or 0) * width
+    shared = shared or text.get("shared_expert_intermediate_size") or text.get("shared_intermediate_size") or 0
+    return int(E * M + matrices * M * (E * width + shared))
 
 
 def context_length(text: Config) -> int | None:

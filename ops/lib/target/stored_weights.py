@@ -16,17 +16,18 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from ops.lib.data.files import shown_json
-from ops.lib.vision.family_config import MTP, SUPPORTED, VISUAL, is_tied, text_part
+from ops.lib.vision.family_config import MTP, QWEN, VISUAL, is_tied, text_part
 
 SETTINGS = ("quantization_config", "compression_config")  # of config.json, or of a part of it
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 UNQUANTISED = ("F64", "F32", "F16", "BF16")  # dtypes by safetensors
 OF_QUANTISATION = re.compile(r"scale|zero|packed|qweight|absmax|quant|bitsandbytes|g_idx|SCB|_blocks$")  # in last names
-# Of the supported families: last names of tensors, and the parts of their models without what may precede them.
+# Of Qwen's families: last names of tensors, and the parts of their models without what may precede them.
 LAST_NAMES = {"weight", "bias", "A_log", "dt_bias", "gate_up_proj", "down_proj", "inv_freq"}
 PARTS = ("embed_tokens", "layers", "norm", "lm_head", "visual")
 BEFORE = re.compile(r"^(model\.|language_model\.)+")
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+LAYERS = "layers."
 CHUNK = 1 << 22  # bytes read at once
 SHOWN = 3  # names in a message
 
@@ -51,12 +52,13 @@ def weights_mistakes(directory: Path, config: Mapping[str, Any], stored: Mapping
             f"{directory}: quantised weights ({listed(signs)}), and a target must be unquantised; use the checkpoint "
             "that it was quantised from"
         )
-    if config.get("model_type") in SUPPORTED and not config.get("auto_map"):
+    if config.get("auto_map"):
+        return mistakes
+    if config.get("model_type") in QWEN:
         unexpected = [name for name in sorted(stored) if not _quantises(name) and _is_unexpected(name, config)]
         if unexpected:
             mistakes.append(unexpected_tensors(directory, unexpected))
-        mistakes += _head_mistakes(directory, is_tied(config), stored)
-    return mistakes
+    return mistakes + _head_mistakes(directory, is_tied(config), stored)
 
 
 def unexpected_tensors(directory: Path, names: list[str]) -> str:
@@ -156,8 +158,8 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")
-HEAD_ENDINGS = ("lm_head.weight",)
+EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")
+HEAD_ENDINGS = ("lm_head.weight", "embed_out.weight")
 
 
 @frozen
@@ -224,4 +226,5 @@ def _find(
 
 
 def _elsewhere(key: str) -> bool:
-    return any(f".{part}" in f".{key}" for part in (MTP, VISUAL))
+    """Whether a tensor is in a layer, as the copies of both ends that some layers for several tokens have."""
+    return any(f".{part}" in f".{key}" for part in (MTP, VISUAL, LAYERS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
@@ -13,13 +14,17 @@ from attrs import frozen
 from dsl.errors import DataError, on_one_line
 from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import shown_json
-from ops.lib.vision.family_config import MASK_TOKENS, SUPPORTED, family_mask_id
+from ops.lib.vision.family_config import MASK_TOKENS, family_mask_id, with_defaults
+from ops.lib.vision.processor_files import template_texts
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 GENERATION = "generation_config.json"
 FILES = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION)
 ENDS = ("bos_token_id", "eos_token_id")
 UNUSED = ("reserved", "unused", "extra_id", "placeholder")  # parts of names of special tokens for later use
+# An added token for later use that the tokenizer does not call special: a word of a vocabulary has no brackets.
+NAMED_UNUSED = re.compile(rf"^[<\[].*({'|'.join(UNUSED)}).*[>\]]$")
+NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")  # of tokenizer_config.json
 SHOWN = 3  # ids in a message
 
 
@@ -29,7 +34,8 @@ class Vocabulary:
 
     size: rows of the embedding. ordinary: ids that texts are split into; special: the others, id -> text.
     eos_token_ids: at which an answer ends, as `load_processor` finds them, None where the tokenizer's own is not known;
-    pad_token_id: None likewise.
+    pad_token_id: None likewise. in_use: special tokens with a meaning of their own (bos, eos, pad, unk), and the text
+    of the chat template, in which others may stand.
     """
 
     size: int
@@ -38,6 +44,8 @@ class Vocabulary:
     model_type: str
     eos_token_ids: tuple[int, ...] | None = None
     pad_token_id: int | None = None
+    in_use: frozenset[str] = frozenset()
+    chat_template: str = ""
 
     @classmethod
     def of(cls, directory: Path) -> Vocabulary | None:
@@ -52,23 +60,33 @@ class Vocabulary:
         for token in MASK_TOKENS:
             if token in ids:
                 return ids[token]
-        if self.model_type not in SUPPORTED or family_mask_id(self.model_type) >= self.size:
-            return None
-        return family_mask_id(self.model_type)
+        number = family_mask_id(self.model_type)
+        return number if number is not None and number < self.size else None
 
     def possible_mask_ids(self) -> Iterator[tuple[int, str]]:
-        """Ids that no text gives, and why: embeddings without a token, then special tokens for later use."""
+        """Ids that no text gives, and why: embeddings without a token, then special tokens for later use, the last of
+        other special tokens that nothing uses, and at the end an ordinary token, the rarest, which a text may give.
+        """
         for number in range(self.size):
             if number not in self.ordinary and number not in self.special:
                 yield number, "an embedding without a token of the tokenizer"
         for number, token in sorted(self.special.items()):
             if number < self.size and any(part in token for part in UNUSED):
                 yield number, f"the unused special token {on_one_line(token)}"
+        for number, token in sorted(self.ordinary.items()):
+            if number < self.size and NAMED_UNUSED.match(token):
+                yield number, f"the unused token {on_one_line(token)}"
+        for number, token in sorted(self.special.items(), reverse=True):
+            if number < self.size and token not in self.in_use and token not in self.chat_template:
+                yield number, f"the special token {on_one_line(token)}, which the chat template does not have"
+        rarest = max((number for number in self.ordinary if number < self.size), default=None)
+        if rarest is not None:
+            yield rarest, f"the last token of the vocabulary, {shown_json(self.ordinary[rarest])}, which is rare"
 
 
 @lru_cache(maxsize=8)  # a plan asks several times, and a tokenizer.json has ten megabytes
 def _read(directory: Path, _changed: tuple[int, ...]) -> Vocabulary | None:
-    config, tokenizer = (read_settings(directory / name) for name in (CONFIG, TOKENIZER))
+    config, tokenizer = with_defaults(read_settings(directory / CONFIG)), read_settings(directory / TOKENIZER)
     text = _text_part(config)
     size = text.get("vocab_size")
     if not tokenizer or not isinstance(size, int):
@@ -88,7 +106,19 @@ def _read(directory: Path, _changed: tuple[int, ...]) -> Vocabulary | None:
         str(config.get("model_type")),
         eos_token_ids=None if eos is None else tuple(dict.fromkeys([eos, *others])),
         pad_token_id=text.get("pad_token_id") if pad is None else pad,
+        in_use=frozenset(_in_use(directory, config, text, special)),
+        chat_template="\n".join(template_texts(directory)),
     )
+
+
+def _in_use(
+    directory: Path, config: Mapping[str, Any], text: Mapping[str, Any], special: Mapping[int, str]
+) -> Iterator[str]:
+    settings = read_settings(directory / TOKENIZER_CONFIG)
+    yield from (_text_of(settings[name]) for name in NAMED if settings.get(name))
+    for _, part in _naming(directory, config, text):
+        for name in (*ENDS, "pad_token_id"):
+            yield from (special[number] for number in _ids(part.get(name)) if number in special)
 
 
 def _text_of(token: Any) -> str:
@@ -170,7 +200,7 @@ def foreign_tokens(
 
 def check_ends(directory: Path) -> None:
     """Raises DataError for ids of the begin or end of a text that the model's vocabulary does not have."""
-    config = read_settings(directory / CONFIG)
+    config = with_defaults(read_settings(directory / CONFIG))
     text = _text_part(config)
     size = text.get("vocab_size")
     if not isinstance(size, int):

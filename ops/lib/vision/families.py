@@ -17,8 +17,10 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from dsl.errors import DataError
 from ops.lib.vision.batch import ModelInputs
+from ops.lib.vision.config_classes import is_causal_class
 from ops.lib.vision.family_config import (
     MTP,
+    QWEN,
     QWEN3,
     QWEN3_MASK_ID,
     QWEN3_VL,
@@ -30,6 +32,7 @@ from ops.lib.vision.family_config import (
     check_model_type,
     check_served_config,
     full_attention_interval,
+    has_recurrent_layers,
     is_tied,
     patch_dim,
     text_part,
@@ -42,14 +45,14 @@ Part = Literal["vision", "projector", "text"]
 class Family:
     """A text-only decoder, and the interface of every family. `config` is the content of config.json.
 
-    mask_token_id: an id that the family's tokenizer never produces. other_parts: prefixes of names, in a checkpoint, of
-    tensors that do not belong to the language model.
+    mask_token_id: an id that the family's tokenizer never produces, None if no single one is known for the family.
+    other_parts: prefixes of names, in a checkpoint, of tensors that do not belong to the language model.
     """
 
     config: Mapping[str, Any]
 
     model_types: ClassVar[tuple[str, ...]] = ()
-    mask_token_id: ClassVar[int]
+    mask_token_id: ClassVar[int | None] = None
     other_parts: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -303,6 +306,27 @@ class Qwen35(VisionFamily):
             )
 
 
+@frozen
+class AnyText(Family):
+    """The language model of any other model type; what holds for it is measured on the checkpoint (target/probe.py).
+
+    A model with images is read as its language model: samples with images are refused.
+    """
+
+    @property
+    def has_vision(self) -> bool:
+        return False
+
+    @property
+    def auto_class(self) -> type[AutoModelForImageTextToText | AutoModelForCausalLM]:
+        wrapped = has_vision(self.config) and not is_causal_class(self.config["model_type"])
+        return AutoModelForImageTextToText if wrapped else AutoModelForCausalLM
+
+    @property
+    def has_linear_attention(self) -> bool:
+        return has_recurrent_layers(self.text_config)
+
+
 FAMILIES: tuple[type[Family], ...] = (Qwen3, Qwen25Vl, Qwen3Vl, Qwen35)
 
 
@@ -317,15 +341,19 @@ def is_expert(name: str) -> bool:
 
 
 def find_family(config: Mapping[str, Any]) -> Family | None:
-    """The family of a config.json, None for an unknown model type."""
+    """The family of a config.json, None for one that names no model type."""
     wanted = config.get("model_type")
+    if wanted is not None and wanted not in QWEN:
+        return AnyText(config)
     return next((family(config) for family in FAMILIES if wanted in family.model_types), None)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a config.json. Raises DataError with the known model types."""
+    """The family of a config.json. Raises DataError as `check_model_type`."""
     check_model_type(config)
-    return next(family(config) for family in FAMILIES if config["model_type"] in family.model_types)
+    family = find_family(config)
+    assert family is not None  # it has a model type
+    return family
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The model types of the families of targets, and what a config.json of each must have. Loads no torch."""
+"""The model types of the families of targets, and what a config.json of each must have. Loads no torch.
+
+Qwen's families are listed here. Any other model type with a head for the next token is of the general text family.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,61 @@ from typing import Any
 
 from dsl.errors import DataError
 from ops.lib.data.files import shown_json
+from ops.lib.vision.config_classes import ConfigClass, class_named, class_of, has_language_model
 
 QWEN3 = ("qwen3", "qwen3_moe")
 QWEN25_VL = ("qwen2_5_vl",)
 QWEN3_VL = ("qwen3_vl", "qwen3_vl_moe")
 QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-SUPPORTED = (*QWEN3, *QWEN25_VL, *QWEN3_VL, *QWEN35)
+QWEN = (*QWEN3, *QWEN25_VL, *QWEN3_VL, *QWEN35)
 # Beginnings of names of tensors that do not belong to the language model: its images, and several tokens at once.
 VISUAL, MTP = "visual.", "mtp."
 MASK_TOKENS = ("<|mask|>", "<|MASK|>")  # of tokenizers that have one
 # Ids that no text of a family gives: 151669 lies beyond the tokenizers of Qwen3 and Qwen2.5-VL.
 QWEN3_MASK_ID, QWEN35_MASK_ID = 151669, 248070
 
+# The fields of a text config that dflow reads, and that a file may leave to its class.
+LEFT_OUT = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "norm_eps",
+    "layer_norm_eps",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logits_soft_cap",
+    "logit_scale",
+    "logits_scaling",
+    "lm_head_multiplier",
+    "lm_head_bias",
+    "embedding_multiplier",
+)
+TIED = "tie_word_embeddings"
+
 
 def check_model_type(config: Mapping[str, Any]) -> None:
-    """Raises DataError, with the supported model types, for the config.json of another family."""
-    if config.get("model_type") not in SUPPORTED:
-        kind = shown_json(config.get("model_type"))
-        raise DataError(f"model_type {kind} is not supported; supported: {', '.join(SUPPORTED)}")
+    """Raises DataError for a config.json of a model that does not predict tokens, or that transformers does not know;
+    a checkpoint's own code may define it.
+    """
+    kind = config.get("model_type")
+    if kind in QWEN or has_language_model(kind) or config.get("auto_map"):
+        return
+    raise DataError(
+        f"model_type {shown_json(kind)}: the installed transformers has no language model of this type; a later "
+        "version may have it"
+    )
 
 
-def family_mask_id(model_type: str) -> int:
-    """The mask token of a supported family."""
+def family_mask_id(model_type: str) -> int | None:
+    """The mask token of one of Qwen's families; None for other model types."""
+    if model_type not in QWEN:
+        return None
     return QWEN35_MASK_ID if model_type in QWEN35 else QWEN3_MASK_ID
 
 
@@ -37,19 +73,70 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("text_config") or config
 
 
+def vision_part(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The part of a config.json that describes a vision tower that dflow reads; None for others and for none."""
+    return config.get("vision_config") if config.get("model_type") in QWEN else None
+
+
 def patch_dim(vision: Mapping[str, Any]) -> int:
     """Length of a row of pixel values, by vision_config."""
     channels = vision.get("in_channels", vision.get("in_chans", 3))
     return int(channels * vision.get("temporal_patch_size", 2) * vision["patch_size"] ** 2)
 
 
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a config.json with the defaults of its class for the fields of LEFT_OUT that it lacks.
+
+    Published files lack them: those of Gemma 3 name neither a vocabulary nor heads. Qwen's stay as they are, and what a
+    class does not say stays missing.
+    """
+    kind, inner, whole = config.get("model_type"), config.get("text_config"), dict(config)
+    if kind in QWEN:
+        return whole
+    top = class_of(kind)
+    if TIED not in whole and not (isinstance(inner, Mapping) and TIED in inner) and TIED in top.defaults:
+        whole[TIED] = top.defaults[TIED]
+    if not isinstance(inner, Mapping):
+        return {**_defaults(config, top), **whole}
+    own = inner.get("model_type")
+    text = class_of(own) if own else class_named(str(kind), top.text_class)
+    return whole | {"text_config": {**_defaults(inner, text), **inner}}
+
+
+def _defaults(text: Mapping[str, Any], of: ConfigClass) -> dict[str, Any]:
+    """The fields of LEFT_OUT that the text lacks, by the other name that it has of them or by the class; and theta."""
+    found = {}
+    for name in LEFT_OUT:
+        real = of.aliases.get(name, name)
+        value = text.get(real, of.defaults.get(real))
+        if name not in text and value is not None:
+            found[name] = value
+    theta = of.defaults.get("default_theta")
+    if theta and not text.keys() & {"rope_parameters", "rope_theta"}:
+        found["rope_theta"] = theta.get("global") if isinstance(theta, Mapping) else theta
+    return found
+
+
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json makes the embedding the head: at the top level, or else in text_config. The classes of the
-    supported families have false where neither says it.
+    """Whether a config.json makes the embedding the head: at the top level, or else in text_config. Qwen's classes have
+    false where neither says it; for other model types `with_defaults` has filled it in.
     """
     text = config.get("text_config")
     inner = text.get("tie_word_embeddings", False) if isinstance(text, Mapping) else False
     return bool(config.get("tie_word_embeddings", inner))
+
+
+# Kinds of layers with a state that one token after the other changes, and beginnings of fields that only they have.
+RECURRENT = ("mamba", "linear_attention", "conv", "recurrent", "hybrid")
+OF_RECURRENT = ("mamba_", "linear_", "conv_L_cache", "lru_width", "ssm_")
+
+
+def has_recurrent_layers(text: Mapping[str, Any]) -> bool:
+    """Whether the text part of a config.json has layers with a recurrent state."""
+    kinds = text.get("layer_types") or text.get("layers_block_type") or ()
+    if kinds:
+        return any(kind in RECURRENT for kind in kinds)
+    return any(name.startswith(OF_RECURRENT) for name in text)
 
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")

@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.checkpoint_code import check_places, check_reads, read_settings
 from ops.lib.data.files import check_json_files
-from ops.lib.vision.families import find_family
+from ops.lib.vision.families import AnyText, find_family
 from ops.lib.vision.family_config import MASK_TOKENS, text_part
 from ops.lib.vision.processor_files import (
     DEFAULT,
@@ -156,7 +156,8 @@ def load_processor(
         raise DataError(f"processor {source}: no tokenizer can be loaded: {type(error).__name__}: {error}") from error
     if not tokenizer.is_fast:
         raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is required")
-    image_processor = _image_processor(source, min_pixels, max_pixels, image_backend)
+    sees = not isinstance(find_family(config), AnyText)
+    image_processor = _image_processor(source, min_pixels, max_pixels, image_backend) if sees else None
     template = chat_template or (_processor_template(source) if image_processor else None)
     if template:
         tokenizer.chat_template = template

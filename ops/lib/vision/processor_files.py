@@ -14,6 +14,7 @@ from typing import Any
 from dsl.errors import DataError, on_one_line
 from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import shown_json
+from ops.lib.vision.family_config import QWEN, vision_part
 
 # Of image_processor_type: three names of one, which differ in the library that resizes.
 IMAGE_PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
@@ -31,9 +32,12 @@ def ordered_pixels(instance: Any, _attribute: object, most: int | None) -> None:
 
 def image_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
     """The file and the settings of the image processor, where transformers looks for them: in processor_config.json as
-    version 5 saves them, else in preprocessor_config.json. Empty without one. Raises DataError for an unreadable file.
+    version 5 saves them, else in preprocessor_config.json. Empty without one, and beside a model that is not Qwen's,
+    which is read as its language model. Raises DataError for an unreadable file.
     """
     whole, own = (directory / name for name in IMAGE_PROCESSOR_FILES)
+    if read_settings(directory / "config.json").get("model_type", QWEN[0]) not in QWEN:
+        return own, {}
     nested = read_settings(whole).get("image_processor")
     return (whole, nested) if isinstance(nested, dict) else (own, read_settings(own))
 
@@ -161,7 +165,7 @@ def _image_mistakes(directory: Path) -> list[str]:
 
 def lacks_image_processor(directory: Path) -> bool:
     """Whether the model in a readable directory sees, and has no settings of an image processor."""
-    sees = read_settings(directory / "config.json").get("vision_config") is not None
+    sees = vision_part(read_settings(directory / "config.json")) is not None
     return sees and not image_settings(directory)[1]
 
 

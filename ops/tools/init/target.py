@@ -10,8 +10,8 @@ from attrs import Factory, field, frozen
 
 from dsl.errors import ConfigError, DataError
 from ops.capture_targets.layers import spread_layers
-from ops.lib.forecasts import read_config
-from ops.lib.target.checkpoint_check import checkpoint_mistakes
+from ops.lib.forecasts import read_target_config
+from ops.lib.target.checkpoint_check import checkpoint_mistakes, sizes_in
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
 from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits
@@ -21,6 +21,10 @@ MOST_LAYERS = 5  # of the paper
 TOKENIZER = "tokenizer.json"
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 THINKING = ("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B")  # of the models whose config.json dflow includes
+
+
+def _sizes(target: Target) -> TargetSizes:
+    return sizes_in(Path(target.checkpoint), target.config)
 
 
 @frozen(kw_only=True)
@@ -38,7 +42,7 @@ class Target:
     tokenizer: Path | None
     pixel_limits: Mapping[str, int]
     thinks: bool
-    sizes: TargetSizes = field(default=Factory(lambda self: TargetSizes.of(self.config), takes_self=True))
+    sizes: TargetSizes = field(default=Factory(_sizes, takes_self=True))
 
     @property
     def pixel_factor(self) -> int:
@@ -91,7 +95,7 @@ def read_target(checkpoint: str) -> Target:
             checkpoint=str(directory.resolve()),
             revision=None,
             mask=mask,
-            config=read_config(directory / "config.json"),
+            config=read_target_config(directory),
             tokenizer=tokenizer,
             pixel_limits=pixel_limits(*image_settings(directory)),
             thinks=_thinks(directory),

@@ -1,0 +1,83 @@
+"""Tiny random checkpoints of any text architecture of transformers, saved as published ones are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ops.tokenize_chat.builtin import SPECIAL_TOKENS, write_builtin_processor
+
+LAYERS = 6
+SIZES = {
+    "vocab_size": 400,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": SPECIAL_TOKENS.index("<|endoftext|>"),
+    "bos_token_id": SPECIAL_TOKENS.index("<|im_start|>"),
+    "eos_token_id": SPECIAL_TOKENS.index("<|im_end|>"),
+}
+PROSE = (
+    "The picture shows a red square beside a green circle, and the line below it is blue.",
+    "What is it? Describe the image in a few words, then count what can be seen on it.",
+    "There are three of them: one is large, two are small, and all of them are yellow.",
+)
+MLA = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+# Types whose sizes need more than SIZES: what differs, by model type.
+OTHERS: Mapping[str, Mapping[str, Any]] = {
+    "gemma2": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
+    "gemma3_text": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "gpt_oss": {"head_dim": 16, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "glm4": {"head_dim": 16},
+    "deepseek_v3": {
+        **MLA,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+    },
+    "granite": {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.25},
+}
+
+
+def tiny_config(model_type: str, **fields: Any) -> PreTrainedConfig:
+    """The config of a tiny model of this type."""
+    return AutoConfig.for_model(model_type, **{**SIZES, **OTHERS.get(model_type, {}), **fields})
+
+
+def tiny_model(model_type: str, seed: int = 0, **fields: Any) -> PreTrainedModel:
+    """A tiny model with weights so large that every token depends on all before it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(tiny_config(model_type, **fields))
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if weight.ndim >= 2:
+                    ends = "embed" in name
+                    weight.normal_(std=0.3 if ends else 2 * weight.shape[-1] ** -0.5)
+    return model.eval()
+
+
+def any_checkpoint(model_type: str, folder: Path, seed: int = 0, **fields: Any) -> Path:
+    """Write a tiny checkpoint and its tokenizer."""
+    conversations = [[{"role": "user", "content": [{"type": "text", "text": line}]}] for line in PROSE]
+    write_builtin_processor(folder, conversations, 360)
+    (folder / "preprocessor_config.json").unlink()
+    tiny_model(model_type, seed, **fields).save_pretrained(folder)
+    return folder
