@@ -24,6 +24,7 @@ ENDS = ("bos_token_id", "eos_token_id")
 UNUSED = ("reserved", "unused", "extra_id", "placeholder")  # parts of names of special tokens for later use
 # An added token for later use that the tokenizer does not call special: a word of a vocabulary has no brackets.
 NAMED_UNUSED = re.compile(rf"^[<\[].*({'|'.join(UNUSED)}).*[>\]]$")
+MEANT = ("end", "eos", "bos", "pad", "unk", "start", "begin", "eot")  # parts of names of tokens with a meaning
 NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")  # of tokenizer_config.json
 SHOWN = 3  # ids in a message
 
@@ -77,7 +78,8 @@ class Vocabulary:
             if number < self.size and NAMED_UNUSED.match(token):
                 yield number, f"the unused token {on_one_line(token)}"
         for number, token in sorted(self.special.items(), reverse=True):
-            if number < self.size and token not in self.in_use and token not in self.chat_template:
+            used = token in self.in_use or token in self.chat_template or any(part in token.lower() for part in MEANT)
+            if number < self.size and not used:
                 yield number, f"the special token {on_one_line(token)}, which the chat template does not have"
         rarest = max((number for number in self.ordinary if number < self.size), default=None)
         if rarest is not None:

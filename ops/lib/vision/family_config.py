@@ -45,6 +45,13 @@ LEFT_OUT = (
     "lm_head_bias",
     "embedding_multiplier",
 )
+# Others that only count parameters, before there are files: of latent attention and of experts.
+COUNTED = (
+    *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
+    *("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", "moe_intermediate_size"),
+    *("first_k_dense_replace", "n_shared_experts", "num_shared_experts"),
+    *("shared_expert_intermediate_size", "shared_intermediate_size"),
+)
 TIED = "tie_word_embeddings"
 
 
@@ -85,7 +92,7 @@ def patch_dim(vision: Mapping[str, Any]) -> int:
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a config.json with the defaults of its class for the fields of LEFT_OUT that it lacks.
+    """The content of a config.json with the defaults of its class for the fields of LEFT_OUT and COUNTED that it lacks.
 
     Published files lack them: those of Gemma 3 name neither a vocabulary nor heads. Qwen's stay as they are, and what a
     class does not say stays missing.
@@ -104,9 +111,9 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _defaults(text: Mapping[str, Any], of: ConfigClass) -> dict[str, Any]:
-    """The fields of LEFT_OUT that the text lacks, by the other name that it has of them or by the class; and theta."""
+    """The fields that the text lacks, by the other name that it has of them or by the class; and the rope's theta."""
     found = {}
-    for name in LEFT_OUT:
+    for name in (*LEFT_OUT, *COUNTED):
         real = of.aliases.get(name, name)
         value = text.get(real, of.defaults.get(real))
         if name not in text and value is not None:

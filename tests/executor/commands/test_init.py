@@ -155,10 +155,16 @@ def test_a_mask_token_is_written_where_none_is_known_and_an_id_can_serve(
     number, line = written()
     assert 0 == number
     assert line.endswith("# none is known for this model: the unused special token <|reserved_special_token_0|>")
+    tokens(400, "<|empty_output|>")
+    number, line = written()
+    assert 0 == number
+    assert line.endswith(
+        "known for this model: the special token <|empty_output|>, which the chat template does not have"
+    )
     tokens(400, "<|endoftext|>")
-    capsys.readouterr()
-    assert 1 == main(["init", "chat.jsonl", "--target", str(target), "--force"])
-    assert f"{target}: no mask token is known for this model; set mask_token_id to an id" in capsys.readouterr().err
+    number, line = written()
+    assert 399 == number
+    assert line.endswith("# none is known for this model: the last token of the vocabulary, 'w399', which is rare")
 
 
 def test_a_thinking_target_is_asked_not_to_in_both_nodes(project: Path) -> None:

@@ -92,7 +92,7 @@ def adapter_with_tokenizer(folder: Path) -> None:
 
 
 def other_family(folder: Path) -> None:
-    change(folder / "config.json", model_type="llama")
+    change(folder / "config.json", model_type="word_counter")
 
 
 def without_config(folder: Path) -> None:
@@ -195,7 +195,7 @@ GGUF = "GGUF weights, which are converted for llama.cpp, cannot be a target; use
 GGUF += "with config.json and *.safetensors"
 ADAPTER = "/adapter_config.json: this is an adapter, not a model; merge it into its base model 'Qwen/Qwen3-8B' "
 ADAPTER += "(`merge_and_unload` of peft), save the result with the tokenizer of {}, and use that"
-UNSUPPORTED = ": model_type 'llama' is not supported; supported: qwen3, qwen3_moe, qwen2_5_vl, "
+UNSUPPORTED = ": model_type 'word_counter': the installed transformers has no language model of this type; "
 NO_WEIGHTS = ": no *.safetensors in this target directory, and other formats are not supported; "
 TRUNCATED = "/model-2-of-3.safetensors: truncated, 80 of 86 bytes; copy or download it again"
 NO_TEMPLATE = "it has no chat template (chat_template.jinja); copy that of the instruct version of the model"

@@ -505,15 +505,6 @@ def test_a_chat_template_that_is_not_there_is_reported_once(
     assert found.endswith(f": there is no file or folder {data / 'none.jinja'}")
 
 
-def test_a_target_whose_rope_no_draft_can_have_is_refused(capsys: pytest.CaptureFixture[str], data: Path) -> None:
-    ropes = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")}
-    (data / "target" / "config.json").write_text(json.dumps({**TEXT, "rope_parameters": ropes}))
-    nodes = DATA + INJECT + TOKENIZE + TARGET + TRAIN
-    assert [
-        "node.train.target: the target's rope_parameters differ between its layers; such a target is not supported"
-    ] == (refused(capsys, nodes, "tokenize.processor=none", "tokenize.target=@target"))
-
-
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

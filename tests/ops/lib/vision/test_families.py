@@ -33,7 +33,7 @@ from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import Target, read_config
 from ops.lib.vision.batch import ModelInputs, collate
 from ops.lib.vision.families import FAMILIES as CLASSES
-from ops.lib.vision.families import family_of
+from ops.lib.vision.families import AnyText, family_of
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
@@ -291,11 +291,17 @@ def test_every_model_type_has_a_row_in_the_table():
     assert types - {"qwen3_5_text", "qwen3_5_moe_text"} == set(FAMILIES)  # those two are cut out of the others
 
 
-def test_an_unknown_family_is_refused_with_the_known_ones():
-    with pytest.raises(
-        DataError, match="model_type 'llama' is not supported; supported: qwen3, qwen3_moe, qwen2_5_vl, qw"
-    ):
-        family_of({"model_type": "llama"})
+@pytest.mark.parametrize("kind", ["word_counter", "vit", None, ["llama"]])
+def test_a_model_type_without_a_language_model_is_refused(kind):
+    with pytest.raises(DataError, match="the installed transformers has no language model of this type; a later"):
+        family_of({"model_type": kind})
+
+
+def test_any_other_language_model_is_of_the_general_family_and_reads_no_images():
+    family = family_of({"model_type": "gemma3", "vision_config": {}, "text_config": {"model_type": "gemma3_text"}})
+    assert (AnyText, False, None) == (type(family), family.has_vision, family.mask_token_id)
+    assert family_of({"model_type": "falcon_h1", "mamba_d_conv": 4}).has_linear_attention
+    assert not family_of({"model_type": "llama"}).has_linear_attention
 
 
 @pytest.mark.parametrize(
