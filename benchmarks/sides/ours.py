@@ -92,7 +92,7 @@ def make_engine(
     return Engine(
         model=model,
         embed_VM=problem.embed_VM,
-        head_VM=problem.head_VM,
+        head=problem.head_VM,
         loss=loss or Loss(kind="dflash"),
         attend=choose_attention(device, model.config, dtype)[1],
         exchange=Alone(),

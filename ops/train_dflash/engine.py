@@ -75,7 +75,7 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None 
     engine = Engine(
         model=model,
         embed_VM=inputs.embed_VM,
-        head_VM=inputs.head_VM,
+        head=inputs.head.beside(draft.head_settings),
         loss=train.loss,
         attend=choose_attention(place.device, draft, place.dtype)[1],
         exchange=_exchange(config, stage, inputs, train, mesh),

@@ -15,7 +15,7 @@ from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.drafts.backbone.load import CONFIG, read_config
 from ops.lib.forecasts import DraftForecast, FeaturesForecast, TargetStated, TokensForecast, refuse_conflicts
-from ops.lib.target.embedding_and_head import frozen_ends
+from ops.lib.target.embedding_and_head import Head, frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import check_samples_fit, target_info, text_config
 from ops.lib.target.token_ids import mask_warning
@@ -32,7 +32,7 @@ _Opened = tuple[dict[str, Any], Reader, Reader]
 
 @frozen
 class Inputs:
-    """embed and head are the target's, [V, M], on the rank's device in the config's dtype. steps are those to train,
+    """embed [V, M] and head are the target's, on the rank's device in the config's dtype. steps are those to train,
     `max_steps` applied.
 
     captured: the content of features.json without the shards, also if the features are captured online, with the mask
@@ -46,7 +46,7 @@ class Inputs:
     steps: list[PlannedStep]
     pad_multiple: int
     embed_VM: Tensor
-    head_VM: Tensor
+    head: Head
     tokens: TokenShards | None
 
     def names(self, samples: Sequence[int]) -> list[str]:
@@ -69,7 +69,7 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
     draft = draft_config(config, target, captured, _parent(stage))
     if config.mask_token_id is not None and (warning := mask_warning(target.path / "model", draft.mask_token_id)):
         stage.warn(warning)  # load_target warns of its own
-    embed_VM, head_VM = frozen_ends(target, rank_group.device_of(stage), getattr(torch, config.dtype))
+    embed_VM, head = frozen_ends(target, rank_group.device_of(stage), getattr(torch, config.dtype))
     return Inputs(
         draft=draft,
         captured=captured | {"mask_token_id": draft.mask_token_id},
@@ -78,7 +78,7 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
         steps=steps[: config.max_steps],
         pad_multiple=pad_multiple,
         embed_VM=embed_VM,
-        head_VM=head_VM,
+        head=head,
         tokens=tokens,
     )
 

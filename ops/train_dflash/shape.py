@@ -10,8 +10,9 @@ from attrs import evolve
 from dsl.errors import ConfigError
 from ops.capture_targets.layers import spread_layers
 from ops.lib.drafts.algorithms import algorithm_class
-from ops.lib.drafts.backbone.config import FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
+from ops.lib.drafts.backbone.config import ENDS, FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
 from ops.lib.forecasts import FeaturesForecast
+from ops.lib.target.head_settings import PLAIN, embedding_scale, head_settings
 from ops.lib.target.token_ids import mask_of_texts
 from ops.train_dflash.op import TrainDflash
 
@@ -22,7 +23,9 @@ OF_PARENT = (  # of a warm start's draft
     "rope_scaling",
     "partial_rotary_factor",
     "tie_word_embeddings",
+    *ENDS,
 )
+AS_TARGET = "DFLASH"  # the engine whose drafts take scale and soft cap of the target's logits; others the plain product
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps")  # the field's names in targets' configs
 SCALED = "qwen"  # beginning of the model types whose scaled RoPE a new draft takes over
 _ROPE_OTHERS = {"type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
@@ -49,6 +52,8 @@ def draft_shape(
         raise ConfigError(
             "the target's config.json has no intermediate_size, since every MLP has experts: set it in train_dflash"
         )
+    algorithm = algorithm_class(config.algorithm)(**({} if config.terms is None else config.terms.sizes()))
+    settings = head_settings(text) if algorithm.engine == AS_TARGET else PLAIN
     shape = DraftConfig(
         hidden_size=info["hidden_size"],
         num_hidden_layers=config.num_layers,
@@ -66,7 +71,10 @@ def draft_shape(
         layer_types=_layer_types(config),
         sliding_window=config.sliding_window,
         positions=features["positions"],
-        algorithm=algorithm_class(config.algorithm)(**({} if config.terms is None else config.terms.sizes())),
+        input_embedding_scale=embedding_scale(text),
+        output_multiplier=settings.scale,
+        final_logit_softcapping=settings.soft_cap,
+        algorithm=algorithm,
         **_rope(config, text),
     )
     if parent is None:

@@ -73,7 +73,7 @@ def main(name: str) -> None:
         engine = Engine(
             model=model,
             embed_VM=ends_VM,
-            head_VM=ends_VM,
+            head=ends_VM,
             loss=loss,
             attend=choose_attention(absent_h100.DEVICE, config, DTYPE)[1],
             exchange=Alone(),

@@ -65,7 +65,7 @@ def make_engine(
     return Engine(
         model=model,
         embed_VM=case.embed_VM.to(device),
-        head_VM=case.head_VM.to(device),
+        head=case.head(device),
         loss=loss,
         attend=choose_attention(device, case.config, case.head_VM.dtype)[1],
         exchange=exchange or Alone(),

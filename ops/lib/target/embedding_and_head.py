@@ -6,27 +6,29 @@ V vocabulary, M hidden size of the target
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.lib.data.files import read_json
+from ops.lib.data.files import read_json, read_object
 from ops.lib.target.checkpoint_files import weight_files
-from ops.lib.vision.family_config import text_part
+from ops.lib.target.head_settings import PLAIN, HeadSettings, head_settings
+from ops.lib.vision.family_config import with_defaults
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # by safetensors
 
 
 def frozen_ends(
     target: TargetModel, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """Embedding and lm_head weight, [V, M] each; nothing else is read from the checkpoint's files.
+) -> tuple[Tensor, Head]:
+    """Embedding [V, M] and head; nothing else is read from the checkpoint's files.
 
     They go from the file's pages to the device and are cast there: a rank allocates no host memory for them.
     """
@@ -37,53 +39,94 @@ def frozen_ends(
         with safe_open(files[key], framework="pt") as tensors:
             return tensors.get_tensor(key).to(device).to(dtype)
 
-    embed = read(info["embed_key"])
-    head = embed if info["lm_head_key"] == info["embed_key"] else read(info["lm_head_key"])
-    return embed, head
+    settings = head_settings(with_defaults(read_object(target.path / "model" / "config.json")))
+    embed, head_key = read(info["embed_key"]), info["lm_head_key"]
+    head = embed if head_key == info["embed_key"] else read(head_key)
+    bias_V = read(head_key.removesuffix("weight") + "bias") if settings.bias else None
+    return embed, Head.of_target(head, settings, bias_V)
+
+
+@frozen(eq=False)
+class Head:
+    """A target's head, and what its logits are made by.
+
+    settings: of the states that are asked for, which are a draft's in its training. teacher: of the target's states
+    beside them. bias_V: added to products by settings with a bias.
+    """
+
+    weight_VM: Tensor
+    settings: HeadSettings = PLAIN
+    teacher: HeadSettings = PLAIN
+    bias_V: Tensor | None = None
+
+    @classmethod
+    def of_target(cls, weight_VM: Tensor, settings: HeadSettings, bias_V: Tensor | None = None) -> Head:
+        """The head whose logits are the target's own."""
+        return cls(weight_VM, settings, settings, bias_V)
+
+    def beside(self, draft: HeadSettings) -> Tensor | Head:
+        """The head for a draft's states, and the target's beside them; only its weight where all logits are the plain
+        product.
+        """
+        is_plain = draft == self.teacher == PLAIN
+        return self.weight_VM if is_plain else evolve(self, settings=draft)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of states [..., M], in the weight's dtype: the reference of what losses compute in parts."""
+        product = hidden.to(self.weight_VM.dtype) @ self.weight_VM.T
+        if self.settings.bias and self.bias_V is not None:
+            product = product + self.bias_V
+        return self.settings.logits(product)
+
+    @cached_property
+    def weight_VX(self) -> Tensor:
+        """The weight with the bias as one more column, and columns of zeros that keep rows aligned."""
+        if self.bias_V is None:
+            return self.weight_VM
+        columns_VC = self.weight_VM.new_zeros(len(self.weight_VM), ALIGNED)
+        columns_VC[:, 0] = self.bias_V
+        return torch.cat((self.weight_VM, columns_VC), dim=1)
+
+    def states(self, hidden_WM: Tensor, settings: HeadSettings) -> Tensor:
+        """States whose product with weight_VX is scale * (h W^T + b), [W, X]; differentiable."""
+        hidden_WX = hidden_WM if settings.scale == 1 else hidden_WM * settings.scale
+        if self.bias_V is None:
+            return hidden_WX
+        columns_WC = hidden_WM.new_zeros(len(hidden_WM), ALIGNED)
+        columns_WC[:, 0] = settings.scale * settings.bias
+        return torch.cat((hidden_WX, columns_WC), dim=1)
+
+
+AnyHead = Tensor | Head  # a weight [V, M]: logits are its plain product
+ALIGNED = 8  # numbers
 
 
 @frozen
-class HeadSettings:
-    """What a target makes of the product of its final state with the head: x = scale * (h W^T + b), and with a soft cap
-    soft_cap * tanh(x / soft_cap). bias: whether there is a b, a tensor beside the head's weight.
+class SoftCaps:
+    """The soft caps of a draft's logits and of the target's beside them; None: none."""
+
+    own: float | None = None
+    teacher: float | None = None
+
+
+def of_teacher(head: AnyHead) -> AnyHead:
+    """The head for the target's states."""
+    return head if isinstance(head, Tensor) else evolve(head, settings=head.teacher)
+
+
+def folded(
+    head: AnyHead, hidden_WM: Tensor, teacher_WM: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None, SoftCaps]:
+    """A weight and states whose plain products are the logits before their soft caps, and these.
+
+    What has neither scale nor bias stays as it is. Differentiable in hidden_WM.
     """
-
-    scale: float = 1.0
-    soft_cap: float | None = None
-    bias: bool = False
-
-
-BIASED_HEADS = ("phi", "gptj", "codegen")  # by their classes, without a field
-
-
-def head_settings(config: Mapping[str, Any]) -> HeadSettings:
-    """The settings of a target's head by its complete config.json, as `load_target` writes it."""
-    text = text_part(config)
-    scale = _first(text.get("logit_scale"), text.get("lm_head_multiplier"), 1.0)
-    if text.get("logits_scaling"):
-        scale = text["logits_scaling"] if text.get("model_type") == "hyperclovax" else 1.0 / text["logits_scaling"]
-    bias = text.get("lm_head_bias", text.get("model_type") in BIASED_HEADS)
-    return HeadSettings(
-        float(scale),
-        _first(text.get("final_logit_softcapping"), text.get("logits_soft_cap")),
-        bool(bias),
-    )
-
-
-def embedding_scale(config: Mapping[str, Any]) -> float:
-    """What a target multiplies a row of its embedding's weight by, by its complete config.json."""
-    text = text_part(config)
-    kind = str(text.get("model_type"))
-    if kind.startswith(SQUARE_ROOT) or (kind == "afmoe" and text.get("mup_enabled")):
-        return float(text["hidden_size"] ** 0.5)
-    return float(_first(text.get("embedding_multiplier"), 1.0))
-
-
-SQUARE_ROOT = ("gemma", "recurrent_gemma", "vaultgemma", "t5gemma")  # model types that scale it by sqrt(hidden_size)
-
-
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
+    if isinstance(head, Tensor):
+        return head, hidden_WM, teacher_WM, SoftCaps()
+    if teacher_WM is not None:
+        teacher_WM = head.states(teacher_WM, head.teacher)
+    caps = SoftCaps(head.settings.soft_cap, head.teacher.soft_cap)
+    return head.weight_VX, head.states(hidden_WM, head.settings), teacher_WM, caps
 
 
 def stored_dtype(directory: Path) -> torch.dtype | None:

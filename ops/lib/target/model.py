@@ -23,7 +23,8 @@ from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.attention import grouped_attention
 from ops.lib.target.checkpoint_check import stored_mistakes, stored_tensors
 from ops.lib.target.checkpoint_files import check_weights, trusts_own_code
-from ops.lib.target.embedding_and_head import stored_dtype, tensor_files
+from ops.lib.target.embedding_and_head import Head, stored_dtype, tensor_files
+from ops.lib.target.head_settings import head_settings
 from ops.lib.target.stored_weights import find_ends, is_of_model, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
@@ -107,6 +108,12 @@ class Target:
     @property
     def head_weight(self) -> Tensor:
         return self.model.get_output_embeddings().weight
+
+    @property
+    def head(self) -> Head:
+        """The head with what the target's logits are made by; no copy of its weights."""
+        module = self.model.get_output_embeddings()
+        return Head.of_target(module.weight, head_settings(self.family.config), module.bias)
 
     @property
     def has_linear_attention(self) -> bool:

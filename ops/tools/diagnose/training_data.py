@@ -131,7 +131,7 @@ def count_own(target: Target, samples: Sequence[TokenSample], temperature: float
         assert final_BSM is not None
         places = sample.loss_mask[1:].nonzero().squeeze(1)
         for rows in places.split(ROWS):
-            logits_RV = (final_BSM[0, rows].to(target.device) @ target.head_weight.T).float()
+            logits_RV = target.head.logits(final_BSM[0, rows].to(target.device)).float()
             chosen += int((logits_RV.argmax(-1).cpu() == sample.input_ids[rows + 1]).sum())
             expected += _greedy_draws(logits_RV, temperature)
         tokens += len(places)

@@ -18,6 +18,8 @@ from ops.lib.drafts.backbone.config import FULL_ATTENTION, SLIDING_ATTENTION, Dr
 from ops.lib.drafts.backbone.reference import Sample, Step, reference_step
 from ops.lib.drafts.backbone.sizes import expected_shapes
 from ops.lib.drafts.losses.slots import draw_anchors
+from ops.lib.target.embedding_and_head import AnyHead, Head
+from ops.lib.target.head_settings import PLAIN, HeadSettings
 
 HIDDEN, VOCAB, MASK, FEATURE_LAYERS = 8, 13, 12, 2
 HEADS = ((1, 1), (2, 1), (2, 2), (4, 2), (4, 1), (6, 2), (4, 4))
@@ -31,13 +33,22 @@ ROPES: tuple[dict[str, Any], ...] = (
 
 @frozen(eq=False)
 class Case:
-    """weights: the tensors of the serving contract. Every sample has a teacher, for the KL loss."""
+    """weights: the tensors of the serving contract. Every sample has a teacher, for the KL loss. target, bias_V: what
+    the target's logits are made by.
+    """
 
     config: DraftConfig
     weights: Mapping[str, Tensor]
     embed_VM: Tensor
     head_VM: Tensor
     samples: tuple[Sample, ...]
+    target: HeadSettings = PLAIN
+    bias_V: Tensor | None = None
+
+    def head(self, device: torch.device | str = "cpu") -> AnyHead:
+        """The head as a training gets it."""
+        bias_V = None if self.bias_V is None else self.bias_V.to(device)
+        return Head.of_target(self.head_VM.to(device), self.target, bias_V).beside(self.config.head_settings)
 
     @property
     def anchors(self) -> int:
@@ -50,7 +61,9 @@ class Case:
             for sample in self.samples
         )
         weights = {name: tensor.to(dtype) for name, tensor in self.weights.items()}
-        return Case(self.config, weights, self.embed_VM.to(dtype), self.head_VM.to(dtype), samples)
+        bias_V = None if self.bias_V is None else self.bias_V.to(dtype)
+        ends = (self.embed_VM.to(dtype), self.head_VM.to(dtype))
+        return Case(self.config, weights, *ends, samples, self.target, bias_V)
 
 
 def random_case(seed: int, *, samples: int | None = None, anchors: int | None = None, **config: Any) -> Case:
@@ -145,6 +158,8 @@ def _with_anchors(samples: tuple[Sample, ...], anchors: int) -> tuple[Sample, ..
 def reference_gradients(case: Case, **loss: Any) -> tuple[Step, dict[str, Tensor]]:
     """The reference's step, and the gradient of its loss for every weight; `loss`: as in `reference_step`."""
     weights = {name: tensor.detach().clone().requires_grad_() for name, tensor in case.weights.items()}
-    step = reference_step(weights, case.config, case.embed_VM, case.head_VM, case.samples, **loss)
+    ends = (case.embed_VM, case.head_VM)
+    target = {"teacher": case.target, "teacher_bias_V": case.bias_V}
+    step = reference_step(weights, case.config, *ends, case.samples, **target, **loss)
     gradients = torch.autograd.grad(step.loss, list(weights.values()), materialize_grads=True)
     return step, dict(zip(weights, gradients, strict=True))

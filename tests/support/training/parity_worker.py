@@ -255,7 +255,7 @@ def against_reference(config: TrainDflash, inputs: Inputs, setup: Setup, outcome
         samples.append(Sample(features_SF, input_ids_S, loss_mask_S, one.anchors_A, teacher_SM))
     weights = {name: tensor.clone().requires_grad_() for name, tensor in outcome.start.items()}
     engine = setup.engine
-    ends = (engine.embed_VM, engine.head_VM)
+    ends = (engine.embed_VM, engine.head)
     step = reference_step(weights, inputs.draft, *ends, samples, kind=config.loss, own=config.terms)
     gradients = torch.autograd.grad(step.loss, list(weights.values()), materialize_grads=True)
     accuracy = (step.correct_K / step.seen_K.clamp(min=1).double())[1:].tolist()

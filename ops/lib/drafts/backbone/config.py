@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.drafts.algorithms import DFLASH, Algorithm, algorithm_class, part_of, plain
 from ops.lib.drafts.layout import Layout
+from ops.lib.target.head_settings import PLAIN, HeadSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ALGORITHM = "algorithm"
 POSITIONS = "sequential"
@@ -39,6 +44,11 @@ SHAPE_FIELDS = (  # decide the shapes of the tensors
 NESTS = ("dflash_config", "dflow")  # the tables of a config.json
 SIZES = (*SHAPE_FIELDS, "vocab_size", "max_position_embeddings", "rms_norm_eps")  # alike in all formats
 LAYER_IDS = "target_layer_ids"
+ENDS: Mapping[str, Any] = {  # how the target's embedding and head are used; in a config.json where it is not this
+    "input_embedding_scale": 1.0,
+    "output_multiplier": 1.0,
+    "final_logit_softcapping": None,
+}
 IS_CAUSAL = "is_causal"  # of the serving contract, only where a layer slides: `serving_causality`
 OF_TARGET = {"hidden_size": "hidden_size", "vocab_size": "vocab_size", "num_target_layers": "num_layers"}
 
@@ -70,7 +80,8 @@ class DraftConfig:
     A full layer sees all of the context and all of its block. In a sliding layer a query at position p sees the keys at
     positions j with 0 <= p - j < sliding_window, in the context and in its own block, which is causal there;
     without such a layer sliding_window has no meaning, as in the engines. block_size: tokens that are verified at once,
-    the anchor among them. algorithm: what it adds, and its layout.
+    the anchor among them. algorithm: what it adds, and its layout. input_embedding_scale: of the rows of the target's
+    embedding. output_multiplier, final_logit_softcapping: of the product with the target's head (`HeadSettings`).
     Raises ConfigError that lists every value that does not fit.
     """
 
@@ -95,6 +106,9 @@ class DraftConfig:
     attention_bias: bool = False
     tie_word_embeddings: bool = False
     positions: str = POSITIONS
+    input_embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+    final_logit_softcapping: float | None = None
     algorithm: Algorithm = field(factory=plain)
 
     def __attrs_post_init__(self) -> None:
@@ -104,6 +118,7 @@ class DraftConfig:
             *_size_mistakes(self),
             *_layer_mistakes(self),
             *_rope_mistakes(self),
+            *_end_mistakes(self),
             *self.algorithm.mistakes(self),
         ]
         if mistakes:
@@ -112,6 +127,22 @@ class DraftConfig:
     def layout(self, block_size: int | None = None) -> Layout:
         """Layout of blocks of that many verified tokens: who predicts what. Default: those of the training."""
         return self.algorithm.layout(block_size or self.block_size)
+
+    @property
+    def head_settings(self) -> HeadSettings:
+        """What the draft's logits are made by, of the product of its states with the target's head."""
+        return HeadSettings(self.output_multiplier, self.final_logit_softcapping)
+
+    def logits(self, product: Tensor) -> Tensor:
+        """The draft's logits of that product, in float32 at least where it is not them."""
+        settings = self.head_settings
+        if settings == PLAIN:
+            return product
+        return settings.logits(product.float() if product.dtype.itemsize < 4 else product)
+
+    def embedded(self, rows: Tensor) -> Tensor:
+        """What the draft takes in for rows of the target's embedding, [..., M]."""
+        return rows if self.input_embedding_scale == 1 else rows * self.input_embedding_scale
 
     @property
     def slides(self) -> bool:
@@ -188,6 +219,13 @@ def _rope_mistakes(config: DraftConfig) -> list[str]:
     if config.positions != POSITIONS:
         mistakes.append(f'positions: must be "{POSITIONS}", got "{config.positions}"')
     return mistakes
+
+
+def _end_mistakes(config: DraftConfig) -> Iterator[str]:
+    for name, default in ENDS.items():
+        value = getattr(config, name)
+        if value != default and not (isfinite(value) and value > 0):
+            yield f"{name}: must be above 0, got {value}"
 
 
 def _scaling_mistakes(scaling: Mapping[str, Any]) -> Iterator[str]:
@@ -272,6 +310,7 @@ def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
         "dflash_config": {
             "mask_token_id": config.mask_token_id,
             "target_layer_ids": list(config.target_layer_ids),
+            **{name: getattr(config, name) for name, default in ENDS.items() if getattr(config, name) != default},
         },
         "dflow": {"format": FORMAT, "positions": config.positions, **own},
     }
@@ -298,10 +337,8 @@ def from_serving(data: Mapping[str, Any]) -> DraftConfig:
     if wrong:
         raise ConfigError("draft config:\n" + "\n".join(f"  {mistake}" for mistake in wrong))
     algorithm, data = algorithm_of(data).from_serving(data)
-    nested = {**data["dflash_config"], **data["dflow"]}
-    config = DraftConfig(
-        **{name: nested[name] if name in nested else data[name] for name in names}, algorithm=algorithm
-    )
+    found = {**ENDS, **data, **data["dflash_config"], **data["dflow"]}
+    config = DraftConfig(**{name: found[name] for name in names}, algorithm=algorithm)
     if data["use_sliding_window"] is not config.slides:
         raise ConfigError(
             f"draft config:\n  use_sliding_window: must be {str(config.slides).lower()} with these layer_types; "
@@ -390,12 +427,15 @@ def full_name(name: str, data: Mapping[str, Any]) -> str:
 
 
 def example(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every field of the serving contract for the algorithm of a config.json, with a value of its type."""
-    return _example(algorithm_of(data))
+    """Every field of the serving contract for the algorithm of a config.json, with a value of its type; of ENDS those
+    that it has, or that it says the draft was trained with.
+    """
+    tables = (data, table_of(data, "dflash_config"), table_of(table_of(data, "dflow"), "trained"))
+    return _example(algorithm_of(data), tuple(name for name in ENDS if any(name in table for table in tables)))
 
 
 @cache
-def _example(algorithm: type[Algorithm]) -> Mapping[str, Any]:
+def _example(algorithm: type[Algorithm], ends: tuple[str, ...]) -> Mapping[str, Any]:
     return to_serving(
         DraftConfig(
             hidden_size=16,
@@ -411,5 +451,6 @@ def _example(algorithm: type[Algorithm]) -> Mapping[str, Any]:
             num_target_layers=2,
             max_position_embeddings=8,
             algorithm=algorithm(),
+            **dict.fromkeys(ends, 2.0),
         )
     )

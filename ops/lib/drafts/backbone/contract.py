@@ -21,6 +21,7 @@ from dsl.errors import ConfigError, DataError
 from dsl.finding import File, Finding, blocks
 from ops.lib.drafts.backbone.config import (
     ALGORITHM,
+    ENDS,
     IS_CAUSAL,
     NESTS,
     OF_TARGET,
@@ -52,6 +53,10 @@ _QWEN3 = "silently uses transformers' default for a Qwen3 model ({})"
 _SHAPES = "stops at the weights' shapes"
 _NOT_READ = "does not read it"
 _NO_ENDS = "does not read it: a draft has neither embedding nor head"
+_OWN_SCALE = "does not read it: the module of the target's embedding scales its rows or not, whatever the training did"
+_PLAIN_ORDER = (
+    "reads it for DFlash2, and silently scores candidates by it; the best token of other drafts stays the best"
+)
 _ANY_WEIGHTS = "does not read it, and serves whatever weights and fields it finds"
 # Field, without its table -> what SGLang 0.5.21 and 0.5.23 do without it, and with a value that breaks the contract: by
 # their source and measurements. An algorithm's MISSING and WRONG come before these.
@@ -140,6 +145,9 @@ EFFECTS: Mapping[str, tuple[str, str]] = {
         "computes ids by the formula for the number of draft layers, which may differ from those of the training",
         "silently captures other layers than in training",
     ),
+    "input_embedding_scale": (_OWN_SCALE, _OWN_SCALE),
+    "output_multiplier": (_PLAIN_ORDER, _PLAIN_ORDER),
+    "final_logit_softcapping": (_PLAIN_ORDER, _PLAIN_ORDER),
     "format": (_NOT_READ, _NOT_READ),
     "positions": (
         "does not read it: its positions are always 1-D",
@@ -368,6 +376,7 @@ def _training_mistakes(config: Mapping[str, Any]) -> Wrong:
     trained = table_of(config, "dflow").get("trained")
     if not isinstance(trained, Mapping):
         return
+    trained = {**ENDS, **trained}
     for name, place in _trained_fields(config).items():
         present, value = lookup(config, place)
         if name not in trained:
@@ -410,6 +419,8 @@ def _trained_fields(config: Mapping[str, Any]) -> dict[str, str]:
     """What is recorded of a training, and where config.json has it: the fields of DraftConfig and the algorithm's."""
     of_backbone = [attribute.name for attribute in attrs.fields(DraftConfig) if attribute.name != ALGORITHM]
     places = {name: full_name(name, config) for name in of_backbone}
+    present = set(_names(example(config)))
+    places = {name: place for name, place in places.items() if name not in ENDS or place in present}
     own = set(_names(example(config))) - set(_names(example({}))) - set(places.values())
     return places | {name: name for name in sorted(own)}
 

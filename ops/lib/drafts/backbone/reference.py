@@ -45,6 +45,7 @@ from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.rope import rope_frequencies
 from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_teacher
 from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weights, slot_weights
+from ops.lib.target.head_settings import PLAIN, HeadSettings
 
 # In the file reference.py of an algorithm's folder.
 Enter = Callable[[Mapping[str, Tensor], str, Tensor], tuple[Tensor, Any]]
@@ -88,6 +89,8 @@ def reference_step(
     head_VM: Tensor,
     samples: Sequence[Sample],
     *,
+    teacher: HeadSettings = PLAIN,
+    teacher_bias_V: Tensor | None = None,
     kind: LossKind = "dflash",
     gamma: float | None = None,
     focal_gamma: float = 2.0,
@@ -97,7 +100,8 @@ def reference_step(
     """The loss of a batch of at least one sample, differentiable with respect to the weights.
 
     weights: the tensors of the serving contract; their dtype is that of the computation, and the softmax over the
-    vocabulary is in float32 at least. Memory: [H, Q, L] scores per layer and [Q, V] logits.
+    vocabulary is in float32 at least. teacher, with its bias: what the target's logits are made by.
+    Memory: [H, Q, L] scores per layer and [Q, V] logits.
     Raises DataError for a loss that reads the teacher, and a sample without one.
     """
     dtype = weights["fc.weight"].dtype
@@ -117,7 +121,10 @@ def reference_step(
     teacher_NKV = None
     if needs_teacher(kind, own):
         teacher_NKM = torch.cat([_teacher(sample, K) for sample in samples]).to(dtype)
-        teacher_NKV = (teacher_NKM @ head_VM.to(dtype).T).to(precise)
+        product_NKV = teacher_NKM @ head_VM.to(dtype).T
+        if teacher_bias_V is not None:
+            product_NKV = product_NKV + teacher_bias_V.to(dtype)
+        teacher_NKV = teacher.logits(product_NKV).to(precise)
     values_NK = reference_slot_losses(kind, logits_NKV, labels_NK, teacher_NKV)
 
     denominator = float(weights_NK.sum(dtype=torch.float64))
@@ -179,7 +186,7 @@ def reference_hidden(
     features_TF = torch.cat([sample.features_SF for sample in samples]).to(dtype)
     context_TM = _norm(features_TF @ weights["fc.weight"].T, weights["hidden_norm.weight"], eps)
     tokens = [block_tokens(sample.input_ids_S, sample.anchors_A, K, config.mask_token_id) for sample in samples]
-    x_QM = embed_VM.to(dtype)[torch.cat(tokens)].flatten(0, 1)
+    x_QM = config.embedded(embed_VM.to(dtype)[torch.cat(tokens)].flatten(0, 1))
     context_T = torch.cat([torch.arange(len(sample.input_ids_S)) for sample in samples])
     slots_NK = torch.cat([sample.anchors_A for sample in samples])[:, None] + torch.arange(K)
     rope = _rotation(config, torch.cat((context_T, slots_NK.flatten())), dtype)

@@ -28,6 +28,7 @@ from dsl.finding import Finding
 from ops.lib.drafts.algorithms import InSpeculators
 from ops.lib.drafts.backbone.config import FULL_ATTENTION, SIZES, DraftConfig
 from ops.lib.drafts.backbone.contract import REWRITE, mistake
+from ops.lib.target.head_settings import PLAIN
 
 SPECULATORS_VERSION = "0.9.0"
 FOLDER = "speculators"  # of a draft's artifact
@@ -116,6 +117,16 @@ def unwritable(config: DraftConfig) -> Iterator[str]:
         yield (
             f"layer_types: full and sliding layers, and vLLM reads {NON_CAUSAL} as that of all layers: either the full "
             "ones would be causal or the sliding ones not"
+        )
+    if config.input_embedding_scale != 1:
+        yield (
+            f"input_embedding_scale: {config.input_embedding_scale:g}, and vLLM gives a draft the rows of the target's "
+            "embedding as they are"
+        )
+    if config.head_settings != PLAIN and config.algorithm.name == "dflash2":
+        yield (
+            "output_multiplier and final_logit_softcapping: the format has neither, and a selector's scores are added "
+            "to the logits"
         )
     if config.partial_rotary_factor != 1:
         yield (

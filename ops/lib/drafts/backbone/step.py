@@ -34,8 +34,9 @@ from ops.lib.drafts.losses.loss_request import Asked, Outcome
 from ops.lib.drafts.losses.slots import Weighted
 from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.sequence_parallel.exchange import Exchange
+from ops.lib.target.embedding_and_head import AnyHead
 
-BlockLosses = Callable[[DraftModel, Asked, Tensor, Loss], Outcome]
+BlockLosses = Callable[[DraftModel, Asked, AnyHead, Loss], Outcome]
 
 
 @frozen(eq=False)
@@ -106,7 +107,7 @@ class Chunk:
 
 @frozen(eq=False)
 class Engine:
-    """The draft, the target's frozen ends [V, M], and how to compute.
+    """The draft, the target's frozen ends, and how to compute. head: as `Head.beside` gives it for this draft.
 
     anchor_chunk: blocks in one pass, all of them where None. computing: entered around the passes of a step, with the
     weights that it computes with inside.
@@ -114,7 +115,7 @@ class Engine:
 
     model: DraftModel
     embed_VM: Tensor
-    head_VM: Tensor
+    head: AnyHead
     loss: Loss
     attend: Attend
     exchange: Exchange
@@ -164,7 +165,7 @@ class Engine:
         return [tensor for pair in pairs for tensor in self.exchange.context(*pair)]
 
     def _chunks(self, batch: MicroBatch) -> Iterator[Chunk]:
-        batch.weighted.check(len(self.head_VM))
+        batch.weighted.check(len(self.embed_VM))
         count = len(batch.anchor_ids_N)
         size = self.anchor_chunk or count
         for start in range(0, count, size):
@@ -179,8 +180,8 @@ class Engine:
 
         rows_W, K = chunk.rows_W, chunk.labels_NK.shape[1]
         hidden_WM = self.model.forward_blocks(
-            self.embed_VM.index_select(0, chunk.anchor_ids_N).to(dtype),
-            self.embed_VM[self.model.config.mask_token_id].to(dtype),
+            self.model.config.embedded(self.embed_VM.index_select(0, chunk.anchor_ids_N).to(dtype)),
+            self.model.config.embedded(self.embed_VM[self.model.config.mask_token_id].to(dtype)),
             chunk.positions_N,
             [(k.to(dtype), v.to(dtype)) for k, v in zip(context[::2], context[1::2], strict=True)],
             attend,
@@ -192,7 +193,7 @@ class Engine:
             teacher_WM = chunk.teacher_UM.index_select(0, chunk.teacher_rows_NK.flatten().index_select(0, rows_W))
         block_losses: BlockLosses = part_of(self.model.config.algorithm, "loss:block_losses")
         asked = Asked(hidden_WM, rows_W, chunk.labels_NK, chunk.weights_NK, teacher_WM, chunk.alike_W)
-        outcome = block_losses(self.model, asked, self.head_VM, self.loss)
+        outcome = block_losses(self.model, asked, self.head, self.loss)
         algorithm = self.model.config.algorithm
         check_outcome(algorithm, outcome, len(rows_W), algorithm.metrics(self.loss.needs_teacher))
         loss = outcome.total

@@ -141,7 +141,8 @@ def propose(
     Raises DataError where what they are chosen by is not finite.
     """
     use = use or DraftUse.of(draft.config)
-    anchor_M, mask_M = target.embed_weight[[anchor, use.mask_token_id]].to(draft.fc.weight.dtype)
+    rows_2M = target.embed_weight[[anchor, use.mask_token_id]].to(draft.fc.weight.dtype)
+    anchor_M, mask_M = draft.config.embedded(rows_2M)
     hidden_DM = draft.propose(anchor_M, mask_M, context.kv, use.block_size, use.block_offset)
     scores: Scores = part_of(draft.config.algorithm, "reference:scores")
     tokens, best = [anchor], []

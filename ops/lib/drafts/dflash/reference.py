@@ -15,14 +15,14 @@ Weights = Mapping[str, Tensor]
 
 def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Tensor, before: list[int]) -> Tensor:
     """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
-    return hidden_DM[len(before) - 1].to(head_VM.dtype) @ head_VM.T
+    return config.logits(hidden_DM[len(before) - 1].to(head_VM.dtype) @ head_VM.T)
 
 
 def token_logits(
     config: DraftConfig, weights: Weights, hidden_NKM: Tensor, head_VM: Tensor, tokens_NK: Tensor
 ) -> Tensor:
     """What the loss of every token is computed of, [N, K, V], where the tokens before it are the true ones."""
-    return hidden_NKM @ head_VM.T
+    return config.logits(hidden_NKM @ head_VM.T)
 
 
 def block_losses(

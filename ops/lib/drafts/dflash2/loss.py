@@ -25,21 +25,22 @@ from ops.lib.drafts.losses.head import head_cross_entropy_and_best
 from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss, slot_losses
 from ops.lib.drafts.losses.loss_request import Asked, Outcome
+from ops.lib.target.embedding_and_head import AnyHead, of_teacher
 
 
-def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -> Outcome:
+def block_losses(draft: DraftModel, asked: Asked, head: AnyHead, loss: Loss) -> Outcome:
     """The losses of some slots of whole blocks, differentiable in the hidden states and the selector."""
     options = loss.own
     assert isinstance(options, Dflash2Options)
     hidden_WM, labels_W = asked.hidden_WM, asked.labels_W
-    base_W, candidates_WC = _base(asked, head_VM, loss, sizes(draft.config).candidates)
+    base_W, candidates_WC = _base(asked, head, loss, sizes(draft.config).candidates)
     selector = selector_of(draft)
     wanted_W = labels_W
     if options.label == "target":
         assert asked.teacher_WM is not None
-        wanted_W = best_tokens(asked.teacher_WM, head_VM, 1)[1][:, 0]
+        wanted_W = best_tokens(asked.teacher_WM, of_teacher(head), 1)[1][:, 0]
     scored_WC1 = torch.cat((candidates_WC, wanted_W[:, None]), dim=1)
-    logits_WC1 = token_logits(hidden_WM, head_VM, scored_WC1)
+    logits_WC1 = token_logits(hidden_WM, head, scored_WC1)
     projected_WR = selector.hidden_projection(hidden_WM).to(logits_WC1.dtype)
     scores_WC1 = logits_WC1 + selector.follow(projected_WR, asked.before_W, scored_WC1)
     scores_WC, of_wanted_W = scores_WC1[:, :-1], scores_WC1[:, -1]
@@ -54,13 +55,11 @@ def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -
     return Outcome(base_W, walked_W == labels_W, options.selector * chosen_W, (recall_W,))
 
 
-def _base(asked: Asked, head_VM: Tensor, loss: Loss, count: int) -> tuple[Tensor, Tensor]:
+def _base(asked: Asked, head: AnyHead, loss: Loss, count: int) -> tuple[Tensor, Tensor]:
     """The base loss and the candidates; a cross-entropy has all logits in its hands once, and finds them there."""
     if needs_teacher(loss.kind):
-        given = (asked.hidden_WM, head_VM, asked.labels_W, asked.teacher_WM)
+        given = (asked.hidden_WM, head, asked.labels_W, asked.teacher_WM)
         found = slot_losses(loss.kind, *given, alike_W=asked.alike_W, checked=True)
-        return found.values_W, best_tokens(asked.hidden_WM, head_VM, count)[1]
-    base_W, _, candidates_WC = head_cross_entropy_and_best(
-        asked.hidden_WM, head_VM, asked.labels_W, count, checked=True
-    )
+        return found.values_W, best_tokens(asked.hidden_WM, head, count)[1]
+    base_W, _, candidates_WC = head_cross_entropy_and_best(asked.hidden_WM, head, asked.labels_W, count, checked=True)
     return base_W, candidates_WC

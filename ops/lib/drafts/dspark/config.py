@@ -48,7 +48,11 @@ class Dspark:
         return (("overlap", "confidence") if self.confidence_head else ("overlap",)) if with_teacher else ()
 
     def mistakes(self, draft: DraftConfig) -> list[str]:
-        return [] if self.rank >= 1 else [f"dspark.rank (markov_rank): must be at least 1, got {self.rank}"]
+        found = [] if self.rank >= 1 else [f"dspark.rank (markov_rank): must be at least 1, got {self.rank}"]
+        for name in ("output_multiplier", "final_logit_softcapping"):
+            if getattr(draft, name) not in (1, None):
+                found.append(f"{name}: engines add DSpark's bias to the plain product with the head; leave it out")
+        return found
 
     def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
         """block_size counts proposals in both layouts, as SGLang reads it."""

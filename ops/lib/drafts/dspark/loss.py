@@ -18,15 +18,16 @@ from ops.lib.drafts.losses.head import Bias
 from ops.lib.drafts.losses.kinds import needs_divergence
 from ops.lib.drafts.losses.loss import Loss, combine, value_of, weighted_sum
 from ops.lib.drafts.losses.loss_request import Asked, Outcome
+from ops.lib.target.embedding_and_head import AnyHead
 
 
-def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -> Outcome:
+def block_losses(draft: DraftModel, asked: Asked, head: AnyHead, loss: Loss) -> Outcome:
     """The losses of some slots of whole blocks, differentiable in the hidden states and both heads."""
     options = loss.own
     assert isinstance(options, DsparkOptions)
-    hidden_WM, head = asked.hidden_WM, markov_head(draft)
-    latent_WR = head.latent(asked.before_W, hidden_WM.dtype)
-    total, found = _compared(asked, head_VM, Bias(latent_WR, head.markov_w2.weight), loss)
+    hidden_WM, markov = asked.hidden_WM, markov_head(draft)
+    latent_WR = markov.latent(asked.before_W, hidden_WM.dtype)
+    total, found = _compared(asked, head, Bias(latent_WR, markov.markov_w2.weight), loss)
     losses_W = value_of(loss.kind, found)
     if found.l1_W is None or found.overlap_W is None:
         return Outcome(losses_W, found.correct_W, total=total)
@@ -41,11 +42,11 @@ def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -
     return Outcome(losses_W, found.correct_W, added_W + entropy_W, (overlap_W, logits_W.detach().sigmoid()), total)
 
 
-def _compared(asked: Asked, head_VM: Tensor, bias: Bias, loss: Loss) -> tuple[Tensor | None, Comparison]:
+def _compared(asked: Asked, head: AnyHead, bias: Bias, loss: Loss) -> tuple[Tensor | None, Comparison]:
     """The loss and L1 of all slots summed, and each slot's; D-PACE's weights need whole blocks first: no sum."""
     options = loss.own
     assert isinstance(options, DsparkOptions)
-    given = (asked.hidden_WM, head_VM, asked.labels_W, asked.teacher_WM, bias)
+    given = (asked.hidden_WM, head, asked.labels_W, asked.teacher_WM, bias)
     divergence, alike_W = needs_divergence(loss.kind), asked.alike_W
     if loss.kind == "dpace":
         return None, compare(*given, divergence=divergence, alike_W=alike_W, checked=True)

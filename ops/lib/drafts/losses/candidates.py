@@ -14,6 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from ops.lib.drafts.losses.tiled_softmax import FEW_THREADS
 from ops.lib.kernels.c_library import compiled_keep_best
+from ops.lib.target.embedding_and_head import AnyHead, folded
+from ops.lib.target.head_settings import capped
 
 TILE = 2**26  # logits at a time
 CPU_ROWS = 2**18  # numbers of the head's rows at a time: 1 MiB in float32
@@ -21,21 +23,23 @@ GROUP = 64  # columns of a tile whose best is looked at first
 
 
 @torch.no_grad()
-def best_tokens(hidden_WM: Tensor, head_VM: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def best_tokens(hidden_WM: Tensor, head: AnyHead, count: int) -> tuple[Tensor, Tensor]:
     """The logits of the `count` best tokens of each slot, [W, C], best first, and the tokens, int64 [W, C]."""
+    head_VM, hidden_WM, _, caps = folded(head, hidden_WM)
     rows = max(1, TILE // len(head_VM))
     dtype = hidden_WM.dtype if hidden_WM.is_cuda else torch.promote_types(hidden_WM.dtype, torch.float32)
     head_VM = head_VM.to(dtype)
     found = [(part.to(dtype) @ head_VM.T).topk(count, dim=-1) for part in hidden_WM.split(rows)]
-    return torch.cat([best.values for best in found]), torch.cat([best.indices for best in found])
+    return capped(torch.cat([best.values for best in found]), caps.own), torch.cat([best.indices for best in found])
 
 
-def token_logits(hidden_WM: Tensor, head_VM: Tensor, tokens_WC: Tensor) -> Tensor:
+def token_logits(hidden_WM: Tensor, head: AnyHead, tokens_WC: Tensor) -> Tensor:
     """The logits of some tokens of each slot, [W, C], in float32 at least; only hidden_WM gets a gradient.
 
     Memory: rows of the head for a part of the slots at a time, in both passes.
     """
-    return _TokenLogits.apply(hidden_WM, head_VM, tokens_WC)
+    head_VM, hidden_WM, _, caps = folded(head, hidden_WM)
+    return capped(_TokenLogits.apply(hidden_WM, head_VM, tokens_WC), caps.own)
 
 
 class BestTokens:

@@ -1,7 +1,8 @@
 """The draft's distribution beside the label and the target's: with a bias, and more than one distance.
 
 The draft's logits are x = h W^T + z T^T: W the target's frozen head, T [V, r] a trained table, z the slot's latent
-(DSpark, arXiv 2607.05147, calls T w2). The teacher's are y = t W^T. With q = softmax(x), p = softmax(y), the label l:
+(DSpark, arXiv 2607.05147, calls T w2). The teacher's are y = t W^T. A soft cap applies to either product, before z T^T
+is added; the slope in h gets the slope of the draft's cap as a factor. With q = softmax(x), p = softmax(y), the label l:
 
     ce       -log q_l             slope in x_v:  q_v - [v = l]
     kl       sum p log(p / q)                    q_v - p_v
@@ -34,9 +35,10 @@ from attrs import frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ops.lib.drafts.losses.head import Bias, add_product, check_labels, set_product
+from ops.lib.drafts.losses.head import Bias, add_product, cap_, cap_slope, check_labels, set_product
 from ops.lib.drafts.losses.whole_rows import Side, Weights, WholeRows, choose_rows
 from ops.lib.kernels.device import to_device
+from ops.lib.target.embedding_and_head import AnyHead, SoftCaps, folded
 
 CPU_LOGITS, CPU_ROWS = 2**20, 32  # 4 MiB in float32, but not fewer rows: products of a few are slow
 CUDA_LOGITS = 2**28  # 1 GiB in float32: products at full speed, and the head is read a few times
@@ -63,7 +65,7 @@ Objective = Callable[[Comparison, Tensor], Tensor]
 
 def compare(
     hidden_WM: Tensor,
-    head_VM: Tensor,
+    head: AnyHead,
     labels_W: Tensor,
     teacher_WM: Tensor | None = None,
     bias: Bias | None = None,
@@ -81,15 +83,15 @@ def compare(
     dtypes of products, checked and IndexError as in `head_cross_entropy`. Memory: the gradients, of the table in
     float32 at least, and the logits of some slots, both sides'.
     """
-    given = _given(hidden_WM, head_VM, labels_W, teacher_WM, bias, alike_W, checked)
+    given = _given(hidden_WM, head, labels_W, teacher_WM, bias, alike_W, checked)
     wanted = _Wanted(divergence and teacher_WM is not None, distances and teacher_WM is not None)
-    found = Comparison(*_Comparison.apply(wanted, given.shared, *given.tensors))
+    found = Comparison(*_Comparison.apply(wanted, given.shared, given.caps, *given.tensors))
     return found if given.order_W is None else _ordered(found, given.order_W.argsort())
 
 
 def compare_and_sum(
     hidden_WM: Tensor,
-    head_VM: Tensor,
+    head: AnyHead,
     labels_W: Tensor,
     teacher_WM: Tensor | None,
     bias: Bias | None,
@@ -105,7 +107,7 @@ def compare_and_sum(
     The sum is differentiable in what `compare` is. The objective is called for some slots after the others, and not
     again in the backward pass. All else as in `compare`.
     """
-    given = _given(hidden_WM, head_VM, labels_W, teacher_WM, bias, alike_W, checked)
+    given = _given(hidden_WM, head, labels_W, teacher_WM, bias, alike_W, checked)
     wanted = _Wanted(divergence and teacher_WM is not None, distances and teacher_WM is not None)
     needed = any(tensor is not None and tensor.requires_grad for tensor in given.tensors[:3])
     ordered = objective
@@ -115,7 +117,8 @@ def compare_and_sum(
         def ordered(found: Comparison, slots: Tensor) -> Tensor:
             return objective(found, order_W[slots])
 
-    total, *values = _Sum.apply(wanted, given.shared, ordered, torch.is_grad_enabled() and needed, *given.tensors)
+    with_gradient = torch.is_grad_enabled() and needed
+    total, *values = _Sum.apply(wanted, given.shared, given.caps, ordered, with_gradient, *given.tensors)
     found = Comparison(*values)
     return total, found if given.order_W is None else _ordered(found, given.order_W.argsort())
 
@@ -138,18 +141,19 @@ class _Shared:
 class _Given:
     """Tensors that a comparison is made of, with the slots in the order order_W.
 
-    tensors: hidden, latents, table, the teacher's rows, the head, labels. shared: where slots share rows of the
-    teacher.
+    tensors: hidden, latents, table, the teacher's rows, the head, labels; with the caps as `folded` gives them. shared:
+    where slots share rows of the teacher.
     """
 
     tensors: tuple[Tensor | None, ...]
+    caps: SoftCaps
     shared: _Shared | None = None
     order_W: Tensor | None = None
 
 
 def _given(
     hidden_WM: Tensor,
-    head_VM: Tensor,
+    head: AnyHead,
     labels_W: Tensor,
     teacher_WM: Tensor | None,
     bias: Bias | None,
@@ -158,12 +162,13 @@ def _given(
 ) -> _Given:
     """Slots that are alike side by side, with one row of the teacher for them. Their order and number are made on the
     host, which then waits for no device."""
+    head_VM, hidden_WM, teacher_WM, caps = folded(head, hidden_WM, teacher_WM)
     if not checked:
         check_labels(labels_W, head_VM)
     latent_Wr, table_Vr = (None, None) if bias is None else (bias.latent_Wr, bias.table_Vr)
     labels_W = labels_W.to(torch.int64)
     if teacher_WM is None or alike_W is None or not len(labels_W):
-        return _Given((hidden_WM, latent_Wr, table_Vr, teacher_WM, head_VM, labels_W))
+        return _Given((hidden_WM, latent_Wr, table_Vr, teacher_WM, head_VM, labels_W), caps)
     sorted_W, order_W = alike_W.sort(stable=True)
     is_first_W = torch.cat((torch.ones(1, dtype=torch.bool), sorted_W[1:] != sorted_W[:-1]))
     of_W = is_first_W.cumsum(0) - 1
@@ -174,7 +179,7 @@ def _given(
         *(hidden_WM.index_select(0, order_W), latent_Wr, table_Vr),
         *(teacher_WM.index_select(0, first_U), head_VM, labels_W.index_select(0, order_W)),
     )
-    return _Given(tensors, _Shared(of_W, on_device_W), order_W)
+    return _Given(tensors, caps, _Shared(of_W, on_device_W), order_W)
 
 
 def _ordered(found: Comparison, order_W: Tensor) -> Comparison:
@@ -189,15 +194,15 @@ CE, KL, L1, OVERLAP, ABOVE, BELOW = range(6)
 class _Comparison(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, wanted: _Wanted, shared: _Shared | None, *tensors: Tensor | None
+        ctx: Any, wanted: _Wanted, shared: _Shared | None, caps: SoftCaps, *tensors: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        slots = _Slots(shared, *tensors)
+        slots = _Slots(shared, caps, *tensors)
         found_nW, correct_W = slots.not_measured()
         for rows in slots.chunks():
             found_nW[:, rows], correct_W[rows] = slots.softmaxes(rows, wanted.divergence).measured(wanted.distances)
         ctx.mark_non_differentiable(correct_W)
         ctx.set_materialize_grads(False)  # what nothing was made of costs nothing
-        ctx.shared = shared
+        ctx.shared, ctx.caps = shared, caps
         ctx.save_for_backward(*tensors, found_nW[ABOVE:].clone())
         return *_values(found_nW, wanted), correct_W
 
@@ -213,12 +218,12 @@ class _Comparison(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         *tensors, masses_2W = ctx.saved_tensors
         weights = Weights(of_ce_W, of_kl_W, _of_l1(of_l1_W, of_overlap_W), *masses_2W)
-        slots = _Slots(ctx.shared, *tensors)
-        gradients = _Gradients(slots, ctx.needs_input_grad[2:5])
+        slots = _Slots(ctx.shared, ctx.caps, *tensors)
+        gradients = _Gradients(slots, ctx.needs_input_grad[3:6])
         for rows in slots.chunks():
             softmaxes = slots.softmaxes(rows, with_teacher=of_kl_W is not None or weights.of_l1_R is not None)
             gradients.add(rows, softmaxes.slope(_of(weights, rows)))
-        return None, None, *_cast(gradients.tensors, tensors[:3]), None, None, None
+        return None, None, None, *_cast(gradients.tensors, tensors[:3]), None, None, None
 
 
 class _Sum(torch.autograd.Function):
@@ -227,13 +232,14 @@ class _Sum(torch.autograd.Function):
         ctx: Any,
         wanted: _Wanted,
         shared: _Shared | None,
+        caps: SoftCaps,
         objective: Objective,
         with_gradient: bool,
         *tensors: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        slots = _Slots(shared, *tensors)
+        slots = _Slots(shared, caps, *tensors)
         found_nW, correct_W = slots.not_measured()
-        gradients = _Gradients(slots, ctx.needs_input_grad[4:7] if with_gradient else (False,) * 3)
+        gradients = _Gradients(slots, ctx.needs_input_grad[5:8] if with_gradient else (False,) * 3)
         total = slots.hidden_WM.new_zeros((), dtype=torch.float64)
         numbers_W = torch.arange(len(slots.hidden_WM), device=slots.hidden_WM.device)
         for rows in slots.chunks():
@@ -257,7 +263,7 @@ class _Sum(torch.autograd.Function):
         leaves, gradients = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
         # in place: nobody else has them, and torch refuses to go back a second time
         scaled = [None if each is None else each.mul_(of_total.to(each.dtype)) for each in gradients]
-        return None, None, None, None, *_cast(scaled, leaves), None, None, None
+        return None, None, None, None, None, *_cast(scaled, leaves), None, None, None
 
 
 def _cast(gradients: Sequence[Tensor | None], leaves: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -306,12 +312,14 @@ def _of(weights: Weights, rows: slice) -> Weights:
 class _Slots:
     """The slots, and the logits of some of them at a time.
 
-    dtype: of logits, sums and values; product: of the factors of products. Both as in head.py's Tiles.
+    dtype: of logits, sums and values; product: of the factors of products. Both as in head.py's Tiles. slope_RV: of the
+    draft's soft cap, for the slots whose logits were made last.
     """
 
     def __init__(
         self,
         shared: _Shared | None,
+        caps: SoftCaps,
         hidden_WM: Tensor,
         latent_Wr: Tensor | None,
         table_Vr: Tensor | None,
@@ -321,12 +329,14 @@ class _Slots:
     ) -> None:
         self.hidden_WM, self.latent_Wr, self.table_Vr = hidden_WM, latent_Wr, table_Vr
         self.teacher_UM, self.shared, self.head_VM, self.labels_W = teacher_UM, shared, head_VM, labels_W
+        self.caps = caps
         self.dtype = torch.promote_types(hidden_WM.dtype, torch.float32)
         self.product = hidden_WM.dtype if hidden_WM.is_cuda else self.dtype
         self.functions = choose_rows(hidden_WM.device, self.dtype, self.product)
         self.rows = min(rows_at_once(hidden_WM.device, len(head_VM)), len(hidden_WM))
         sides = 1 if teacher_UM is None else 2
         self._memory_NV = hidden_WM.new_empty(sides * self.rows, len(head_VM), dtype=self.dtype)
+        self.slope_RV = None if caps.own is None else torch.empty_like(self._memory_NV[: self.rows])
 
     def not_measured(self) -> tuple[Tensor, Tensor]:
         """What is found of each slot, zeros [n, W], and which ones are correct, to be filled in."""
@@ -372,9 +382,15 @@ class _Slots:
         """[N, V], in memory from row `place` on; the first states are the slots `rows`, whose bias they get."""
         out_NV, states_NM = self._memory_NV[place : place + len(states_NM)], states_NM.to(self.product)
         latent_Rr = None if rows is None or self.latent_Wr is None else self.latent_Wr[rows].to(self.product)
+        own = 0 if rows is None else len(self.hidden_WM[rows])
         for part in self.columns():
             head_CM, out_NC = self.head_VM[part].to(self.product), out_NV[:, part]
             set_product(out_NC, states_NM, head_CM)
+            if self.caps.own is not None and self.slope_RV is not None:
+                cap_(out_NC[:own], self.caps.own)
+                self.slope_RV[:own, part] = cap_slope(out_NC[:own], self.caps.own)
+            if self.caps.teacher is not None:
+                cap_(out_NC[own:], self.caps.teacher)
             if latent_Rr is not None and self.table_Vr is not None:
                 add_product(out_NC[: len(latent_Rr)], latent_Rr, self.table_Vr[part].to(self.product).T)
         return out_NV
@@ -425,7 +441,10 @@ class _Gradients:
         hidden_sum_WM, latent_sum_Wr, table_sum_Vr = self.tensors
         if hidden_sum_WM is not None:
             for part in slots.columns():
-                add_product(hidden_sum_WM[rows], slope_RV[:, part], slots.head_VM[part].to(slots.product))
+                of_product_RC = slope_RV[:, part]
+                if slots.slope_RV is not None:
+                    of_product_RC = (of_product_RC * slots.slope_RV[: len(slope_RV), part]).to(slope_RV.dtype)
+                add_product(hidden_sum_WM[rows], of_product_RC, slots.head_VM[part].to(slots.product))
         if slots.latent_Wr is None or slots.table_Vr is None:
             return
         if latent_sum_Wr is not None:

@@ -7,6 +7,9 @@ summed before is scaled when the reference rises. The label's own logit is kept 
 d = log sum_{v != label} exp(logit_v) - logit_label, CE = log(1 + exp(d)) and the gradient is
 sigmoid(d) (softmax over the others W - W[label]), so that neither loses its digits where the label is almost certain.
 
+Logits may be scale * (x W^T + b), with a soft cap c tanh(x / c) over them (`Head`). Scale and b are folded into the
+states and one more column of W. A soft cap is applied to each tile; its slope weighs the rows of W in the gradient.
+
 A draft may add a bias to these logits, z T^T, of a latent z of the slot and a trained table T: comparison.py.
 
 Legend: W weighted slots, R rows of a tile, C its columns, M hidden size, V vocabulary, r width of a bias's latents.
@@ -24,13 +27,14 @@ from torch.autograd.function import once_differentiable
 
 from ops.lib.drafts.losses.candidates import BestTokens
 from ops.lib.drafts.losses.tiled_softmax import RowState, Sweep, choose_sweep
+from ops.lib.target.embedding_and_head import AnyHead, SoftCaps, folded
 
 CPU_TILE = (512, 512)  # 1 MiB in float32: stays in the second-level cache between the two products
 CUDA_TILE = (8192, 8192)  # 256 MiB in float32: large enough for the products' full speed
 
 
 def head_cross_entropy(
-    hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, *, checked: bool = False
+    hidden_WM: Tensor, head: AnyHead, labels_W: Tensor, *, checked: bool = False
 ) -> tuple[Tensor, Tensor]:
     """-log softmax(hidden head^T)[label] of every slot [W], and whether its best token is its label, bool [W].
 
@@ -41,32 +45,34 @@ def head_cross_entropy(
     checked: the caller knows that all labels are tokens; checking them waits for the device.
     Raises IndexError for a label outside the vocabulary, unless checked.
     """
-    ce_W, correct_W, _ = head_cross_entropy_and_best(hidden_WM, head_VM, labels_W, 0, checked=checked)
+    ce_W, correct_W, _ = head_cross_entropy_and_best(hidden_WM, head, labels_W, 0, checked=checked)
     return ce_W, correct_W
 
 
 def head_cross_entropy_and_best(
-    hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, count: int, *, checked: bool = False
+    hidden_WM: Tensor, head: AnyHead, labels_W: Tensor, count: int, *, checked: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy of every slot, and the `count` best tokens of every slot, int64 [W, count], best first."""
+    head_VM, hidden_WM, _, caps = folded(head, hidden_WM)
     if not checked:
         check_labels(labels_W, head_VM)
     with_gradient = torch.is_grad_enabled() and hidden_WM.requires_grad
-    return _CrossEntropy.apply(hidden_WM, head_VM, labels_W, with_gradient, count)
+    return _CrossEntropy.apply(hidden_WM, head_VM, labels_W, with_gradient, count, caps.own)
 
 
 def head_kl(
-    hidden_WM: Tensor, teacher_WM: Tensor, head_VM: Tensor, labels_W: Tensor, *, checked: bool = False
+    hidden_WM: Tensor, teacher_WM: Tensor, head: AnyHead, labels_W: Tensor, *, checked: bool = False
 ) -> tuple[Tensor, Tensor]:
     """KL(softmax(teacher head^T) || softmax(hidden head^T)) of every slot [W], and whether hidden's best is the label.
 
     dtypes, gradient, checked and errors as in `head_cross_entropy`; four products instead of two, three tiles of
-    logits.
+    logits. With a `Head` the teacher's logits are made by the target's settings.
     """
+    head_VM, hidden_WM, taught_WM, caps = folded(head, hidden_WM, teacher_WM)
     if not checked:
         check_labels(labels_W, head_VM)
     with_gradient = torch.is_grad_enabled() and hidden_WM.requires_grad
-    return _Divergence.apply(hidden_WM, teacher_WM, head_VM, labels_W, with_gradient)
+    return _Divergence.apply(hidden_WM, taught_WM, head_VM, labels_W, with_gradient, caps)
 
 
 def choose_head(device: torch.device) -> tuple[str, Sweep]:
@@ -95,7 +101,13 @@ def _tile(device: torch.device) -> tuple[int, int]:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, with_gradient: bool, count: int
+        ctx: Any,
+        hidden_WM: Tensor,
+        head_VM: Tensor,
+        labels_W: Tensor,
+        with_gradient: bool,
+        count: int,
+        soft_cap: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         tiles = Tiles(hidden_WM, head_VM)
         best_WC = labels_W.new_empty(len(labels_W), count, dtype=torch.int64)
@@ -103,7 +115,9 @@ class _CrossEntropy(torch.autograd.Function):
         correct_W = torch.empty_like(labels_W, dtype=torch.bool)
         gradient_WM = torch.empty_like(hidden_WM) if with_gradient else None
         for rows in tiles.chunks(len(hidden_WM)):
-            softmax = HeadSoftmax(tiles, hidden_WM[rows], labels_W[rows], hide=True, with_gradient=with_gradient)
+            softmax = HeadSoftmax(
+                tiles, hidden_WM[rows], labels_W[rows], hide=True, with_gradient=with_gradient, soft_cap=soft_cap
+            )
             best = BestTokens(len(hidden_WM[rows]), count, tiles.dtype, tiles.device)
             for start, head_CM in tiles:
                 logits_RC = softmax.logits(head_CM, 0)
@@ -115,7 +129,10 @@ class _CrossEntropy(torch.autograd.Function):
             ce_W[rows] = torch.logaddexp(d_R, torch.zeros_like(d_R)).to(tiles.dtype)
             correct_W[rows] = softmax.state.correct_R
             if gradient_WM is not None:
-                slope_RM = softmax.mean_RM.sub_(head_VM[labels_W[rows]].to(tiles.dtype))
+                own_RM = head_VM[labels_W[rows]].to(tiles.dtype)
+                if soft_cap is not None:
+                    own_RM.mul_(cap_slope(softmax.state.logit_R, soft_cap)[:, None])
+                slope_RM = softmax.mean_RM.sub_(own_RM)
                 gradient_WM[rows] = slope_RM.mul_(d_R.sigmoid().to(tiles.dtype)[:, None]).to(hidden_WM.dtype)
         ctx.mark_non_differentiable(correct_W, best_WC)
         ctx.save_for_backward(gradient_WM)
@@ -123,26 +140,37 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_ce_W: Tensor, *_others: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad_ce_W: Tensor, *_others: Tensor) -> tuple[Tensor | None, ...]:
         (gradient_WM,) = ctx.saved_tensors
-        return gradient_WM * grad_ce_W.to(gradient_WM.dtype)[:, None], None, None, None, None
+        return gradient_WM * grad_ce_W.to(gradient_WM.dtype)[:, None], None, None, None, None, None
 
 
 class _Divergence(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_WM: Tensor, teacher_WM: Tensor, head_VM: Tensor, labels_W: Tensor, with_gradient: bool
+        ctx: Any,
+        hidden_WM: Tensor,
+        teacher_WM: Tensor,
+        head_VM: Tensor,
+        labels_W: Tensor,
+        with_gradient: bool,
+        caps: SoftCaps,
     ) -> tuple[Tensor, Tensor]:
         tiles = Tiles(hidden_WM, head_VM)
         kl_W = hidden_WM.new_empty(len(hidden_WM), dtype=tiles.dtype)
         correct_W = torch.empty_like(labels_W, dtype=torch.bool)
         gradient_WM = torch.empty_like(hidden_WM) if with_gradient else None
         for rows in tiles.chunks(len(hidden_WM)):
-            draft = HeadSoftmax(tiles, hidden_WM[rows], labels_W[rows], hide=False, with_gradient=with_gradient)
-            teacher = HeadSoftmax(tiles, teacher_WM[rows], None, hide=False, with_gradient=with_gradient)
+            draft = HeadSoftmax(
+                tiles, hidden_WM[rows], labels_W[rows], hide=False, with_gradient=with_gradient, soft_cap=caps.own
+            )
+            teacher = HeadSoftmax(
+                tiles, teacher_WM[rows], None, hide=False, with_gradient=with_gradient, soft_cap=caps.teacher
+            )
             gap_R = torch.zeros_like(draft.state.total_R)  # sum exp(teacher - reference) (teacher - draft)
             for start, head_CM in tiles:
                 draft_RC, teacher_RC = draft.logits(head_CM, 0), teacher.logits(head_CM, 1)
+                teacher.slope_RC = draft.slope_RC  # of what the gradient goes through
                 gap_R = add_gap(gap_R, draft_RC, teacher, teacher_RC, start, head_CM)
                 draft.add(draft_RC, start, head_CM)
             kl_R = gap_R / teacher.state.total_R - teacher.state.log_total_R + draft.state.log_total_R
@@ -155,9 +183,9 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_kl_W: Tensor, _grad_correct: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad_kl_W: Tensor, _grad_correct: Tensor) -> tuple[Tensor | None, ...]:
         (gradient_WM,) = ctx.saved_tensors
-        return gradient_WM * grad_kl_W.to(gradient_WM.dtype)[:, None], None, None, None, None
+        return gradient_WM * grad_kl_W.to(gradient_WM.dtype)[:, None], None, None, None, None, None
 
 
 class Tiles:
@@ -213,8 +241,10 @@ class HeadSoftmax:
         *,
         hide: bool,
         with_gradient: bool,
+        soft_cap: float | None = None,
     ):
-        self.tiles = tiles
+        self.tiles, self.soft_cap = tiles, soft_cap
+        self.slope_RC: Tensor | None = None  # of the soft cap, in the tile that is taken in next
         self.hidden_RM = hidden_RM.to(tiles.product)
         labels_R = None if labels_R is None else labels_R.to(torch.int64).contiguous()
         self.state = RowState(len(hidden_RM), tiles.dtype, tiles.device, labels_R, hide)
@@ -224,6 +254,9 @@ class HeadSoftmax:
         """Logits of a tile, [R, C], in the scratch memory of that number."""
         out = self.tiles.scratch((len(self.hidden_RM), len(head_CM)), number)
         set_product(out, self.hidden_RM, head_CM)
+        if self.soft_cap is not None:
+            cap_(out, self.soft_cap)
+            self.slope_RC = None if self.sum_RM is None else cap_slope(out, self.soft_cap)
         return out
 
     def add(self, logits_RC: Tensor, start: int, head_CM: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -232,12 +265,13 @@ class HeadSoftmax:
         if self.sum_RM is not None:
             if scale_R is not None:
                 self.sum_RM.mul_(scale_R[:, None])
-            add_product(self.sum_RM, p_RC, head_CM)
+            of_product_RC = p_RC if self.slope_RC is None else (p_RC * self.slope_RC).to(p_RC.dtype)
+            add_product(self.sum_RM, of_product_RC, head_CM)
         return p_RC, scale_R
 
     @property
     def mean_RM(self) -> Tensor:
-        """softmax head, in the memory of the sums: read it once."""
+        """softmax head, each token's row times its soft cap's slope, in the memory of the sums: read it once."""
         assert self.sum_RM is not None
         return self.sum_RM.div_(self.state.total_R.to(self.sum_RM.dtype)[:, None])
 
@@ -249,6 +283,16 @@ def add_gap(
     gap_RC = torch.sub(teacher_RC, draft_RC, out=teacher.tiles.scratch(tuple(draft_RC.shape), 2))
     p_RC, scale_R = teacher.add(teacher_RC, start, head_CM)
     return (gap_R if scale_R is None else gap_R * scale_R) + gap_RC.mul_(p_RC).sum(dim=1)
+
+
+def cap_(logits: Tensor, soft_cap: float) -> None:
+    """Applies a soft cap in place."""
+    logits.div_(soft_cap).tanh_().mul_(soft_cap)
+
+
+def cap_slope(capped: Tensor, soft_cap: float) -> Tensor:
+    """Slope of a soft cap where its value is `capped`."""
+    return 1 - (capped / soft_cap).square()
 
 
 def set_product(out: Tensor, hidden_RM: Tensor, head_CM: Tensor) -> None:

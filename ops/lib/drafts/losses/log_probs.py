@@ -23,7 +23,7 @@ def token_log_probs(target: Target, inputs: ModelInputs) -> Tensor:
     hidden_BSM = target.hidden(inputs)
     labels = inputs.input_ids[:, 1:]
     counted = inputs.attention_mask[:, 1:] == 1
-    cross_entropy_W, _ = head_cross_entropy(hidden_BSM[:, :-1][counted], target.head_weight, labels[counted])
+    cross_entropy_W, _ = head_cross_entropy(hidden_BSM[:, :-1][counted], target.head, labels[counted])
     log_probs = torch.zeros(labels.shape, dtype=torch.float32, device=labels.device)
     log_probs[counted] = -cross_entropy_W.float()
     return log_probs

@@ -15,6 +15,7 @@ from dsl.errors import DataError
 from ops.lib.drafts.losses.comparison import Comparison, compare
 from ops.lib.drafts.losses.head import Bias, head_cross_entropy, head_kl
 from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_divergence, needs_teacher
+from ops.lib.target.embedding_and_head import AnyHead
 
 LK_ETA = 3.0  # arXiv 2602.23881: how fast the divergence gives way as the overlap grows
 
@@ -62,7 +63,7 @@ class SlotLosses:
 def slot_losses(
     kind: LossKind,
     hidden_WM: Tensor,
-    head_VM: Tensor,
+    head: AnyHead,
     labels_W: Tensor,
     teacher_WM: Tensor | None = None,
     bias: Bias | None = None,
@@ -82,12 +83,12 @@ def slot_losses(
         raise DataError(f'the loss "{kind}" needs the target\'s final hidden states')
     if bias is None and not with_overlap:
         if kind == "kl":
-            return SlotLosses(*head_kl(hidden_WM, teacher_WM, head_VM, labels_W, checked=checked))
+            return SlotLosses(*head_kl(hidden_WM, teacher_WM, head, labels_W, checked=checked))
         if not needs_teacher(kind):
-            return SlotLosses(*head_cross_entropy(hidden_WM, head_VM, labels_W, checked=checked))
+            return SlotLosses(*head_cross_entropy(hidden_WM, head, labels_W, checked=checked))
     found = compare(
         hidden_WM,
-        head_VM,
+        head,
         labels_W,
         teacher_WM if with_overlap or needs_teacher(kind) else None,
         bias,

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from dsl.op import Ref
 from ops.lib.target.checkpoint_check import checkpoint_mistakes, ends_mistakes, sizes_in
-from ops.lib.target.embedding_and_head import HeadSettings, embedding_scale, head_settings
+from ops.lib.target.head_settings import HeadSettings, embedding_scale, head_settings
 from ops.lib.target.model import Target, complete_config, describe_target, read_config
 from ops.lib.target.sizes import BY_CONFIG, TargetSizes
 from ops.lib.target.token_ids import Vocabulary

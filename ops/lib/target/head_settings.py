@@ -1,0 +1,73 @@
+"""What a target makes of a row of its embedding and of the product with its head, by its config.json. Loads no torch.
+
+V vocabulary, M hidden size of the target
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from ops.lib.vision.family_config import text_part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen
+class HeadSettings:
+    """What a target makes of the product of its final state with the head: x = scale * (h W^T + b), and with a soft cap
+    soft_cap * tanh(x / soft_cap). bias: whether there is a b, a tensor beside the head's weight.
+    """
+
+    scale: float = 1.0
+    soft_cap: float | None = None
+    bias: bool = False
+
+    def logits(self, product: Tensor) -> Tensor:
+        """The logits of h W^T + b, [..., V]."""
+        scaled = product if self.scale == 1 else product * self.scale
+        return capped(scaled, self.soft_cap)
+
+
+PLAIN = HeadSettings()
+
+
+def capped(logits: Tensor, soft_cap: float | None) -> Tensor:
+    """soft_cap * tanh(logits / soft_cap); its slope is 1 - (value / soft_cap)^2."""
+    return logits if soft_cap is None else (logits / soft_cap).tanh() * soft_cap
+
+
+BIASED_HEADS = ("phi", "gptj", "codegen")  # by their classes, without a field
+
+
+def head_settings(config: Mapping[str, Any]) -> HeadSettings:
+    """The settings of a target's head by its complete config.json, as `load_target` writes it."""
+    text = text_part(config)
+    scale = _first(text.get("logit_scale"), text.get("lm_head_multiplier"), 1.0)
+    if text.get("logits_scaling"):
+        scale = text["logits_scaling"] if text.get("model_type") == "hyperclovax" else 1.0 / text["logits_scaling"]
+    bias = text.get("lm_head_bias", text.get("model_type") in BIASED_HEADS)
+    return HeadSettings(
+        float(scale),
+        _first(text.get("final_logit_softcapping"), text.get("logits_soft_cap")),
+        bool(bias),
+    )
+
+
+def embedding_scale(config: Mapping[str, Any]) -> float:
+    """What a target multiplies a row of its embedding's weight by, by its complete config.json."""
+    text = text_part(config)
+    kind = str(text.get("model_type"))
+    if kind.startswith(SQUARE_ROOT) or (kind == "afmoe" and text.get("mup_enabled")):
+        return float(text["hidden_size"] ** 0.5)
+    return float(_first(text.get("embedding_multiplier"), 1.0))
+
+
+SQUARE_ROOT = ("gemma", "recurrent_gemma", "vaultgemma", "t5gemma")  # model types that scale it by sqrt(hidden_size)
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
