@@ -78,7 +78,8 @@ class Engine(ABC):
 
     def warnings(self, run: ServedRun) -> Sequence[str]:
         """What the command cannot tell the engine."""
-        return ()
+        warning = run.of_embedding.get(self.name)
+        return [] if warning is None else [warning]
 
     def notice(self, run: ServedRun) -> str | None:
         """What to know of the command."""
@@ -184,7 +185,7 @@ class VLLMEngine(Engine):
         return vllm_command.environment(run.served)
 
     def warnings(self, run: ServedRun) -> Sequence[str]:
-        warnings = list(warnings_for_vllm(run.served))
+        warnings = [*super().warnings(run), *warnings_for_vllm(run.served)]
         if run.algorithm != plain().name:
             warnings.append(
                 f"vLLM serves {run.algorithm} drafts with its newer model runner only, which needs a GPU and was not "

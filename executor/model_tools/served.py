@@ -24,6 +24,7 @@ from ops.lib.data.checkpoint_code import check_code
 from ops.lib.data.files import read_json
 from ops.lib.drafts.algorithms import NO_SERVER
 from ops.lib.drafts.backbone.config import algorithm_of
+from ops.lib.drafts.backbone.contract import embedding_warnings
 from ops.lib.sglang.serve_command import DraftOption, Served
 from ops.lib.vllm.serve_command import draft_for_vllm
 from ops.tools.diagnose.chain import last_drafts_of
@@ -36,7 +37,8 @@ DEFAULT_RUN = "the newest with a finished draft"
 @frozen(kw_only=True)
 class ServedRun:
     """What a server needs of a run. algorithm: the draft's, as train_dflash names it. warnings: why the draft may not
-    be fit to serve. tau: as `evaluate` measured it, None where it did not. engine: that of export_draft.
+    be fit to serve. of_embedding: what single engines do with the target's embedding, by the engine's name. tau: as
+    `evaluate` measured it, None where it did not. engine: that of export_draft.
 
     prompts: held-out ones; none where the store holds no samples.
     """
@@ -47,6 +49,7 @@ class ServedRun:
     algorithm: str
     engine: str | None
     warnings: tuple[str, ...]
+    of_embedding: Mapping[str, str]
     tau: float | None
     prompts: tuple[ChatPrompt, ...]
 
@@ -63,16 +66,18 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
     target = made.path(export.inputs["target"][0])
     info = _read(target / "target.json")
     config = _read(draft / "config.json")
-    model, engine = target / "model", config.get("dflow", {}).get("engine")
+    model, target_config = target / "model", _read(target / "model" / "config.json")
+    engine = config.get("dflow", {}).get("engine")
     for directory in {draft, draft_for_vllm(draft)}:
         check_code(directory, trust_remote_code=False)
     return ServedRun(
         target=model,
-        served=Served.as_trained(info, _read(model / "config.json"), made.captured(export), model, engine),
+        served=Served.as_trained(info, target_config, made.captured(export), model, engine),
         draft=_draft_option(draft, config),
         algorithm=algorithm_of(config).name,
         engine=engine,
         warnings=tuple(warnings),
+        of_embedding=embedding_warnings(config, target_config),
         tau=made.tau(export),
         prompts=made.prompts(export, info["vision"], prompts),
     )

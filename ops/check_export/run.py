@@ -21,12 +21,13 @@ from ops.export_draft.card import rotary_warning, with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, read_text, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import algorithm_of
-from ops.lib.drafts.backbone.contract import refuse
+from ops.lib.drafts.backbone.contract import embedding_warnings, refuse
 from ops.lib.drafts.backbone.load import CONFIG, WEIGHTS
 from ops.lib.drafts.backbone.serving_contract import CARD, SPECULATORS, check_serving, formats_of, is_imported
 from ops.lib.forecasts import ReportForecast, by_field, refuse_conflicts
 from ops.lib.sglang.serve_command import number_formats
 from ops.lib.sglang.version import require_sglang
+from ops.lib.target.model import read_config
 
 SERVED = "served.jsonl"
 
@@ -50,6 +51,7 @@ def check_export(config: CheckExport, stage: Stage) -> None:
         *image_warnings(read_json(tokens.path / "tokens.json")),
         *server_arg_warnings(serving),
         *rotary_warnings(serving),
+        *embedding_warnings(serving, read_config(target.path / "model")).values(),
     )
     outcome = Outcome(
         report=report,

@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from ops.lib.drafts.algorithms import NO_SERVER, Algorithm, name_and_fields, plain
-from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.backbone.contract import SGLANG
+from ops.lib.drafts.backbone.config import ENDS, DraftConfig, to_serving
+from ops.lib.drafts.backbone.contract import SGLANG, embedding_warnings
 from ops.lib.drafts.backbone.serving_contract import SPECULATORS
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
 from ops.lib.sglang.version import either
@@ -33,6 +33,7 @@ class CardFacts:
 
     dtype: of the draft's weights. served: as `dflow serve` starts the target. formats: those of the export. training
     and its digest are None for a draft that was trained elsewhere, with `imported` of its config.json in their place.
+    target_config: the target's config.json.
     """
 
     draft: DraftConfig
@@ -45,6 +46,7 @@ class CardFacts:
     training: Mapping[str, Any] | None = None
     training_digest: str | None = None
     imported: Mapping[str, Any] | None = None
+    target_config: Mapping[str, Any] = Factory(dict)
 
     @property
     def target_name(self) -> str:
@@ -201,8 +203,11 @@ def _draft(facts: CardFacts) -> str:
         ("parameters", facts.parameters),
         ("dtype of the weights", facts.dtype),
     ]
-    warning = rotary_warning(draft.partial_rotary_factor)
-    return "## Draft\n\n" + table(("", ""), rows) + (f"\n\n{warning[0].upper()}{warning[1:]}." if warning else "")
+    rows += [(name, _plain(getattr(draft, name))) for name, usual in ENDS.items() if getattr(draft, name) != usual]
+    rotary = rotary_warning(draft.partial_rotary_factor)
+    of_embedding = embedding_warnings(to_serving(draft), facts.target_config) if draft.algorithm.engine else {}
+    warnings = [*((rotary,) if rotary else ()), *of_embedding.values()]
+    return "## Draft\n\n" + table(("", ""), rows) + "".join(f"\n\n{text[0].upper()}{text[1:]}." for text in warnings)
 
 
 def rotary_warning(partial_rotary_factor: float) -> str | None:

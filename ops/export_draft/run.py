@@ -64,6 +64,7 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
         formats=config.formats,
         training=training,
         training_digest=draft.digest,
+        target_config=target_config,
     )
     replace_file(stage.out_dir / CARD, model_card(facts).encode())
     check_serving(stage.out_dir, target)

@@ -9,12 +9,13 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from dsl.errors import ConfigError
 from dsl.finding import Finding
 from ops.capture_targets.layers import spread_layers
 from ops.lib.drafts.backbone.config import (
+    ENDS,
     FULL_ATTENTION,
     SIZES,
     SLIDING_ATTENTION,
@@ -27,6 +28,7 @@ from ops.lib.drafts.backbone.config import (
 from ops.lib.drafts.backbone.contract import config_mistakes, mistake
 from ops.lib.drafts.backbone.speculators import NON_CAUSAL
 from ops.lib.drafts.dflash.config import ARCHITECTURE
+from ops.lib.target.head_settings import embedding_scale, sglang_embedding_scale
 from ops.load_draft.algorithm_fields import AlgorithmFields, algorithm_fields, named_algorithm
 from ops.load_draft.publishers import (
     DFLASH2,
@@ -44,6 +46,7 @@ from ops.load_draft.publishers import (
 from ops.load_draft.rope_spelling import KEYS as ROPE_KEYS
 from ops.load_draft.rope_spelling import read_rope
 
+SCALE = "input_embedding_scale"
 IMPORT_AGAIN = "import the draft again from where it came"
 
 
@@ -122,6 +125,18 @@ def _of_dflow(config: Mapping[str, Any], target: Mapping[str, Any] | None, parti
     return ReadDraft(publisher=DFLOW.name, config=draft, assumed={}, notes=(), layer_order=order)
 
 
+def with_embedding_scale(draft: ReadDraft, config: Mapping[str, Any], target: Mapping[str, Any]) -> ReadDraft:
+    """The draft with the scale of embeddings that a file of others leaves open beside a target that scales its own:
+    that with which SGLang serves it. target: the target's complete config.json.
+    """
+    is_open = SCALE not in table_of(config, NEST) and draft.publisher != DFLOW.name
+    if not is_open or embedding_scale(target) == 1:
+        return draft
+    scale = sglang_embedding_scale(target)
+    of_draft = evolve(draft.config, **{SCALE: scale})
+    return evolve(draft, config=of_draft, assumed={**draft.assumed, SCALE: scale})
+
+
 def record_mistakes(
     config: Mapping[str, Any], target: Mapping[str, Any] | None = None, pad_token_ids: Collection[int] = ()
 ) -> list[Finding]:
@@ -175,6 +190,7 @@ def _shape(
     shape = {name: reading.get(name) for name in (*SIZES, "mask_token_id", "attention_bias")}
     shape |= {"block_size": held.block_size, "algorithm": held.algorithm}
     shape["rms_norm_eps"] = float(shape["rms_norm_eps"])
+    shape |= {name: reading.values[name] or ENDS[name] for name in ENDS if name in reading.values}
     rope = read_rope({name: reading.values[name] for name in ROPE_KEYS if name in reading.values}, partial)
     reading.notes.extend(rope.notes)
     reading.mistakes.extend(rope.mistakes)

@@ -28,7 +28,7 @@ from ops.lib.target.same_target import is_same_target
 from ops.load_draft.headers import FORBIDDEN
 from ops.load_draft.op import LoadDraft
 from ops.load_draft.publishers import OF_DFLOW
-from ops.load_draft.read_config import ReadDraft, read_draft_config, record_mistakes
+from ops.load_draft.read_config import ReadDraft, read_draft_config, record_mistakes, with_embedding_scale
 from ops.load_draft.tensors import DraftTensors, read_tensors
 
 OTHER_TARGET = "target: it was trained for the target"  # how a note begins
@@ -54,10 +54,12 @@ def import_draft(config: LoadDraft, directory: Path, stage: Stage) -> None:
     """Read a draft's directory, and write it. Raises DataError, whose folders the user may not know."""
     target = stage.inputs["target"]
     written, info = read_draft_json(directory), target_info(target)
+    target_config = read_config(target.path / "model")
     served = ServedTarget.of(target)
     try:  # the record first: what is read is of the right kind then
         refuse(directory, record_mistakes(written, served.info, served.pad_token_ids), is_imported=True)
         draft = read_draft_config(written, info, config.partial_rotary_factor)
+        draft = with_embedding_scale(draft, written, target_config)
     except ConfigError as error:
         raise DataError(f"{directory}: {error}") from error
     record = written.get(OF_DFLOW, {})
@@ -93,10 +95,9 @@ def import_draft(config: LoadDraft, directory: Path, stage: Stage) -> None:
         parameters=parameters,
         target=info,
         target_digest=target.digest,
-        served=Served.as_trained(
-            info, read_config(target.path / "model"), {"server_args": server_args}, target.path / "model", engine
-        ),
+        served=Served.as_trained(info, target_config, {"server_args": server_args}, target.path / "model", engine),
         imported=imported,
+        target_config=target_config,
     )
     replace_file(stage.out_dir / CARD, model_card(facts).encode())
     check_serving(stage.out_dir, target)

@@ -69,5 +69,16 @@ def embedding_scale(config: Mapping[str, Any]) -> float:
 SQUARE_ROOT = ("gemma", "recurrent_gemma", "vaultgemma", "t5gemma")  # model types that scale it by sqrt(hidden_size)
 
 
+SCALED_INSIDE = ("gemma3", "gemma4")  # beginnings of model types whose embedding SGLang's own module scales
+
+
+def sglang_embedding_scale(config: Mapping[str, Any]) -> float:
+    """What SGLang 0.5.23 multiplies a draft's rows of the target's embedding by: its worker calls the target's module,
+    which knows the scale or leaves it to the model around it. config: the target's complete config.json.
+    """
+    kind = str(text_part(config).get("model_type"))
+    return embedding_scale(config) if kind.startswith(SCALED_INSIDE) else 1.0
+
+
 def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)

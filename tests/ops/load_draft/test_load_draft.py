@@ -132,11 +132,11 @@ def test_what_dflow_would_compute_otherwise_is_refused_by_name(name, target, tmp
 
 
 def test_a_refusal_lists_all_reasons(target, tmp_path):
-    form = Form(zlab(is_causal=True, foo=1, dflash_config={"output_multiplier": 2.0, "target_layer_ids": [1, 3, 7]}))
+    form = Form(zlab(is_causal=True, foo=1, dflash_config={"attention_sink_bias": 2.0, "target_layer_ids": [1, 3, 7]}))
     write_form(form, tmp_path / "source")
     with pytest.raises(DataError) as caught:
         load(tmp_path / "stage", tmp_path / "source", target)
-    assert [name for name in ("foo = 1", "output_multiplier = 2.0") if name not in str(caught.value)] == []
+    assert [name for name in ("foo = 1", "attention_sink_bias = 2.0") if name not in str(caught.value)] == []
 
 
 def test_a_plan_lists_sizes_of_another_target_beside_all_other_reasons(target, tmp_path):

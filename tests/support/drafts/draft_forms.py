@@ -90,6 +90,7 @@ SPECULATORS = {
 }
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6, "use_sliding_window": True}
 ALL_SLIDING = SLIDING | {"layer_types": ["sliding_attention"] * 2}
+SCALED = {"input_embedding_scale": 4.0, "output_multiplier": 0.5, "final_logit_softcapping": 30.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -488,6 +489,10 @@ FORMS: Mapping[str, Form] = {
         {"rope_scaling": YARN, "partial_rotary_factor": 0.5},
         fields={"partial_rotary_factor": 0.5},
     ),
+    "z-lab, scales and a cap": Form(
+        zlab(dflash_config=SCALED),
+        dict(SCALED),
+    ),
     "z-lab, scales and caps without effect": Form(
         zlab(final_logit_softcapping=None, dflash_config={"input_embedding_scale": 1.0, "final_logit_softcapping": 0.0})
     ),
@@ -809,15 +814,16 @@ REFUSED: Mapping[str, Refused] = {
         zlab(rope_scaling=LLAMA3 | {"low_freq_factor": None, "high_freq_factor": 0}),
         ("rope_scaling: low_freq_factor is missing", "rope_scaling: high_freq_factor must be a number above 0, got 0"),
     ),
-    "scaled embeddings": Refused(
-        zlab(dflash_config={"input_embedding_scale": 4.0}), ("dflash_config.input_embedding_scale = 4.0",)
+    "scaled embeddings where no class reads it": Refused(
+        zlab(input_embedding_scale=4.0), ("input_embedding_scale = 4.0: dflow reads only null or 1",)
+    ),
+    "embeddings without a scale": Refused(
+        zlab(dflash_config={"input_embedding_scale": -1.0}), ("input_embedding_scale: must be above 0, got -1.0",)
     ),
     "capped logits": Refused(
         zlab(final_logit_softcapping=30.0), ("final_logit_softcapping = 30.0: dflow reads only drafts without it",)
     ),
-    "multiplied logits": Refused(
-        zlab(dflash_config={"output_multiplier": 0.5}), ("dflash_config.output_multiplier = 0.5",)
-    ),
+    "multiplied logits": Refused(zlab(output_multiplier=0.5), ("output_multiplier = 0.5: dflow reads only null or 1",)),
     "a sink in the attention": Refused(
         zlab(attention_sink_bias=True),
         ("attention_sink_bias = true: dflow reads only drafts without it",),

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ops.lib.drafts.backbone.config import (
     OF_TARGET,
     SLIDING_ATTENTION,
     DraftConfig,
+    algorithm_of,
     contract_part,
     example,
     from_serving,
@@ -37,6 +39,7 @@ from ops.lib.drafts.backbone.config import (
     to_serving,
     wrong_types,
 )
+from ops.lib.target.head_settings import sglang_embedding_scale
 
 SGLANG = "sglang"  # the format of an export that every one has
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # config.json's names -> safetensors'
@@ -209,6 +212,24 @@ def refuse(directory: Path, mistakes: Sequence[Finding], more: str = "", *, is_i
 def of_import(found: Finding) -> Finding:
     """The mistake with advice that does not ask for another export or training."""
     return attrs.evolve(found, advice=REIMPORT) if found.code == OF_MAKER else found
+
+
+READ_BY_VLLM = ("dflash2",)  # the algorithms of which vLLM 0.33 reads input_embedding_scale
+
+
+def embedding_warnings(config: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]:
+    """What engines do with the target's embedding that the training did not, by the engine's name.
+
+    config: the draft's config.json; target: the target's complete one.
+    """
+    scale = lookup(config, full_name("input_embedding_scale", config))[1] or 1.0
+    trained = f"the draft was trained with rows of the target's embedding times {scale:g}"
+    served, found = sglang_embedding_scale(target), {}
+    if not isclose(scale, served, rel_tol=1e-3):
+        found["SGLang"] = f"{trained}, and SGLang would embed its tokens by rows times {served:g}: fewer are accepted"
+    if scale != 1 and algorithm_of(config).name not in READ_BY_VLLM:
+        found["vLLM"] = f"{trained}, and vLLM would embed its tokens by rows as they are: fewer are accepted"
+    return found
 
 
 def training_record(

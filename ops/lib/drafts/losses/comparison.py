@@ -2,7 +2,7 @@
 
 The draft's logits are x = h W^T + z T^T: W the target's frozen head, T [V, r] a trained table, z the slot's latent
 (DSpark, arXiv 2607.05147, calls T w2). The teacher's are y = t W^T. A soft cap applies to either product, before z T^T
-is added; the slope in h gets the slope of the draft's cap as a factor. With q = softmax(x), p = softmax(y), the label l:
+is added; the slope in h gets the slope of the draft's cap as a factor. With q = softmax(x), p = softmax(y), label l:
 
     ce       -log q_l             slope in x_v:  q_v - [v = l]
     kl       sum p log(p / q)                    q_v - p_v
