@@ -15,7 +15,8 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from ops.lib.drafts.decoding.prefill import mask_with_diagonal, prefill
+from ops.lib.target.cache import own_cache
+from ops.lib.target.prefill import mask_with_diagonal, prefill
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fast path is not available")
 
@@ -44,8 +45,8 @@ def softmax_over_nothing_is_nan():
 
 def assert_padding_changes_nothing(target, samples):
     with torch.no_grad():
-        batch = prefill(target, target.prompts(samples))
-        alone = [prefill(target, target.prompts([sample])) for sample in samples]
+        batch = prefill(target, target.prompts(samples), own_cache(target))
+        alone = [prefill(target, target.prompts([sample]), own_cache(target)) for sample in samples]
     assert 2 < len({len(sample.input_ids) for sample in samples})
     torch.testing.assert_close(batch.logits_BV, torch.cat([one.logits_BV for one in alone]), rtol=1e-3, atol=1e-4)
     for layer, *ones in zip(batch.cache.layers, *(one.cache.layers for one in alone), strict=True):
