@@ -95,7 +95,10 @@ def _find(target: Target) -> Verification:
 
 
 def _refused(target: Target, reason: str) -> DataError:
-    return DataError(f"a {target.model.config.model_type} target cannot verify a draft: {reason}")
+    return DataError(
+        f"a {target.model.config.model_type} target cannot verify a draft: {reason}. Its features can be captured and "
+        "drafts trained on them, but not evaluated"
+    )
 
 
 @contextmanager

@@ -4,13 +4,14 @@ Prompts of different lengths are padded on the left, so that the last column hol
 side is exact for all families: attention masks the padding, positions are counted without it, and a linear-attention
 layer, whose state starts at zero, stays there while it reads zeroes (padding behind a prompt would decay its state).
 
-Padding on the left sees nothing, and the softmax over nothing is not a number on some devices and kernels. It would
-stay in the cache, where even a weight of zero spreads it. So here transformers' masks for "sdpa" and "eager" let a token
-that sees nothing see itself; no token sees that one.
+Padding on the left sees nothing, and the softmax over nothing is not a number on some devices and kernels, and in some
+dtypes. It would stay in the cache, where even a weight of zero spreads it. So here transformers' masks for "sdpa" and
+"eager" let a token that sees nothing see itself; no token sees that one.
 
-The masks are replaced for the whole process, when this module is imported. A name of its own beside "sdpa" would not do:
-some models look "sdpa" up in tables of their own or compare with it, in transformers and in checkpoints' code. Masks
-without a row that sees nothing are bit for bit those of transformers, so that nothing else in the process changes.
+The masks are replaced for the whole process, when this module is imported. A name of its own beside "sdpa" would not
+do: some models look "sdpa" up in tables of their own or compare with it, in transformers and in checkpoints' code.
+Masks without a row that sees nothing are bit for bit those of transformers, so that nothing else in the process
+changes.
 
     B batch, S longest prompt, V vocabulary, Q queries, C keys
 """

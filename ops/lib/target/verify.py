@@ -53,7 +53,7 @@ class BatchVerifier:
     windows: Mapping[str, int | None]
 
     def verify(self, block_BK: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B, K, V] after each token of the blocks that follow the rows, and features [B, K, F] of each token."""
+        """Logits [B, K, V] after each token of the blocks that follow the rows, and the tokens' features [B, K, F]."""
         logits_BKV = self.target.model(
             input_ids=block_BK,
             attention_mask=block_masks(self.rows, block_BK.shape[1], self.windows, self._added),

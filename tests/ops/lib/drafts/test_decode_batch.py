@@ -1,4 +1,4 @@
-"""Batches of prompts against the slow references one by one, for every family and cache and wherever rows reject a block."""
+"""Batches against the slow references one by one, for every family and cache and wherever rows reject a block."""
 
 from __future__ import annotations
 
