@@ -10,9 +10,10 @@ from torch import nn
 from transformers import AutoConfig
 
 from dsl.errors import DataError
-from ops.lib.target.model import Target, attention_of
+from ops.lib.target.model import Target, chosen_attention
 from ops.lib.vision.families import family_of
 from ops.lib.vision.family_config import text_part, with_defaults
+from ops.lib.vision.processor import LOADING_ERRORS
 
 HEAD = 16
 VOCABULARY = 256
@@ -54,7 +55,8 @@ VISION: Mapping[str, Any] = {
 }
 SCALED = ("short_factor", "long_factor")  # lists of a rope with a number for each pair of dimensions
 MOST_LAYERS, LEAST_LAYERS = 8, 4
-CREATION_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, ImportError)
+# Of classes that are given sizes which they do not take.
+CREATION_ERRORS = (*LOADING_ERRORS, NotImplementedError, RuntimeError)
 
 
 def small_copy(config: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = torch.float32) -> Target:
@@ -69,7 +71,7 @@ def small_copy(config: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = to
         try:
             made = AutoConfig.for_model(**content)
             made.tie_word_embeddings = family.tied
-            model = family.auto_class.from_config(made, attn_implementation=attention_of(family))
+            model = family.auto_class.from_config(made, attn_implementation=chosen_attention(family))
         except CREATION_ERRORS as error:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise DataError(f"no small copy of this {config.get('model_type')} can be made: {reason}") from error
@@ -102,8 +104,10 @@ def _small_text(text: Mapping[str, Any]) -> dict[str, Any]:
             small[name] = SMALL[name]
         elif isinstance(value, list) and len(value) == depth:
             small[name] = value[:layers]
-        elif name.endswith("_token_id"):
-            small[name] = None
+        elif name.endswith("_token_id") and value is not None:
+            small[name] = 0
+    if "head_dim" in text:  # which may be null
+        small["head_dim"] = HEAD
     small["num_hidden_layers"] = layers
     heads, keys = text.get("num_attention_heads") or 1, text.get("num_key_value_heads")
     if keys:

@@ -17,109 +17,45 @@ The copy keeps every kind of layer, and has a window shorter than the texts.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import asdict, frozen
 from torch import Tensor
 from torch.nn.functional import linear
 
 from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.drafts.decoding.cache import Rows
-from ops.lib.drafts.decoding.decode import matching_prefix
-from ops.lib.drafts.decoding.prefill import prefill
-from ops.lib.drafts.decoding.verify import BatchVerifier, SingleVerifier, keeps_all_columns
+from ops.lib.target.cache import Rows, own_cache, whole_cache
+from ops.lib.target.cache_trial import verification_of
 from ops.lib.target.embedding_and_head import HeadSettings, head_settings
 from ops.lib.target.model import Target
+from ops.lib.target.prefill import prefill
+from ops.lib.target.probed import BLOCKS, COPY, HEAD, LAYERS, PADDING, SPECULATION, WEIGHTS, Check, Probe
 from ops.lib.target.small_copy import small_copy
+from ops.lib.target.verify import Verification, verifier_of
 
 TOLERANCE = 1e-3  # of the largest value: float32 rounds by 1e-6, and a wrong mask or scale changes more than a tenth
 BLOCK, ANSWER = 4, 11
 PROMPTS = (9, 14)  # tokens
-SEEDS = ((0, torch.float32), (1, torch.float64))  # of small copies; the second where a check fails on the first
 # What models raise for arguments, caches and lengths that they do not take.
 MODEL_ERRORS = (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError, DataError)
-
-LAYERS, HEAD, PADDING, BLOCKS, SPECULATION = "layers", "head", "padding", "blocks", "speculation"
-MEANINGS = {
-    LAYERS: "the inputs of its layers are its hidden states",
-    HEAD: "its head on the final states gives its logits",
-    PADDING: "padded batches give what single texts give",
-    BLOCKS: "blocks through its cache, accepted in part, give what single tokens give",
-    SPECULATION: "speculative answers are the plain ones",
-}
-LEFT = {  # what is still possible where a check fails
-    LAYERS: "no draft can be fed by it",
-    HEAD: "no draft can be trained or decoded with its head",
-    PADDING: "captures of batches and answers of several prompts at once are not its own",
-    BLOCKS: "capture and training are possible, but evaluate finds answers that are not its own",
-    SPECULATION: "capture and training are possible, but evaluate finds answers that are not its own",
-}
-NEEDED = (LAYERS, HEAD)  # without which a target is refused
-
-
-@frozen
-class Check:
-    """One thing that was tried. difference: the largest, as a share of the largest value; None where it did not come to
-    numbers. reason: what was raised, or differs besides numbers; empty where nothing did.
-    """
-
-    name: str
-    holds: bool
-    difference: float | None = None
-    reason: str = ""
-
-    @property
-    def sentence(self) -> str:
-        """What was found, in words."""
-        if self.holds:
-            return MEANINGS[self.name]
-        numbers = "" if self.difference is None else f"they differ by {self.difference:.1%} of the largest value"
-        found = "; ".join(part for part in (self.reason, numbers) if part)
-        return f"it does not hold that {MEANINGS[self.name]} ({found}): {LEFT[self.name]}"
-
-
-@frozen
-class Probe:
-    """The checks of one model. on: which weights."""
-
-    on: str
-    checks: tuple[Check, ...]
-    seconds: float
-
-    @property
-    def failed(self) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if not check.holds)
-
-    @property
-    def refusal(self) -> str:
-        """Why it cannot be a target; empty where it can."""
-        return "; ".join(check.sentence for check in self.failed if check.name in NEEDED)
-
-    @property
-    def warning(self) -> str:
-        """What is not possible with it although it can be a target; empty for nothing."""
-        return "; ".join(dict.fromkeys(check.sentence for check in self.failed if check.name not in NEEDED))
-
-    def to_json(self) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return values
 
 
 def probe_config(config: Mapping[str, Any]) -> Probe:
     """Probe a small random copy of a complete config.json. Raises DataError where no copy can be made of it."""
-    for seed, dtype in SEEDS:
-        probe = probe_target(small_copy(config, seed, dtype), "a small random copy of it")
-        if not probe.failed:
-            break
-    return probe
+    probe = probe_target(small_copy(config), COPY)
+    if not probe.failed:
+        return probe
+    # Two of a random model's experts or tokens may be nearly alike: another one in float64 says whether it was that.
+    again = probe_target(small_copy(config, seed=1, dtype=torch.float64), COPY)
+    return probe if again.failed else again
 
 
 @torch.inference_mode()
-def probe_target(target: Target, on: str = "its weights") -> Probe:
+def probe_target(target: Target, on: str = WEIGHTS) -> Probe:
     """Probe a loaded target. on: which weights it has, in words."""
     begun = time.perf_counter()
     texts = _texts(target)
@@ -194,7 +130,7 @@ def _padding(target: Target, texts: list[list[int]]) -> float:
     samples = list(map(_sample, texts))
     single = [target.forward(target.inputs([sample]), use_cache=False).logits[0] for sample in samples]
     right = target.forward(target.inputs(samples), use_cache=False).logits
-    left = prefill(target, target.prompts(samples)).logits_BV
+    left = prefill(target, target.prompts(samples), own_cache(target)).logits_BV
     return max(
         max(_difference(right[row, : len(logits)], logits), _difference(left[row], logits[-1]))
         for row, logits in enumerate(single)
@@ -205,10 +141,11 @@ def _verified(target: Target, texts: list[list[int]]) -> list[Check]:
     """The checks of blocks and of speculation, which one decoding gives."""
     try:
         plain = [_plain(target, text) for text in texts]
-        if keeps_all_columns(prefill(target, target.prompts([_sample(texts[0])])).cache):
-            found = _speculated(target, texts, plain)
+        way = verification_of(target)
+        if way is Verification.BATCH:
+            found = _speculated(target, way, texts, plain)
         else:
-            found = [_speculated(target, [text], [answer])[0] for text, answer in zip(texts, plain, strict=True)]
+            found = [_speculated(target, way, [text], [answer])[0] for text, answer in zip(texts, plain, strict=True)]
     except MODEL_ERRORS as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
         return [Check(name, False, reason=reason) for name in (BLOCKS, SPECULATION)]
@@ -230,49 +167,63 @@ def _plain(target: Target, text: list[int]) -> Answer:
     return ids[len(text) :], logits_SV[len(text) - 1 :]
 
 
-def _speculated(target: Target, texts: list[list[int]], plain: Sequence[Answer]) -> list[tuple[list[int], float]]:
+def _speculated(
+    target: Target, way: Verification, texts: list[list[int]], plain: Sequence[Answer]
+) -> list[tuple[list[int], float]]:
     """Of each text the answer by proposals of which every third is wrong, and the difference of the logits that chose
     its tokens, until they are others.
     """
-    begun = prefill(target, target.prompts(list(map(_sample, texts))))
-    longest = begun.mask_BS.shape[1]
-    rows = Rows(longest - begun.mask_BS.sum(1), torch.full_like(begun.offset_B, longest), longest)
-    verifier: BatchVerifier | SingleVerifier
-    if keeps_all_columns(begun.cache):
-        verifier = BatchVerifier.of(target, begun.cache, rows, begun.offset_B, 2 * ANSWER + BLOCK)
-    else:
-        verifier = SingleVerifier(target, begun.cache, rows, begun.offset_B)
+    begun = prefill(target, target.prompts(list(map(_sample, texts))), whole_cache(target))
+    rows = Rows.of(begun.mask_BS)
     tokens = [[int(token)] for token in begun.logits_BV.argmax(-1)]
     differences = [
         _difference(logits_V, of_plain[0]) for logits_V, (_, of_plain) in zip(begun.logits_BV, plain, strict=True)
     ]
-    while min(map(len, tokens)) < ANSWER:
-        proposals = [
-            _proposal(answer, len(found), len(target.embed_weight))
-            for found, (answer, _) in zip(tokens, plain, strict=True)
-        ]
-        blocks = [[found[-1], *proposal] for found, proposal in zip(tokens, proposals, strict=True)]
-        block_BK = torch.tensor(blocks, device=target.device)
-        logits_BKV = verifier.verify(block_BK)
-        kept = []
-        for row, (answer, of_plain) in enumerate(plain):
-            choices, place = logits_BKV[row].argmax(-1).tolist(), len(tokens[row])
-            count = matching_prefix(proposals[row], choices)
-            known = min(count + 1, ANSWER - place)
-            if known > 0 and tokens[row][:place] == answer[:place]:
-                differences[row] = max(
-                    differences[row], _difference(logits_BKV[row, :known], of_plain[place : place + known])
-                )
-            tokens[row] += [*proposals[row][:count], choices[count]]
-            kept.append(count + 1)
-        kept_B = torch.tensor(kept, device=target.device)
-        verifier.settle(block_BK, kept_B)
-        rows.advance(kept_B)
+    with target.capture_inputs((0,)) as captured:
+        verifier = verifier_of(way, target, captured, begun, rows, room=2 * ANSWER + BLOCK)
+        while min(map(len, tokens)) < ANSWER:
+            proposals = [
+                _proposal(target, answer, len(found)) for found, (answer, _) in zip(tokens, plain, strict=True)
+            ]
+            blocks = [[found[-1], *proposal] for found, proposal in zip(tokens, proposals, strict=True)]
+            block_BK = torch.tensor(blocks, device=target.device)
+            logits_BKV, _ = verifier.verify(block_BK)
+            kept = []
+            for row, (answer, of_plain) in enumerate(plain):
+                choices, place = logits_BKV[row].argmax(-1).tolist(), len(tokens[row])
+                count = _matching(proposals[row], choices)
+                known = min(count + 1, ANSWER - place)
+                if known > 0 and tokens[row] == answer[:place]:
+                    difference = _difference(logits_BKV[row, :known], of_plain[place : place + known])
+                    differences[row] = max(differences[row], difference)
+                tokens[row] += [*proposals[row][:count], choices[count]]
+                kept.append(count + 1)
+            kept_B = torch.tensor(kept, device=target.device)
+            verifier.settle(block_BK, kept_B)
+            rows.advance(kept_B)
     return [(found[:ANSWER], difference) for found, difference in zip(tokens, differences, strict=True)]
 
 
-def _proposal(answer: list[int], place: int, vocabulary: int) -> list[int]:
+def _matching(proposal: list[int], choices: list[int]) -> int:
+    """How many leading proposals are the target's choices."""
+    return next((count for count, token in enumerate(proposal) if token != choices[count]), len(proposal))
+
+
+def _proposal(target: Target, answer: list[int], place: int) -> list[int]:
     """The next tokens of the answer, every third one replaced; behind its end, anything."""
-    true = (answer + [0] * BLOCK)[place : place + BLOCK - 1]
-    true += [0] * (BLOCK - 1 - len(true))
+    true = (answer[place:] + [0] * BLOCK)[: BLOCK - 1]
+    vocabulary = len(target.embed_weight)
     return [(token + 1) % vocabulary if (place + index) % 3 == 2 else token for index, token in enumerate(true)]
+
+
+def main() -> None:
+    """Print the probe of the config.json on standard input, or {"error"} where no copy can be made of it."""
+    try:
+        result = probe_config(json.load(sys.stdin)).to_json()
+    except DataError as error:
+        result = {"error": str(error)}
+    json.dump(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
