@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from any_targets import any_checkpoint
 from fake_stage import FakeStage
 from transformers import AutoConfig
@@ -33,6 +34,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 8},
     "granite": {"logits_scaling": 8.0, "embedding_multiplier": 12.0, "attention_multiplier": 0.0625},
     "granitemoe": {"logits_scaling": 8.0, "embedding_multiplier": 12.0},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 4, "num_hidden_layers": 16},
     "qwen2_5_vl": {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
 }
 OFTEN = (
@@ -103,13 +105,6 @@ def without(settings: HeadSettings) -> Callable[[Any], HeadSettings]:
     return lambda _config: settings
 
 
-def hooked_one_layer_early(target: Target, layer_ids: Any) -> Any:
-    return CAPTURE(target, [layer - 1 for layer in layer_ids if layer])
-
-
-CAPTURE = Target.capture_inputs
-
-
 def test_a_wrong_scale_of_the_head_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     target = small_copy(config_of("granite"))
     assert () == probe_target(target).failed
@@ -126,15 +121,12 @@ def test_a_soft_cap_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_states_of_another_layer_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def shifted(target: Target, layer_ids: Any) -> Any:
-        return CAPTURE(target, [min(layer + 1, target.num_layers - 2) for layer in layer_ids])
+    def one_early(self: Target) -> torch.nn.ModuleList:
+        layers = self.model.get_decoder().layers
+        return torch.nn.ModuleList([layers[0], *layers[:-1]])
 
     target = small_copy(config_of("llama"))
-
-    def recorded_under_another_id(captured: Any) -> Any:
-        return captured
-
-    monkeypatch.setattr(Target, "decoder_layers", property(lambda self: self.model.get_decoder().layers[::-1]))
+    monkeypatch.setattr(Target, "decoder_layers", property(one_early))
     [failed] = probe_target(target).failed
     assert LAYERS == failed.name
     assert "no draft can be fed by it" in failed.sentence
@@ -148,9 +140,10 @@ def test_a_crop_that_keeps_what_was_refused_is_found(monkeypatch: pytest.MonkeyP
     assert "2 of 2 answers are others" in failed[1].sentence
 
 
-def test_a_state_that_is_not_put_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3_5_text"])
+def test_a_state_that_is_not_put_back_is_found(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr("ops.lib.target.verify.roll_back", lambda cache, saved, accepted: False)
-    failed = probe_target(small_copy(config_of("lfm2"))).failed
+    failed = probe_target(small_copy(config_of(kind))).failed
     assert failed and {BLOCKS, SPECULATION} >= {check.name for check in failed}
 
 
