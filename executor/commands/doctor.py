@@ -1,6 +1,7 @@
 """`dflow doctor`: check what works on this machine, and what to install for the rest.
 
---verify checks the store's artifacts instead, and --backends whether both capture backends give the same states.
+Instead of that, --verify checks the store's artifacts, --backends whether both capture backends give the same states,
+and --target what holds of a target.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="instead capture a few samples of FILE with transformers and with SGLang, and compare",
     )
+    instead.add_argument(
+        "--target",
+        metavar="CHECKPOINT",
+        help="instead measure what holds of a checkpoint directory or a known model id, on a small random copy",
+    )
     depth = parser.add_mutually_exclusive_group()
     depth.add_argument(
         "--full",
@@ -80,14 +86,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where dflow cannot run at all, something is damaged, or the backends disagree; 2 where the file has
-    mistakes. A library that only some ops need does not change it.
+    """Exit code 1 where dflow cannot run at all, something is damaged, the backends disagree, or a check of the target
+    fails; 2 where the file has mistakes. A library that only some ops need does not change it.
     """
     _refuse_unused(options)
     if options.verify is not None:
         return _verify(options)
     if options.backends:
         return _compare_backends(options)
+    if options.target is not None:
+        return _probe_target(options)
     use_cluster(options.ray)
     findings = []
     with Activity() as activity:
@@ -221,6 +229,24 @@ def _rebuilt_by(records: Sequence[Record], digest: str) -> str:
             if node.digest == digest and node_id not in record.state.pinned:
                 return f'node "{node_id}" of {record.state.pipeline}; rebuild it with `dflow resume {record.run}`'
     return "no run of this store computed it; `dflow pull` may fetch it again"
+
+
+def _probe_target(options: argparse.Namespace) -> int:
+    """Measure a small random copy of a target, in a process of its own, and print each check."""
+    from ops.lib.target.probed import probe_of_copy
+    from ops.tools.init.target import read_target
+
+    config = read_target(options.target).config
+    with Activity() as activity:
+        activity.status("measuring a small random copy of the target")
+        probe = probe_of_copy(config)
+    if options.json:
+        print_json({"model_type": config["model_type"], **probe.to_json()})
+    else:
+        print_lines(f"{options.target}: a {config['model_type']}, measured on {probe.on}")
+        for name, result, what in probe.rows():
+            print_lines(f"{name:12} {result:6} {what}")
+    return FAILED if probe.failed else OK
 
 
 def _compare_backends(options: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from executor.store.artifact_store import store_path
 from executor.system.output import OK, name_store, print_lines
 from ops.tools.init.advice import advise
 from ops.tools.init.survey import Counter, survey
-from ops.tools.init.target import Target, read_target
+from ops.tools.init.target import Target, measured, read_target
 from ops.tools.init.text import PLACEHOLDER, pipeline_text, summary
 
 DEFAULT_OUTPUT = Path("pipeline.toml")
@@ -54,8 +54,11 @@ def main(options: argparse.Namespace) -> int:
     output: Path = options.output
     mistakes = _output_mistakes(output, options.force)
     target: Target | None = None
+    about: list[str] = []
     try:
-        target = read_target(options.target) if options.target is not None else None
+        if options.target is not None:
+            target = read_target(options.target)
+            about = measured(target)
     except DataError as error:
         mistakes.append(str(error))
     try:
@@ -75,7 +78,7 @@ def main(options: argparse.Namespace) -> int:
     with clear_errors(output):
         _write(output, text)
         is_renewed = _write_schema(output.with_name(SCHEMA), options.force)
-    print_lines("\n".join(summary(found, target, advice)))
+    print_lines("\n".join([*about, *summary(found, target, advice)]))
     if is_renewed:
         print_lines(f"\nwrote {output}, and {output.with_name(SCHEMA)}, which lets an editor complete and check it")
     else:

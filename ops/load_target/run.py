@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dsl.errors import DataError
+from dsl.sizes import shown_bytes
 from dsl.stage import Stage
+from ops.lib.data.files import write_json
+from ops.lib.target.checkpoint_check import sizes_in
 from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
-from ops.lib.target.model import complete_config, describe_target, write_target_json
+from ops.lib.target.model import Target, complete_config, describe_target, read_config, write_target_json
+from ops.lib.target.probe import probe_config, probe_target
+from ops.lib.target.probed import MEASURED, Probe
+from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.target.token_ids import mask_warning
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
+from ops.lib.vision.family_config import is_qwen
 from ops.lib.vision.processor import load_processor
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR
 from ops.load_target.op import LoadTarget
@@ -32,8 +41,43 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
         stage.warn(warning)
     if not Path(config.checkpoint).is_dir():  # a path is content, not a name
         info |= {"model_id": config.checkpoint, "revision": config.revision}
+    probes = _probe(directory, info, stage)
     copy_files(directory, stage.out_dir / "model", patterns(trust))
     if chat_template is not None:
         replace_chat_template(stage.out_dir / "model", chat_template)
     complete_config(stage.out_dir / "model", trust)
     write_target_json(stage.out_dir, info, {})
+    write_json(stage.out_dir / MEASURED, {"probes": [probe.to_json() for probe in probes]})
+
+
+def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe]:
+    """Measure what holds of the target, on a small copy and, where half of the free memory holds them, on its weights.
+
+    Raises DataError for a target without which nothing works; for Qwen's, which are tested, and for the rest warns.
+    """
+    config = read_config(directory)
+    probes = []
+    try:
+        if not config.get("auto_map"):
+            probes.append(probe_config(config))
+    except DataError as error:
+        stage.info(f"only the weights are measured: {error}")
+    size = sizes_in(directory, config).parameters * ITEM_SIZES["float32"]
+    if size < free_memory() / 2:
+        probes.append(probe_target(Target.from_directory(directory, info)))
+    else:
+        stage.info(
+            f"the weights are not measured: in float32 they take {shown_bytes(size)}, more than half of what is free"
+        )
+    for probe in probes:
+        if probe.refusal and not is_qwen(config):
+            raise DataError(f"{directory}: this {info['model_type']} cannot be a target, {probe.refusal}")
+        if found := probe.warning or probe.refusal:
+            stage.warn(found)
+    return probes
+
+
+def free_memory() -> int:
+    """Bytes of this machine's memory that are free, or can be freed."""
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 1 << 40)

@@ -21,7 +21,7 @@ from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight
 from ops.lib.target.sizes import TargetSizes, check_tables, named_dtype
 from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, listed, weights_mistakes
 from ops.lib.target.token_ids import check_added_tokens, check_ends
-from ops.lib.vision.family_config import QWEN, check_family_config, check_model_type, text_part, with_defaults
+from ops.lib.vision.family_config import check_family_config, check_model_type, is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, processor_mistakes, template_texts
 
 State = tuple[tuple[str, int, int, int], ...]
@@ -100,7 +100,7 @@ def sizes_in(directory: Path, config: Mapping[str, Any]) -> TargetSizes:
     Raises DataError as `TargetSizes.of`.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    if config.get("model_type") not in QWEN:
+    if not is_qwen(config):
         with suppress(OSError, DataError):  # reported as mistakes of the files
             shapes = {name: tensor.shape for name, tensor in stored_tensors(directory).items()}
     return TargetSizes.of(config, shapes or None)

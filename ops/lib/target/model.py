@@ -69,7 +69,7 @@ class Target:
             family.auto_class.from_pretrained,
             config=config,
             dtype=stored_dtype(directory) or dtype,
-            attn_implementation=_attention(family),
+            attn_implementation=chosen_attention(family),
             trust_remote_code=trust,
             use_safetensors=True,
             output_loading_info=True,
@@ -195,7 +195,7 @@ def _loaded(directory: Path, load: Callable[..., Any], **options: Any) -> Any:
         ) from error
 
 
-def _attention(family: Family) -> str | None:
+def chosen_attention(family: Family) -> str | None:
     """The attention of a target: None for that of its class, which is not sdpa where it has sinks; eager where scores
     have a soft cap, which sdpa would silently leave out.
     """

@@ -23,7 +23,7 @@ from attrs import frozen
 from dsl.errors import DataError
 from ops.lib.data.files import shown_json
 from ops.lib.target.stored_weights import EMBED_ENDINGS, HEAD_ENDINGS
-from ops.lib.vision.family_config import QWEN, is_tied, patch_dim, text_part, vision_part
+from ops.lib.vision.family_config import is_qwen, is_tied, patch_dim, text_part, vision_part
 from ops.lib.vision.processor_files import check_sizes
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -87,7 +87,7 @@ class TargetSizes:
                     raise ValueError(f"{name} is {text[name]!r}, not a number up to {most}")
             V, M = text["vocab_size"], text["hidden_size"]
             ends = {"embedding": V * M, "head": 0 if is_tied(config) else V * M}
-            parts = _qwen_parts(text, seeing) if config.get("model_type") in QWEN else _any_parts(config, shapes)
+            parts = _qwen_parts(text, seeing) if is_qwen(config) else _any_parts(config, shapes)
             sizes = cls(**ends, **parts, text=text, seeing=seeing)
             if min(sizes.parameters, head_dim(text), sizes.state_per_sequence) < 0:
                 raise ValueError("a size is negative")

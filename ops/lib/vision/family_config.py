@@ -55,6 +55,11 @@ COUNTED = (
 TIED = "tie_word_embeddings"
 
 
+def is_qwen(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of one of Qwen's families; one without a model type is taken for one."""
+    return config.get("model_type", QWEN3[0]) in QWEN
+
+
 def check_model_type(config: Mapping[str, Any]) -> None:
     """Raises DataError for a config.json of a model that does not predict tokens, or that transformers does not know;
     a checkpoint's own code may define it.
@@ -82,7 +87,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def vision_part(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The part of a config.json that describes a vision tower that dflow reads; None for others and for none."""
-    return config.get("vision_config") if config.get("model_type") in QWEN else None
+    return config.get("vision_config") if is_qwen(config) else None
 
 
 def patch_dim(vision: Mapping[str, Any]) -> int:
@@ -98,7 +103,7 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     class does not say stays missing.
     """
     kind, inner, whole = config.get("model_type"), config.get("text_config"), dict(config)
-    if kind in QWEN:
+    if is_qwen(config):
         return whole
     top = class_of(kind)
     if TIED not in whole and not (isinstance(inner, Mapping) and TIED in inner) and TIED in top.defaults:

@@ -193,7 +193,8 @@ def mask_token_id(tokenizer: PreTrainedTokenizerBase, config: Mapping[str, Any],
         if token in vocabulary:
             return vocabulary[token]
     family = find_family(config)
-    return family.mask_token_id if family and family.mask_token_id < vocab_size else None
+    known = family.mask_token_id if family else None
+    return known if known is not None and known < vocab_size else None
 
 
 def model_config(source: str) -> dict[str, Any]:

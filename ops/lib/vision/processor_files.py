@@ -14,7 +14,7 @@ from typing import Any
 from dsl.errors import DataError, on_one_line
 from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import shown_json
-from ops.lib.vision.family_config import QWEN, vision_part
+from ops.lib.vision.family_config import is_qwen, vision_part
 
 # Of image_processor_type: three names of one, which differ in the library that resizes.
 IMAGE_PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
@@ -36,7 +36,7 @@ def image_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
     which is read as its language model. Raises DataError for an unreadable file.
     """
     whole, own = (directory / name for name in IMAGE_PROCESSOR_FILES)
-    if read_settings(directory / "config.json").get("model_type", QWEN[0]) not in QWEN:
+    if not is_qwen(read_settings(directory / "config.json")):
         return own, {}
     nested = read_settings(whole).get("image_processor")
     return (whole, nested) if isinstance(nested, dict) else (own, read_settings(own))

@@ -12,12 +12,15 @@ from dsl.errors import ConfigError, DataError
 from ops.capture_targets.layers import spread_layers
 from ops.lib.forecasts import read_target_config
 from ops.lib.target.checkpoint_check import checkpoint_mistakes, sizes_in
+from ops.lib.target.probed import probe_of_copy
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
+from ops.lib.vision.family_config import is_qwen
 from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits
 from ops.load_target.plan import TARGETS, dtype_of, find_config
 
 MOST_LAYERS = 5  # of the paper
+AS_MEASURED = "measured on a small random copy (`dflow doctor --target` lists them)"
 TOKENIZER = "tokenizer.json"
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 THINKING = ("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B")  # of the models whose config.json dflow includes
@@ -116,6 +119,25 @@ def read_target(checkpoint: str) -> Target:
         pixel_limits={},
         thinks=checkpoint in THINKING,
     )
+
+
+def measured(target: Target) -> list[str]:
+    """Lines on what holds of a small random copy of a target that is not Qwen's; Qwen's are tested.
+
+    Raises DataError where it cannot be a target.
+    """
+    if is_qwen(target.config):
+        return []
+    kind = target.config.get("model_type")
+    try:
+        probe = probe_of_copy(target.config)
+    except DataError as error:
+        return [f"target: nothing was measured, load_target measures its weights: {error}"]
+    if probe.refusal:
+        raise DataError(f"{target.checkpoint}: this {kind} cannot be a target, {probe.refusal}")
+    if probe.warning:
+        return [f"target: a {kind}, {probe.warning}"]
+    return [f"target: a {kind}; all {len(probe.checks)} checks of a target hold, {AS_MEASURED}"]
 
 
 def _mask(directory: Path) -> tuple[int, str] | None:

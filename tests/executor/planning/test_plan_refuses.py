@@ -403,9 +403,9 @@ ENDS = {name: np.zeros((400, 32), np.float16) for name in ("model.embed_tokens.w
     ("tensors", "tied", "overrides", "line"),
     [
         ({"other.lm_head.weight": ENDS["lm_head.weight"]}, False, (),
-         "lm_head_key: TARGET: 2 of the tensors end in lm_head.weight; the tensors of shape [400, 32] are: lm_"),
+         "lm_head_key: TARGET: 2 of the tensors end in lm_head.weight or embed_out.weight; the tensors "),
         ({"other.wte.weight": ENDS["lm_head.weight"]}, False, (),
-         "embed_key: TARGET: 2 of the tensors end in embed_tokens.weight or word_embeddings.weight or wte.weight; "),
+         "embed_key: TARGET: 2 of the tensors end in embed_tokens.weight or word_embeddings.weight or wte."),
         ({}, False, ("target.embed_key=none.weight",),
          'embed_key: TARGET: embed_key = "none.weight" is not one of the candidates; the tensors of shape '),
         ({}, True, ("target.lm_head_key=lm_head.weight",),

@@ -294,7 +294,10 @@ def test_embeddings_of_another_shape_or_part_are_no_candidates(checkpoint, targe
 def test_the_keys_of_the_ends_can_be_given(tmp_path):
     folder = make_checkpoint("qwen3", tmp_path / "untied", tie_word_embeddings=False)
     add_tensor(folder, "other.lm_head.weight", torch.ones(VOCABULARY, HIDDEN))
-    with pytest.raises(DataError, match=r"2 of the tensors end in lm_head.weight; .*name one of them as lm_head_key"):
+    with pytest.raises(
+        DataError,
+        match=r"2 of the tensors end in lm_head.weight or embed_out.weight; .*name one of them as lm_head_key",
+    ):
         load(folder, tmp_path)
     loaded = load(folder, tmp_path, lm_head_key="lm_head.weight", embed_key="model.embed_tokens.weight")
     info = target_info(loaded)

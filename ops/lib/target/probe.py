@@ -1,0 +1,229 @@
+"""What holds of a target, measured on it: whether its states can be captured, its head computed, and drafts verified.
+
+A model type is no promise: models add, scale and cap what others do not, and keep caches of their own. So five things
+that dflow relies on are tried on a few tokens, on the weights themselves and on a small random copy of the config:
+
+    layers       the input of layer k + 1 equals hidden_states[k + 1], for every layer
+    head         the head with its scale, soft cap and bias, on the final states, equals the logits
+    padding      a batch that is padded on the right, or on the left, equals its texts by themselves
+    blocks       blocks through the cache, accepted in part, equal one token after the other
+    speculation  answers by proposals that are partly right equal the plain ones
+
+The copy keeps every kind of layer, and has a window shorter than the texts.
+
+    B batch, S sequence length, K block size, V vocabulary, M hidden size
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from dsl.errors import DataError
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.target.cache import Rows, own_cache, whole_cache
+from ops.lib.target.cache_trial import verification_of
+from ops.lib.target.embedding_and_head import HeadSettings, head_settings
+from ops.lib.target.model import Target
+from ops.lib.target.prefill import prefill
+from ops.lib.target.probed import BLOCKS, COPY, HEAD, LAYERS, PADDING, SPECULATION, WEIGHTS, Check, Probe
+from ops.lib.target.small_copy import small_copy
+from ops.lib.target.verify import Verification, verifier_of
+
+TOLERANCE = 1e-3  # of the largest value: float32 rounds by 1e-6, and a wrong mask or scale changes more than a tenth
+BLOCK, ANSWER = 4, 11
+PROMPTS = (9, 14)  # tokens
+# What models raise for arguments, caches and lengths that they do not take.
+MODEL_ERRORS = (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError, DataError)
+
+
+def probe_config(config: Mapping[str, Any]) -> Probe:
+    """Probe a small random copy of a complete config.json. Raises DataError where no copy can be made of it."""
+    probe = probe_target(small_copy(config), COPY)
+    if not probe.failed:
+        return probe
+    # Two of a random model's experts or tokens may be nearly alike: another one in float64 says whether it was that.
+    again = probe_target(small_copy(config, seed=1, dtype=torch.float64), COPY)
+    return probe if again.failed else again
+
+
+@torch.inference_mode()
+def probe_target(target: Target, on: str = WEIGHTS) -> Probe:
+    """Probe a loaded target. on: which weights it has, in words."""
+    begun = time.perf_counter()
+    texts = _texts(target)
+    checks = [_tried(LAYERS, lambda: _layers(target, texts[1]))]
+    if checks[0].holds:
+        checks.append(_tried(HEAD, lambda: _head(target, texts[1])))
+        checks.append(_tried(PADDING, lambda: _padding(target, texts)))
+        checks += _verified(target, texts)
+    return Probe(on, tuple(checks), time.perf_counter() - begun)
+
+
+def _tried(name: str, check: Callable[[], float]) -> Check:
+    """The check of a function that gives the difference."""
+    try:
+        difference = check()
+    except MODEL_ERRORS as error:
+        return Check(name, False, reason=f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
+    return Check(name, difference <= TOLERANCE, difference)
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """The largest difference as a share of the largest expected value; raises ValueError for another shape."""
+    if found.shape != expected.shape:
+        raise ValueError(f"shapes {list(found.shape)} and {list(expected.shape)}")
+    share = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+    return share if share == share else float("inf")  # not a number: nothing equals it
+
+
+def _texts(target: Target) -> list[list[int]]:
+    """Two texts of ordinary tokens from all over the vocabulary."""
+    config = target.model.config.to_dict()
+    named = [*config.items(), *(config.get("text_config") or {}).items()]
+    values = (value for name, value in named if name.endswith("_token_id"))
+    special = {number for value in values for number in (value if isinstance(value, list) else [value])}
+    ordinary = [token for token in range(len(target.embed_weight)) if token not in special]
+    count = sum(PROMPTS)
+    tokens = [ordinary[(place * 7919) % count * len(ordinary) // count] for place in range(count)]
+    return [tokens[: PROMPTS[0]], tokens[PROMPTS[0] :]]
+
+
+def _sample(ids: Sequence[int]) -> TokenSample:
+    no_images = torch.empty(0, 3, dtype=torch.int64)
+    loss_mask = torch.zeros(len(ids), dtype=torch.bool)
+    return TokenSample("probe", "text", torch.tensor(ids), loss_mask, torch.empty(0, 0), no_images, len(ids))
+
+
+def _layers(target: Target, text: list[int]) -> float:
+    layers = target.decoder_layers
+    if len(layers) != target.num_layers:
+        raise ValueError(f"{len(layers)} layers, and {target.num_layers} by its config")
+    with target.capture_inputs(range(len(layers) - 1)) as captured:
+        output = target.forward(target.inputs([_sample(text)]), output_hidden_states=True, use_cache=False)
+    states = output.hidden_states
+    if len(states) != len(layers) + 1:
+        raise ValueError(f"{len(states)} hidden states of {len(layers)} layers")
+    return max(_difference(captured.by_layer[k], states[k + 1]) for k in range(len(layers) - 1))
+
+
+def _head(target: Target, text: list[int]) -> float:
+    inputs = target.inputs([_sample(text)])
+    settings = head_settings(target.model.config.to_dict())
+    return _difference(_logits(target, target.hidden(inputs), settings), target.forward(inputs, use_cache=False).logits)
+
+
+def _logits(target: Target, states: Tensor, settings: HeadSettings) -> Tensor:
+    bias = target.model.get_output_embeddings().bias if settings.bias else None
+    x = linear(states, target.head_weight, bias) * settings.scale
+    return x if settings.soft_cap is None else settings.soft_cap * torch.tanh(x / settings.soft_cap)
+
+
+def _padding(target: Target, texts: list[list[int]]) -> float:
+    samples = list(map(_sample, texts))
+    single = [target.forward(target.inputs([sample]), use_cache=False).logits[0] for sample in samples]
+    right = target.forward(target.inputs(samples), use_cache=False).logits
+    left = prefill(target, target.prompts(samples), own_cache(target)).logits_BV
+    return max(
+        max(_difference(right[row, : len(logits)], logits), _difference(left[row], logits[-1]))
+        for row, logits in enumerate(single)
+    )
+
+
+def _verified(target: Target, texts: list[list[int]]) -> list[Check]:
+    """The checks of blocks and of speculation, which one decoding gives."""
+    try:
+        plain = [_plain(target, text) for text in texts]
+        way = verification_of(target)
+        if way is Verification.BATCH:
+            found = _speculated(target, way, texts, plain)
+        else:
+            found = [_speculated(target, way, [text], [answer])[0] for text, answer in zip(texts, plain, strict=True)]
+    except MODEL_ERRORS as error:
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+        return [Check(name, False, reason=reason) for name in (BLOCKS, SPECULATION)]
+    difference = max(each for _, each in found)
+    wrong = sum(tokens != answer for (tokens, _), (answer, _) in zip(found, plain, strict=True))
+    reason = f"{wrong} of {len(found)} answers are others" if wrong else ""
+    return [Check(BLOCKS, difference <= TOLERANCE, difference), Check(SPECULATION, not wrong, reason=reason)]
+
+
+Answer = tuple[list[int], Tensor]  # tokens, and the logits [S, V] by which they were chosen
+
+
+def _plain(target: Target, text: list[int]) -> Answer:
+    """The greedy answer without a cache, which every other way has to give."""
+    ids = list(text)
+    for _ in range(ANSWER):
+        logits_SV = target.model(input_ids=torch.tensor([ids], device=target.device), use_cache=False).logits[0]
+        ids.append(int(logits_SV[-1].argmax()))
+    return ids[len(text) :], logits_SV[len(text) - 1 :]
+
+
+def _speculated(
+    target: Target, way: Verification, texts: list[list[int]], plain: Sequence[Answer]
+) -> list[tuple[list[int], float]]:
+    """Of each text the answer by proposals of which every third is wrong, and the difference of the logits that chose
+    its tokens, until they are others.
+    """
+    begun = prefill(target, target.prompts(list(map(_sample, texts))), whole_cache(target))
+    rows = Rows.of(begun.mask_BS)
+    tokens = [[int(token)] for token in begun.logits_BV.argmax(-1)]
+    differences = [
+        _difference(logits_V, of_plain[0]) for logits_V, (_, of_plain) in zip(begun.logits_BV, plain, strict=True)
+    ]
+    with target.capture_inputs((0,)) as captured:
+        verifier = verifier_of(way, target, captured, begun, rows, room=2 * ANSWER + BLOCK)
+        while min(map(len, tokens)) < ANSWER:
+            proposals = [
+                _proposal(target, answer, len(found)) for found, (answer, _) in zip(tokens, plain, strict=True)
+            ]
+            blocks = [[found[-1], *proposal] for found, proposal in zip(tokens, proposals, strict=True)]
+            block_BK = torch.tensor(blocks, device=target.device)
+            logits_BKV, _ = verifier.verify(block_BK)
+            kept = []
+            for row, (answer, of_plain) in enumerate(plain):
+                choices, place = logits_BKV[row].argmax(-1).tolist(), len(tokens[row])
+                count = _matching(proposals[row], choices)
+                known = min(count + 1, ANSWER - place)
+                if known > 0 and tokens[row] == answer[:place]:
+                    difference = _difference(logits_BKV[row, :known], of_plain[place : place + known])
+                    differences[row] = max(differences[row], difference)
+                tokens[row] += [*proposals[row][:count], choices[count]]
+                kept.append(count + 1)
+            kept_B = torch.tensor(kept, device=target.device)
+            verifier.settle(block_BK, kept_B)
+            rows.advance(kept_B)
+    return [(found[:ANSWER], difference) for found, difference in zip(tokens, differences, strict=True)]
+
+
+def _matching(proposal: list[int], choices: list[int]) -> int:
+    """How many leading proposals are the target's choices."""
+    return next((count for count, token in enumerate(proposal) if token != choices[count]), len(proposal))
+
+
+def _proposal(target: Target, answer: list[int], place: int) -> list[int]:
+    """The next tokens of the answer, every third one replaced; behind its end, anything."""
+    true = (answer[place:] + [0] * BLOCK)[: BLOCK - 1]
+    vocabulary = len(target.embed_weight)
+    return [(token + 1) % vocabulary if (place + index) % 3 == 2 else token for index, token in enumerate(true)]
+
+
+def main() -> None:
+    """Print the probe of the config.json on standard input, or {"error"} where no copy can be made of it."""
+    try:
+        result = probe_config(json.load(sys.stdin)).to_json()
+    except DataError as error:
+        result = {"error": str(error)}
+    json.dump(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

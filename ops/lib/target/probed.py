@@ -1,0 +1,125 @@
+"""What a probe of a target found (ops/lib/target/probe.py), and its words. Loads no torch: the probe is a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, frozen
+
+from dsl.errors import DataError
+from ops.lib.data.files import read_object
+
+MEASURED = "measurements.json"  # of a target's artifact; outside of its digest
+COPY, WEIGHTS = "a small random copy", "the weights"
+LAYERS, HEAD, PADDING, BLOCKS, SPECULATION = "layers", "head", "padding", "blocks", "speculation"
+MEANINGS = {
+    LAYERS: "the inputs of its layers are its hidden states",
+    HEAD: "its head on the final states gives its logits",
+    PADDING: "padded batches give what single texts give",
+    BLOCKS: "blocks through its cache, accepted in part, give what single tokens give",
+    SPECULATION: "speculative answers are the plain ones",
+}
+NOT_EVALUATED = "capture and training are possible, but evaluate is not"
+LEFT = {  # what is still possible where a check fails
+    LAYERS: "no draft can be fed by it",
+    HEAD: "no draft can be trained or decoded with its head",
+    PADDING: "answers of several prompts at once are not its own; capture one by one, with batch_tokens = 1",
+    BLOCKS: NOT_EVALUATED,
+    SPECULATION: NOT_EVALUATED,
+}
+NEEDED = (LAYERS, HEAD)  # without which a target is refused
+
+
+@frozen
+class Check:
+    """One thing that was tried. difference: the largest, as a share of the largest value; None where it did not come to
+    numbers. reason: what was raised, or differs besides numbers; empty where nothing did.
+    """
+
+    name: str
+    holds: bool
+    difference: float | None = None
+    reason: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What was found, in words."""
+        if self.holds:
+            return MEANINGS[self.name]
+        numbers = "" if self.difference is None else f"they differ by {self.difference:.1%} of the largest value"
+        found = "; ".join(part for part in (self.reason, numbers) if part)
+        return f"it does not hold that {MEANINGS[self.name]} ({found}): {LEFT[self.name]}"
+
+
+@frozen
+class Probe:
+    """The checks of one model. on: which weights it had."""
+
+    on: str
+    checks: tuple[Check, ...]
+    seconds: float
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Probe:
+        return cls(values["on"], tuple(Check(**each) for each in values["checks"]), values["seconds"])
+
+    def to_json(self) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return values
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if not check.holds)
+
+    @property
+    def refusal(self) -> str:
+        """Why it cannot be a target; empty where it can."""
+        return self._sentences(lambda check: check.name in NEEDED)
+
+    @property
+    def warning(self) -> str:
+        """What is not possible with it although it can be a target; empty for nothing."""
+        return self._sentences(lambda check: check.name not in NEEDED)
+
+    def _sentences(self, wanted: Callable[[Check], bool]) -> str:
+        found = "; ".join(check.sentence for check in self.failed if wanted(check))
+        return f"measured on {self.on}: {found}" if found else ""
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """A row for each check: its name, whether it holds, and by how much or why not."""
+        return [
+            (check.name, "holds" if check.holds else "FAILS", check.sentence if not check.holds else _rounding(check))
+            for check in self.checks
+        ]
+
+
+def _rounding(check: Check) -> str:
+    if check.difference is None:
+        return check.sentence
+    return f"{check.sentence} ({f'within {check.difference:.1e}' if check.difference else 'exactly'})"
+
+
+def probe_of_copy(config: Mapping[str, Any]) -> Probe:
+    """The probe of a small random copy of a complete config.json, in a process of its own.
+
+    Raises DataError where no copy can be made of it, or its process fails.
+    """
+    command = [sys.executable, "-m", "ops.lib.target.probe"]
+    made = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise DataError(f"the probe of the target failed: {made.stderr.strip().rpartition(chr(10))[2]}")
+    values = json.loads(made.stdout)
+    if "error" in values:
+        raise DataError(values["error"])
+    return Probe.from_json(values)
+
+
+def kept_probes(folder: Path) -> list[Probe]:
+    """The probes that load_target kept in a target's artifact; none where another run's measurements are there."""
+    file = folder / MEASURED
+    return [Probe.from_json(each) for each in read_object(file).get("probes", [])] if file.is_file() else []

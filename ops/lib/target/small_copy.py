@@ -1,0 +1,150 @@
+"""A small model of a target's config with random weights: every kind of layer, narrow, with few experts and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig
+
+from dsl.errors import DataError
+from ops.lib.target.model import Target, chosen_attention
+from ops.lib.vision.families import family_of
+from ops.lib.vision.family_config import text_part, with_defaults
+from ops.lib.vision.processor import LOADING_ERRORS
+
+HEAD = 16
+VOCABULARY = 256
+# What sizes become, by the name of the field, where the config has one.
+OF_SIZE: Mapping[int, tuple[str, ...]] = {
+    1: ("n_group", "topk_group", "first_k_dense_replace", "mamba_n_groups", "n_groups"),
+    2: ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "linear_num_key_heads", "mamba_expand"),
+    4: (
+        *("num_attention_heads", "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
+        *("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "mamba_dt_rank"),
+    ),
+    8: ("sliding_window", "attention_chunk_size", "attention_window_size", "hidden_size_per_layer_input"),
+    HEAD: (
+        *("head_dim", "query_pre_attn_scalar", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
+        *("linear_key_head_dim", "linear_value_head_dim", "mamba_d_state", "ssm_state_size", "mamba_chunk_size"),
+        "chunk_size",
+    ),
+    24: ("q_lora_rank",),
+    32: ("moe_intermediate_size", "expert_ffn_hidden_size", "mamba_d_head", "mamba_head_dim", "global_head_dim"),
+    40: ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"),
+    64: ("hidden_size", "word_embed_proj_dim", "conv_dim", "conv_dim_out", "lru_width"),
+    96: ("intermediate_size", "ffn_dim", "block_ff_dim"),
+    128: ("mamba_d_ssm",),
+    VOCABULARY: ("vocab_size", "vocab_size_per_layer_input"),
+}
+SMALL = {name: size for size, names in OF_SIZE.items() for name in names}
+COMPUTED = ("qk_head_dim", "num_kv_shared_layers")  # by the class from the others, or zero
+VISION: Mapping[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 1],
+    "fullatt_block_indexes": [1],
+    "patch_size": 4,
+    "window_size": 16,
+}
+SCALED = ("short_factor", "long_factor")  # lists of a rope with a number for each pair of dimensions
+MOST_LAYERS, LEAST_LAYERS = 8, 4
+# Of classes that are given sizes which they do not take.
+CREATION_ERRORS = (*LOADING_ERRORS, NotImplementedError, RuntimeError)
+
+
+def small_copy(config: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = torch.float32) -> Target:
+    """The small model of a complete config.json, with weights so large that every token depends on all before it.
+
+    Raises DataError where transformers can make none of it.
+    """
+    family = family_of(config)
+    content = small_config(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            made = AutoConfig.for_model(**content)
+            made.tie_word_embeddings = family.tied
+            model = family.auto_class.from_config(made, attn_implementation=chosen_attention(family))
+        except CREATION_ERRORS as error:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise DataError(f"no small copy of this {config.get('model_type')} can be made: {reason}") from error
+        _make_lively(model)
+    text = text_part(with_defaults(content))
+    info = {"num_layers": text["num_hidden_layers"], "hidden_size": text["hidden_size"], "eos_token_ids": []}
+    return Target(model.to(dtype).eval().requires_grad_(False), info, torch.device("cpu"))
+
+
+def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json with small sizes; kinds of layers, ropes and all that is no size stay."""
+    left_out = ("quantization_config", "auto_map", "dtype", "torch_dtype", "architectures")
+    content = {name: value for name, value in config.items() if name not in left_out}
+    inner = content.get("text_config")
+    if not inner:
+        return _small_text(content)
+    content["text_config"] = _small_text({name: value for name, value in inner.items() if name not in left_out})
+    if content.get("vision_config"):
+        seeing = content["vision_config"]
+        content["vision_config"] = seeing | {name: value for name, value in VISION.items() if name in seeing}
+    return content
+
+
+def _small_text(text: Mapping[str, Any]) -> dict[str, Any]:
+    depth = text["num_hidden_layers"]
+    small = {name: value for name, value in text.items() if name not in COMPUTED}
+    layers = _layers(text)
+    for name, value in text.items():
+        if name in SMALL and isinstance(value, int) and value:
+            small[name] = SMALL[name]
+        elif isinstance(value, list) and len(value) == depth:
+            small[name] = value[:layers]
+        elif name.endswith("_token_id") and value is not None:
+            small[name] = 0
+    if "head_dim" in text:  # which may be null
+        small["head_dim"] = HEAD
+    small["num_hidden_layers"] = layers
+    heads, keys = text.get("num_attention_heads") or 1, text.get("num_key_value_heads")
+    if keys:
+        small["num_key_value_heads"] = 4 if keys >= heads else min(keys, 2)
+    rotary = int(small.get("head_dim") or HEAD)
+    for name in ("rope_parameters", "rope_scaling"):
+        if text.get(name):
+            small[name] = _small_rope(text[name], int(rotary * (text.get("partial_rotary_factor") or 1)))
+    return small
+
+
+def _layers(text: Mapping[str, Any]) -> int:
+    """The fewest layers that have every kind of the first MOST_LAYERS."""
+    depth = min(text["num_hidden_layers"], MOST_LAYERS)
+    kinds = text.get("layer_types") or text.get("layers_block_type") or []
+    found = kinds[:depth]
+    last = max((found.index(kind) for kind in set(found)), default=0)
+    periods = [text.get(name) or 0 for name in ("full_attention_interval", "attn_layer_period", "attn_layer_offset")]
+    return int(min(depth, max(LEAST_LAYERS, last + 1, *periods)))
+
+
+def _small_rope(rope: Mapping[str, Any], rotary: int) -> dict[str, Any]:
+    small = dict(rope)
+    for name, value in rope.items():
+        if isinstance(value, Mapping):
+            small[name] = _small_rope(value, rotary)
+    half = int(rotary * (rope.get("partial_rotary_factor") or 1)) // 2
+    for name in SCALED:
+        if rope.get(name):
+            small[name] = rope[name][:half]
+    if rope.get("mrope_section"):
+        small["mrope_section"] = [half - 2 * (half // 4), half // 4, half // 4]
+    return small
+
+
+@torch.no_grad()
+def _make_lively(model: nn.Module) -> None:
+    for name, weight in model.named_parameters():
+        if weight.ndim >= 2:
+            weight.normal_(std=0.3 if "embed" in name else 2 * weight.shape[-1] ** -0.5)

@@ -1,0 +1,187 @@
+"""The probe of targets: what holds of transformers' architectures, and that it finds what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from any_targets import any_checkpoint
+from fake_stage import FakeStage
+from transformers import AutoConfig
+
+from dsl.errors import DataError
+from ops.lib.data.files import read_json
+from ops.lib.target import probe as probing
+from ops.lib.target.cache import Rows
+from ops.lib.target.embedding_and_head import HeadSettings
+from ops.lib.target.model import Target
+from ops.lib.target.probe import probe_config, probe_target
+from ops.lib.target.probed import BLOCKS, HEAD, LAYERS, PADDING, SPECULATION, Check, Probe, kept_probes, probe_of_copy
+from ops.lib.target.small_copy import small_config, small_copy
+from ops.lib.vision.family_config import QWEN, with_defaults
+from ops.load_target.op import LoadTarget
+from ops.load_target.run import load_target
+from ops.load_target.show import report
+
+ALL = [LAYERS, HEAD, PADDING, BLOCKS, SPECULATION]
+# What published files of these types have, and their classes leave empty.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6, "n_routed_experts": 64, "topk_group": 1, "n_group": 1},
+    "nemotron": {"num_key_value_heads": 8},
+    "granite": {"logits_scaling": 8.0, "embedding_multiplier": 12.0, "attention_multiplier": 0.0625},
+    "granitemoe": {"logits_scaling": 8.0, "embedding_multiplier": 12.0},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 4, "num_hidden_layers": 16},
+    "qwen2_5_vl": {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+}
+OFTEN = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "glm4", "phi3", "deepseek_v3"),
+    *("cohere", "granite"),
+)
+OTHERS = (
+    *("mixtral", "ministral", "ministral3", "qwen2_moe", "qwen3_moe", "qwen3_next", "gemma", "gemma4_text", "glm"),
+    *("glm4_moe", "glm4_moe_lite", "phi", "phimoe", "deepseek_v2", "deepseek_v32", "olmo", "olmo2", "olmo3", "olmoe"),
+    *("flex_olmo", "cohere2", "granitemoe", "granitemoeshared", "smollm3", "stablelm", "starcoder2", "ernie4_5"),
+    *("ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "exaone4", "exaone_moe", "seed_oss", "arcee", "apertus"),
+    *("minimax_m2", "opt", "gpt_neox", "lfm2", "jamba", "falcon_h1", "helium", "vaultgemma", "persimmon"),
+    *("hyperclovax", "afmoe", "nanochat", "solar_open", "cwm", "bitnet", "jais2", "mellum", "diffllama", "jetmoe"),
+    *("biogpt", "glm_moe_dsa", "youtu", "qwen3_5_text", "qwen3_5", "qwen3_vl", "qwen3_vl_moe"),
+)
+# The first check that fails, and a part of its sentence.
+NOT = {
+    "gpt2": (LAYERS, "'GPT2Model' object has no attribute 'layers'"),
+    "falcon": (LAYERS, "'FalconModel' object has no attribute 'layers'"),
+    "bloom": (LAYERS, "'BloomModel' object has no attribute 'layers'"),
+    "mpt": (LAYERS, "'MptModel' object has no attribute 'layers'"),
+    "llama4_text": (LAYERS, "has no attribute 'layers'"),
+    "gptj": (LAYERS, "'GPTJModel' object has no attribute 'layers'"),
+    "longcat_flash": (LAYERS, "28 layers, and 4 by its config"),
+    "minimax": (PADDING, "MiniMax uses cache of its own"),
+    "granitemoehybrid": (BLOCKS, "its cache cannot be put back to where it was before a verification"),
+    "recurrent_gemma": (PADDING, "of the largest value"),
+    "doge": (PADDING, "of the largest value"),
+}
+
+
+def config_of(kind: str) -> dict[str, Any]:
+    """The default config of a type, as a complete config.json."""
+    made = AutoConfig.for_model(kind, **PUBLISHED.get(kind, {}))
+    return with_defaults(json.loads(json.dumps(made.to_dict())))
+
+
+def failures(kind: str) -> list[str]:
+    probe = probe_config(config_of(kind))
+    assert ALL == [check.name for check in probe.checks]
+    return [check.sentence for check in probe.failed]
+
+
+@pytest.mark.parametrize("kind", OFTEN)
+def test_all_of_an_architecture_holds(kind: str) -> None:
+    assert [] == failures(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OTHERS)
+def test_all_of_another_architecture_holds(kind: str) -> None:
+    assert [] == failures(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "check", "part"), [(kind, *found) for kind, found in NOT.items()])
+def test_what_does_not_hold_is_said_with_its_check(kind: str, check: str, part: str) -> None:
+    failed = probe_config(config_of(kind)).failed
+    assert check == failed[0].name
+    assert part in failed[0].sentence
+
+
+def test_twelve_are_tried_always_and_sixty_in_all() -> None:
+    assert 12 == len(OFTEN) and 60 <= len({*OFTEN, *OTHERS})
+
+
+def without(settings: HeadSettings) -> Callable[[Any], HeadSettings]:
+    return lambda _config: settings
+
+
+def test_a_wrong_scale_of_the_head_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = small_copy(config_of("granite"))
+    assert () == probe_target(target).failed
+    monkeypatch.setattr(probing, "head_settings", without(HeadSettings()))
+    [failed] = probe_target(target).failed
+    assert HEAD == failed.name
+    assert failed.difference == pytest.approx(7.0)  # eight times as large
+
+
+def test_a_soft_cap_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = small_copy(config_of("gemma2") | {"final_logit_softcapping": 1.0})
+    monkeypatch.setattr(probing, "head_settings", without(HeadSettings()))
+    assert [HEAD] == [check.name for check in probe_target(target).failed]
+
+
+def test_states_of_another_layer_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_early(self: Target) -> torch.nn.ModuleList:
+        layers = self.model.get_decoder().layers
+        return torch.nn.ModuleList([layers[0], *layers[:-1]])
+
+    target = small_copy(config_of("llama"))
+    monkeypatch.setattr(Target, "decoder_layers", property(one_early))
+    [failed] = probe_target(target).failed
+    assert LAYERS == failed.name
+    assert "no draft can be fed by it" in failed.sentence
+
+
+def test_a_crop_that_keeps_what_was_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = Rows.advance
+    monkeypatch.setattr(Rows, "advance", lambda rows, kept_B: advance(rows, kept_B + 1))
+    failed = probe_target(small_copy(config_of("llama"))).failed
+    assert [BLOCKS, SPECULATION] == [check.name for check in failed]
+    assert "2 of 2 answers are others" in failed[1].sentence
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3_5_text"])
+def test_a_state_that_is_not_put_back_is_found(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr("ops.lib.target.verify.roll_back", lambda cache, saved, accepted: False)
+    failed = probe_target(small_copy(config_of(kind))).failed
+    assert failed and {BLOCKS, SPECULATION} >= {check.name for check in failed}
+
+
+def test_a_target_without_its_layers_is_refused_and_one_that_cannot_verify_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = any_checkpoint("llama", tmp_path / "llama")
+
+    def loaded(name: str, *checks: Check) -> FakeStage:
+        monkeypatch.setattr("ops.load_target.run.probe_config", lambda config: Probe("a copy", checks, 0.1))
+        stage = FakeStage(tmp_path / name, {})
+        load_target(LoadTarget(checkpoint=str(checkpoint)), stage)
+        return stage
+
+    with pytest.raises(DataError, match=r"llama cannot be a target, measured on a copy: .* \(they differ by 25.0%"):
+        loaded("refused", Check(LAYERS, False, 0.25))
+    stage = loaded("warned", Check(LAYERS, True, 0.0), Check(BLOCKS, False, 0.5, "of 3 tokens"))
+    assert [
+        "measured on a copy: it does not hold that blocks through its cache, accepted in part, give what single "
+        "tokens give (of 3 tokens; they differ by 50.0% of the largest value): capture and training are possible, "
+        "but evaluate is not"
+    ] == stage.warnings
+    out = tmp_path / "warned" / "out"
+    copied, weights = kept_probes(out)
+    assert ("a copy", "the weights") == (copied.on, weights.on)
+    assert ALL == [check.name for check in weights.checks] and () == weights.failed
+    titles = [section.title for section in report(out)]
+    assert ["target", "measured on a copy", "measured on the weights"] == titles
+    assert "measurements.json" not in read_json(out / "target.json")
+
+
+def test_what_cannot_be_made_small_is_said() -> None:
+    with pytest.raises(DataError, match="no small copy of this nemotron can be made: "):
+        probe_of_copy({**config_of("nemotron"), "num_key_value_heads": None})
+
+
+def test_a_small_copy_has_every_kind_of_layer_and_a_short_window() -> None:
+    small = small_config(config_of("gemma3_text"))
+    assert {"full_attention", "sliding_attention"} == set(small["layer_types"])
+    assert (6, 8, 64) == (small["num_hidden_layers"], small["sliding_window"], small["hidden_size"])
+    assert small_config(config_of("qwen3"))["model_type"] in QWEN
