@@ -64,9 +64,9 @@ def make_target(folder: Path, text: dict[str, Any] | None = None, seed: int = 0)
     save_file(
         {name: torch.randn(VOCAB, HIDDEN, generator=generator) for name in names}, folder / "model/model.safetensors"
     )
-    write_json(folder / "model" / "config.json", {"model_type": "any", "text_config": text or TEXT})
+    write_json(folder / "model" / "config.json", {"model_type": "qwen3", "text_config": text or TEXT})
     info = {
-        "model_type": "any",
+        "model_type": "qwen3",
         "vision": False,
         "vocab_size": VOCAB,
         "hidden_size": HIDDEN,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 
+import attrs
 import pytest
 import torch
 from attrs import frozen
 from scipy.stats import chi2
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.backbone.config import DraftConfig
@@ -193,6 +194,53 @@ def tiny():
     return Tiny(target, draft, answer_probabilities(target, 4))
 
 
+# What the target's logits are made by, and the fields of the draft's config beside it.
+OTHER_ENDS = {
+    "gemma2": (
+        {"final_logit_softcapping": 2.0, "head_dim": 8, "query_pre_attn_scalar": 8},
+        {"final_logit_softcapping": 2.0, "input_embedding_scale": 4.0},
+    ),
+    "gemma3_text": ({"head_dim": 8, "query_pre_attn_scalar": 8}, {"input_embedding_scale": 4.0}),
+    "cohere": ({"logit_scale": 0.5}, {"output_multiplier": 0.5}),
+    "granite": (
+        {"logits_scaling": 0.8, "embedding_multiplier": 3.0},
+        {"output_multiplier": 1.25, "input_embedding_scale": 3.0},
+    ),
+    "phi": ({}, {}),
+}
+
+
+@pytest.fixture(scope="module", params=OTHER_ENDS)
+def other_ends(request, tiny):
+    """The same draft beside a target of another head."""
+    fields, of_draft = OTHER_ENDS[request.param]
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": False,
+        "pad_token_id": MASK,
+        "bos_token_id": 0,
+        "eos_token_id": EOS,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(request.param, **{**sizes, **fields})).eval()
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:
+                torch.nn.init.normal_(weight, std=1.2 * weight.shape[1] ** -0.5)
+            elif name == "lm_head.bias":
+                torch.nn.init.normal_(weight)
+    info = {"eos_token_ids": [EOS], "hidden_size": 16, "num_layers": 4}
+    target = Target(model.requires_grad_(False), info, torch.device("cpu"))
+    draft = random_draft(attrs.evolve(tiny.draft.config, **of_draft), 0)
+    draft.load_state_dict(tiny.draft.state_dict())
+    return Tiny(target, draft, answer_probabilities(target, 4))
+
+
 def answer_probabilities(target, length):
     """Of every answer of so many tokens, or fewer with EOS at the end, by one pass over all of them."""
     tails = torch.tensor(list(itertools.product(range(VOCABULARY), repeat=length)))
@@ -208,23 +256,25 @@ def answer_probabilities(target, length):
     return found
 
 
+def sample_of(name, prompt_S):
+    """A prompt without images."""
+    return TokenSample(
+        id=name,
+        category="text",
+        input_ids=prompt_S,
+        loss_mask=torch.zeros(len(prompt_S), dtype=torch.bool),
+        pixel_values=torch.empty(0, 8),
+        image_grid_thw=torch.empty(0, 3, dtype=torch.int64),
+        prompt_tokens=len(prompt_S),
+    )
+
+
 def p_of_decoding(tiny, decode, draws: int, batch: int = 1000) -> float:
     """The p-value of whole answers, drawn for many samples that differ in their ids alone."""
     settings = DecodeSettings(3, TEMPERATURE, seed=1)
     counts = dict.fromkeys(tiny.probabilities, 0)
     for start in range(0, draws, batch):
-        samples = [
-            TokenSample(
-                id=f"s{number}",
-                category="text",
-                input_ids=torch.tensor(PROMPT),
-                loss_mask=torch.zeros(len(PROMPT), dtype=torch.bool),
-                pixel_values=torch.empty(0, 8),
-                image_grid_thw=torch.empty(0, 3, dtype=torch.int64),
-                prompt_tokens=len(PROMPT),
-            )
-            for number in range(start, start + batch)
-        ]
+        samples = [sample_of(f"s{number}", torch.tensor(PROMPT)) for number in range(start, start + batch)]
         for answer in decode(samples, settings):
             counts[answer.tokens] += 1
     return chi_square_p(torch.tensor(list(counts.values())), torch.tensor(list(tiny.probabilities.values())))
@@ -239,6 +289,20 @@ def test_answers_follow_the_targets_distribution_plain_and_speculative(tiny):
         p_of_decoding(tiny, lambda samples, settings: decode_plain_batch(tiny.target, samples, settings), 4000) > RIGHT
     )
     assert p_of_decoding(tiny, speculative(tiny), 4000) > RIGHT
+
+
+def test_answers_of_other_heads_follow_their_targets_distribution(other_ends):
+    assert p_of_decoding(other_ends, speculative(other_ends), 2000) > RIGHT
+
+
+def test_greedy_answers_of_other_heads_are_the_targets_own(other_ends):
+    draw = torch.Generator().manual_seed(4)
+    ids = torch.randint(VOCABULARY, (24, 6), generator=draw)
+    samples = [sample_of(f"s{number}", ids_S) for number, ids_S in enumerate(ids)]
+    settings = DecodeSettings(8)
+    plain = [each.tokens for each in decode_plain_batch(other_ends.target, samples, settings)]
+    assert plain == [each.tokens for each in speculative(other_ends)(samples, settings)]
+    assert len(set(plain)) > 1
 
 
 @pytest.mark.parametrize("rule", WRONG_RULES)
