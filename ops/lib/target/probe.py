@@ -24,13 +24,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.target.cache import Rows, own_cache, whole_cache
 from ops.lib.target.cache_trial import verification_of
-from ops.lib.target.embedding_and_head import HeadSettings, head_settings
 from ops.lib.target.model import Target
 from ops.lib.target.prefill import prefill
 from ops.lib.target.probed import BLOCKS, COPY, HEAD, LAYERS, PADDING, SPECULATION, WEIGHTS, Check, Probe
@@ -116,14 +114,7 @@ def _layers(target: Target, text: list[int]) -> float:
 
 def _head(target: Target, text: list[int]) -> float:
     inputs = target.inputs([_sample(text)])
-    settings = head_settings(target.model.config.to_dict())
-    return _difference(_logits(target, target.hidden(inputs), settings), target.forward(inputs, use_cache=False).logits)
-
-
-def _logits(target: Target, states: Tensor, settings: HeadSettings) -> Tensor:
-    bias = target.model.get_output_embeddings().bias if settings.bias else None
-    x = linear(states, target.head_weight, bias) * settings.scale
-    return x if settings.soft_cap is None else settings.soft_cap * torch.tanh(x / settings.soft_cap)
+    return _difference(target.head.logits(target.hidden(inputs)), target.forward(inputs, use_cache=False).logits)
 
 
 def _padding(target: Target, texts: list[list[int]]) -> float:

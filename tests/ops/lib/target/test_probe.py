@@ -15,9 +15,8 @@ from transformers import AutoConfig
 
 from dsl.errors import DataError
 from ops.lib.data.files import read_json
-from ops.lib.target import probe as probing
 from ops.lib.target.cache import Rows
-from ops.lib.target.embedding_and_head import HeadSettings
+from ops.lib.target.head_settings import HeadSettings
 from ops.lib.target.model import Target
 from ops.lib.target.probe import probe_config, probe_target
 from ops.lib.target.probed import BLOCKS, HEAD, LAYERS, PADDING, SPECULATION, Check, Probe, kept_probes, probe_of_copy
@@ -108,7 +107,7 @@ def without(settings: HeadSettings) -> Callable[[Any], HeadSettings]:
 def test_a_wrong_scale_of_the_head_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     target = small_copy(config_of("granite"))
     assert () == probe_target(target).failed
-    monkeypatch.setattr(probing, "head_settings", without(HeadSettings()))
+    monkeypatch.setattr("ops.lib.target.model.head_settings", without(HeadSettings()))
     [failed] = probe_target(target).failed
     assert HEAD == failed.name
     assert failed.difference == pytest.approx(7.0)  # eight times as large
@@ -116,7 +115,7 @@ def test_a_wrong_scale_of_the_head_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_soft_cap_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     target = small_copy(config_of("gemma2") | {"final_logit_softcapping": 1.0})
-    monkeypatch.setattr(probing, "head_settings", without(HeadSettings()))
+    monkeypatch.setattr("ops.lib.target.model.head_settings", without(HeadSettings()))
     assert [HEAD] == [check.name for check in probe_target(target).failed]
 
 
