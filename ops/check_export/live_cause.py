@@ -289,7 +289,7 @@ def is_tie(target: Target, draft: DraftModel, departure: Departure, margin: floa
     anchor = prompt.sample.prompt_tokens + done
     context = draft.context_kv(features_SF[:anchor], torch.arange(anchor, device=features_SF.device))
     rows_2M = target.embed_weight[[prompt.tokens[done], draft.config.mask_token_id]]
-    anchor_M, mask_M = draft.config.embedded(rows_2M)
+    anchor_M, mask_M = draft.embedded(rows_2M)
     slot = min(prompt.accepted[departure.step], departure.served.accepted[departure.step])
     hidden_DM = draft.propose(anchor_M, mask_M, context)
     scores: Scores = part_of(draft.config.algorithm, "reference:scores")

@@ -46,6 +46,17 @@ def frozen_ends(
     return embed, Head.of_target(head, settings, bias_V)
 
 
+def logits_of(product: Tensor, settings: HeadSettings) -> Tensor:
+    """The logits of h W^T + b, [..., V]."""
+    scaled = product if settings.scale == 1 else product * settings.scale
+    return capped(scaled, settings.soft_cap)
+
+
+def capped(logits: Tensor, soft_cap: float | None) -> Tensor:
+    """soft_cap * tanh(logits / soft_cap); its slope is 1 - (value / soft_cap)^2."""
+    return logits if soft_cap is None else (logits / soft_cap).tanh() * soft_cap
+
+
 @frozen(eq=False)
 class Head:
     """A target's head, and what its logits are made by.
@@ -76,7 +87,7 @@ class Head:
         product = hidden.to(self.weight_VM.dtype) @ self.weight_VM.T
         if self.settings.bias and self.bias_V is not None:
             product = product + self.bias_V
-        return self.settings.logits(product)
+        return logits_of(product, self.settings)
 
     @cached_property
     def weight_VX(self) -> Tensor:

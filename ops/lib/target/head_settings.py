@@ -6,14 +6,11 @@ V vocabulary, M hidden size of the target
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 
 from ops.lib.vision.family_config import text_part
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @frozen
@@ -26,18 +23,8 @@ class HeadSettings:
     soft_cap: float | None = None
     bias: bool = False
 
-    def logits(self, product: Tensor) -> Tensor:
-        """The logits of h W^T + b, [..., V]."""
-        scaled = product if self.scale == 1 else product * self.scale
-        return capped(scaled, self.soft_cap)
-
 
 PLAIN = HeadSettings()
-
-
-def capped(logits: Tensor, soft_cap: float | None) -> Tensor:
-    """soft_cap * tanh(logits / soft_cap); its slope is 1 - (value / soft_cap)^2."""
-    return logits if soft_cap is None else (logits / soft_cap).tanh() * soft_cap
 
 
 BIASED_HEADS = ("phi", "gptj", "codegen")  # by their classes, without a field

@@ -6,17 +6,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.drafts.algorithms import DFLASH, Algorithm, algorithm_class, part_of, plain
 from ops.lib.drafts.layout import Layout
-from ops.lib.target.head_settings import PLAIN, HeadSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ops.lib.target.head_settings import HeadSettings
 
 ALGORITHM = "algorithm"
 POSITIONS = "sequential"
@@ -132,17 +129,6 @@ class DraftConfig:
     def head_settings(self) -> HeadSettings:
         """What the draft's logits are made by, of the product of its states with the target's head."""
         return HeadSettings(self.output_multiplier, self.final_logit_softcapping)
-
-    def logits(self, product: Tensor) -> Tensor:
-        """The draft's logits of that product, in float32 at least where it is not them."""
-        settings = self.head_settings
-        if settings == PLAIN:
-            return product
-        return settings.logits(product.float() if product.dtype.itemsize < 4 else product)
-
-    def embedded(self, rows: Tensor) -> Tensor:
-        """What the draft takes in for rows of the target's embedding, [..., M]."""
-        return rows if self.input_embedding_scale == 1 else rows * self.input_embedding_scale
 
     @property
     def slides(self) -> bool:

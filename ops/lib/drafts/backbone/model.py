@@ -30,6 +30,8 @@ from ops.lib.drafts.backbone.hooks import Around, Drawn
 from ops.lib.drafts.backbone.rope import rope_frequencies, rotate, rotation
 from ops.lib.kernels.device import compiled, to_device
 from ops.lib.sequence_parallel.context_range import ContextRange
+from ops.lib.target.embedding_and_head import logits_of
+from ops.lib.target.head_settings import PLAIN
 
 ContextKV = list[tuple[Tensor, Tensor]]
 
@@ -300,6 +302,20 @@ class DraftModel(nn.Module):
             if layer.around and is_last:
                 x_XM = x_XM.index_select(0, rows_W)
         return self.norm(x_XM)
+
+    def embedded(self, rows: Tensor) -> Tensor:
+        """What the draft takes in for rows of the target's embedding, [..., M]."""
+        scale = self.config.input_embedding_scale
+        return rows if scale == 1 else rows * scale
+
+    def logits(self, product: Tensor) -> Tensor:
+        """The draft's logits of the product of its states with the target's head; in float32 at least where they are
+        not that product.
+        """
+        settings = self.config.head_settings
+        if settings == PLAIN:
+            return product
+        return logits_of(product.to(torch.promote_types(product.dtype, torch.float32)), settings)
 
     def propose(
         self,

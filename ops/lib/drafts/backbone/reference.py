@@ -45,6 +45,7 @@ from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.rope import rope_frequencies
 from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_teacher
 from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weights, slot_weights
+from ops.lib.target.embedding_and_head import logits_of
 from ops.lib.target.head_settings import PLAIN, HeadSettings
 
 # In the file reference.py of an algorithm's folder.
@@ -124,7 +125,7 @@ def reference_step(
         product_NKV = teacher_NKM @ head_VM.to(dtype).T
         if teacher_bias_V is not None:
             product_NKV = product_NKV + teacher_bias_V.to(dtype)
-        teacher_NKV = teacher.logits(product_NKV).to(precise)
+        teacher_NKV = logits_of(product_NKV, teacher).to(precise)
     values_NK = reference_slot_losses(kind, logits_NKV, labels_NK, teacher_NKV)
 
     denominator = float(weights_NK.sum(dtype=torch.float64))
@@ -186,7 +187,7 @@ def reference_hidden(
     features_TF = torch.cat([sample.features_SF for sample in samples]).to(dtype)
     context_TM = _norm(features_TF @ weights["fc.weight"].T, weights["hidden_norm.weight"], eps)
     tokens = [block_tokens(sample.input_ids_S, sample.anchors_A, K, config.mask_token_id) for sample in samples]
-    x_QM = config.embedded(embed_VM.to(dtype)[torch.cat(tokens)].flatten(0, 1))
+    x_QM = embed_VM.to(dtype)[torch.cat(tokens)].flatten(0, 1) * config.input_embedding_scale
     context_T = torch.cat([torch.arange(len(sample.input_ids_S)) for sample in samples])
     slots_NK = torch.cat([sample.anchors_A for sample in samples])[:, None] + torch.arange(K)
     rope = _rotation(config, torch.cat((context_T, slots_NK.flatten())), dtype)

@@ -180,8 +180,8 @@ class Engine:
 
         rows_W, K = chunk.rows_W, chunk.labels_NK.shape[1]
         hidden_WM = self.model.forward_blocks(
-            self.model.config.embedded(self.embed_VM.index_select(0, chunk.anchor_ids_N).to(dtype)),
-            self.model.config.embedded(self.embed_VM[self.model.config.mask_token_id].to(dtype)),
+            self.model.embedded(self.embed_VM.index_select(0, chunk.anchor_ids_N).to(dtype)),
+            self.model.embedded(self.embed_VM[self.model.config.mask_token_id].to(dtype)),
             chunk.positions_N,
             [(k.to(dtype), v.to(dtype)) for k, v in zip(context[::2], context[1::2], strict=True)],
             attend,

@@ -148,7 +148,7 @@ def propose(
     """
     use = use or DraftUse.of(draft.config)
     rows_2M = target.embed_weight[[anchor, use.mask_token_id]].to(draft.fc.weight.dtype)
-    anchor_M, mask_M = draft.config.embedded(rows_2M)
+    anchor_M, mask_M = draft.embedded(rows_2M)
     hidden_DM = draft.propose(anchor_M, mask_M, context.kv, use.block_size, use.block_offset)
     scores: Scores = part_of(draft.config.algorithm, "reference:scores")
     tokens, best = [anchor], []

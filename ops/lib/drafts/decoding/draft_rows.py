@@ -61,7 +61,7 @@ class DraftRows:
         propose: Propose = part_of(self.draft.config.algorithm, "model:propose")
         hidden_BDM = self.hidden(target, anchors_B)
         product_BDV = hidden_BDM.to(target.head_weight.dtype) @ target.head_weight.T
-        logits_BDV = self.draft.config.logits(product_BDV)
+        logits_BDV = self.draft.logits(product_BDV)
         check(logits_BDV)
         proposal = propose(self.draft, hidden_BDM, logits_BDV, anchors_B, choice)
         check_proposal(self.draft.config.algorithm, proposal, *hidden_BDM.shape[:2])
@@ -71,7 +71,7 @@ class DraftRows:
         """The draft's states that predict the K - 1 tokens behind each anchor, [B, D, M]."""
         layout, rows = self.layout, self.rows
         dtype, device = self.draft.fc.weight.dtype, anchors_B.device
-        embed_VM, embedded = target.embed_weight, self.draft.config.embedded
+        embed_VM, embedded = target.embed_weight, self.draft.embedded
         slots = torch.arange(len(anchors_B) * layout.queries, device=device).view(-1, layout.queries)
         hidden = self.draft.forward_blocks(
             embedded(embed_VM[anchors_B].to(dtype)),

@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 
 from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.target.embedding_and_head import logits_of
 
 Weights = Mapping[str, Tensor]
 
 
 def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Tensor, before: list[int]) -> Tensor:
     """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
-    return config.logits(hidden_DM[len(before) - 1].to(head_VM.dtype) @ head_VM.T)
+    return logits_of(hidden_DM[len(before) - 1].to(head_VM.dtype) @ head_VM.T, config.head_settings)
 
 
 def token_logits(
     config: DraftConfig, weights: Weights, hidden_NKM: Tensor, head_VM: Tensor, tokens_NK: Tensor
 ) -> Tensor:
     """What the loss of every token is computed of, [N, K, V], where the tokens before it are the true ones."""
-    return config.logits(hidden_NKM @ head_VM.T)
+    return logits_of(hidden_NKM @ head_VM.T, config.head_settings)
 
 
 def block_losses(

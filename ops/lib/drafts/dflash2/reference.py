@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.dflash2.config import Dflash2Options, sizes
+from ops.lib.target.embedding_and_head import logits_of
 
 Weights = Mapping[str, Tensor]
 SELECTOR = "candidate_selector"
@@ -43,7 +44,7 @@ def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Te
     """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
     hidden_M = hidden_DM[len(before) - 1]
     logits_V = hidden_M.to(head_VM.dtype) @ head_VM.T
-    logits_V = config.logits(logits_V.to(torch.promote_types(logits_V.dtype, torch.float32)))
+    logits_V = logits_of(logits_V.to(torch.promote_types(logits_V.dtype, torch.float32)), config.head_settings)
     found = torch.full_like(logits_V, float("-inf"))
     for candidate in logits_V.topk(sizes(config).candidates).indices.tolist():
         found[candidate] = logits_V[candidate] + _follows(weights, hidden_M, before[-1], candidate)
@@ -54,7 +55,7 @@ def token_logits(
     config: DraftConfig, weights: Weights, hidden_NKM: Tensor, head_VM: Tensor, tokens_NK: Tensor
 ) -> Tensor:
     """What the base loss of every token is computed of, [N, K, V]."""
-    return config.logits(hidden_NKM @ head_VM.T)
+    return logits_of(hidden_NKM @ head_VM.T, config.head_settings)
 
 
 def block_losses(
@@ -74,7 +75,7 @@ def block_losses(
     for block, place in valid_NK.nonzero().tolist():
         before, token = tokens_NK[block, place - 1 : place + 1].tolist()
         hidden_M = hidden_NKM[block, place]
-        logits_V = config.logits(head_VM @ hidden_M)
+        logits_V = logits_of(head_VM @ hidden_M, config.head_settings)
         candidates = logits_V.topk(sizes(config).candidates).indices.tolist()
         label = token if options.label == "data" else int(_teacher(teacher_NKV)[block, place].argmax())
         if label in candidates or options.missing == "replace":

@@ -14,8 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from ops.lib.drafts.losses.tiled_softmax import FEW_THREADS
 from ops.lib.kernels.c_library import compiled_keep_best
-from ops.lib.target.embedding_and_head import AnyHead, folded
-from ops.lib.target.head_settings import capped
+from ops.lib.target.embedding_and_head import AnyHead, capped, folded
 
 TILE = 2**26  # logits at a time
 CPU_ROWS = 2**18  # numbers of the head's rows at a time: 1 MiB in float32
