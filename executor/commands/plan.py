@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from dsl.check import Absent
 from dsl.errors import DflowError, PipelineError
+from dsl.files import free_bytes
 from dsl.finding import Finding
 from dsl.graph import Graph
-from dsl.os_errors import free_bytes
 from dsl.read_toml import read_graph
 from executor.commands.arguments import (
     add_file,

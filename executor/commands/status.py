@@ -10,8 +10,8 @@ from attrs import evolve
 
 from dsl.convert import structure
 from dsl.errors import ClusterError, DflowError, NotTrusted, StoreError
+from dsl.files import known_fields
 from dsl.graph import Graph
-from dsl.json_files import known_fields
 from dsl.launch import OWN_CLUSTER, Launch, Machine
 from executor.commands.arguments import add_json, add_ray, add_run, add_store, open_store
 from executor.explain.explanation import accepted_text

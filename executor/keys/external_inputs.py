@@ -25,7 +25,7 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import DataError
-from dsl.json_files import known_fields
+from dsl.files import known_fields
 from executor.system.jsonl_cache import Memo
 from executor.system.stamps import Stamp, is_settled
 

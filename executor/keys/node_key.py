@@ -17,9 +17,9 @@ from dsl.encoding import Encoded, fingerprint
 from dsl.errors import DataError, PipelineError
 from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode
-from dsl.hooks import method
 from dsl.imports import search_path
 from dsl.op import ConfigField
+from dsl.op_class import method
 from dsl.secrets import without_secrets
 from executor.keys.code_memo import CodeDigests, CodeMemo
 from executor.keys.external_inputs import External, ExternalDigests

@@ -15,9 +15,9 @@ from typing import Protocol
 from attrs import frozen
 
 from dsl.convert import structure, unstructure
+from dsl.files import read_json, write_json
 from dsl.finding import Finding
 from dsl.graph import GraphNode
-from dsl.json_files import read_json, write_json
 from dsl.launch import Launch
 from executor.system.resource_pool import Capacity, Demand, Share
 

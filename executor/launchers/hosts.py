@@ -15,8 +15,8 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import DflowError, DiskFull
+from dsl.files import NO_SPACE
 from dsl.imports import PROJECT
-from dsl.os_errors import NO_SPACE
 from dsl.secrets import values_of
 from executor.launchers.backend import HostExit, StageOrder, exits_path
 from executor.launchers.host_run import HostRun

@@ -34,8 +34,8 @@ from attrs import frozen
 
 from dsl.convert import structure, unstructure
 from dsl.errors import ClusterError, StageError, StructureError, shortened
+from dsl.files import read_json
 from dsl.imports import PROJECT
-from dsl.json_files import read_json
 from executor.launchers.backend import StageOrder
 from executor.launchers.hosts import HostFacts, host_facts
 from executor.store.lease import ACTORS

@@ -22,7 +22,7 @@ from typing import Any
 
 from dsl.convert import structure
 from dsl.errors import DflowError, StageError, shortened
-from dsl.json_files import parse_json
+from dsl.files import parse_json
 from dsl.secrets import redact, values_of
 from executor.launchers.backend import HostExit, StageOrder
 from executor.launchers.host_run import write_event

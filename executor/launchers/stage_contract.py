@@ -19,7 +19,7 @@ from attrs import frozen
 
 from dsl.convert import structure, unstructure
 from dsl.errors import StructureError
-from dsl.json_files import read_json, write_json
+from dsl.files import read_json, write_json
 from executor.system.sealed_json import read_sealed, write_sealed
 
 STOP_REQUESTED = "stop"

@@ -15,10 +15,9 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import DiskFull
-from dsl.files import appended
+from dsl.files import NO_SPACE, appended, clear_error, clear_errors, full_at
 from dsl.finding import Finding
 from dsl.launch import Launch
-from dsl.os_errors import NO_SPACE, clear_error, clear_errors, full_at
 from executor.launchers.backend import Backend, HostExit, StageOrder, exits_path, host_log
 from executor.launchers.failure import (
     DISK_FULL,

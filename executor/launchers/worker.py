@@ -35,11 +35,9 @@ from typing import Any
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, DflowError, DiskFull, LeaseLost, StopRequested, StoreError
+from dsl.files import NO_SPACE, append_line, full_at, is_full
 from dsl.graph import GraphNode, node_from_json
-from dsl.imports import PROJECT, import_from_source, is_below, is_interpreters, take_search_path
-from dsl.json_files import append_line
-from dsl.named_function import named_function
-from dsl.os_errors import NO_SPACE, full_at, is_full
+from dsl.imports import PROJECT, import_from_source, is_below, is_interpreters, named_function, take_search_path
 from dsl.secrets import redact, resolved, secret_values
 from dsl.stage import Stage
 from executor.keys.node_key import node_inputs

@@ -22,9 +22,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from dsl.errors import StoreError
-from dsl.files import replace_file
-from dsl.json_files import compact, read_lines, read_object
-from dsl.os_errors import clear_errors
+from dsl.files import clear_errors, compact, read_lines, read_object, replace_file
 from executor.records.run_record import Record, RunState, is_begun, is_served
 from executor.records.run_tags import tags_of
 from executor.store.artifact_store import COMMIT, Store

@@ -20,10 +20,8 @@ from attrs import frozen
 
 from dsl.artifact_digest import MANIFEST
 from dsl.errors import PipelineError, StoreError, known_nodes
-from dsl.files import new_file, read_plain, sync
+from dsl.files import clear_errors, new_file, parse_json, parsed_object, read_plain, sync
 from dsl.finding import Finding
-from dsl.json_files import parse_json, parsed_object
-from dsl.os_errors import clear_errors
 from dsl.pipeline import Copy, selected_by
 from executor.maintenance.gc import ACCEPTED, read_index
 from executor.maintenance.remote import NotAsExpected, Remote, pulled_manifest

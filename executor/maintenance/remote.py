@@ -30,7 +30,7 @@ from fsspec.registry import known_implementations
 from dsl.artifact_digest import MANIFEST
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
-from dsl.json_files import known_fields, parse_json, parsed_object
+from dsl.files import known_fields, parse_json, parsed_object
 from dsl.secrets import redact
 from dsl.shown import shown_value
 from executor.store.artifact_store import FORMAT

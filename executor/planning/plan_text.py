@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsl.graph import Graph
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.planning.planner import WORDS, Decision
 from executor.system.output import columns, print_lines, shown_digest
 

@@ -15,11 +15,10 @@ from attrs import frozen
 from dsl.check import Absent
 from dsl.compile import override_graph
 from dsl.errors import PipelineError, StoreError, known_nodes
+from dsl.files import free_bytes, is_there
 from dsl.finding import Field, Finding
 from dsl.graph import Graph, GraphNode
-from dsl.os_errors import free_bytes
-from dsl.overrides import changed_values, overridden_nodes
-from dsl.paths import is_there
+from dsl.tree import changed_values, overridden_nodes
 from executor.keys.node_key import Sources, graph_parts, named_paths
 from executor.launchers.cluster_address import with_recorded_cluster
 from executor.planning.history import Content, PreviousNodes, SourceRuns

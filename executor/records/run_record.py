@@ -32,11 +32,9 @@ from attrs import define, frozen
 
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
-from dsl.files import open_own
+from dsl.files import LineReader, append_lines, clear_errors, known_fields, open_own, read_lines, write_json
 from dsl.finding import Finding
 from dsl.graph import Graph
-from dsl.json_files import LineReader, append_lines, known_fields, read_lines, write_json
-from dsl.os_errors import clear_errors
 from executor.keys.node_key import KeyParts
 from executor.records.graph_file import (
     damaged,

@@ -17,10 +17,9 @@ from attrs import evolve, frozen
 from markupsafe import Markup
 
 from dsl.errors import StoreError
-from dsl.files import write_whole
+from dsl.files import output_errors, write_whole
 from dsl.finding import block, for_run, line
-from dsl.os_errors import output_errors
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.explain.run_diff import MetricPair, compare_runs, runs_text
 from executor.records.events import SYSTEM
 from executor.records.graph_file import recorded_nodes

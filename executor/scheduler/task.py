@@ -19,10 +19,10 @@ from attrs import frozen
 
 from dsl.convert import unstructure
 from dsl.errors import StageError
+from dsl.files import write_json
 from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode, node_to_json
 from dsl.imports import search_path
-from dsl.json_files import write_json
 from dsl.op import ConfigField
 from executor.keys.external_inputs import ExternalDigests, Look, Tree, look_at, tree_of
 from executor.keys.node_key import (

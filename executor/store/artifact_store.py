@@ -24,9 +24,7 @@ import attrs
 
 from dsl.artifact_digest import MANIFEST
 from dsl.errors import StageError, StoreError
-from dsl.files import sync
-from dsl.json_files import append_line, read_json, read_lines, read_object, write_json
-from dsl.os_errors import clear_error, clear_errors
+from dsl.files import append_line, clear_error, clear_errors, read_json, read_lines, read_object, sync, write_json
 from executor.store.commit_journal import NOTE, PendingCommit
 from executor.store.digests import FileEntry, altered_files, artifact_digest, seal_artifact_files
 from executor.store.gc_lock import LOCK, shared_gc_lock

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from dsl.artifact_digest import MANIFEST
 from dsl.convert import unstructure
-from dsl.json_files import read_object, write_json
+from dsl.files import read_object, write_json
 from executor.store.index_line import IndexLine
 from executor.store.manifest import Manifest
 from executor.store.names import OUT, RUN

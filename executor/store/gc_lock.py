@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from dsl.files import open_own
-from dsl.os_errors import clear_errors
+from dsl.files import clear_errors, open_own
 from executor.system.output import print_lines
 
 LOCK = "gc.lock"

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.json_files import known_fields
+from dsl.files import known_fields
 from executor.system.json_values import Check, fit, is_id, is_moment, is_table_of, is_text
 
 PULLED = "pulled"  # the acceptance of a line whose artifact another store computed

@@ -21,8 +21,8 @@ import attrs
 
 from dsl.artifact_digest import MANIFEST
 from dsl.errors import StoreError
+from dsl.files import append_lines, read_json, read_lines
 from dsl.finding import File, Finding
-from dsl.json_files import append_lines, read_json, read_lines
 from executor.store.artifact_store import Store
 from executor.store.digests import FileEntry, artifact_digest
 from executor.store.manifest import file_entries

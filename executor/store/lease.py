@@ -36,9 +36,7 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import LeaseLost, StageError, StopRequested, StoreError
-from dsl.files import NO_FILE, open_own, open_plain, remove_link
-from dsl.json_files import known_fields, parsed_object, read_object
-from dsl.os_errors import clear_errors
+from dsl.files import NO_FILE, clear_errors, known_fields, open_own, open_plain, parsed_object, read_object, remove_link
 from executor.store.names import KEY, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
 from executor.system.json_values import Check, fit, is_flag, is_text, is_whole

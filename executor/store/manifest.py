@@ -16,7 +16,7 @@ from attrs import frozen
 from dsl.artifact_digest import MANIFEST
 from dsl.convert import structure, unstructure
 from dsl.errors import StructureError
-from dsl.json_files import known_fields, read_object, write_json
+from dsl.files import known_fields, read_object, write_json
 from executor.keys.node_key import Inputs, KeyParts
 from executor.store.digests import FileEntry
 from executor.system.symlinks import is_folder

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dsl.artifact_digest import OUTSIDE_DIGEST
-from dsl.files import remove_link
-from dsl.os_errors import clear_errors
+from dsl.files import clear_errors, remove_link
 from executor.store.manifest import Manifest
 from executor.system.symlinks import is_folder, is_plain, remove
 

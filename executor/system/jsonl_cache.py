@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import StoreError
-from dsl.files import replace_file
-from dsl.json_files import append_line, compact, read_lines
+from dsl.files import append_line, compact, read_lines, replace_file
 
 SPARE_LINES = 1000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-from dsl.os_errors import clear_errors
+from dsl.files import clear_errors
 from executor.system.output import one_line
 
 LINES = 20

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import StoreError
-from dsl.files import NO_FILE, read_plain, replace_file
-from dsl.json_files import compact, parse_json
+from dsl.files import NO_FILE, compact, parse_json, read_plain, replace_file
 
 
 def write_sealed(path: Path, value: Any) -> str:

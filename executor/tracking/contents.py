@@ -20,7 +20,7 @@ from attrs import frozen
 from dsl.artifact_digest import MANIFEST, OUTSIDE_DIGEST
 from dsl.finding import for_run
 from dsl.graph import Graph, GraphNode
-from dsl.tables import TABLE_NAMES
+from dsl.launch import TABLE_NAMES
 from executor.records.events import Accepted, NodeEvents
 from executor.records.run_record import NodeState, Record, load_begun
 from executor.results.run_table import is_judged

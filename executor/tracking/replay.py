@@ -17,9 +17,9 @@ from pathlib import Path
 
 from dsl.errors import NotTrusted, StageError, StoreError
 from dsl.graph import GraphNode
-from dsl.hooks import hook
+from dsl.op_class import hook
 from dsl.secrets import redact, secret_names, values_of
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.records.events import EventReader, NodeEvents
 from executor.records.run_record import NodeState, Record, load_begun
 from executor.results.op_hooks import Part, Request, shown_by_ops

@@ -18,8 +18,7 @@ from attrs import define, field
 
 from dsl.convert import structure, unstructure
 from dsl.errors import StoreError, StructureError
-from dsl.files import open_own
-from dsl.json_files import known_fields, read_object, write_json
+from dsl.files import known_fields, open_own, read_object, write_json
 from executor.records.run_record import LOG, Record
 from executor.system.garbage import no_collection
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from dsl.convert import structure
-from dsl.draft_folders import FILES, INIT, use_draft_folders
 from dsl.errors import ConfigError
-from dsl.named_function import named_function
+from dsl.imports import named_function
+from dsl.op_table import FILES, INIT, use_draft_folders
 from ops.lib.drafts.algorithms import Algorithm, algorithm_class, own_options, part_of
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
 from ops.lib.drafts.losses.kinds import LossKind

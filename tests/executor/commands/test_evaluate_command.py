@@ -16,8 +16,8 @@ from manifests import new_record
 from safetensors.torch import save_file
 
 from dsl.compile import compile_pipeline
-from dsl.draft_folders import INIT, own_algorithms, use_draft_folders
 from dsl.errors import ConfigError, DataError, PipelineError
+from dsl.op_table import INIT, own_algorithms, use_draft_folders
 from executor import cli
 from executor.commands.evaluate import add_arguments, checked_graph
 from executor.records.run_record import Record

@@ -19,7 +19,7 @@ from manifests import made, new_record
 from toy_ops import PROJECT, Toy
 
 from dsl.errors import StoreError
-from dsl.json_files import append_lines, read_lines
+from dsl.files import append_lines, read_lines
 from executor.maintenance.gc import collect, survey
 from executor.records.run_record import find_record
 from executor.records.run_tags import add_tag
