@@ -14,11 +14,13 @@ of the files meanwhile. `named_function` imports by a name, which keys do not fo
 
 from __future__ import annotations
 
+import gc
 import importlib
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
     SOURCE_SUFFIXES,
@@ -212,3 +214,16 @@ def named_function(place: str) -> Any:
     """
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Do not search; what exists at the end is never searched again, as modules live as long as the process."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()

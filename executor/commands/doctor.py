@@ -31,9 +31,9 @@ from executor.launchers.cluster_address import accepts_open, cluster_address, us
 from executor.records.run_record import Record, find_record, newest_records
 from executor.store.artifact_store import Store, store_path
 from executor.store.integrity import artifact_digests, check, set_aside
-from executor.system.disk_space import folder_size
 from executor.system.output import FAILED, OK, USAGE, counted, print_json, print_lines, shown_digest
 from executor.system.progress import Activity, BytesDone
+from executor.system.symlinks import folder_size
 from executor.system.trust import is_own_store
 
 SHOWN: Mapping[Level, str] = {"good": "ok", "error": "missing", "fatal": "missing"}

@@ -39,7 +39,7 @@ from dsl.imports import PROJECT
 from executor.launchers.backend import StageOrder
 from executor.launchers.hosts import HostFacts, host_facts
 from executor.store.lease import ACTORS
-from executor.system.log_tail import last_lines
+from executor.system.output import last_lines
 from executor.system.resource_pool import Capacity
 from executor.system.supervisor import ChildGroup, child_environment, module_command, run_module
 

@@ -34,7 +34,7 @@ from executor.launchers.failure import (
 from executor.launchers.stage_contract import SHARED, STOP_REQUESTED, RankResult, StageSpec, read_exits
 from executor.launchers.worker import EXECUTOR_GONE
 from executor.store.lease import Lease
-from executor.system.log_tail import last_lines
+from executor.system.output import last_lines
 from executor.system.resource_pool import Demand, Share
 
 STOP_WITHIN_S = 5.0

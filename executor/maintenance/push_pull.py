@@ -31,9 +31,8 @@ from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.store.digests import FileEntry, artifact_digest, seal_artifact_files
-from executor.store.index_line import PULLED, IndexLine
 from executor.store.integrity import check
-from executor.store.manifest import Manifest, committed_files
+from executor.store.manifest import PULLED, IndexLine, Manifest, committed_files
 from executor.system.crash_points import fail_point
 from executor.system.output import shown_digest
 from executor.system.symlinks import links_in

@@ -15,8 +15,7 @@ from executor.planning.planner import Decision, Previous
 from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import NodeState, PlanRow, Record, load_begun, newest_records, plan_of
 from executor.store.artifact_store import Store
-from executor.store.manifest import Manifest
-from executor.store.run_measurements import own_files
+from executor.store.manifest import Manifest, own_files
 
 RECORDS_SEARCHED = 50
 COMPARED = 10

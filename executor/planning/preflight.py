@@ -25,8 +25,8 @@ from executor.keys.node_key import key_config
 from executor.planning.planner import Decision, cached_artifacts
 from executor.records.run_record import NodeState
 from executor.store.artifact_store import Store
-from executor.system.disk_space import folder_size
 from executor.system.resource_pool import computes_on_gpu, devices
+from executor.system.symlinks import folder_size
 
 
 @frozen

@@ -25,7 +25,7 @@ from executor.planning.history import Content, PreviousNodes, SourceRuns
 from executor.planning.planner import Decision, Planner, earlier_rule_note, kept_text
 from executor.records.run_record import NodeState, PlanRow, Record, StartedBy, find_record
 from executor.store.artifact_store import Store
-from executor.store.gc_lock import shared_gc_lock
+from executor.system.file_locks import shared_gc_lock
 
 if TYPE_CHECKING:
     from executor.planning.preflight import Estimates

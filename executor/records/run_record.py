@@ -7,7 +7,7 @@
                          mlflow.lock    flock by the process that sends it
                          <node>.log     stdout and stderr of the node's stages
                          figures/<node>/<name>.png
-                         outside_digest/<key>/<file>    as this run wrote them, see store/run_measurements.py
+                         outside_digest/<key>/<file>    as this run wrote them, see store/manifest.py
                          tags.json      names that the user gave to the run, see run_tags.py
                          serving-<process>  flock of a process that serves the run
                          lock           flock by the executor that works on this run; shared: by `dflow sync`
@@ -44,9 +44,8 @@ from executor.records.graph_file import (
     save_graph,
 )
 from executor.records.run_tags import tagged_folder, tags_of
-from executor.store.gc_lock import shared_gc_lock
 from executor.store.names import RUN_ID
-from executor.system.file_locks import is_held, take
+from executor.system.file_locks import is_held, shared_gc_lock, take
 from executor.system.json_values import (
     Check,
     fit,

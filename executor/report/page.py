@@ -20,7 +20,7 @@ from dsl.errors import StoreError
 from dsl.files import output_errors, write_whole
 from dsl.finding import block, for_run, line
 from dsl.shown import shown_bytes
-from executor.explain.run_diff import MetricPair, compare_runs, runs_text
+from executor.planning.run_diff import MetricPair, compare_runs, runs_text
 from executor.records.events import SYSTEM
 from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import Record

@@ -28,7 +28,7 @@ from dsl.files import append_line, read_json, read_lines, write_json
 from dsl.finding import Finding
 from dsl.op_class import hook
 from dsl.op_table import load_op, use_draft_folders
-from executor.store.run_measurements import with_own_files
+from executor.store.manifest import with_own_files
 from executor.system.supervisor import Finished, run_module
 from executor.system.symlinks import links_in
 from ops.lib.logged_model import LoggedModel

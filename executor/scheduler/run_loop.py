@@ -29,9 +29,9 @@ from executor.planning.session import Session, plan_row
 from executor.records.events import Differs, EventReader, Info, Warned
 from executor.records.run_record import NOT_RUN, NodeState, State, Status
 from executor.scheduler.plain_display import Display
-from executor.store.gc_lock import shared_gc_lock
 from executor.store.lease import Lease
 from executor.system.crash_points import fail_point
+from executor.system.file_locks import shared_gc_lock
 from executor.system.output import one_line
 from executor.tracking.publisher import Publisher
 from executor.tracking.sync_state import is_tracked, lacks

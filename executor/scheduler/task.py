@@ -35,17 +35,15 @@ from executor.keys.node_key import (
     node_inputs,
     node_parts,
 )
-from executor.launchers.stage_contract import InputArtifact, StageSpec
+from executor.launchers.stage_contract import InputArtifact, StageSpec, write_sealed
 from executor.planning.planner import Planner
 from executor.records.events import Cut, Event, Metric, read_events
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
-from executor.store.index_line import IndexLine
-from executor.store.input_check import check_before_use
+from executor.store.integrity import check_before_use
 from executor.store.lease import Lease
-from executor.store.manifest import Manifest
+from executor.store.manifest import IndexLine, Manifest
 from executor.system.output import shown_digest
-from executor.system.sealed_json import write_sealed
 
 # The fields of launch that can change results by rounding; the others only decide when and where a stage runs.
 LAYOUT = ("kind", "nproc", "hosts", "sp_degree")

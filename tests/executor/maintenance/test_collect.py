@@ -25,7 +25,7 @@ from executor.records.run_record import find_record
 from executor.records.run_tags import add_tag
 from executor.store.artifact_store import Store
 from executor.store.integrity import VERIFIED, check, set_aside
-from executor.store.seen_stamps import SEEN
+from executor.system.stamps import SEEN
 
 UNKNOWN_KEY = "5" * 64  # of which no record knows
 

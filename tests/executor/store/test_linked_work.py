@@ -16,7 +16,7 @@ from dsl.convert import unstructure
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.commit_journal import NOTE
 from executor.store.lease import Lease
-from executor.store.run_measurements import keep_own_files
+from executor.store.manifest import keep_own_files
 from executor.system.hardware import boot_id
 
 NOTED = unstructure(made(HASH, RUN)[0])

@@ -1,6 +1,6 @@
 """What is shown of a stage's log is bounded, and no terminal obeys it."""
 
-from executor.system.log_tail import LENGTH, LINES, TAIL_BYTES, last_lines
+from executor.system.output import LENGTH, LINES, TAIL_BYTES, last_lines
 
 
 def test_of_a_log_without_ends_of_lines_its_end_is_shown(tmp_path):
