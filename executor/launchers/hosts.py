@@ -160,7 +160,7 @@ class RemoteHost:
                 self._run.kill()
 
 
-class HostExits:
+class ExitsByHost:
     """Notes how the parts of a stage end, each on a host. hosts: the names of these, by number."""
 
     def __init__(self, order: StageOrder, hosts: Sequence[str]) -> None:

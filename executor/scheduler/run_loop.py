@@ -274,8 +274,8 @@ class RunLoop:
         """Record that a stage starts; returns the number of the attempt."""
         if self._publisher is None and is_tracked(self._record):
             self._publisher = Publisher(self._store.path, self._record.folder, self._display)
-        if start.adopted_from is not None:
-            text = f"continues the work of run {start.adopted_from}, though the code has changed since"
+        if start.continued_from is not None:
+            text = f"continues the work of run {start.continued_from}, though the code has changed since"
             self._display.note(f"{node_id}: {text}")
         state, decision = self._state(node_id), self._decisions[node_id]
         state.key = decision.key

@@ -103,13 +103,13 @@ class Snapshot:
 @frozen(kw_only=True)
 class AttemptStart:
     """A stage is about to start. time: seconds since 1970. earlier: metric events of the run that left the work folder
-    behind; adopted_from: that run, where its code was another.
+    behind; continued_from: that run, where its code was another.
     """
 
     cache: Literal["miss", "resumed"]
     time: float
     earlier: Sequence[Event] = ()
-    adopted_from: str | None = None
+    continued_from: str | None = None
 
 
 @frozen(kw_only=True)
@@ -203,11 +203,11 @@ class Task:
         """Make the work folder ready for a stage. Also returns the byte of the events file from which metrics count,
         and the digest of `sources`.
 
-        recover: as in `Lease.adopt`.
+        recover: as in `Lease.continue_from`.
         """
         lease, events = self.lease, self.record.events_path
         is_fresh = self._starts_fresh()
-        adopted_from = self._adopt_work(recover) if self.adopt and not is_fresh else None
+        continued_from = self._continue_earlier(recover) if self.adopt and not is_fresh else None
         lease.empty(keep_state=not is_fresh)
         is_resumed = any(lease.work_dir.iterdir())
         write_json(lease.folder / "work.json", {"key_without_code": self.key_without_code, "node": self.node.id})
@@ -216,7 +216,11 @@ class Task:
             first_byte = events.stat().st_size if events.exists() else 0
             return AttemptStart(cache="miss", time=time.time()), first_byte, digest
         earlier = self._earlier_metrics()
-        return AttemptStart(cache="resumed", time=time.time(), earlier=earlier, adopted_from=adopted_from), 0, digest
+        return (
+            AttemptStart(cache="resumed", time=time.time(), earlier=earlier, continued_from=continued_from),
+            0,
+            digest,
+        )
 
     def check_space(self) -> None:
         """Raises DiskFull where the stage would write more than is free."""
@@ -232,11 +236,11 @@ class Task:
         was_started = self.attempt or (last_run and last_run == self.goes_on_from)
         return self.node.id in self.planner.forced and not was_started
 
-    def _adopt_work(self, recover: Callable[[Path], None]) -> str | None:
+    def _continue_earlier(self, recover: Callable[[Path], None]) -> str | None:
         """Move the newest unleased work folder of the same key without code here; returns the run that left it."""
         work_dir = self.lease.work_dir
         has_own = work_dir.exists() and any(work_dir.iterdir())
-        return None if has_own else self.lease.adopt(self.key_without_code, recover)
+        return None if has_own else self.lease.continue_from(self.key_without_code, recover)
 
     def _earlier_metrics(self) -> list[Event]:
         """The metrics of the run that left the work folder behind: this run's metrics continue them."""

@@ -172,7 +172,7 @@ class Lease:
         if self._given_up.is_set():
             raise StopRequested(f"{self.folder}: the run was stopped; the next one continues here")
 
-    def adopt(self, key_without_code: str, recover: Callable[[Path], None] = lambda folder: None) -> str | None:
+    def continue_from(self, key_without_code: str, recover: Callable[[Path], None] = lambda folder: None) -> str | None:
         """Move the op's state here from the newest work folder that has this key in work.json and no holder.
 
         recover: as Backends.recover. Returns the run that left the state there, None if there is none. This folder's
@@ -237,7 +237,7 @@ class Lease:
         remove(gone, ignore_errors=True)  # a store that is being opened may help: remove_leftovers
 
     def set_aside(self) -> Path:
-        """Release the lease, and keep the work folder under another name that no key and no `adopt` finds."""
+        """Release the lease, and keep the work folder under another name that no key and no `continue_from` finds."""
         kept = self.folder.with_name(f"{self.folder.name}.{self.id[:8]}")
         with clear_errors(self.folder):
             self.folder.rename(kept)

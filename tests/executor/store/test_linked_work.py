@@ -91,7 +91,7 @@ def test_a_work_folder_that_is_a_link_is_not_adopted(tmp_path, canary):
     before = look(canary)
     with Lease(tmp_path / "work" / OTHER, RUN) as lease:
         lease.acquire(print)
-        assert lease.adopt("x") is None
+        assert lease.continue_from("x") is None
     assert before == look(canary)
 
 
