@@ -303,6 +303,8 @@ def test_a_store_of_other_code_is_kept_resumed_in_the_middle_of_a_training_and_r
     assert [] == [row["id"] for row in planned if row["cache"] == "hit"]
     kept = by_other_code(store, "accept", str(TINY), *changed, "--yes", "--reason", "comments only")
     assert above == [line.partition(":")[0] for line in kept.splitlines() if "was made by run" in line]
+    planned = json.loads(by_other_code(store, "plan", str(TINY), *changed, "--to", "train", "--json"))["nodes"]
+    assert above == [row["id"] for row in planned if row["cache"] == "hit"]
     said = by_other_code(store, "resume", "--adopt")
     assert "train: continues the work of run" in said
     done = {node_id: row for node_id, row in rows(store).items() if row["digest"] is not None}
@@ -311,6 +313,8 @@ def test_a_store_of_other_code_is_kept_resumed_in_the_middle_of_a_training_and_r
     measured = json.loads((store / "objects" / done["train"]["digest"] / "measurements.json").read_text())
     plan = json.loads((store / "objects" / undisturbed["shard"] / "plan.json").read_text())
     assert measured["steps_in_this_attempt"] < plan["steps"]
+    by_other_code(store, "run", str(TINY), *changed, "--to", "train")
+    assert [] == executed(store)
     by_other_code(store, "report", "-o", str(tmp_path / "report.html"))
     states = [row[:3] for row in Page.read(tmp_path / "report.html").table("pipeline", "node", "op", "state")]
     assert [*above, "train"] == [row[0] for row in states if row[2] == "done"]

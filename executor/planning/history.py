@@ -45,7 +45,7 @@ class SourceRuns:
         self._store = store
         self._made: dict[str, dict[str | None, NodeState]] = {}
 
-    def take(self, record: Record, node_id: str, decision: Decision) -> None:
+    def set_hit(self, record: Record, node_id: str, decision: Decision) -> None:
         """Make the node's state in the record that of a hit.
 
         If this run itself committed the artifact, just before it was killed, the node is its own.

@@ -321,7 +321,7 @@ def _session(
     for node_id, decision in decisions.items():
         node = record.state.nodes[node_id]
         if decision.cache == "hit" and node.state != "done":
-            sources.take(record, node_id, decision)
+            sources.set_hit(record, node_id, decision)
         elif node.state != "done":
             node.key, node.reason = decision.key, decision.reason
     rows = {node_id: plan_row(planner, node_id, decisions[node_id]) for node_id in planner.parts}

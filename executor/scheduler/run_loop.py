@@ -189,7 +189,7 @@ class RunLoop:
         decision = self._decisions[node_id]
         assert decision.digest is not None
         if self._state(node_id).state != "done":
-            self._sources.take(self._record, node_id, decision)
+            self._sources.set_hit(self._record, node_id, decision)
         self._add_done(node_id, decision.digest)
         self._display.changed(node_id)
 

@@ -224,8 +224,8 @@ class Unrepeated:
         return f"{text} (unchanged at {time.strftime('%H:%M:%S')})" if is_same else text
 
 
-LINES = 20
-LENGTH = 500  # characters of a line
+TAIL_LINES = 20
+TAIL_LENGTH = 500  # characters of a line
 TAIL_BYTES = 65536
 
 
@@ -235,11 +235,11 @@ def last_lines(log: Path, start: int) -> tuple[str, ...]:
         first = max(start, file.seek(0, 2) - TAIL_BYTES)
         file.seek(first)
         data = file.read(TAIL_BYTES).rstrip()
-    lines = deque(data.split(b"\n"), maxlen=LINES)
-    is_cut = first > start and data.count(b"\n") < LINES
+    lines = deque(data.split(b"\n"), maxlen=TAIL_LINES)
+    is_cut = first > start and data.count(b"\n") < TAIL_LINES
     shown = [_shown(line) for line in lines if lines != deque([b""])]
     return tuple([f"... {shown[0]}", *shown[1:]] if is_cut and shown else shown)
 
 
 def _shown(line: bytes) -> str:
-    return one_line(line[: 4 * LENGTH].decode(errors="replace").rstrip(), LENGTH)
+    return one_line(line[: 4 * TAIL_LENGTH].decode(errors="replace").rstrip(), TAIL_LENGTH)
