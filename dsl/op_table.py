@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -166,7 +165,7 @@ def _cannot_be_module(file: Path) -> Finding | None:
 
 INIT = "__init__.py"
 COMES_WITH_DFLOW = "ops.lib.drafts.algorithms:CONFIGS"
-FILES = ("config.py", "model.py", "loss.py", "reference.py")
+DRAFT_FILES = ("config.py", "model.py", "loss.py", "reference.py")
 
 _used: dict[str, Path] = {}
 
@@ -175,15 +174,10 @@ def is_draft_folder(op_file: Path) -> bool:
     return op_file.name == INIT
 
 
-def draft_folders(op_files: Sequence[Path]) -> dict[str, Path]:
-    """The folders among the op files by the names of their algorithms."""
-    return {file.parent.name: file.parent for file in op_files if is_draft_folder(file)}
-
-
 def use_draft_folders(op_files: Sequence[Path]) -> None:
     """Make the draft algorithms of these op files, and no others, known in this process from now on."""
     _used.clear()
-    _used.update(draft_folders(op_files))
+    _used.update({file.parent.name: file.parent for file in op_files if is_draft_folder(file)})
     for folder in _used.values():
         put_on_path(folder.parent)
     if _used:
@@ -221,12 +215,8 @@ def folder_mistakes(op_files: Sequence[Path], taken: Sequence[str]) -> list[Find
             mistakes.append(Finding(f"{folder}: the name of an algorithm has lower-case letters, digits and _"))
         elif name in taken:
             mistakes.append(Finding(f'{folder}: the algorithm "{name}" comes with dflow: rename the folder'))
-        elif hidden := hidden_module(name, partial(_lies_in, folder)):
+        elif hidden := hidden_module(name, lambda file, own=folder: file.parent == own):
             mistakes.append(Finding(f"{folder} would hide {hidden}: rename it"))
-        elif missing := [each for each in (INIT, *FILES) if not is_there(folder / each, Path.is_file)]:
+        elif missing := [each for each in (INIT, *DRAFT_FILES) if not is_there(folder / each, Path.is_file)]:
             mistakes.append(Finding(f"{folder} lacks {', '.join(missing)}", advice="docs/drafts.md has an example"))
     return mistakes
-
-
-def _lies_in(folder: Path, file: Path) -> bool:
-    return file.parent == folder

@@ -14,7 +14,6 @@ and whenever that is asked for. What was pulled was compared with its digest the
 from __future__ import annotations
 
 import errno
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ from dsl.errors import StoreError
 from dsl.files import append_lines, read_json, read_lines
 from dsl.finding import File, Finding
 from executor.store.artifact_store import Store
-from executor.store.digests import FileEntry, artifact_digest
+from executor.store.digests import FileEntry, artifact_digest, sha256_of
 from executor.store.manifest import Manifest, file_entries
 from executor.store.names import DAMAGED, DIGEST
 from executor.system.output import shown_digest
@@ -35,7 +34,6 @@ from executor.system.stamps import SeenStamps, Stamp, is_settled, stamps_of
 from executor.system.symlinks import plain_status, remove
 
 VERIFIED = "verified.jsonl"
-CHUNK = 1 << 24  # bytes read between two calls of progress
 
 What = Literal["missing", "size", "content", "extra", "unreadable", "link"]
 WORDS: Mapping[What, str] = {
@@ -166,8 +164,9 @@ class _Artifact:
                 self._progress(stamp.size)
                 self._on_unread(name)
                 return None
-            if self._sha256(path) != entry.sha256:
-                return "content"
+            with path.open("rb", buffering=0) as file:
+                if sha256_of(file, self._progress) != entry.sha256:
+                    return "content"
             if is_settled(stamp, now) and Stamp.of(path) == stamp:
                 self.verified[name] = stamp
         except (FileNotFoundError, NotADirectoryError):
@@ -177,14 +176,6 @@ class _Artifact:
         except OSError as error:
             return "link" if error.errno == errno.ELOOP else "unreadable"
         return None
-
-    def _sha256(self, path: Path) -> str:
-        hashed = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                hashed.update(chunk)
-                self._progress(len(chunk))
-        return hashed.hexdigest()
 
 
 def _names(folder: Path) -> list[str]:
