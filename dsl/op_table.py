@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -215,8 +216,12 @@ def folder_mistakes(op_files: Sequence[Path], taken: Sequence[str]) -> list[Find
             mistakes.append(Finding(f"{folder}: the name of an algorithm has lower-case letters, digits and _"))
         elif name in taken:
             mistakes.append(Finding(f'{folder}: the algorithm "{name}" comes with dflow: rename the folder'))
-        elif hidden := hidden_module(name, lambda file, own=folder: file.parent == own):
+        elif hidden := hidden_module(name, partial(_lies_in, folder)):
             mistakes.append(Finding(f"{folder} would hide {hidden}: rename it"))
         elif missing := [each for each in (INIT, *DRAFT_FILES) if not is_there(folder / each, Path.is_file)]:
             mistakes.append(Finding(f"{folder} lacks {', '.join(missing)}", advice="docs/drafts.md has an example"))
     return mistakes
+
+
+def _lies_in(folder: Path, file: Path) -> bool:
+    return file.parent == folder
