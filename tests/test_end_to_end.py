@@ -307,6 +307,7 @@ def test_a_store_of_other_code_is_kept_resumed_in_the_middle_of_a_training_and_r
     assert above == [row["id"] for row in planned if row["cache"] == "hit"]
     said = by_other_code(store, "resume", "--adopt")
     assert "train: continues the work of run" in said
+    resumed = newest(store)
     done = {node_id: row for node_id, row in rows(store).items() if row["digest"] is not None}
     assert {**dict.fromkeys(above, "hit"), "train": "resumed"} == {name: row["cache"] for name, row in done.items()}
     assert [undisturbed[name] for name in above] == [done[name]["digest"] for name in above]
@@ -315,6 +316,6 @@ def test_a_store_of_other_code_is_kept_resumed_in_the_middle_of_a_training_and_r
     assert measured["steps_in_this_attempt"] < plan["steps"]
     by_other_code(store, "run", str(TINY), *changed, "--to", "train")
     assert [] == executed(store)
-    by_other_code(store, "report", "-o", str(tmp_path / "report.html"))
-    states = [row[:3] for row in Page.read(tmp_path / "report.html").table("pipeline", "node", "op", "state")]
-    assert [*above, "train"] == [row[0] for row in states if row[2] == "done"]
+    by_other_code(store, "report", resumed, "-o", str(tmp_path / "report.html"))
+    states = Page.read(tmp_path / "report.html").table("pipeline", "node", "op", "state")
+    assert [*((name, "cached") for name in above), ("train", "done")] == [(row[0], row[2]) for row in states]
