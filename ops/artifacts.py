@@ -87,6 +87,7 @@ class TargetModel(Artifact):
                     "eos_token_ids", "embed_key", "lm_head_key", "tied": bool,
                     "trust_remote_code": bool}; "model_id" and "revision" as well, where it came by a model id
     metrics.json    what was measured while it was made, e.g. {"accuracy": 0.95}; may be {}
+    measurements.json  of load_target: {"probes": [{"on", "checks", "seconds"}]}, what holds of it (outside the digest)
     """
 
     required_files = ("model/config.json", "target.json")

@@ -62,7 +62,9 @@ def threads_of_finetuning(config: Any, folders: Folders) -> int | None:
 def _target(folders: Folders) -> Callable[[], TargetSizes] | None:
     """What finds the sizes of the node's target; None without one."""
     target = folders["target"]
-    config = _read(target / "model" / "config.json") if isinstance(target, Path) else None
+    if not isinstance(target, Path):
+        return None
+    config = _read(target / "model" / "config.json")
     return None if config is None else partial(sizes_in, target / "model", config)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
 from ops.lib.target.checkpoint_check import sizes_in
