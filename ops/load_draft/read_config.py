@@ -133,7 +133,7 @@ def with_embedding_scale(draft: ReadDraft, config: Mapping[str, Any], target: Ma
     if not is_open or embedding_scale(target) == 1:
         return draft
     scale = sglang_embedding_scale(target)
-    of_draft = evolve(draft.config, **{SCALE: scale})
+    of_draft = evolve(draft.config, input_embedding_scale=scale)
     return evolve(draft, config=of_draft, assumed={**draft.assumed, SCALE: scale})
 
 

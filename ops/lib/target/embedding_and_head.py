@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from attrs import evolve, frozen
@@ -108,7 +108,7 @@ class Head:
         return torch.cat((hidden_WX, columns_WC), dim=1)
 
 
-AnyHead = Tensor | Head  # a weight [V, M]: logits are its plain product
+AnyHead: TypeAlias = Tensor | Head  # a weight [V, M]: logits are its plain product
 ALIGNED = 8  # numbers
 
 

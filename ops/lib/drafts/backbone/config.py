@@ -422,6 +422,7 @@ def example(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @cache
 def _example(algorithm: type[Algorithm], ends: tuple[str, ...]) -> Mapping[str, Any]:
+    held: dict[str, Any] = dict.fromkeys(ends, 2.0)
     return to_serving(
         DraftConfig(
             hidden_size=16,
@@ -437,6 +438,6 @@ def _example(algorithm: type[Algorithm], ends: tuple[str, ...]) -> Mapping[str, 
             num_target_layers=2,
             max_position_embeddings=8,
             algorithm=algorithm(),
-            **dict.fromkeys(ends, 2.0),
+            **held,
         )
     )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
 from draft_cases import VOCAB, random_case, reference_gradients
 from step_cases import assert_equal_steps
 
+from dsl.errors import ConfigError
+from ops.lib.drafts.backbone.config import from_serving, to_serving
+from ops.lib.drafts.backbone.contract import embedding_warnings
 from ops.lib.drafts.backbone.reference import reference_slot_losses
+from ops.lib.drafts.backbone.speculators import unwritable
+from ops.lib.drafts.dflash.config import Dflash
 from ops.lib.drafts.dflash2.config import Dflash2, Dflash2Options
 from ops.lib.drafts.dspark.config import Dspark, DsparkOptions
 from ops.lib.drafts.losses import comparison as comparison_module
@@ -19,7 +26,8 @@ from ops.lib.drafts.losses.head import Bias, head_cross_entropy_and_best
 from ops.lib.drafts.losses.loss import Loss, slot_losses
 from ops.lib.drafts.losses.tiled_softmax import fusible_sweep, sweep_values, torch_sweep
 from ops.lib.target.embedding_and_head import Head, of_teacher
-from ops.lib.target.head_settings import PLAIN, HeadSettings
+from ops.lib.target.head_settings import PLAIN, HeadSettings, embedding_scale
+from ops.load_draft.read_config import ReadDraft, with_embedding_scale
 
 KINDS = ("dflash", "kl", "l1", "lk", "nla")
 HIDDEN, RANK = 24, 5
@@ -193,3 +201,79 @@ def test_each_of_the_three_changes_the_step():
     for name, value in ENDS.items():
         changed = attrs.evolve(plain, config=attrs.evolve(plain.config, **{name: value}))
         assert reference_gradients(changed)[0].loss != before
+
+
+SIZE = 64
+TARGETS = {  # its config, and what SGLang and vLLM are warned of with a draft that was trained as new ones are
+    "llama": ({"model_type": "llama"}, set()),
+    "gemma2": ({"model_type": "gemma2"}, {"SGLang", "vLLM"}),
+    "gemma3": ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, {"vLLM"}),
+    "gemma4": ({"model_type": "gemma4", "text_config": {"model_type": "gemma4_text"}}, {"vLLM"}),
+    "granite": ({"model_type": "granite", "embedding_multiplier": 12.0}, {"SGLang", "vLLM"}),
+}
+
+
+def with_size(config: dict[str, Any]) -> dict[str, Any]:
+    text = config.get("text_config", config)
+    return (
+        {**config, "text_config": {**text, "hidden_size": SIZE}}
+        if text is not config
+        else {**text, "hidden_size": SIZE}
+    )
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("algorithm", [Dflash(), DFLASH2, Dspark(rank=3)])
+def test_an_engine_that_would_embed_otherwise_is_named(kind, algorithm):
+    given, named = TARGETS[kind]
+    target = with_size(given)
+    draft = attrs.evolve(random_case(1, algorithm=algorithm).config, input_embedding_scale=embedding_scale(target))
+    found = embedding_warnings(to_serving(draft), target)
+    assert found.keys() == named - ({"vLLM"} if algorithm == DFLASH2 else set())
+    plain = embedding_warnings(to_serving(attrs.evolve(draft, input_embedding_scale=1.0)), target)
+    assert plain.keys() == ({"SGLang"} if kind in ("gemma3", "gemma4") else set())
+    assert all("fewer are accepted" in text for text in (*found.values(), *plain.values()))
+
+
+def test_a_config_holds_only_what_is_not_plain_and_gives_it_back():
+    for algorithm in (Dflash(), DFLASH2):
+        draft = random_case(1, algorithm=algorithm).config
+        assert not ENDS.keys() & to_serving(draft)["dflash_config"].keys()
+        assert attrs.evolve(draft, **ENDS) == from_serving(to_serving(attrs.evolve(draft, **ENDS)))
+    dspark = attrs.evolve(random_case(1, algorithm=Dspark(rank=3)).config, input_embedding_scale=3.0)
+    assert dspark == from_serving(to_serving(dspark))
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_scales_and_caps_are_above_zero(name, value):
+    with pytest.raises(ConfigError, match=f"{name}: must be above 0"):
+        attrs.evolve(random_case(1).config, **{name: value})
+
+
+def test_dspark_takes_neither_multiplier_nor_cap():
+    draft = random_case(1, algorithm=Dspark(rank=3)).config
+    for name in ("output_multiplier", "final_logit_softcapping"):
+        with pytest.raises(ConfigError, match=f"{name}: engines add DSpark's bias to the plain product"):
+            attrs.evolve(draft, **{name: 2.0})
+
+
+def test_the_format_of_speculators_refuses_what_vllm_would_not_read():
+    plain = random_case(1, layer_types=("full_attention",), partial_rotary_factor=1.0).config
+    plain2 = attrs.evolve(plain, algorithm=DFLASH2, block_size=max(plain.block_size, 2))
+    capped = {"final_logit_softcapping": 2.0}
+    assert [] == list(unwritable(plain)) == list(unwritable(plain2)) == list(unwritable(attrs.evolve(plain, **capped)))
+    assert ["output_multiplier"] == [why.split()[0] for why in unwritable(attrs.evolve(plain2, **capped))]
+    assert ["input_embedding_scale:"] == [
+        why.split()[0] for why in unwritable(attrs.evolve(plain, input_embedding_scale=8.0))
+    ]
+
+
+def test_a_scale_that_a_published_file_leaves_open_is_that_of_sglang():
+    read = ReadDraft(publisher="z-lab", config=random_case(1).config, assumed={}, notes=(), layer_order=())
+    for kind, scale in (("llama", None), ("gemma2", 1.0), ("gemma3", 8.0), ("granite", 1.0)):
+        found = with_embedding_scale(read, {}, with_size(TARGETS[kind][0]))
+        assert found.config.input_embedding_scale == (scale or 1.0)
+        assert found.assumed == ({} if scale is None else {"input_embedding_scale": scale})
+    written = {"dflash_config": {"input_embedding_scale": 1.0}}
+    assert with_embedding_scale(read, written, with_size(TARGETS["gemma3"][0])) == read
