@@ -123,7 +123,7 @@ def reference_step(
     if needs_teacher(kind, own):
         teacher_NKM = torch.cat([_teacher(sample, K) for sample in samples]).to(dtype)
         product_NKV = teacher_NKM @ head_VM.to(dtype).T
-        if teacher_bias_V is not None:
+        if teacher.bias and teacher_bias_V is not None:
             product_NKV = product_NKV + teacher_bias_V.to(dtype)
         teacher_NKV = logits_of(product_NKV, teacher).to(precise)
     values_NK = reference_slot_losses(kind, logits_NKV, labels_NK, teacher_NKV)
