@@ -53,7 +53,8 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
 def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe]:
     """Measure what holds of the target, on a small copy and, where half of the free memory holds them, on its weights.
 
-    Raises DataError for a target without which nothing works; for Qwen's, which are tested, and for the rest warns.
+    Raises DataError for a target with which nothing works. Qwen's families are tested: of them, and of what else does
+    not hold, it warns.
     """
     config = read_config(directory)
     probes = []
@@ -64,7 +65,12 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
         stage.info(f"only the weights are measured: {error}")
     size = sizes_in(directory, config).parameters * ITEM_SIZES["float32"]
     if size < free_memory() / 2:
-        probes.append(probe_target(Target.from_directory(directory, info)))
+        try:
+            probes.append(probe_target(Target.from_directory(directory, info)))
+        except DataError as error:
+            if not is_qwen(config):
+                raise
+            stage.warn(f"the weights are not measured: {error}")
     else:
         stage.info(
             f"the weights are not measured: in float32 they take {shown_bytes(size)}, more than half of what is free"

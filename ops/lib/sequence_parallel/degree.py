@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsl.errors import ConfigError
+from ops.lib.vision.family_config import is_qwen
 
 SHARED_LAYERS = ("full_attention", "sliding_attention")
 # Their angles depend on the longest position of a forward pass, which differs from slice to slice.
@@ -63,6 +64,11 @@ def check_target_degree(config: Mapping[str, Any], *, world_size: int, sp_degree
     if sp_degree > 1:
         text = config.get("text_config") or config
         mistakes += [*_layer_mistakes(text, sp_degree), *_target_head_mistakes(text, sp_degree), *_rope_mistakes(text)]
+        if not is_qwen(config):
+            mistakes.append(
+                f"sp_degree: the attention of a {config['model_type']} is not that of Qwen's families, which ranks "
+                "share; set sp_degree to 1, which still shards the target over all ranks"
+            )
     if mistakes:
         raise ConfigError("sequence parallelism of the target:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
 

@@ -3,7 +3,7 @@
 A model type is no promise: models add, scale and cap what others do not, and keep caches of their own. So five things
 that dflow relies on are tried on a few tokens, on the weights themselves and on a small random copy of the config:
 
-    layers       the input of layer k + 1 equals hidden_states[k + 1], for every layer
+    layers       the input of layer k + 1 equals hidden_states[k + 1], for every layer, and that of a shorter text
     head         the head with its scale, soft cap and bias, on the final states, equals the logits
     padding      a batch that is padded on the right, or on the left, equals its texts by themselves
     blocks       blocks through the cache, accepted in part, equal one token after the other
@@ -106,10 +106,15 @@ def _layers(target: Target, text: list[int]) -> float:
         raise ValueError(f"{len(layers)} layers, and {target.num_layers} by its config")
     with target.capture_inputs(range(len(layers) - 1)) as captured:
         output = target.forward(target.inputs([_sample(text)]), output_hidden_states=True, use_cache=False)
+        whole = dict(captured.by_layer)
+        target.forward(target.inputs([_sample(text[: len(text) // 2])]), use_cache=False)
     states = output.hidden_states
     if len(states) != len(layers) + 1:
         raise ValueError(f"{len(states)} hidden states of {len(layers)} layers")
-    return max(_difference(captured.by_layer[k], states[k + 1]) for k in range(len(layers) - 1))
+    return max(
+        max(_difference(whole[k], states[k + 1]), _difference(whole[k][:, : len(text) // 2], captured.by_layer[k]))
+        for k in range(len(layers) - 1)
+    )
 
 
 def _head(target: Target, text: list[int]) -> float:

@@ -18,7 +18,7 @@ MEASURED = "measurements.json"  # of a target's artifact; outside of its digest
 COPY, WEIGHTS = "a small random copy", "the weights"
 LAYERS, HEAD, PADDING, BLOCKS, SPECULATION = "layers", "head", "padding", "blocks", "speculation"
 MEANINGS = {
-    LAYERS: "the inputs of its layers are its hidden states",
+    LAYERS: "the inputs of its layers are its hidden states, which no later token changes",
     HEAD: "its head on the final states gives its logits",
     PADDING: "padded batches give what single texts give",
     BLOCKS: "blocks through its cache, accepted in part, give what single tokens give",

@@ -65,7 +65,7 @@ def check_model_type(config: Mapping[str, Any]) -> None:
     a checkpoint's own code may define it.
     """
     kind = config.get("model_type")
-    if kind in QWEN or has_language_model(kind) or config.get("auto_map"):
+    if kind in QWEN or has_language_model(kind) or (isinstance(kind, str) and config.get("auto_map")):
         return
     raise DataError(
         f"model_type {shown_json(kind)}: the installed transformers has no language model of this type; a later "

@@ -59,8 +59,9 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data.jsonl"
 
 
-def test_a_llama_goes_through_the_whole_chain(data: Path, tmp_path: Path) -> None:
-    checkpoint = str(any_checkpoint("llama", tmp_path / "llama"))
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss"])
+def test_a_target_of_any_family_goes_through_the_whole_chain(data: Path, tmp_path: Path, kind: str) -> None:
+    checkpoint = str(any_checkpoint(kind, tmp_path / "checkpoint"))
 
     def made(name: str, config: Any, run: Any, output: Any, **inputs: Any) -> Any:
         stage = FakeStage(tmp_path / name, inputs)
@@ -87,7 +88,7 @@ def test_a_llama_goes_through_the_whole_chain(data: Path, tmp_path: Path) -> Non
     config = Evaluate(draft=Ref("a"), target=Ref("b"), tokens=Ref("c"), max_new_tokens=8, max_prompts=1, seed=0)
     made("eval", config, evaluate, Draft, draft=draft, target=target, tokens=tokens)
 
-    assert "llama" == read_json(target.path / "target.json")["model_type"]
+    assert kind == read_json(target.path / "target.json")["model_type"]
     shape = read_json(draft.path / "config.json")
     assert (64, 4, 2, 6) == tuple(
         shape[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_target_layers")

@@ -135,3 +135,11 @@ def test_one_process_without_a_sample_has_no_loss_and_zero_gradients():
     assert 0 == float(loss.detach())
     gradients = [parameter.grad for parameter in target.model.get_decoder().parameters()]
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+def test_ranks_share_the_attention_of_qwens_families_only():
+    with pytest.raises(
+        ConfigError, match="sp_degree: the attention of a gpt_oss is not that of Qwen's families, which"
+    ):
+        check_target_degree({**HEADS, "model_type": "gpt_oss"}, world_size=2, sp_degree=2)
+    check_target_degree({**HEADS, "model_type": "gpt_oss"}, world_size=2, sp_degree=1)

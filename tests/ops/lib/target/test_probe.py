@@ -61,7 +61,7 @@ NOT = {
     "minimax": (PADDING, "MiniMax uses cache of its own"),
     "granitemoehybrid": (BLOCKS, "its cache cannot be put back to where it was before a verification"),
     "recurrent_gemma": (PADDING, "of the largest value"),
-    "doge": (PADDING, "of the largest value"),
+    "doge": (LAYERS, "of the largest value"),
 }
 
 
@@ -129,6 +129,12 @@ def test_states_of_another_layer_are_found(monkeypatch: pytest.MonkeyPatch) -> N
     [failed] = probe_target(target).failed
     assert LAYERS == failed.name
     assert "no draft can be fed by it" in failed.sentence
+
+
+def test_states_that_later_tokens_change_are_found() -> None:
+    target = small_copy(config_of("gemma3_text") | {"use_bidirectional_attention": True})
+    [failed] = probe_target(target).failed
+    assert LAYERS == failed.name
 
 
 def test_a_crop_that_keeps_what_was_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
