@@ -113,7 +113,7 @@ class Target:
     def head(self) -> Head:
         """The head with what the target's logits are made by; no copy of its weights."""
         module = self.model.get_output_embeddings()
-        return Head.of_target(module.weight, head_settings(self.family.config), module.bias)
+        return Head.of_target(module.weight, head_settings(self.family.config), getattr(module, "bias", None))
 
     @property
     def has_linear_attention(self) -> bool:
