@@ -67,9 +67,9 @@ def loss_of_first_step(draft, inputs):
         features_SF = reader.features(index, 0, len(input_ids_S)).double()
         samples.append(Sample(features_SF, input_ids_S, loss_mask_S, anchors_A))
     weights = {name: tensor.double() for name, tensor in load_file(draft.path / "model.safetensors").items()}
-    embed_VM, head_VM = (end.double() for end in frozen_ends(inputs["target"]))
+    embed_VM, head = frozen_ends(inputs["target"], dtype=torch.float64)
     config = from_serving(read_json(draft.path / "config.json"))
-    return float(reference_step(weights, config, embed_VM, head_VM, samples).loss)
+    return float(reference_step(weights, config, embed_VM, head.weight_VM, samples).loss)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
