@@ -42,7 +42,7 @@ from ops.inject_images.run import inject_images
 from ops.lib.data.files import read_json, write_json
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import from_serving
-from ops.lib.drafts.backbone.load import load_serving
+from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.backbone.reference import reference_slot_losses
 from ops.lib.drafts.backbone.serving_contract import check_serving
 from ops.lib.drafts.losses.log_probs import token_log_probs
@@ -180,7 +180,7 @@ def test_losses_and_gradients_are_those_of_the_plain_formula(chain: Chain, kind:
     torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-10)
     with torch.no_grad():
         rows_SM = target.model(input_ids=ids_S[None], output_hidden_states=True).hidden_states[0][0]
-    torch.testing.assert_close(load_serving(chain.draft.path).embedded(embed_VM[ids_S]), rows_SM)
+    torch.testing.assert_close(load_draft(chain.draft.path).embedded(embed_VM[ids_S]), rows_SM)
 
 
 def test_the_export_holds_scales_and_cap_and_passes_the_gate(chain: Chain) -> None:

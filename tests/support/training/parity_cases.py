@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
-from draft_chain import make_features, make_inputs, make_plan, make_target
+from draft_chain import TEXT, make_features, make_inputs, make_plan, make_target
 from fake_stage import folder_digest
 
 from dsl.op import Artifact
@@ -84,6 +84,7 @@ OPTIONS = (
         changes={"activation_checkpointing": True, "anchor_chunk": 8},
     ),
     Problem(name="divergence from the target", inputs="taught", layouts=(U22, G2), changes={"loss": "kl"}),
+    Problem(name="scaled and capped logits", inputs="capped", layouts=(U22, G2), changes={"loss": "kl"}),
     Problem(name="LK, a rank without samples", inputs="taught alone", layouts=(U22,), changes={"loss": "lk"}),
     Problem(
         name="DFlash2",
@@ -101,6 +102,7 @@ OPTIONS = (
     Problem(name="focal", inputs="ragged", layouts=(U2, G22), changes={"loss": "focal"}),
 )
 MUON = Problem(name="muon", inputs="ragged", layouts=(U22,), steps=3, changes={"optimizer": "muon"})
+OTHER_ENDS = {"final_logit_softcapping": 3.0, "logit_scale": 0.5, "embedding_multiplier": 2.0}
 PROBLEMS = (*TABLE, *OPTIONS, MUON)
 
 # A whole training through train_dflash: stopped, resumed on other ranks, averaged, measured between its steps.
@@ -165,8 +167,8 @@ def write_inputs(folder: Path, tokens: TokenShards, target: TargetModel, feature
 
     synthetic = make_target(folder / "target")
 
-    def captured(name: str, **options: Any) -> dict[str, Artifact]:
-        return {"features": make_features(folder / name / "features", synthetic, **options), "target": synthetic}
+    def captured(name: str, target: TargetModel = synthetic, **options: Any) -> dict[str, Artifact]:
+        return {"features": make_features(folder / name / "features", target, **options), "target": target}
 
     ragged = captured("ragged")
     add("ragged", dealt(range(24), 5), **ragged)
@@ -175,6 +177,8 @@ def write_inputs(folder: Path, tokens: TokenShards, target: TargetModel, feature
     bare = ([0, 1], [5, 6, 7], [2, 8, 3], [4, 12], [9], [10, 13, 11, 18])
     add("bare", bare, **captured("bare", prompt=15))
     taught = captured("taught", final_hidden=True)
+    other = make_target(folder / "other", TEXT | OTHER_ENDS)
+    add("capped", dealt(range(24), 5), **captured("capped", other, final_hidden=True))
     add("taught", dealt(range(24), 5), **taught)
     add("taught alone", dealt(range(24), 1), **taught)
     short = captured("short", first_length=3, prompt=0)

@@ -254,9 +254,9 @@ def against_reference(config: TrainDflash, inputs: Inputs, setup: Setup, outcome
         features_SF = inputs.train.features(one.index, 0, one.length)
         samples.append(Sample(features_SF, input_ids_S, loss_mask_S, one.anchors_A, teacher_SM))
     weights = {name: tensor.clone().requires_grad_() for name, tensor in outcome.start.items()}
-    engine = setup.engine
-    ends = (engine.embed_VM, engine.head)
-    step = reference_step(weights, inputs.draft, *ends, samples, kind=config.loss, own=config.terms)
+    ends = (setup.engine.embed_VM, inputs.head.weight_VM)
+    given = {"kind": config.loss, "own": config.terms, "teacher": inputs.head.teacher}
+    step = reference_step(weights, inputs.draft, *ends, samples, **given)
     gradients = torch.autograd.grad(step.loss, list(weights.values()), materialize_grads=True)
     accuracy = (step.correct_K / step.seen_K.clamp(min=1).double())[1:].tolist()
     expected = dict(zip(weights, gradients, strict=True))
