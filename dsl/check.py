@@ -29,6 +29,7 @@ from dsl.toml import KeyPath
 from dsl.tree import Tree, cells, owner_path
 
 LAUNCH_FIELDS = LAUNCH_FIELD.fields
+FILL_IN = "FILL IN:"  # begins a value that `dflow init` leaves to the user
 TORCHRUN_HOSTS = ("nnodes", "rendezvous")  # torchrun's own names for what `hosts` of kind = "ray" does
 
 
@@ -313,6 +314,9 @@ def _absent_paths(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
     for field, value in _external_values(node, op):
         path = external_path(value, node.folder(field.name))
         if not value or path is None or is_there(path) or _may_be_model_id(str(value), field, path):
+            continue
+        if str(value).startswith(FILL_IN):
+            yield node.mistake(field.name, f"still to be filled in:{str(value).removeprefix(FILL_IN)}")
             continue
         hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
         if not hint and not node.is_argument(field.name):

@@ -8,7 +8,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +97,10 @@ def main(options: argparse.Namespace) -> int:
         plan = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk}
         print_json({**plan, "missing_here": missing, "does_not_fit": does_not_fit, "cluster": cluster})
     else:
-        print_plan(graph, decisions, missing, earlier_rule_note(decisions, str(options.file)))
+        print_plan(graph, decisions, earlier_rule_note(decisions, str(options.file)))
         print_estimates(graph, needs, measured, free_disk, store.path)
+        if missing:  # last, where nobody overlooks it
+            print_lines("\n".join(["", "missing or wrong, so `dflow run` would refuse to start:", *missing]))
         for line in [*does_not_fit, *cluster]:
             print_lines(line)
     return USAGE if missing else OK
@@ -180,8 +182,8 @@ def _coloured(text: str) -> str:
     return state.sub(lambda found: f"\x1b[{COLOURS[found[0]]}m{found[0]}\x1b[0m", text)
 
 
-def print_plan(graph: Graph, decisions: Mapping[str, Decision], missing: Sequence[str], note: str) -> None:
-    """Print a table of what is cached, what runs and why, what may stay cached; then a note, and what is missing."""
+def print_plan(graph: Graph, decisions: Mapping[str, Decision], note: str) -> None:
+    """Print a table of what is cached, what runs and why, what may stay cached; then a note."""
     rows = [
         (node_id, graph.nodes[node_id].op.name, WORDS[each.cache], shown_digest(each.digest), each.reason)
         for node_id, each in decisions.items()
@@ -191,8 +193,6 @@ def print_plan(graph: Graph, decisions: Mapping[str, Decision], missing: Sequenc
         print_lines(f"\n{WORDS['maybe']}: runs unless its inputs come out the same")
     if note:
         print_lines(f"\n{note}")
-    if missing:
-        print_lines("\n".join(["", "missing or wrong, so `dflow run` would refuse to start:", *missing]))
 
 
 def print_estimates(

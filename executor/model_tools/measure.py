@@ -114,9 +114,7 @@ def diagnose(
         refuse_untrusted_code(store, graph.nodes[name], trusting, digest)
     missing = [name for name in nodes if name not in artifacts]
     if missing:
-        raise StoreError(
-            f"run {record.run}: the store holds no draft of {' and '.join(missing)}; make it: dflow resume {record.run}"
-        )
+        raise StoreError(f"run {record.run}: the store holds no draft of {' and '.join(missing)}; {record.to_finish()}")
     for name in nodes:
         Chain.of(graph, artifacts, name, run=record.run)  # refused here, not seconds later in the process
     for name in nodes:

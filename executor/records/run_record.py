@@ -334,6 +334,12 @@ class Record:
             os.close(self._lock)
             self._lock = None
 
+    def to_finish(self) -> str:
+        """What to do for nodes that are not made yet: to wait for a run that goes on, else to resume it."""
+        return (
+            "wait for the run, which goes on" if self.status() == "running" else f"run `dflow resume {self.run}` first"
+        )
+
     def status(self) -> Status:
         """The recorded status, but "killed" where it is recorded as running and no process works on it."""
         is_killed = self.state.status == "running" and not self.is_alive()

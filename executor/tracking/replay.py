@@ -287,8 +287,9 @@ class Replay:
         written = self._report.written()
         if written.code == 0:
             return {self._report.file.name: self._report.file}
+        self._report.file.unlink(missing_ok=True)  # of an earlier moment of the run
         reason = f"the report of the run could not be written ({written.reason})"
-        self._warning = f"{reason}; try it: dflow report {self._record.run}"
+        self._warning = f"{reason}; write it with: dflow report {self._record.run}"
         return {}
 
     # Artifacts that are models.

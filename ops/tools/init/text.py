@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 
+from dsl.check import FILL_IN
 from dsl.errors import DataError, on_one_line
 from dsl.shown import shown_bytes
 from ops.ingest.image_values import MISSING, OUTSIDE
@@ -14,7 +15,7 @@ from ops.tools.init.target import Target
 from ops.train_dflash.verdicts import LEAST_BETWEEN
 
 WIDTH = 118
-PLACEHOLDER = "FILL IN: the directory of your target's checkpoint"
+PLACEHOLDER = f"{FILL_IN} the directory of your target's checkpoint"
 FLOAT32 = "float32"
 # Who serves a draft's algorithm, what its step costs, and whether its loss reads the target's distribution.
 ALGORITHMS = {

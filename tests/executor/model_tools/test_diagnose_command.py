@@ -121,7 +121,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(tmp_path, 
     assert USAGE == dflow(store, "--node", "trian")
     assert '"trian" makes no draft' in capsys.readouterr().err
     assert FAILED == dflow(store)
-    assert f"the store holds no draft of export; make it: dflow resume {run}" in capsys.readouterr().err
+    assert f"the store holds no draft of export; run `dflow resume {run}` first" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         dflow(store, "--prompts", "3")
     assert [] == process
@@ -159,7 +159,7 @@ def test_a_damaged_draft_is_measured_and_one_that_is_gone_is_refused(tmp_path, e
     assert [str(folder), digest] == process[-1]["artifacts"]["export"]
     shutil.rmtree(folder)
     assert FAILED == dflow(store)
-    assert f"the store holds no draft of export; make it: dflow resume {run}" in capsys.readouterr().err
+    assert f"the store holds no draft of export; run `dflow resume {run}` first" in capsys.readouterr().err
 
 
 def test_a_process_that_breaks_down_is_told_with_its_last_lines(tmp_path, export, monkeypatch, capsys):

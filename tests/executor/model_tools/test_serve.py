@@ -74,7 +74,10 @@ def test_the_checked_draft_is_served(tmp_path):
             {"states": {"check": {"state": "failed", "failure": Finding("DataError: it breaks\n  the contract\n")}}},
             "check failed: DataError: it breaks | the contract",
         ),
-        ({"states": {"check": {"state": "pending", "digest": None}}}, "check is pending"),
+        (
+            {"states": {"check": {"state": "pending", "digest": None}}},
+            "the draft of export has not been through its gate; check is pending",
+        ),
     ],
 )
 def test_a_draft_that_no_gate_passed_is_served_with_a_warning(tmp_path, run, warning):
