@@ -84,7 +84,7 @@ def test_prompts_are_chosen_by_their_text_whatever_their_order() -> None:
         ("2024-11-27", "2 0 2 4 - 1 1 - 2 7"),
         ("def f(x):\n    return x + 10\n", "def Ġf ( x ): ĊĠĠĠ Ġreturn Ġx Ġ+ Ġ 1 0 Ċ"),
         (" two  spaces\n\n\nthree lines", "Ġtwo Ġ Ġspaces ĊĊ Ċ three Ġlines"),
-        ("naïve café 中", "na Ã¯ve ĠcafÃ© Ġ ä¸Ń"),
+        ("naïve café", "na Ã¯ve ĠcafÃ©"),
         ("We'll they're I'M", "We 'll Ġthey 're ĠI ' M"),
         ("<|im_start|>user\nHi<|im_end|>\n", "<|im_start|> user Ċ Hi <|im_end|> Ċ"),
         ("<empty_output>", "<empty_output>"),
