@@ -188,8 +188,12 @@ def test_tau_is_that_of_real_speculative_decoding_of_val_prompts_spread_over_the
     steps = {"image": 0, "text": 0}
     generated, prompts = dict(steps), dict(steps)
     places = {kind: [place for place, row in enumerate(reader.records) if row["category"] == kind] for kind in steps}
-    spread = [(kind, each[number * len(each) // 6]) for kind, each in places.items() for number in range(6)]
-    for category, place in spread:
+    counts = {kind: min(6, len(each)) for kind, each in places.items()}
+    for category, place in (
+        (kind, each[number * len(each) // counts[kind]])
+        for kind, each in places.items()
+        for number in range(counts[kind])
+    ):
         answer = decode_speculative(target, draft, reader.sample(place), 10)
         steps[category] += answer.steps
         generated[category] += answer.generated
