@@ -88,7 +88,7 @@ class Precision:
             return cls(wanted, "as --dtype says")
         if has_gpu or own == FLOAT32:
             return cls(own)
-        return cls(FLOAT32, f"this machine has no GPU, and {SLOW_ON_CPU}; on one with a GPU {own}, in every node")
+        return cls(FLOAT32, f"no GPU here, and {SLOW_ON_CPU}; with a GPU {own}, in every node")
 
 
 def advise(found: Survey, target: Target | None, free_disk: int, precision: Precision) -> Advice:
