@@ -16,21 +16,20 @@ from attrs import define
 
 from dsl.convert import UNKNOWN, Checked, KeyHint, checked, type_mistake
 from dsl.errors import did_you_mean, listed, shortened
+from dsl.files import is_there
 from dsl.finding import Finding
-from dsl.hooks import method
-from dsl.launch import Launch, Machine
+from dsl.launch import CLASSES, LAUNCH, LAUNCH_FIELD, Launch, Machine
 from dsl.op import ConfigField, Edge, OpSpec, Ref, checked_config, chosen_tables, is_builtin, with_tables
+from dsl.op_class import method
 from dsl.op_table import unknown_op
 from dsl.order import cycles
-from dsl.paths import is_there
 from dsl.secrets import may_hold_secrets, secret_names
-from dsl.shown import shown_value
-from dsl.sizes import parsed_bytes
-from dsl.tables import CLASSES, LAUNCH, LAUNCH_FIELD
+from dsl.shown import parsed_bytes, shown_value
 from dsl.toml import KeyPath
 from dsl.tree import Tree, cells, owner_path
 
 LAUNCH_FIELDS = LAUNCH_FIELD.fields
+FILL_IN = "FILL IN:"  # begins a value that `dflow init` leaves to the user
 TORCHRUN_HOSTS = ("nnodes", "rendezvous")  # torchrun's own names for what `hosts` of kind = "ray" does
 
 
@@ -315,6 +314,9 @@ def _absent_paths(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
     for field, value in _external_values(node, op):
         path = external_path(value, node.folder(field.name))
         if not value or path is None or is_there(path) or _may_be_model_id(str(value), field, path):
+            continue
+        if str(value).startswith(FILL_IN):
+            yield node.mistake(field.name, f"still to be filled in:{str(value).removeprefix(FILL_IN)}")
             continue
         hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
         if not hint and not node.is_argument(field.name):

@@ -26,9 +26,8 @@ from typing import Any, ClassVar, TypeVar
 import attrs
 from attrs import frozen
 
-from dsl.convert import Checked, Member, checked, converter, table_class
+from dsl.convert import Checked, ChosenBy, Member, checked, converter, table_class, validators_of
 from dsl.errors import ConfigError, StructureError
-from dsl.field_rules import ChosenBy, validators_of
 from dsl.finding import Finding
 from dsl.op_class import Question, class_attributes
 from dsl.shown import shown_value
@@ -81,7 +80,7 @@ def field(
     pinned_by names the config field that then has to hold a commit, 40 hex digits: the key sees the id and the commit,
     and would not see what a branch holds tomorrow.
     schema: what the JSON schema asks of the value beside its type, the bounds of attrs' own validators, and what
-    dsl/field_rules.py lets a value ask of other fields.
+    dsl/convert.py lets a value ask of other fields.
     """
     metadata = {
         "help": help,

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError, DflowError, PipelineError, StoreError, did_you_mean
+from dsl.estimate import useful_threads
+from dsl.files import read_object, write_json
 from dsl.finding import Finding
 from dsl.graph import Graph, graph_to_json
-from dsl.json_files import read_object, write_json
 from dsl.stage import NOW
-from dsl.threads import useful_threads
 from executor.launchers.host_run import stage_environment
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
 from executor.planning.session import make_planner
@@ -116,9 +116,7 @@ def diagnose(
         refuse_untrusted_code(store, graph.nodes[name], trusting, digest)
     missing = [name for name in nodes if name not in artifacts]
     if missing:
-        raise StoreError(
-            f"run {record.run}: the store holds no draft of {' and '.join(missing)}; make it: dflow resume {record.run}"
-        )
+        raise StoreError(f"run {record.run}: the store holds no draft of {' and '.join(missing)}; {record.to_finish()}")
     for name in nodes:
         Chain.of(graph, artifacts, name, run=record.run)  # refused here, not seconds later in the process
     for name in nodes:

@@ -125,8 +125,11 @@ class _Made:
         if state.state == "done":
             self._require_unaltered(export, check)
             return self.path(check.id) / "draft", self._skipped(check)
-        why = f"failed: {_one_line(state.error or '')}" if state.state == "failed" else f"is {state.state}"
-        return self.path(export.id), [f"the draft of {export.id} did not pass its gate; {check.id} {why}"]
+        if state.state == "failed":
+            why = f"did not pass its gate; {check.id} failed: {_one_line(state.error or '')}"
+        else:
+            why = f"has not been through its gate; {check.id} is {state.state}"
+        return self.path(export.id), [f"the draft of {export.id} {why}"]
 
     def _skipped(self, check: GraphNode) -> list[str]:
         """A warning where the gate passed the draft without SGLang."""
@@ -200,9 +203,7 @@ class _Made:
     def path(self, node: str) -> Path:
         state = self.record.state.nodes[node]
         if state.state != "done" or state.digest is None:
-            raise StoreError(
-                f"run {self.record.run}: {node} is {state.state}; run `dflow resume {self.record.run}` first"
-            )
+            raise StoreError(f"run {self.record.run}: {node} is {state.state}; {self.record.to_finish()}")
         if not self.store.has(state.digest):
             raise StoreError(
                 f"{self.store.object_path(state.digest)}: the artifact of {node} is missing or incomplete; make it "

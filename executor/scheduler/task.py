@@ -20,10 +20,10 @@ from attrs import frozen
 
 from dsl.convert import unstructure
 from dsl.errors import DflowError, StageError
+from dsl.files import read_object, write_json
 from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode, node_to_json
 from dsl.imports import search_path
-from dsl.json_files import read_object, write_json
 from dsl.op import ConfigField
 from executor.keys.external_inputs import ExternalDigests, Look, Tree, look_at, tree_of
 from executor.keys.node_key import (
@@ -36,18 +36,16 @@ from executor.keys.node_key import (
     node_inputs,
     node_parts,
 )
-from executor.launchers.stage_contract import InputArtifact, StageSpec
+from executor.launchers.stage_contract import InputArtifact, StageSpec, write_sealed
 from executor.planning.planner import Planner
 from executor.records.events import Cut, Event, Info, Metric, Progress, System, read_events
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
-from executor.store.index_line import IndexLine
-from executor.store.input_check import check_before_use
+from executor.store.integrity import check_before_use
 from executor.store.lease import Lease
-from executor.store.manifest import Manifest
+from executor.store.manifest import IndexLine, Manifest
 from executor.system.json_values import is_moment
 from executor.system.output import shown_digest
-from executor.system.sealed_json import write_sealed
 
 # The fields of launch that can change results by rounding; the others only decide when and where a stage runs.
 LAYOUT = ("kind", "nproc", "hosts", "sp_degree")
@@ -108,13 +106,13 @@ class Snapshot:
 @frozen(kw_only=True)
 class AttemptStart:
     """A stage is about to start. time: seconds since 1970. earlier: metric events of the run that left the work folder
-    behind; adopted_from: that run, where its code was another. seconds: of the attempts whose work it continues.
+    behind; continued_from: that run, where its code was another. seconds: of the attempts whose work it continues.
     """
 
     cache: Literal["miss", "resumed"]
     time: float
     earlier: Sequence[Event] = ()
-    adopted_from: str | None = None
+    continued_from: str | None = None
     seconds: float = 0.0
 
 
@@ -211,11 +209,11 @@ class Task:
         """Make the work folder ready for a stage. Also returns the byte of the events file from which metrics count,
         and the digest of `sources`.
 
-        recover: as in `Lease.adopt`.
+        recover: as in `Lease.continue_from`.
         """
         lease, events = self.lease, self.record.events_path
         is_fresh = self._starts_fresh()
-        adopted_from = self._adopt_work(recover) if self.adopt and not is_fresh else None
+        continued_from = self._continue_earlier(recover) if self.adopt and not is_fresh else None
         spent = 0.0 if is_fresh else self._earlier_seconds()
         lease.empty(keep_state=not is_fresh)
         is_resumed = any(lease.work_dir.iterdir())
@@ -226,7 +224,7 @@ class Task:
             first_byte = events.stat().st_size if events.exists() else 0
             return AttemptStart(cache="miss", time=now), first_byte, digest
         earlier = self._earlier_metrics()
-        start = AttemptStart(cache="resumed", time=now, earlier=earlier, adopted_from=adopted_from, seconds=seconds)
+        start = AttemptStart(cache="resumed", time=now, earlier=earlier, continued_from=continued_from, seconds=seconds)
         return start, 0, digest
 
     def keep_seconds(self, seconds: float) -> None:
@@ -268,11 +266,11 @@ class Task:
         was_started = self.attempt or (last_run and last_run == self.goes_on_from)
         return self.node.id in self.planner.forced and not was_started
 
-    def _adopt_work(self, recover: Callable[[Path], None]) -> str | None:
+    def _continue_earlier(self, recover: Callable[[Path], None]) -> str | None:
         """Move the newest unleased work folder of the same key without code here; returns the run that left it."""
         work_dir = self.lease.work_dir
         has_own = work_dir.exists() and any(work_dir.iterdir())
-        return None if has_own else self.lease.adopt(self.key_without_code, recover)
+        return None if has_own else self.lease.continue_from(self.key_without_code, recover)
 
     def _earlier_metrics(self) -> list[Event]:
         """The metrics of the run that left the work folder behind: this run's metrics continue them."""

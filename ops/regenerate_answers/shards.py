@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import asdict, define, field, frozen
 
-from dsl.json_files import append_lines, read_lines
+from dsl.files import append_lines, read_lines
 from dsl.stage import Stage
 from ops.lib.data.files import read_jsonl, write_jsonl
 from ops.lib.data.shared_shards import partial_path, publish, published_ranges

@@ -43,6 +43,6 @@ def _too_long(config: ShardSequence, tokens: TokensForecast | None) -> tuple[str
     if tokens is None or padded_length(tokens.longest, config.pad_multiple) <= config.tokens_per_step:
         return ()
     return (
-        f"samples may have {tokens.longest:,} tokens, and one of the split {SPLIT} with more than tokens_per_step = "
-        f"{config.tokens_per_step:,} ends this node: raise it, or lower max_length of tokenize_chat",
+        f"a sample of the split {SPLIT} may have at most tokens_per_step = {config.tokens_per_step:,} tokens, and "
+        f"max_length of tokenize_chat lets {tokens.longest:,} pass: should there be a longer one, this node says so",
     )

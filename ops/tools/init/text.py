@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import textwrap
 
+from dsl.check import FILL_IN
 from dsl.errors import DataError, on_one_line
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from ops.ingest.image_values import MISSING, OUTSIDE
 from ops.tools.init.advice import FLOAT32, Advice, Choice
 from ops.tools.init.survey import QUESTION, REMEDIES, Survey, percentile
@@ -14,7 +15,7 @@ from ops.tools.init.target import Target
 from ops.train_dflash.verdicts import LEAST_BETWEEN
 
 WIDTH = 118
-PLACEHOLDER = "FILL IN: the directory of your target's checkpoint"
+PLACEHOLDER = f"{FILL_IN} the directory of your target's checkpoint"
 # Who serves a draft's algorithm, what its step costs, and whether its loss reads the target's distribution.
 ALGORITHMS = {
     "dflash": "served by SGLang and vLLM, the cheapest step, no teacher",

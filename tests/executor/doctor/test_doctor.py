@@ -293,7 +293,9 @@ def test_a_file_with_mistakes_is_told_beside_all_that_can_be_looked_at(
     found = json.loads(capsys.readouterr().out)["findings"]
     mistakes = [f"{each.get('field')}: {each['what']}" for each in found if each["code"] == "pipeline"]
     assert ("= [" in written) == any("not TOML" in mistake for mistake in mistakes)
-    assert ("= [" not in written) == any("node.t.checkpoint: there is no file" in mistake for mistake in mistakes)
+    assert ("= [" not in written) == any(
+        "node.t.checkpoint: still to be filled in: the directory" in mistake for mistake in mistakes
+    )
     assert [True] == [told in each["what"] for each in found if each["code"] == "MLflow"]
     assert {"Python", "store", "disk", "machine"} <= {each["code"] for each in found}
 

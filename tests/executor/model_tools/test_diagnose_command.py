@@ -17,7 +17,7 @@ from executor.model_tools import measure as measuring
 from executor.model_tools.measure import loss_curve
 from executor.records.events import Metric
 from executor.records.run_record import Record
-from executor.store.index_line import IndexLine
+from executor.store.manifest import IndexLine
 from executor.system.output import FAILED, OK, USAGE
 from ops.tools.diagnose.judgement import judged, sorted_findings
 from ops.tools.diagnose.text import diagnosis_text
@@ -122,7 +122,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(tmp_path, 
     assert USAGE == dflow(store, "--node", "trian")
     assert '"trian" makes no draft' in capsys.readouterr().err
     assert FAILED == dflow(store)
-    assert f"the store holds no draft of export; make it: dflow resume {run}" in capsys.readouterr().err
+    assert f"the store holds no draft of export; run `dflow resume {run}` first" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         dflow(store, "--prompts", "3")
     assert [] == process
@@ -161,7 +161,7 @@ def test_a_damaged_draft_is_measured_and_one_that_is_gone_is_refused(tmp_path, e
     assert [str(folder), digest] == process[-1]["artifacts"]["export"]
     shutil.rmtree(folder)
     assert FAILED == dflow(store)
-    assert f"the store holds no draft of export; make it: dflow resume {run}" in capsys.readouterr().err
+    assert f"the store holds no draft of export; run `dflow resume {run}` first" in capsys.readouterr().err
 
 
 def test_a_process_that_breaks_down_is_told_with_its_last_lines(tmp_path, export, monkeypatch, capsys):

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from report_page import Page
 from serve_cases import record_run
 from toy_ops import Toy
 
 from executor.model_tools.measure import RESULT, kept
 from executor.records.run_record import find_record
-from executor.report.answers import Line, lines_of, next_steps
+from executor.report.first_screen import Line, lines_of, next_steps
 from executor.report.run_data import read_runs
 from executor.results.op_hooks import Shown
 from ops.lib.report_sections import Section, verdict
@@ -159,6 +160,19 @@ def test_a_draft_about_which_nothing_is_open_is_to_be_served(tmp_path: Path) -> 
         Line("", "x", verdict("limit", "", "error", "more")),
     ]
     assert [f"serve it: dflow serve {run}", "more"] == next_steps(facts, good)
+
+
+@pytest.mark.parametrize(
+    ("status", "steps"), [("running", ["wait for the run, which goes on", "more"]), ("killed", ["more"])]
+)
+def test_a_draft_of_a_run_that_has_not_ended_is_not_to_be_served(tmp_path: Path, status: str, steps: list[str]) -> None:
+    store, run = record_run(tmp_path, {}, more="")
+    (facts,) = read_runs(store, [find_record(store.records, run)])
+    good = [
+        Line("eval", "tau", verdict("good", "tau is 3", "good")),
+        Line("", "x", verdict("limit", "", "error", "more")),
+    ]
+    assert steps == next_steps(evolve(facts, status=status), good)
 
 
 @pytest.mark.parametrize(

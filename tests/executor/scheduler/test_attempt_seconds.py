@@ -12,7 +12,7 @@ from stage_processes import stage_pids
 from toy_ops import wait_for
 from tracked_toy import child, newest_record, send, tracked_toy
 
-from dsl.json_files import read_lines
+from dsl.files import read_lines
 from executor.store.artifact_store import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

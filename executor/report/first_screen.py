@@ -208,8 +208,9 @@ def _diagnosed(column: RunFacts) -> Iterator[Line]:
 
 
 def next_steps(column: RunFacts, lines: Sequence[Line]) -> list[str]:
-    """The advice, each once, that of the worst verdicts first, of those by their question; to serve a draft about
-    which nothing is open.
+    """List the advice, each once, that of the worst verdicts first, of those by their question.
+
+    A draft of a run that is done, about which nothing is open, is to be served; a run that goes on is waited for.
     """
     by_question = sorted(lines, key=lambda line: list(QUESTIONS).index(line.verdict.code))
     advice = [line.verdict.advice for line in sorted(by_question, key=_badness) if line.verdict.advice]
@@ -219,4 +220,6 @@ def next_steps(column: RunFacts, lines: Sequence[Line]) -> list[str]:
     open_ = [
         line for line in lines if line.verdict.code in ("good", "safe") and line.verdict.level in ("error", "warning")
     ]
-    return steps if open_ else [f"serve it: dflow serve {column.run}", *steps]
+    if column.status == "running":
+        return ["wait for the run, which goes on", *steps]
+    return steps if open_ or column.status != "done" else [f"serve it: dflow serve {column.run}", *steps]
