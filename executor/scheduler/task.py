@@ -241,16 +241,17 @@ class Task:
     def _earlier_seconds(self) -> float:
         """The seconds of the attempts that left the work folder; one that was killed ended with its last report."""
         work = read_object(self.lease.folder / "work.json") or {}
-        seconds, started, run = work.get("seconds"), work.get("started"), self.lease.last_run
-        total = float(seconds) if is_moment(seconds) else 0.0
-        if not is_moment(started) or run is None:
-            return total
+        seconds: float = work["seconds"] if is_moment(work.get("seconds")) else 0.0
+        started: float | None = work["started"] if is_moment(work.get("started")) else None
+        run = self.lease.last_run
+        if started is None or run is None:
+            return seconds
         reports = (
             event.time
             for event in read_events(self.store.records / run / "events.jsonl")
             if event.node == self.node.id and event.time >= started and isinstance(event.body, REPORTS)
         )
-        return total + max(reports, default=started) - started
+        return seconds + max(reports, default=started) - started
 
     def check_space(self) -> None:
         """Raises DiskFull where the stage would write more than is free."""
