@@ -18,7 +18,6 @@ from executor.keys.external_inputs import look_at
 from executor.store.artifact_store import store_path
 from executor.system.hardware import may_have_gpu
 from executor.system.output import OK, name_store, print_lines
-from ops.lib.target.sizes import ITEM_SIZES
 from ops.tools.init.advice import Precision, advise
 from ops.tools.init.survey import Counter, survey
 from ops.tools.init.target import Target, read_target
@@ -26,6 +25,7 @@ from ops.tools.init.text import PLACEHOLDER, pipeline_text, summary
 
 DEFAULT_OUTPUT = Path("pipeline.toml")
 SCHEMA = "dflow.schema.json"
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=tuple(ITEM_SIZES),
+        choices=DTYPES,
         help="of the forward passes; default: the target's own, or float32 where this machine has no GPU",
     )
     parser.add_argument("--allow-outside", action="store_true", help="also use images outside that folder")
