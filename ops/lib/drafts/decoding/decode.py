@@ -20,9 +20,11 @@ from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.model import DraftModel
-from ops.lib.drafts.decoding.cache import roll_back, save
 from ops.lib.drafts.decoding.decode_options import DraftUse
-from ops.lib.target.model import Target
+from ops.lib.target.cache import own_cache, roll_back, save, whole_cache
+from ops.lib.target.cache_trial import verification_of
+from ops.lib.target.model import LayerInputs, Target
+from ops.lib.target.verify import Verification
 
 # `scores` in an algorithm's file reference.py.
 Scores = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, list[int]], Tensor]
@@ -64,7 +66,7 @@ class Decoded:
 @torch.inference_mode()
 def decode_plain(target: Target, sample: TokenSample, max_new_tokens: int) -> Decoded:
     """The target's own greedy answer, one token per forward pass."""
-    cache = DynamicCache(config=target.model.config.get_text_config())
+    cache = own_cache(target)
     logits_V = target.forward(target.prompts([sample]), past_key_values=cache, logits_to_keep=1).logits[0, -1]
     tokens: list[int] = []
     margins: list[float] = []
@@ -85,7 +87,8 @@ def decode_speculative(
     use: how the draft is fed; default: as in training.
     """
     use = use or DraftUse.of(draft.config)
-    cache = DynamicCache(config=target.model.config.get_text_config())
+    by_token = verification_of(target) is Verification.TOKEN
+    cache = whole_cache(target)
     with target.capture_inputs(use.target_layer_ids) as captured:
         output = target.forward(target.prompts([sample]), past_key_values=cache, logits_to_keep=1)
         context = DraftContext(draft)
@@ -95,15 +98,18 @@ def decode_speculative(
         accepted: list[int] = []
         while tokens[-1] not in target.eos_token_ids and len(tokens) <= max_new_tokens:
             proposal = propose(target, draft, context, tokens[-1], use)
-            before = save(cache)
             block = [tokens[-1], *proposal]
-            logits_KV = _extend(target, cache, block)
+            if by_token:
+                logits_KV, features_KF = _verify_by_token(target, cache, captured, block)
+            else:
+                before = save(cache)
+                logits_KV, features_KF = _extend(target, cache, block), captured.features()[0]
             choices = logits_KV.argmax(-1).tolist()
             count = matching_prefix(proposal, choices)
             accepted.append(count)
             margins += margins_of(logits_KV[: count + 1], sample.id, len(tokens))
-            context.append(captured.features()[0, : count + 1])
-            if count < len(proposal) and roll_back(cache, before, count + 1):
+            context.append(features_KF[: count + 1])
+            if not by_token and count < len(proposal) and roll_back(cache, before, count + 1):
                 _extend(target, cache, block[: count + 1])
             tokens += until_eos([*proposal[:count], choices[count]], target.eos_token_ids)
     tokens = tokens[: max_new_tokens + 1]
@@ -189,9 +195,28 @@ def until_eos(tokens: list[int], eos_token_ids: frozenset[int]) -> list[int]:
 
 
 def _extend(target: Target, cache: DynamicCache, tokens: list[int]) -> Tensor:
-    """Logits [len(tokens), V] behind each token; positions follow from the cache and the prompt's rope deltas."""
+    """Logits [len(tokens), V] behind each token.
+
+    A model with vision derives the positions from the cache and the prompt's rope deltas; some text models count from
+    0 in every pass.
+    """
     input_ids = torch.tensor([tokens], device=target.device)
-    return target.model(input_ids=input_ids, past_key_values=cache, use_cache=True).logits[0]
+    next_positions = cache.get_seq_length() + torch.arange(len(tokens), device=target.device)[None]
+    given = {} if target.family.has_vision else {"position_ids": next_positions}
+    return target.model(input_ids=input_ids, **given, past_key_values=cache, use_cache=True).logits[0]
+
+
+def _verify_by_token(
+    target: Target, cache: DynamicCache, captured: LayerInputs, block: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Logits and features of a block, up to the first token behind which the target chooses another than proposed."""
+    logits, features = [], []
+    for place, token in enumerate(block):
+        logits.append(_extend(target, cache, [token]))
+        features.append(captured.features()[0])
+        if block[place + 1 : place + 2] != [int(logits[-1].argmax())]:
+            break
+    return torch.cat(logits), torch.cat(features)
 
 
 def check_finite(values_BK: Tensor, model: str, dtype: torch.dtype, place: Callable[[int, int], str]) -> None:

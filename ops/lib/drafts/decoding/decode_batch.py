@@ -14,20 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from attrs import field, frozen, validators
 from torch import Tensor
-from transformers import DynamicCache
 
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.answers import Answers
-from ops.lib.drafts.decoding.cache import Rows
 from ops.lib.drafts.decoding.clock import DecodeClock, lap, start
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.draft_rows import DraftRows
-from ops.lib.drafts.decoding.prefill import prefill
 from ops.lib.drafts.decoding.sampling import Choice, GreedyChoice, SampledChoice, choose, draws
-from ops.lib.drafts.decoding.verify import BatchVerifier, SingleVerifier, keeps_all_columns
+from ops.lib.target.cache import Rows, own_cache, whole_cache
+from ops.lib.target.cache_trial import verification_of
 from ops.lib.target.model import Target
+from ops.lib.target.prefill import prefill
+from ops.lib.target.verify import Verification, verifier_of
 from ops.lib.vision.batch import ModelInputs
 
 
@@ -81,12 +81,12 @@ def decode_speculative_batch(
 
 
 def _batches(target: Target, samples: Sequence[TokenSample]) -> list[Sequence[TokenSample]]:
-    """All samples at once; one by one for a target with layers that cannot leave columns out.
+    """All samples at once; one by one for a target that verifies one prompt at a time.
 
-    Plain answers too, although these layers could take batches there: the times of the two are compared.
+    Plain answers too, although such targets could take batches there: the times of the two are compared.
     """
-    if keeps_all_columns(DynamicCache(config=target.model.config.get_text_config())):
-        return [samples] if samples else []
+    if samples and verification_of(target) is Verification.BATCH:
+        return [samples]
     return [[sample] for sample in samples]
 
 
@@ -104,20 +104,16 @@ def _speculate(
     answers = Answers.of(names, most_tokens, target.eos_token_ids, settings.within)
     room = most_tokens + use.block_size
     choice = _choice(settings, samples, room, target.device)
+    way = verification_of(target)
     with target.capture_inputs(use.target_layer_ids) as captured:
         start(clock)
-        begun = prefill(target, target.prompts(samples))
+        begun = prefill(target, target.prompts(samples), whole_cache(target))
         lap(clock, "prefill")
-        longest = begun.mask_BS.shape[1]
-        rows = Rows(longest - begun.mask_BS.sum(1), torch.full_like(begun.offset_B, longest), longest)
+        rows = Rows.of(begun.mask_BS)
         context = DraftRows(draft, use, rows)
         context.fill(captured.features(), room)
         lap(clock, "draft")
-        verifier = (
-            BatchVerifier.of(target, begun.cache, rows, begun.offset_B, room)
-            if keeps_all_columns(begun.cache)
-            else SingleVerifier(target, begun.cache, rows, begun.offset_B)
-        )
+        verifier = verifier_of(way, target, captured, begun, rows, room)
         nearest = answers.nearest(begun.logits_BV[:, None])
         left = answers.add_one(anchors_B := choice.first(begun.logits_BV), nearest)
         while answers.open:
@@ -131,9 +127,9 @@ def _speculate(
             proposal = context.propose(target, anchors_B, choice, answers.check_draft)
             lap(clock, "draft")
             block_BK = torch.cat([anchors_B[:, None], proposal.tokens_BD], dim=1)
-            logits_BKV = verifier.verify(block_BK)
+            logits_BKV, features_BKF = verifier.verify(block_BK)
             lap(clock, "verify")
-            context.append(captured.features())
+            context.append(features_BKF)
             lap(clock, "draft")
             nearest = answers.nearest(logits_BKV)
             count_B, anchors_B = choice.accept(proposal.tokens_BD, logits_BKV)
@@ -175,7 +171,7 @@ def decode_stepwise(
     `prompts`, and how many tokens the step gave; it may raise to stop.
     """
     start(clock)
-    begun = prefill(target, prompts)
+    begun = prefill(target, prompts, own_cache(target))
     cache, logits_BV, mask_BT = begun.cache, begun.logits_BV, begun.mask_BS
     next_position_B = mask_BT.sum(-1) + begun.offset_B
     lap(clock, "prefill")

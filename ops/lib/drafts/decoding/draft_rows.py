@@ -16,11 +16,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.model import AttendBlocks, DraftModel
 from ops.lib.drafts.check_returns import check_proposal
-from ops.lib.drafts.decoding.cache import Rows, with_room, write
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.drafts.decoding.sampling import Choice
 from ops.lib.drafts.layout import Layout
+from ops.lib.target.cache import Rows, with_room, write
 from ops.lib.target.model import Target
 
 Propose = Callable[[DraftModel, Tensor, Tensor, Tensor, Choice], Proposal]

@@ -1,4 +1,4 @@
-"""Batches of prompts against the slow references one by one, for every family and wherever rows reject a block."""
+"""Batches against the slow references one by one, for every family and cache and wherever rows reject a block."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import attrs
 import pytest
 import torch
 from batch_cases import BLOCK, draft_for_family, ending_at, family_case
+from cache_cases import CACHES, OWN_CACHES, cache_case
 
-from dsl.errors import ConfigError
+from dsl.errors import ConfigError, DataError
 from ops.lib.drafts.backbone.config import SLIDING_ATTENTION
 from ops.lib.drafts.decoding import decode
 from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
@@ -38,10 +39,13 @@ CASES = {
 pytestmark = pytest.mark.filterwarnings("ignore:.*fast path is not available")
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=[*CASES, *CACHES])
 def case(request, tmp_path_factory):
     """A target that does not stop at EOS, prompts, and their plain answers from the slow reference."""
-    target, samples = family_case(request.param.split()[0], tmp_path_factory.mktemp("case"), **CASES[request.param])
+    if request.param in CACHES:
+        target, samples = cache_case(request.param)
+    else:
+        target, samples = family_case(request.param.split()[0], tmp_path_factory.mktemp("case"), **CASES[request.param])
     return target, samples, [decode_plain(target, sample, NEW + BLOCK) for sample in samples]
 
 
@@ -78,7 +82,7 @@ def almost_right(answers, samples, draft, features, wrong_at):
 
     A row is known by its context, which must be what `features` give in one pass.
     """
-    slow = [draft.context_kv(rows, torch.arange(len(rows))) for rows in features]
+    slow = [draft.context_kv(rows.float(), torch.arange(len(rows))) for rows in features]
 
     def propose(self, target, anchors_B, choice, check):
         said = torch.zeros(len(anchors_B), BLOCK - 1, target.embed_weight.shape[0])
@@ -212,6 +216,29 @@ def test_the_other_prompts_of_a_batch_change_nothing(qwen3_vl, draft, temperatur
         other_seed = decode_all(samples, attrs.evolve(settings, seed=6))
         assert (temperature == 0) == ([one.tokens for one in together] == [one.tokens for one in other_seed])
         assert [] == decode_all([])
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2 eager", "gemma4_text", "lfm2"])
+def test_drawn_answers_do_not_depend_on_the_other_prompts_whatever_the_cache(name, draft):
+    target, samples = cache_case(name)
+    settings = DecodeSettings(NEW, temperature=1.0, seed=5)
+    for decode_all in (
+        lambda batch: decode_plain_batch(target, batch, settings),
+        lambda batch: decode_speculative_batch(target, draft, batch, settings),
+    ):
+        assert_same([decode_all([sample])[0] for sample in samples], decode_all(samples))
+
+
+@pytest.mark.parametrize("name", OWN_CACHES)
+def test_a_target_with_a_cache_of_its_own_is_refused_before_anything_is_decoded(name, draft):
+    target, samples = cache_case(name)
+    for decode_all in (
+        lambda: decode_plain_batch(target, samples, DecodeSettings(NEW)),
+        lambda: decode_speculative_batch(target, draft, samples, DecodeSettings(NEW)),
+        lambda: decode_speculative(target, draft, samples[0], NEW),
+    ):
+        with pytest.raises(DataError, match=f"a {name} target cannot verify a draft"):
+            decode_all()
 
 
 def test_only_the_device_of_the_target_is_waited_for(qwen3_vl, monkeypatch):

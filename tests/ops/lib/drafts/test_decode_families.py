@@ -1,10 +1,11 @@
-"""Speculative decoding of every family, with rejections at every place of a block, against greedy decoding."""
+"""Speculative decoding of every family and cache, with rejections all over a block, against greedy decoding."""
 
 from __future__ import annotations
 
 import attrs
 import pytest
 import torch
+from cache_cases import CACHES, cache_case
 from fake_stage import FakeStage
 from family_checkpoints import HIDDEN, LAYERS, VOCABULARY, make_checkpoint, picture, token_sample
 
@@ -19,6 +20,7 @@ from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 
 BLOCK = 5
+pytestmark = pytest.mark.filterwarnings("ignore:.*fast path is not available")
 # Windows below and above a block of 5, and one that the prompts of about 20 tokens do not fill.
 SLIDING = {"use_sliding_window": True, "max_window_layers": 3}
 CASES = {
@@ -33,9 +35,12 @@ CASES = {
 WRONG_AT = (2, 0, BLOCK, 1, 3, BLOCK, 0, 0, 2)
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=[*CASES, *CACHES])
 def loaded(request, tmp_path_factory):
     """A target that does not stop at EOS, and prompts with no, one and two images (a text target: without)."""
+    if request.param in CACHES:
+        target, samples = cache_case(request.param)
+        return target, samples[2:]
     folder = tmp_path_factory.mktemp("checkpoint")
     make_checkpoint(request.param.split()[0], folder, **CASES[request.param])
     stage = FakeStage(tmp_path_factory.mktemp("target"))
@@ -83,7 +88,7 @@ def test_answers_are_those_of_greedy_decoding_token_by_token_wherever_a_block_is
         logits, features = without_cache(target, sample, answer)
         assert answer == logits[sample.prompt_tokens - 1 : -1].argmax(-1).tolist()
         assert len(set(answer)) > 8  # an answer that repeats itself would hide a wrong state
-        slow = draft.context_kv(features, torch.arange(len(features)))
+        slow = draft.context_kv(features.float(), torch.arange(len(features)))
         steps = iter(WRONG_AT)
 
         def almost_right(_target, _draft, context, anchor, _use, answer=answer, steps=steps, slow=slow, sample=sample):

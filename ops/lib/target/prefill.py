@@ -4,13 +4,14 @@ Prompts of different lengths are padded on the left, so that the last column hol
 side is exact for all families: attention masks the padding, positions are counted without it, and a linear-attention
 layer, whose state starts at zero, stays there while it reads zeroes (padding behind a prompt would decay its state).
 
-Padding on the left sees nothing, and the softmax over nothing is not a number on some devices and kernels. It would
-stay in the cache, where even a weight of zero spreads it. So here transformers' mask for "sdpa" lets a token that sees
-nothing see itself; no token sees that one.
+Padding on the left sees nothing, and the softmax over nothing is not a number on some devices and kernels, and in some
+dtypes. It would stay in the cache, where even a weight of zero spreads it. So here transformers' masks for "sdpa" and
+"eager" let a token that sees nothing see itself; no token sees that one.
 
-The mask is replaced for the whole process, when this module is imported. A name of its own beside "sdpa" would not do:
-some models look "sdpa" up in tables of their own or compare with it, in transformers and in checkpoints' code. Masks
-without a row that sees nothing are bit for bit those of transformers, so that nothing else in the process changes.
+The masks are replaced for the whole process, when this module is imported. A name of its own beside "sdpa" would not
+do: some models look "sdpa" up in tables of their own or compare with it, in transformers and in checkpoints' code.
+Masks without a row that sees nothing are bit for bit those of transformers, so that nothing else in the process
+changes.
 
     B batch, S longest prompt, V vocabulary, Q queries, C keys
 """
@@ -25,6 +26,7 @@ from torch import Tensor
 from transformers import AttentionMaskInterface, DynamicCache
 from transformers.masking_utils import sdpa_mask
 
+from ops.lib.target.cache import added_mask
 from ops.lib.target.model import Target
 from ops.lib.vision.batch import ModelInputs
 
@@ -43,13 +45,12 @@ class Prefill:
     offset_B: Tensor
 
 
-def prefill(target: Target, prompts: ModelInputs) -> Prefill:
-    """Run the prompts, padded on either side, through the target."""
+def prefill(target: Target, prompts: ModelInputs, cache: DynamicCache) -> Prefill:
+    """Run the prompts, padded on either side, through the target, into an empty cache."""
     inputs = pad_left(prompts)
     mask_BS = inputs.attention_mask
     # Three-dimensional positions of images are the model's own affair; those of text would count the padding.
     given = {} if inputs.has_images else {"position_ids": (mask_BS.cumsum(-1) - 1).clamp(min=0)}
-    cache = DynamicCache(config=target.model.config.get_text_config())
     output = target.forward(inputs, **given, past_key_values=cache, use_cache=True, logits_to_keep=1)
     offset_B = torch.zeros(len(mask_BS), dtype=torch.int64, device=mask_BS.device)
     return Prefill(cache, output.logits[:, -1], mask_BS, offset_B + target.family.position_offsets(target.model))
@@ -83,4 +84,11 @@ def mask_with_diagonal(*, q_offset: int = 0, kv_offset: int = 0, **others: Any) 
     return mask_B1QC | ((query_Q1 == key_C) & ~mask_B1QC.any(-1, keepdim=True))
 
 
+def added_mask_with_diagonal(*, dtype: torch.dtype = torch.float32, **others: Any) -> Tensor | None:
+    """transformers' `eager_mask`, [B, 1, Q, C] or None where every token sees all, with no row that sees nothing."""
+    mask_B1QC = mask_with_diagonal(**{**others, "allow_is_causal_skip": False})
+    return None if mask_B1QC is None else added_mask(mask_B1QC, dtype)
+
+
 AttentionMaskInterface.register("sdpa", mask_with_diagonal)
+AttentionMaskInterface.register("eager", added_mask_with_diagonal)

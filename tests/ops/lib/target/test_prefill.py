@@ -10,12 +10,15 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
+    bidirectional_mask_function,
     causal_mask_function,
+    eager_mask,
     sdpa_mask,
     sliding_window_causal_mask_function,
 )
 
-from ops.lib.drafts.decoding.prefill import mask_with_diagonal, prefill
+from ops.lib.target.cache import own_cache
+from ops.lib.target.prefill import mask_with_diagonal, prefill
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fast path is not available")
 
@@ -44,8 +47,8 @@ def softmax_over_nothing_is_nan():
 
 def assert_padding_changes_nothing(target, samples):
     with torch.no_grad():
-        batch = prefill(target, target.prompts(samples))
-        alone = [prefill(target, target.prompts([sample])) for sample in samples]
+        batch = prefill(target, target.prompts(samples), own_cache(target))
+        alone = [prefill(target, target.prompts([sample]), own_cache(target)) for sample in samples]
     assert 2 < len({len(sample.input_ids) for sample in samples})
     torch.testing.assert_close(batch.logits_BV, torch.cat([one.logits_BV for one in alone]), rtol=1e-3, atol=1e-4)
     for layer, *ones in zip(batch.cache.layers, *(one.cache.layers for one in alone), strict=True):
@@ -107,3 +110,25 @@ def test_of_a_row_that_sees_nothing_only_its_diagonal_is_set(mask_function):
         assert not theirs[1, 0, place].any()
         expected[1, 0, place, place] = True
     assert torch.equal(expected, ours)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("mask_function", MASKS)
+def test_an_added_mask_is_that_of_transformers_but_for_rows_that_see_nothing(mask_function, dtype):
+    real = torch.ones(2, 6, dtype=torch.bool)
+    real[1, :3] = False
+    sizes = {"batch_size": 2, "q_length": 6, "kv_length": 6, "device": "cpu", "dtype": dtype}
+    sizes |= {"mask_function": mask_function, "attention_mask": real}
+    ours, theirs = ALL_MASK_ATTENTION_FUNCTIONS["eager"](**sizes), eager_mask(**sizes)
+    expected = theirs.clone()
+    for place in range(3):
+        assert bool((theirs[1, 0, place] == torch.finfo(dtype).min).all())
+        expected[1, 0, place, place] = 0.0
+    assert torch.equal(expected, ours)
+    assert expected.dtype is ours.dtype
+
+
+def test_where_transformers_adds_no_mask_there_is_none():
+    sizes = {"batch_size": 2, "q_length": 6, "kv_length": 6, "allow_is_bidirectional_skip": True}
+    sizes["mask_function"] = bidirectional_mask_function
+    assert ALL_MASK_ATTENTION_FUNCTIONS["eager"](**sizes) is eager_mask(**sizes) is None
