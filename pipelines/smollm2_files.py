@@ -12,9 +12,9 @@ import argparse
 import csv
 import gzip
 import hashlib
-import importlib
 import inspect
 import json
+import pydoc
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -136,7 +136,7 @@ def facts(packages: Path) -> Iterator[str]:
 def documentation(packages: Path) -> Iterator[str]:
     """Yields requests to explain a function of Python's library, with its documentation."""
     for name in MODULES.split():
-        module = importlib.import_module(name)
+        module = pydoc.locate(name)
         for member, value in sorted(vars(module).items()):
             if inspect.isroutine(value) and not member.startswith("_") and (text := inspect.getdoc(value)):
                 yield f"Explain with an example what {name}.{member} of Python does.\n\n{text}"
