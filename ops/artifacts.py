@@ -22,7 +22,8 @@ class Samples(Artifact):
                         "conversations": [{"role": "system" | "user" | "assistant",
                         "content": [{"type": "text", "text"} | {"type": "image"}]}],
                         "images": [image reference, ...]}; the i-th image part, over all turns, shows images[i];
-                        "label" as well, what a right answer says, where the source tells it apart from the answer
+                        "label" as well, what a right answer says, where the source tells it apart from the answer;
+                        and "topic", the text of the row's own "category", where it has one
     images-00000.bin    packs of encoded images, about 256 MiB each
     summary.json        {"in", "kept", "dropped": {reason: count}, "splits": {split: count}, and where more than a tenth
                         is lost "losses": [{"of": "samples" | "answers", "text", "remedy"}]}
@@ -39,7 +40,7 @@ class ImageSamples(Artifact):
 
     samples.jsonl       {"id", "split", "category", "messages": [{"role", "content": [{"type": "image"} |
                         {"type": "text", "text"}]}], "images": [image reference, ...]}, image parts and the
-                        optional "label" as in Samples;
+                        optional "label" and "topic" as in Samples;
                         where the target answered itself also {"finish_reasons": ["stop" | "length", ...],
                         "answer_tokens": [...]}, one of each per answer
     images-00000.bin    the packs of the ingested samples (hard links where the file system allows)
@@ -63,7 +64,7 @@ class TokenShards(Artifact):
                                 "shards": [{"file", "split", "samples", "tokens"}]}
     samples.jsonl               one object per kept sample, in shard order:
                                 {"id", "split", "category", "shard", "row", "tokens", "prompt_tokens", "loss_tokens",
-                                "label": that of the row, or else the text of the last answer}
+                                "label": that of the row, or else the text of the last answer}, and "topic" of the row
     train-00000.safetensors     per shard, samples concatenated (N samples, T tokens, R pixel rows, I images):
                                 input_ids int32 [T]; loss_mask uint8 [T] (1 on answers and their EOS);
                                 token_offsets int64 [N + 1]; pixel_values float32 [R, patch_dim];

@@ -48,7 +48,11 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         help="copy the node and all nodes downstream of it, once per value; several sweeps multiply",
     )
     parser.add_argument(
-        "--to", metavar="NODE", help="only this node, or all copies of it, and all nodes upstream of it"
+        "--to",
+        action="append",
+        default=[],
+        metavar="NODE",
+        help="only these nodes, or all copies of them, and all nodes upstream of them",
     )
     parser.add_argument(
         "--only", action="append", default=[], metavar="NODE", help="only these nodes; their inputs must exist"

@@ -9,7 +9,7 @@ from functools import partial
 from executor.commands.arguments import add_json, add_run, add_store, add_trust, check_store, count, open_store
 from executor.model_tools.measure import Result, diagnose, keep
 from executor.model_tools.served import DEFAULT_RUN, find_draft_run
-from executor.system.output import FAILED, OK, print_lines
+from executor.system.output import FAILED, OK, print_lines, shown_duration
 from executor.system.progress import Activity
 from ops.artifacts import Draft
 from ops.tools.diagnose.chain import SPLITS
@@ -18,6 +18,7 @@ from ops.tools.diagnose.text import diagnosis_text
 
 PROMPTS = 16
 LEAST_PROMPTS = 4  # fewer prove nothing
+BUDGET_S = 300
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=SPLITS,
         help="the held-out split; default: that of the run's evaluation, or another where that one is empty",
     )
+    parser.add_argument(
+        "--budget",
+        type=partial(count, least=1),
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help=f"of each draft; prompts that do not fit are left out, down to {LEAST_PROMPTS}; default: {BUDGET_S}",
+    )
     add_json(parser)
     add_store(parser)
     add_trust(parser)
@@ -48,9 +56,11 @@ def main(options: argparse.Namespace) -> int:
     if note:
         print_lines(note, error=True)
     results: list[Result] = []
+    print_lines(f"takes about {shown_duration(options.budget)} at most for each draft (--budget)", error=True)
     try:
         with Activity() as activity:
-            for result in diagnose(store, record, options.node, options.prompts, activity.status, options.split):
+            given = (options.node, options.prompts, activity.status, options.split, options.budget)
+            for result in diagnose(store, record, *given):
                 results.append(result)
                 keep(record, result)
                 if not options.json:

@@ -16,14 +16,16 @@ from dsl.schema import pipeline_schema
 from executor.commands.arguments import add_store
 from executor.keys.external_inputs import look_at
 from executor.store.artifact_store import store_path
+from executor.system.hardware import may_have_gpu
 from executor.system.output import OK, name_store, print_lines
-from ops.tools.init.advice import advise
+from ops.tools.init.advice import Precision, advise
 from ops.tools.init.survey import Counter, survey
 from ops.tools.init.target import Target, measured, read_target
 from ops.tools.init.text import PLACEHOLDER, pipeline_text, summary
 
 DEFAULT_OUTPUT = Path("pipeline.toml")
 SCHEMA = "dflow.schema.json"
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         action="append",
         help="the folder that image paths are relative to; default: the data's own. Given several times: of each DATA",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="of the forward passes; default: the target's own, or float32 where this machine has no GPU",
     )
     parser.add_argument("--allow-outside", action="store_true", help="also use images outside that folder")
     parser.add_argument("--force", action="store_true", help=f"overwrite FILE and {SCHEMA} where they exist")
@@ -67,7 +74,8 @@ def main(options: argparse.Namespace) -> int:
             look_at(data)
         store = store_path(options.store, output)
         name_store(store, store_path(None, output))
-        advice = advise(found, target, free_bytes(store))
+        precision = Precision.choose(target, options.dtype, has_gpu=may_have_gpu())
+        advice = advise(found, target, free_bytes(store), precision)
     except DataError as error:
         raise DataError("\n".join([*mistakes, str(error)])) from error
     if mistakes:

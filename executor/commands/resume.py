@@ -31,7 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, "the one that stopped last")
     add_overrides(parser)
     parser.add_argument(
-        "--from", dest="start", metavar="NODE", help="rerun this node and all nodes downstream of it, keep the rest"
+        "--from",
+        dest="start",
+        action="append",
+        default=[],
+        metavar="NODE",
+        help="rerun these nodes and all nodes downstream of them, keep the rest",
     )
     parser.add_argument("--adopt", action="store_true", help="continue unfinished work of older code")
     add_execution(parser)
@@ -45,7 +50,7 @@ def main(options: argparse.Namespace) -> int:
     record, others = _choose(open_store(options).records, options)
     store = open_store(options, write=True)
     say = partial(print_lines, error=True)
-    if options.start is not None:
+    if options.start:
         if options.adopt:
             hint = "--from starts with empty work folders; leave --adopt out"
             raise PipelineError([Finding("--adopt continues unfinished work, --from does not", advice=hint)])
@@ -55,7 +60,7 @@ def main(options: argparse.Namespace) -> int:
     _print_choice(record, others)
     for file in _edited_files(record):
         print_lines(f"{file} was edited after this run began, and resume goes on with what it was: {_run(file)}")
-    check_inputs(store, record, None, options.set, say)
+    check_inputs(store, record, (), options.set, say)
     session = resumed_run(store, record.run, options.set)
     return run_and_report(
         session, adopt=options.adopt, keep_going=options.keep_going, verify_inputs=options.verify_inputs
@@ -67,7 +72,7 @@ def _choose(records: Path, options: argparse.Namespace) -> tuple[Record, Sequenc
 
     --from starts from the latest, which need not be unfinished.
     """
-    unfinished = unfinished_runs(records) if options.run is None and options.start is None else []
+    unfinished = unfinished_runs(records) if options.run is None and not options.start else []
     if unfinished:
         return unfinished[0], unfinished[1:]
     return find_record(records, options.run), []

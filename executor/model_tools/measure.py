@@ -92,13 +92,15 @@ def diagnose(
     node_id: str | None,
     prompts: int,
     show: Callable[[str], None],
-    split: str | None = None,
+    split: str | None,
+    budget: float,
 ) -> Iterator[Result]:
     """The result of ops/tools/diagnose/run.py for each draft of a run, or for that of the named node.
 
-    show: called with each step. split: the only one to use prompts of, see Chain.of. Raises
-    PipelineError where there is no such node, StoreError where its draft is not in the store, or an artifact has code
-    that no config trusts, and DataError where it cannot be measured.
+    show: called with each step. split: the only one to use prompts of, see Chain.of. budget: seconds for each draft,
+    into which the number of prompts is made to fit. Raises PipelineError where there is no such node, StoreError where
+    its draft is not in the store, or an artifact has code that no config trusts, and DataError where it cannot be
+    measured.
     """
     graph = record.graph()
     nodes = _chosen(graph, record.run, node_id)
@@ -120,7 +122,7 @@ def diagnose(
     for name in nodes:
         loss = loss_curve(store, record, training_of(graph, name))
         again = f"dflow resume {record.run} --from {name}"
-        values = {"prompts": prompts, "split": split, "loss": loss, "again": again}
+        values = {"prompts": prompts, "split": split, "loss": loss, "again": again, "budget": budget}
         yield computed("diagnosis", DIAGNOSIS, graph, name, artifacts, show, **values)
 
 

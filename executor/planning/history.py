@@ -96,7 +96,10 @@ class SourceRuns:
         line = self._store.newest(state.key or "")
         assert line is not None and state.started is not None
         state.ended = line.time
-        state.seconds = max(0.0, state.ended - state.started)
+        manifest = None if state.digest is None else self._store.manifest(state.digest)
+        is_own = manifest is not None and (manifest.run, manifest.key) == (record.run, state.key)
+        whole = manifest.seconds if manifest is not None and is_own else None
+        state.seconds = max(0.0, state.ended - state.started) if whole is None else whole
         state.metrics = final_metrics(record.events_path, node_id)
 
 

@@ -54,13 +54,13 @@ class Session:
         return all(node.state == "done" for node in self.record.state.nodes.values())
 
 
-def selected(graph: Graph, to: str | None, only: Sequence[str]) -> tuple[Graph, tuple[str, ...]]:
+def selected(graph: Graph, to: Sequence[str], only: Sequence[str]) -> tuple[Graph, tuple[str, ...]]:
     """The part of the graph that is needed, and the ids of the nodes of `--only`. Raises PipelineError for an unknown
     node.
     """
-    if to is not None and only:
+    if to and only:
         raise PipelineError([Finding("--to runs what is above a node, --only does not", advice="give one of them")])
-    given = [("--to", to)] if to is not None else [("--only", node_id) for node_id in only]
+    given = [("--to", node_id) for node_id in to] or [("--only", node_id) for node_id in only]
     mistakes = [
         Finding(f'{flag}: there is no node "{name}"', advice=known_nodes(name, graph.nodes))
         for flag, name in given
@@ -197,24 +197,29 @@ def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Ses
     )
 
 
-def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[str]) -> Session:
-    """A new record in which `node_id` and all below it run again; the artifacts of other nodes are those of the source.
+def run_from(store: Store, run: str | None, starts: Sequence[str], overrides: Sequence[str]) -> Session:
+    """A new record in which `starts` and all below them run again; other nodes keep the artifacts of the source.
 
     Other nodes that the source did not finish run as well.
     Raises PipelineError for an unknown node or an override above it, StoreError if an artifact is missing.
     """
     source = find_record(store.records, run)
     recorded = with_recorded_cluster(source.graph())
-    if not recorded.selected_by(node_id):
-        hint = known_nodes(node_id, recorded.nodes)
-        raise PipelineError([Finding(f'--from: run {source.run} has no node "{node_id}"', advice=hint)])
+    unknown = [
+        Finding(f'--from: run {source.run} has no node "{name}"', advice=known_nodes(name, recorded.nodes))
+        for name in starts
+        if not recorded.selected_by(name)
+    ]
+    if unknown:
+        raise PipelineError(unknown)
     absent: Absent = {}
     graph = override_graph(recorded, overrides, absent)
-    rerun = {below for start in graph.selected_by(node_id) for below in graph.below(start)}
+    rerun = {below for name in starts for start in graph.selected_by(name) for below in graph.below(start)}
     outside = [override for override, owner in overridden_nodes(overrides).items() if owner not in rerun]
     if outside:
         hint = f"other nodes keep their artifacts; start from that node, or use `dflow run` with -s {outside[0]}"
-        raise PipelineError([Finding(f"-s {override}: not at or below {node_id}", advice=hint) for override in outside])
+        below = f"not at or below {' or '.join(starts)}"
+        raise PipelineError([Finding(f"-s {override}: {below}", advice=hint) for override in outside])
     above = graph.up_to(list(rerun)).nodes
     pinned = {}
     for other, state in source.state.nodes.items():
@@ -235,18 +240,19 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
 
 
 def check_inputs(
-    store: Store, record: Record, start: str | None, overrides: Sequence[str], report: Callable[[str], None]
+    store: Store, record: Record, starts: Sequence[str], overrides: Sequence[str], report: Callable[[str], None]
 ) -> None:
     """Verify what the nodes that a resume will run read; a damaged artifact is reported and set aside, so that its node
     runs again.
 
-    start: the node of --from, or the one whose copies are. Raises StoreError if a damaged artifact cannot be set aside.
+    starts: the nodes of --from, or those whose copies are. Raises StoreError if a damaged artifact cannot be set aside.
     """
     from executor.store.integrity import check, set_aside  # of no use to a plan
 
     graph, nodes = record.graph(), record.state.nodes
-    rerun = {node_id for node_id, node in nodes.items() if node.state != "done"} if start is None else set()
-    owners = overridden_nodes(overrides).values() if start is None else graph.selected_by(start)
+    rerun = set() if starts else {node_id for node_id, node in nodes.items() if node.state != "done"}
+    started = [node_id for name in starts for node_id in graph.selected_by(name)]
+    owners = started or overridden_nodes(overrides).values()
     rerun = rerun.union(*(graph.below(node_id) for node_id in owners if node_id in graph.nodes))
     checked: set[str] = set()
     while True:

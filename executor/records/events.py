@@ -229,7 +229,7 @@ class NodeEvents:
     cut points are dropped, and its MLflow run, which may have some of them, is created again.
 
     restarts: how often points were dropped, as the key had changed. accepted: with the time of each. figures: their
-    names, each once. names: of all metrics, in the order of their first points.
+    names, each once. names: of all metrics, in the order of their first points. began: when the first attempt did.
     """
 
     points: list[Point] = field(factory=list)
@@ -237,6 +237,7 @@ class NodeEvents:
     accepted: list[tuple[float, Accepted]] = field(factory=list)
     figures: list[str] = field(factory=list)
     names: dict[str, None] = field(factory=dict)
+    began: float | None = None
     _floors: dict[str, int] = field(factory=dict)  # per metric: the last step of earlier attempts
     _highest: dict[str, int] = field(factory=dict)
     _samples: list[float] = field(factory=list)  # their times
@@ -251,6 +252,7 @@ class NodeEvents:
             case Cut(step):
                 self._cut(step)
             case NodeChange(state="running", key=str(key), cache=cache):
+                self.began = event.time if self.began is None else self.began
                 self._begin(key, cache)
             case Figure(name) if name not in self.figures:
                 self.figures.append(name)

@@ -86,7 +86,8 @@ WAITS: Mapping[str, State] = {"retry": "pending", "outdated": "pending"}
 class NodeState:
     """The state of one node. cache: "hit", "miss" or "resumed"; source_run: the run that computed a hit's artifact.
 
-    seconds: by a monotonic clock. memory and gpu_memory: peak bytes of all ranks of the stage.
+    seconds: of all attempts whose work is in the artifact, by a monotonic clock. attempt_seconds: of the last one, if
+    there were several. memory and gpu_memory: peak bytes of all ranks of the stage.
     acceptance: as in the index. warnings: the texts of `stage.warn`, each once. failure: also of one that is retried.
     """
 
@@ -96,6 +97,7 @@ class NodeState:
     digest: str | None = None
     reason: str = ""
     seconds: float | None = None
+    attempt_seconds: float | None = None
     started: float | None = None
     ended: float | None = None
     attempt: int = 0
@@ -402,7 +404,7 @@ _CHECKS: Mapping[type, Mapping[str, Check]] = {
         "cache": or_none(is_text),
         **dict.fromkeys(("key", "digest", "source_run"), or_none(is_id)),
         **dict.fromkeys(("reason", "acceptance"), is_text),
-        "seconds": or_none(is_number),
+        **dict.fromkeys(("seconds", "attempt_seconds"), or_none(is_number)),
         **dict.fromkeys(("started", "ended"), or_none(is_moment)),
         "attempt": is_whole,
         "metrics": is_table_of(is_number),

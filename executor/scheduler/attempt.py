@@ -137,14 +137,17 @@ class Attempt(threading.Thread):
         number = self._in_loop(lambda: self._on_start(start))
         fail_point("run:emptied")
         ended = self._run_stage(number, sources)
+        own = time.monotonic() - self._stage_began
         self._measures = measures = StageMeasures(
             ended=time.time(),
-            seconds=time.monotonic() - self._stage_began,
+            seconds=start.seconds + own,
+            attempt_seconds=own,
             metrics=final_metrics(task.record.events_path, task.node.id, first_byte),
             memory=ended.memory,
             gpu_memory=ended.gpu_memory,
         )
         if ended.status != "done":
+            task.keep_seconds(measures.seconds)
             return AttemptResult(status=ended.status, failure=ended.failure, log_tail=ended.log_tail)
         return self._finish(start, ended, measures, before)
 

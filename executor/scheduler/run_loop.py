@@ -284,6 +284,7 @@ class RunLoop:
         state.state, state.cache = "running", start.cache
         state.attempt = (start.earlier[-1].attempt if start.earlier else state.attempt) + 1
         state.started, state.ended, state.failure, state.warnings = start.time, None, None, []
+        state.attempt_seconds = None
         self._record.write_events(start.earlier)
         self._record.save_node(node_id)
         self._display.changed(node_id)
@@ -302,6 +303,7 @@ class RunLoop:
         state, stage = self._state(node_id), result.stage
         if stage is not None:
             state.ended, state.seconds, state.metrics = stage.ended, stage.seconds, dict(stage.metrics)
+            state.attempt_seconds = None if stage.attempt_seconds == stage.seconds else stage.attempt_seconds
             state.memory, state.gpu_memory = stage.memory, stage.gpu_memory
         for text in result.warnings:
             self._record.event(node_id, Warned(text))

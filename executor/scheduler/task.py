@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +19,8 @@ import attrs
 from attrs import frozen
 
 from dsl.convert import unstructure
-from dsl.errors import StageError
-from dsl.files import write_json
+from dsl.errors import DflowError, StageError
+from dsl.files import read_object, write_json
 from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode, node_to_json
 from dsl.imports import search_path
@@ -37,17 +38,19 @@ from executor.keys.node_key import (
 )
 from executor.launchers.stage_contract import InputArtifact, StageSpec, write_sealed
 from executor.planning.planner import Planner
-from executor.records.events import Cut, Event, Metric, read_events
+from executor.records.events import Cut, Event, Info, Metric, Progress, System, read_events
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.store.integrity import check_before_use
 from executor.store.lease import Lease
 from executor.store.manifest import IndexLine, Manifest
+from executor.system.json_values import is_moment
 from executor.system.output import shown_digest
 
 # The fields of launch that can change results by rounding; the others only decide when and where a stage runs.
 LAYOUT = ("kind", "nproc", "hosts", "sp_degree")
 MOST_DAMAGES = 3
+REPORTS = Metric | Progress | System | Info  # come while a stage runs; a node's state is also written afterwards
 
 
 @frozen
@@ -103,23 +106,26 @@ class Snapshot:
 @frozen(kw_only=True)
 class AttemptStart:
     """A stage is about to start. time: seconds since 1970. earlier: metric events of the run that left the work folder
-    behind; continued_from: that run, where its code was another.
+    behind; continued_from: that run, where its code was another. seconds: of the attempts whose work it continues.
     """
 
     cache: Literal["miss", "resumed"]
     time: float
     earlier: Sequence[Event] = ()
     continued_from: str | None = None
+    seconds: float = 0.0
 
 
 @frozen(kw_only=True)
 class StageMeasures:
-    """What a stage used and reported. ended: seconds since 1970; seconds: by a clock that never goes back; memory,
-    gpu_memory: peak bytes of its ranks together.
+    """What a stage used and reported. ended: seconds since 1970; seconds: of all attempts whose work it continued, and
+    of this one alone, attempt_seconds, by a clock that never goes back; memory, gpu_memory: peak bytes of its ranks
+    together.
     """
 
     ended: float
     seconds: float
+    attempt_seconds: float
     metrics: Mapping[str, float]
     memory: int | None
     gpu_memory: int | None
@@ -208,19 +214,44 @@ class Task:
         lease, events = self.lease, self.record.events_path
         is_fresh = self._starts_fresh()
         continued_from = self._continue_earlier(recover) if self.adopt and not is_fresh else None
+        spent = 0.0 if is_fresh else self._earlier_seconds()
         lease.empty(keep_state=not is_fresh)
         is_resumed = any(lease.work_dir.iterdir())
-        write_json(lease.folder / "work.json", {"key_without_code": self.key_without_code, "node": self.node.id})
+        seconds, now = spent if is_resumed else 0.0, time.time()
+        self._write_work(seconds, now)
         digest = snapshot.write_sources(self.sources)
         if not is_resumed:
             first_byte = events.stat().st_size if events.exists() else 0
-            return AttemptStart(cache="miss", time=time.time()), first_byte, digest
+            return AttemptStart(cache="miss", time=now), first_byte, digest
         earlier = self._earlier_metrics()
-        return (
-            AttemptStart(cache="resumed", time=time.time(), earlier=earlier, continued_from=continued_from),
-            0,
-            digest,
+        start = AttemptStart(cache="resumed", time=now, earlier=earlier, continued_from=continued_from, seconds=seconds)
+        return start, 0, digest
+
+    def keep_seconds(self, seconds: float) -> None:
+        """Leave the seconds of all attempts so far to the one that continues their work, while the lease is held."""
+        with suppress(DflowError):  # which must not take the place of what ended the attempt
+            self.lease.check()
+            self._write_work(seconds, None)
+
+    def _write_work(self, seconds: float, started: float | None) -> None:
+        """Describe the work folder. seconds: of ended attempts; started: when the one in progress began."""
+        work = {"key_without_code": self.key_without_code, "node": self.node.id, "seconds": seconds, "started": started}
+        write_json(self.lease.folder / "work.json", work)
+
+    def _earlier_seconds(self) -> float:
+        """The seconds of the attempts that left the work folder; one that was killed ended with its last report."""
+        work = read_object(self.lease.folder / "work.json") or {}
+        seconds: float = work["seconds"] if is_moment(work.get("seconds")) else 0.0
+        started: float | None = work["started"] if is_moment(work.get("started")) else None
+        run = self.lease.last_run
+        if started is None or run is None:
+            return seconds
+        reports = (
+            event.time
+            for event in read_events(self.store.records / run / "events.jsonl")
+            if event.node == self.node.id and event.time >= started and isinstance(event.body, REPORTS)
         )
+        return seconds + max(reports, default=started) - started
 
     def check_space(self) -> None:
         """Raises DiskFull where the stage would write more than is free."""
@@ -309,6 +340,7 @@ class Task:
             metrics=measures.metrics,
             started=started,
             ended=measures.ended,
+            seconds=measures.seconds,
         )
         neutral = _neutral(node.op.fields, config)
         line = IndexLine(

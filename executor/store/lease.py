@@ -196,6 +196,8 @@ class Lease:
                 remove(self.work_dir)
                 fail_point("lease:adopting")
                 other.work_dir.rename(self.work_dir)
+                with suppress(FileNotFoundError):
+                    (folder / "work.json").replace(self.folder / "work.json")
                 fail_point("lease:adopted")
                 self.last_run = other.last_run
                 other.remove()

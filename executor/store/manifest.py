@@ -35,8 +35,8 @@ OUTSIDE = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|\0|[^/]{256}|[\ud800-\udfff]")
 @frozen(kw_only=True)
 class Manifest:
     """The manifest of an artifact. config, launch: the node's settings, secrets by their names. metrics: as the run
-    that made it measured them. started, ended: seconds since 1970. token, lease: of the holder that committed it.
-    digest, files: empty before the commit.
+    that made it measured them. started, ended: of its last attempt, seconds since 1970. seconds: of all attempts whose
+    work it is. token, lease: of the holder that committed it. digest, files: empty before the commit.
     """
 
     node: str
@@ -50,6 +50,7 @@ class Manifest:
     metrics: Mapping[str, float] = {}
     started: float | None = None
     ended: float | None = None
+    seconds: float | None = None
     token: int = 0
     lease: str = ""
     digest: str = ""

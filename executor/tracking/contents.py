@@ -215,7 +215,7 @@ class Contents:
         return MlflowRun(
             place=("node", node.id),
             below=WHOLE if own is None else ("combination", own.name),
-            started=state.started or of_run.started,
+            started=events.began or state.started or of_run.started,
             status="RUNNING" if is_running else _status(state.state),
             first_tags=first_tags,
             tags=self._tags(record, state, events, is_running=is_running),
@@ -246,6 +246,8 @@ class Contents:
     def _end_of_node(self, record: Record, node: GraphNode, events: NodeEvents) -> Ending:
         state = record.state.nodes[node.id]
         ended = state.ended or record.state.started
+        if state.seconds is not None and events.began is not None and state.cache != "hit":
+            ended = events.began + state.seconds  # without the time between attempts, as in every table
         files, references = node_files(record, node.id, events.figures)
         return Ending(
             ended=ended,

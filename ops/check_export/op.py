@@ -73,7 +73,7 @@ class CheckExport:
     live_prompts: int | None = field(
         default=8,
         validator=validators.optional(validators.ge(1)),
-        help="prompts of each category that SGLang decodes; none: all of the evaluation",
+        help="prompts of each category that SGLang decodes, spread over those of the evaluation; none: all of them",
     )
     dtype: Literal["float32", "bfloat16", "float16"] | None = field(
         default=None, help="of the forward passes in SGLang; default: that of the evaluation"

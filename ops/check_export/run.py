@@ -6,7 +6,6 @@ The static stage needs no SGLang and always runs. The live stage runs SGLang's o
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from ops.check_export.op import WORKERS, CheckExport, without_worker
 from ops.check_export.outcome import Outcome, card_text
 from ops.check_export.served_prompts import LiveResult, LiveUnavailable, Prompt
 from ops.export_draft.card import rotary_warning, with_measured
+from ops.lib.data.batching import spread_over_each
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, read_text, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import algorithm_of
@@ -81,17 +81,19 @@ def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
 def choose_prompts(
     config: CheckExport, stage: Stage, report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> list[Prompt]:
-    """The first `live_prompts` of each category, in the order of the evaluation."""
+    """`live_prompts` of each category, spread over those of the evaluation and in their order."""
     reader = TokenReader(stage.inputs["tokens"], report["split"])
     index = {record["id"]: place for place, record in enumerate(reader.records)}
-    counts: Counter[str] = Counter()
-    chosen = []
-    for row in rows:
-        counts[row["category"]] += 1
-        if config.live_prompts is None or counts[row["category"]] <= config.live_prompts:
-            sample = reader.sample(index[row["id"]])
-            chosen.append(Prompt(sample, tuple(row["tokens"]), tuple(row["accepted"]), report["max_new_tokens"]))
-    return chosen
+    groups = [(row["category"], row.get("topic", "")) for row in rows]
+    return [
+        Prompt(
+            reader.sample(index[rows[place]["id"]]),
+            tuple(rows[place]["tokens"]),
+            tuple(rows[place]["accepted"]),
+            report["max_new_tokens"],
+        )
+        for place in spread_over_each(groups, config.live_prompts)
+    ]
 
 
 def serve(config: CheckExport, stage: Stage, prompts: Sequence[Prompt]) -> tuple[LiveResult | None, str | None]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ops.evaluate.intervals import ALL
+
+SHOWN_NAME = 40  # characters of a topic
 
 
 def figures(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
@@ -17,6 +19,8 @@ def figures(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[
         yield "acceptance_by_slot", slots_figure(report)
         yield "accepted_lengths", lengths_figure(report)
         yield "tau_by_position", position_figure(report)
+        if "tau_by_topic" in report:
+            yield "tau_by_topic", topics_figure(report)
     if "confidence" in measured:
         yield "confidence", reliability_figure(report, measured["confidence"])
 
@@ -45,18 +49,37 @@ def position_figure(report: Mapping[str, Any]) -> Figure:
     """tau of the steps that began in each part of the answer, with 95 % intervals."""
     figure, axes = _empty(report)
     parts = report["tau_by_position"]
-    taus = [part["tau"] for part in parts]
-    reach = [
-        [0.0 if part["low"] is None else max(0.0, part["tau"] - part["low"]) for part in parts],
-        [0.0 if part["high"] is None else max(0.0, part["high"] - part["tau"]) for part in parts],
-    ]
     names = [f"{part['first']}-{part['last']}" for part in parts]
-    axes.errorbar(range(len(parts)), taus, yerr=reach, marker="o", capsize=3)
+    axes.errorbar(range(len(parts)), [part["tau"] for part in parts], yerr=_reach(parts), marker="o", capsize=3)
     axes.axhline(report["tau"]["all"]["tau"], linestyle="--", linewidth=1, label="all steps")
     axes.set_xticks(range(len(parts)), names, rotation=45, ha="right")
     axes.set(xlabel="token of the answer at which the step began", ylabel="tau", ylim=(0, None))
     axes.legend()
     return figure
+
+
+def topics_figure(report: Mapping[str, Any]) -> Figure:
+    """tau of each topic with a step, the lowest first, with 95 % intervals."""
+    figure, axes = _empty(report)
+    taus = {topic: tau for topic, tau in report["tau_by_topic"].items() if tau["steps"]}
+    order = sorted(taus, key=lambda topic: (taus[topic]["tau"], topic))
+    parts = [taus[topic] for topic in order]
+    figure.set_size_inches(7, max(4.0, 1.5 + 0.25 * len(order)))
+    axes.errorbar([part["tau"] for part in parts], range(len(parts)), xerr=_reach(parts), marker="o", linestyle="")
+    axes.axvline(report["tau"]["all"]["tau"], linestyle="--", linewidth=1, label="all prompts")
+    names = [topic if len(topic) <= SHOWN_NAME else f"{topic[:SHOWN_NAME]}..." for topic in order]
+    axes.set_yticks(range(len(parts)), [name.replace("$", r"\$") for name in names])
+    axes.set(xlabel="tau", xlim=(0, None))
+    axes.legend()
+    return figure
+
+
+def _reach(parts: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """How far the intervals reach below and above tau; 0 without one."""
+    return [
+        [0.0 if part["low"] is None else max(0.0, part["tau"] - part["low"]) for part in parts],
+        [0.0 if part["high"] is None else max(0.0, part["high"] - part["tau"]) for part in parts],
+    ]
 
 
 def reliability_figure(report: Mapping[str, Any], confidence: Mapping[str, Any]) -> Figure:

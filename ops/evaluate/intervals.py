@@ -5,10 +5,16 @@ R resamplings
 
 from __future__ import annotations
 
+import re
+from hashlib import sha256
+
 import numpy as np
 
 ALL = "all"  # all categories together
-RESERVED = {"low", "high", "unclipped", "random", "of"}  # words after "tau_" in the names of other figures
+RESERVED = {"low", "high", "unclipped", "random", "of", "topic"}  # words after "tau_" in the names of other figures
+UNSAFE = re.compile(r"[^A-Za-z0-9_. -]")
+MOST_TOPICS = 50  # that are reported
+LONGEST_NAME = 100  # characters of a topic in the name of a metric
 PERCENTILES = (2.5, 97.5)
 Z_975 = 1.960
 
@@ -30,6 +36,18 @@ def interval(estimate: float, resampled_R: np.ndarray, count: int) -> tuple[floa
     low, high = np.percentile(resampled_R, PERCENTILES)
     wider = float(stdtrit(count - 1, 0.975)) / Z_975 * (count / (count - 1)) ** 0.5
     return float(estimate - wider * (estimate - low)), float(estimate + wider * (high - estimate))
+
+
+def topic_names(topic: str) -> tuple[str, str, str]:
+    """(tau, low, high) of a topic in MLflow: "eval/tau_topic/math", "eval/tau_topic_low/math", ....
+
+    A topic is any text: one with a character that a name must not have gets the start of its digest, so that no two
+    are the same.
+    """
+    safe = UNSAFE.sub("_", topic)
+    if safe != topic or len(topic) > LONGEST_NAME or not topic.strip(". "):
+        safe = f"{safe[:LONGEST_NAME]}-{sha256(topic.encode()).hexdigest()[:8]}"
+    return f"eval/tau_topic/{safe}", f"eval/tau_topic_low/{safe}", f"eval/tau_topic_high/{safe}"
 
 
 def tau_names(kind: str, category: str) -> tuple[str, str, str]:

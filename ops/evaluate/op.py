@@ -49,7 +49,10 @@ class Evaluate:
         "any, images (docs/evaluation.md)",
     )
     max_prompts: int | None = field(
-        default=64, validator=validators.optional(validators.ge(1)), help="prompts of each category; none: all"
+        default=64,
+        validator=validators.optional(validators.ge(1)),
+        help="prompts of each category, image and text or those of the benchmark, at even distances in the split or "
+        'file: every source, and every "category" of the rows, has its share; none: all',
     )
     max_new_tokens: int = field(default=128, validator=validators.ge(1), help="generated tokens per prompt, at most")
     temperature: float = field(

@@ -62,19 +62,25 @@ def write_page(file: Path, summary: Summary, processor: Processor) -> None:
     places = sorted(range(len(verdicts)), key=lambda place: (verdicts[place] in ("identical", "sampled"), place))
     chosen = sorted(places[:SHOWN])
     shown = [
-        show(summary.prompts[place].sample(), summary.results[place].speculative, verdicts[place], processor)
+        show(
+            summary.prompts[place].sample(),
+            summary.results[place].speculative,
+            verdicts[place],
+            processor,
+            summary.prompts[place].topic,
+        )
         for place in chosen
     ]
     file.write_text(page(shown, len(verdicts)), encoding="utf-8")
 
 
-def show(sample: TokenSample, answer: Decoded, verdict: str, processor: Processor) -> Shown:
+def show(sample: TokenSample, answer: Decoded, verdict: str, processor: Processor, topic: str | None = None) -> Shown:
     """A sample on the page; only its prompt is used."""
     prompt = sample.input_ids[: sample.prompt_tokens]
     images = int((prompt == processor.image_token_id).sum()) > 0 if processor.image_token_id is not None else False
     return Shown(
         id=sample.id,
-        category=sample.category,
+        category=sample.category if topic is None else f"{sample.category}, {topic}",
         prompt=_prompt_text(processor, prompt.tolist()),
         pictures=tuple(thumbnails(sample, processor)) if images else (),
         runs=tuple(runs(answer, processor)),

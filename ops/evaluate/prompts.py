@@ -13,7 +13,7 @@ are reported at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from ops.evaluate.op import Evaluate
 from ops.ingest.image_values import encoded_image
 from ops.inject_images.messages import messages as joined_messages
 from ops.inject_images.op import InjectImages
+from ops.lib.data.batching import spread_over_each
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.backbone.config import DraftConfig
@@ -49,7 +50,7 @@ class Prompt:
     """A prompt whose images are read when they are needed.
 
     origin: where a user finds it. length: in tokens, those of the images included. sample: reads the target's input,
-    its first `prompt_tokens` tokens.
+    its first `prompt_tokens` tokens. topic: the "category" in the user's data, of a sample of a split.
     """
 
     origin: str
@@ -58,6 +59,7 @@ class Prompt:
     length: int
     has_images: bool
     sample: Callable[[], TokenSample]
+    topic: str | None = None
 
     @classmethod
     def held_out(cls, reader: TokenReader) -> list[Prompt]:
@@ -70,6 +72,7 @@ class Prompt:
                 length=int(row["prompt_tokens"]),
                 has_images=row["category"] == "image",
                 sample=partial(reader.sample, place),
+                topic=row.get("topic"),
             )
             for place, row in enumerate(reader.records)
         ]
@@ -86,20 +89,20 @@ def processor_of(stage: Stage, target: Target) -> Processor:
 
 
 def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Processor) -> list[Prompt]:
-    """The first `max_prompts` of each category, in the order of the split or the file.
+    """`max_prompts` of each category, spread over the split or the file, in its order.
 
     Raises DataError if the target cannot read them.
     """
     if config.benchmark is None:
         reader = TokenReader(stage.inputs["tokens"], config.split)
         check_images_fit(reader, target.family)
-        return first_of_each(Prompt.held_out(reader), config.max_prompts, stage.info)
+        return spread_prompts(Prompt.held_out(reader), config.max_prompts, stage.info)
     info = TokenReader(stage.inputs["tokens"]).info
     encoder = ChatEncoder(processor, info.get("enable_thinking"))
     prompts = read_benchmark(Path(config.benchmark), encoder)
     if any(prompt.has_images for prompt in prompts):
         check_patches_fit(info, target.family)
-    return first_of_each(prompts, config.max_prompts, stage.info)
+    return spread_prompts(prompts, config.max_prompts, stage.info)
 
 
 def read_benchmark(file: Path, encoder: ChatEncoder) -> list[Prompt]:
@@ -142,21 +145,20 @@ def _sample(
     return prompt_sample(sample_id, category, turns, chunks, encoder)
 
 
-def first_of_each(
-    prompts: Iterable[Prompt], max_prompts: int | None, info: Callable[[str], None] | None = None
+def spread_prompts(
+    prompts: Sequence[Prompt], max_prompts: int | None, info: Callable[[str], None] | None = None
 ) -> list[Prompt]:
-    """The first `max_prompts` of each category, all of them if that is None. info: gets how many are omitted."""
-    seen: Counter[str] = Counter()
-    chosen = []
-    for prompt in prompts:
-        seen[prompt.category] += 1
-        if max_prompts is None or seen[prompt.category] <= max_prompts:
-            chosen.append(prompt)
+    """`max_prompts` of each category as `spread_over_each` chooses, all of them if that is None.
+
+    info: gets how many are omitted.
+    """
+    chosen = spread_over_each([(prompt.category, prompt.topic or "") for prompt in prompts], max_prompts)
+    seen = Counter(prompt.category for prompt in prompts)
     cut = {name: count for name, count in seen.items() if max_prompts is not None and count > max_prompts}
     if cut and info is not None:
         shares = ", ".join(f"{max_prompts} of {count} of {name}" for name, count in cut.items())
-        info(f"max_prompts selects the first prompts of each category: {shares}")
-    return chosen
+        info(f"max_prompts selects prompts spread over each category: {shares}")
+    return [prompts[place] for place in chosen]
 
 
 def by_length(prompts: Sequence[Prompt]) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.evaluate.comparison import compare_evaluations
-from ops.evaluate.intervals import ALL
+from ops.evaluate.intervals import ALL, MOST_TOPICS
 from ops.evaluate.verdicts import verdicts
 from ops.lib.data.files import read_json
 from ops.lib.report_sections import NOT_KNOWN, Cell, Compared, Html, Section, Table, interval_text, is_known
@@ -22,6 +22,7 @@ def report(folder: Path) -> Sequence[Section]:
     measured = read_json(measurements) if measurements.exists() else None
     return [
         _tau(report),
+        *([_topics(report["tau_by_topic"])] if "tau_by_topic" in report else ()),
         *([_confidence(measured["confidence"])] if measured is not None and "confidence" in measured else ()),
         _lossless(report),
         *(() if measured is None else (_speed(measured),)),
@@ -59,6 +60,23 @@ def _tau(report: Mapping[str, Any]) -> Section:
         f"{report['max_new_tokens']} tokens each. 1 is plain decoding. Intervals resample prompts. "
         f"{report['tau'][ALL]['cut_steps']} steps accepted more than the answer contains, after its end or its maximum "
         "length: they would not gain from larger blocks.",
+    )
+
+
+def _topics(taus: Mapping[str, Any]) -> Section:
+    rows: list[Sequence[Cell]] = [
+        (
+            topic,
+            tau["prompts"],
+            _rounded(tau["tau"]),
+            interval_text(tau, "none for one prompt" if tau["steps"] else "no step"),
+        )
+        for topic, tau in taus.items()
+    ]
+    return Section(
+        "tau by topic",
+        Table(("topic", "number", "tau", "95 % interval"), rows),
+        f'The "category" of the data\'s own rows; at most the {MOST_TOPICS} with the most prompts.',
     )
 
 

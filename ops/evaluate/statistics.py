@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from ops.evaluate.intervals import ALL, interval, resampled
+from ops.evaluate.intervals import ALL, MOST_TOPICS, interval, resampled
 from ops.lib.drafts.decoding.decode import Decoded
 
 POSITION_BINS = 16  # of an answer, at most, and tokens of the narrowest
@@ -91,6 +91,16 @@ def by_category(answers: Iterable[tuple[str, Decoded]]) -> dict[str, list[Decode
         groups[ALL].append(answer)
         groups.setdefault(category, []).append(answer)
     return groups
+
+
+def by_topic(answers: Iterable[tuple[str | None, Decoded]]) -> dict[str, list[Decoded]]:
+    """Those of the MOST_TOPICS topics with the most prompts, in the order of their names; {} without a topic."""
+    groups: dict[str, list[Decoded]] = {}
+    for topic, answer in answers:
+        if topic is not None:
+            groups.setdefault(topic, []).append(answer)
+    largest = sorted(groups, key=lambda topic: (-len(groups[topic]), topic))[:MOST_TOPICS]
+    return {topic: groups[topic] for topic in sorted(largest)}
 
 
 def tau_interval(

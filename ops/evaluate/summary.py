@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from ops.evaluate.intervals import ALL, tau_names
+from ops.evaluate.intervals import ALL, tau_names, topic_names
 from ops.evaluate.lossless import Losses, rounding
 from ops.evaluate.op import Evaluate
 from ops.evaluate.prompts import Prompt
@@ -17,6 +17,7 @@ from ops.evaluate.statistics import (
     acceptance_length,
     accepted_lengths,
     by_category,
+    by_topic,
     calibration,
     speedup,
     tau_by_position,
@@ -69,6 +70,8 @@ class Summary:
         if self.losses is not None:
             report["lossless"] = {"errors": len(self.losses.errors), "ties": len(self.losses.ties)}
             report["differences"] = self.losses.rows()
+        if topics := by_topic(zip((prompt.topic for prompt in self.prompts), trained, strict=True)):
+            report["tau_by_topic"] = self._taus(topics)
         if self.imported is not None:
             report["imported"] = {name: self.imported[name] for name in ORIGIN if name in self.imported}
         if untrained:
@@ -78,7 +81,9 @@ class Summary:
 
     def _by_category(self, answers: Sequence[Decoded]) -> dict[str, dict[str, float | None]]:
         """tau over all prompts under "all", and for each category under its name."""
-        groups = by_category(zip((result.category for result in self.results), answers, strict=True))
+        return self._taus(by_category(zip((result.category for result in self.results), answers, strict=True)))
+
+    def _taus(self, groups: Mapping[str, Sequence[Decoded]]) -> dict[str, dict[str, float | None]]:
         draws, seed = self.config.bootstrap, self.config.seed or 0
         return {
             name: asdict(acceptance_length(group, draws, seed, self.use.block_size)) for name, group in groups.items()
@@ -92,7 +97,10 @@ class Summary:
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines of prompts.jsonl."""
-        return [prompt_row(result, prompt.length) for result, prompt in zip(self.results, self.prompts, strict=True)]
+        return [
+            prompt_row(result, prompt.length) | ({} if prompt.topic is None else {"topic": prompt.topic})
+            for result, prompt in zip(self.results, self.prompts, strict=True)
+        ]
 
     def measured(self) -> dict[str, Any]:
         """The content of measurements.json."""
@@ -151,6 +159,8 @@ def metrics(report: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str,
     for kind in ("tau", "tau_random"):
         for category, tau in report.get(kind, {}).items():
             flat |= zip(tau_names(f"eval/{kind}", category), (tau["tau"], tau["low"], tau["high"]), strict=True)
+    for topic, tau in report.get("tau_by_topic", {}).items():
+        flat |= zip(topic_names(topic), (tau["tau"], tau["low"], tau["high"]), strict=True)
     flat["eval/tau_unclipped"] = report["tau"][ALL]["unclipped"]
     for slot, share in enumerate(report["acceptance_by_slot"], start=1):
         flat[f"eval/acceptance_slot_{slot:02d}"] = share

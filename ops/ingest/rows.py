@@ -16,7 +16,8 @@ An answer that is null or empty is none: the row is a prompt. A turn has
 of the row's images, or a list of parts: {"type": "text", "text"}, {"type": "image_url", "image_url": {"url"}},
 {"type": "image", "image"}; an image part without its own image means the next of the row's images. `image` and
 `images` are one image or a list (ops/ingest/image_values.py); without placeholders they are placed at the start of the
-first user turn. `id`, `split`, `system` and `label`, the correct answer, are optional.
+first user turn. `id`, `split`, `system`, `label`, the correct answer, and `category`, by which tau is reported, are
+optional.
 
 Texts are unchanged, with three exceptions, which are removed: the line breaks between a turn's text and the images at
 its ends ("<image>\nWhat?", "What?\n<image>"), since chat templates join images and texts; texts of only white
@@ -54,10 +55,11 @@ TURNS = ("messages", "conversations")
 ANSWERS = {"prompt": ("completion", "response"), "instruction": ("output", "response"), "question": ("answer",)}
 ANSWER_KEYS = tuple(dict.fromkeys(chain.from_iterable(ANSWERS.values())))
 INPUTS = ("input", "context")  # of an instruction
-KEYS = ("id", *TURNS, *ANSWERS, *ANSWER_KEYS, *INPUTS, "image", "images", "split", "system", "label")
+KEYS = ("id", *TURNS, *ANSWERS, *ANSWER_KEYS, *INPUTS, "image", "images", "split", "system", "label", "category")
 NO_TURNS = 'no list "messages" (or "conversations")'
 OTHER_FORMS = ', "prompt", "instruction" with "output" (or "response"), or "question" with "answer"'
 LONGEST_ID = 1000  # characters; the ids of all samples are in memory
+LONGEST_TOPIC = 200  # characters
 TURN_TEXTS = ("content", "text", "value")
 REASONING = ("reasoning_content", "reasoning", "thinking")  # of an answer
 PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "input_audio")
@@ -346,7 +348,7 @@ def sample_of_row(
         _check(turns, require_answers)
         placed, values = _place_images(turns, row_images(row))
         images = tuple(finder.image(value) for value in values)
-        return RawSample(sample_id, row.get("split"), placed, images, label=_label(row))
+        return RawSample(sample_id, row.get("split"), placed, images, label=_label(row), topic=_topic(row))
     except Unusable as fault:
         return DroppedSample(sample_id, fault.reason, fault.detail)
 
@@ -359,6 +361,15 @@ def image_values(row: dict[str, Any]) -> Iterator[Any]:
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and (value := part_image(part)) is not None:
                 yield value
+
+
+def _topic(row: dict[str, Any]) -> str | None:
+    """The string or integer of `category`; what groups nothing, such as a list or a long text, is ignored."""
+    value = row.get("category")
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        return None
+    topic = str(value).strip()
+    return topic if 0 < len(topic) <= LONGEST_TOPIC and is_valid_text(topic) else None
 
 
 def _label(row: dict[str, Any]) -> str | None:

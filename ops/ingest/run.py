@@ -155,6 +155,7 @@ def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, An
         "conversations": [turn.row() for turn in sample.turns],
         "images": [packs.add(image) for image in encoded],
         **({} if sample.label is None else {"label": sample.label}),
+        **({} if sample.topic is None else {"topic": sample.topic}),
     }
 
 

@@ -46,6 +46,7 @@ class RawSample:
     turns   in order; their roles are system, user and assistant
     images  files, or the encoded images themselves: as many as the turns have places
     label   the correct answer, if the source has it separately
+    topic   what the row's "category" says, if it says something
     """
 
     id: str
@@ -55,6 +56,7 @@ class RawSample:
     draw: tuple[str, ...] = ("test", "val")
     draw_id: str | None = None
     label: str | None = None
+    topic: str | None = None
 
 
 @frozen

@@ -27,6 +27,7 @@ NO_FAULT = ("", "")
 SEVERAL, NO_USER_TURN = "more than one image", "image but no user turn"
 DIFFER, ONLY_IMAGE = "placeholders and images differ", "a turn of nothing but an image"
 IN_PLACE = 'image_policy = "in-place" keeps them'
+KEPT = ("id", "split", "category", "images", "label", "topic")
 REMEDIES = {
     TOO_LARGE: "raise max_image_pixels",
     TOO_SMALL: "lower min_image_side",
@@ -57,7 +58,7 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
             if reason:
                 tally.drop(reason, row["id"], detail)
             else:
-                kept = {name: row[name] for name in ("id", "split", "category", "images", "label") if name in row}
+                kept = {name: row[name] for name in KEPT if name in row}
                 file.write(json_line({**kept, "messages": messages(row, config.image_policy)}))
                 tally.keep(row["split"])
             if done % 100 == 0 or done == total:

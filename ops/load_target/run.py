@@ -53,8 +53,8 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
 def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe]:
     """Measure what holds of the target, on a small copy and, where half of the free memory holds them, on its weights.
 
-    Raises DataError for a target with which nothing works. Qwen's families are tested: of them, and of what else does
-    not hold, it warns.
+    Raises DataError for a target with which nothing works, by its weights if they are measured. Qwen's families are
+    tested: of them, and of what else does not hold, it warns.
     """
     config = read_config(directory)
     probes = []
@@ -76,9 +76,9 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
             f"the weights are not measured: in float32 they take {shown_bytes(size)}, more than half of what is free"
         )
     for probe in probes:
-        if probe.refusal and not is_qwen(config):
+        if probe.refusal and probe is probes[-1] and not is_qwen(config):
             raise DataError(f"{directory}: this {info['model_type']} cannot be a target, {probe.refusal}")
-        if found := probe.warning or probe.refusal:
+        if found := probe.refusal or probe.warning:
             stage.warn(found)
     return probes
 

@@ -20,7 +20,7 @@ from ops.lib.data.shared_shards import POLL_S
 from ops.regenerate_answers.client import ChatClient, Refused, Reply, request_seed, wire_messages
 from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation, Prompts
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.shards import Answer, Journal, Shard
+from ops.regenerate_answers.shards import Answer, Journal, Progress, Shard
 
 STOP_POLL_S = 0.1
 HOPELESS = 20  # refusals before the first answer: the samples are not at fault
@@ -102,24 +102,21 @@ class EndpointAnswerer:
     prompts: Prompts
     client: ChatClient
     stop_requested: Callable[[], bool]
+    progress: Progress
     answers: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    done: int = 0
     _refusals: int = 0
     _warned: bool = False
-    _progress: Callable[[int], None] = field(default=lambda done: None)
     _taking: asyncio.Lock = field(factory=asyncio.Lock)
 
-    def answer_all(self, work: Iterable[Shard | None], progress: Callable[[int], None]) -> None:
-        """Answer the shards that are not finished yet. progress(n): n samples are done.
+    def answer_all(self, work: Iterable[Shard | None]) -> None:
+        """Answer the shards that are not finished yet.
 
         work: None where the unfinished shards are in work here or at other workers.
         Raises StopRequested, DataError if the server refuses all, and TransientError if it is down. The answers so far
         are kept.
         """
-        self._progress = progress
-        progress(0)
         start = time.monotonic()
         try:
             asyncio.run(self._answer_all(work))
@@ -153,15 +150,10 @@ class EndpointAnswerer:
                 yield None
                 continue
             if shard.is_finished:
-                self._finished(len(shard.rows))
                 continue
             open_shard = OpenShard.of(shard)
             for conversation in open_shard.conversations:
                 yield open_shard, conversation
-
-    def _finished(self, samples: int) -> None:
-        self.done += samples
-        self._progress(self.done)
 
     async def _next(
         self, queue: Iterator[tuple[OpenShard, Conversation] | None]
@@ -180,7 +172,7 @@ class EndpointAnswerer:
             while not conversation.finished:
                 await self._next_turn(conversation, shard.journal)
             shard.close()
-            self._finished(1)
+            self.progress.advance()
 
     async def _next_turn(self, conversation: Conversation, journal: Journal) -> None:
         if conversation.key not in journal.answers:
@@ -200,8 +192,9 @@ class EndpointAnswerer:
                 self._refused(conversation, fault, journal)
                 return
             answer = await asyncio.to_thread(self._answer, conversation, request, reply)
-            journal.add({conversation.key: answer})
+            await asyncio.to_thread(journal.add, {conversation.key: answer})
             self.answers, self.tokens = self.answers + 1, self.tokens + answer.tokens
+            self.progress.advance(answer.tokens)
         conversation.take(journal.answers[conversation.key])
 
     def _refused(self, conversation: Conversation, fault: Refused, journal: Journal) -> None:

@@ -6,7 +6,7 @@ length share a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from ops.lib.target.model import Target
 from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation, Prompts
 from ops.regenerate_answers.decode import Sampling, generate
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.shards import Answer, Journal, Key, Shard
+from ops.regenerate_answers.shards import Answer, Journal, Progress, Shard
 
 
 @frozen
@@ -32,26 +32,23 @@ class Answerer:
     target: Target
     prompts: Prompts
     stop_requested: Callable[[], bool]
+    progress: Progress
 
-    def answer_all(self, work: Iterable[Shard | None], progress: Callable[[int], None]) -> None:
-        """Answer the shards that are not finished yet. progress(n): n samples are done. Raises StopRequested.
+    def answer_all(self, work: Iterable[Shard | None]) -> None:
+        """Answer the shards that are not finished yet. Raises StopRequested.
 
         work: None where other workers have the unfinished shards for now.
         """
-        done = 0
-        progress(done)
         for shard in waited(work, self.stop_requested):
             if not shard.is_finished:
-                shard.finish(self.answer(shard.rows, shard.journal(), _added_to(done, progress)))
-            done += len(shard.rows)
-            progress(done)
+                shard.finish(self.answer(shard.rows, shard.journal()))
+            self.progress.advance()
 
-    def answer(
-        self, rows: Sequence[dict[str, Any]], journal: Journal, report: Callable[[int], None]
-    ) -> list[dict[str, Any]]:
-        """The outcome of each sample, in order. report(n): n of them are finished. Raises StopRequested.
+    def answer(self, rows: Sequence[dict[str, Any]], journal: Journal) -> list[dict[str, Any]]:
+        """The outcome of each sample, in order. Raises StopRequested.
 
-        Batches are formed as if the journal were empty: answers must not depend on where an earlier attempt ended.
+        Batches are formed as if the journal were empty, and its answers are then left out of them: where an earlier
+        attempt ended changes no more than the rounding of a batch.
         """
         conversations = [Conversation(row) for row in rows]
         while pending := [conversation for conversation in conversations if not conversation.finished]:
@@ -60,7 +57,6 @@ class Answerer:
             padded = [lengths[place] + self.config.max_new_tokens for place in places]
             for batch in batches_by_length(padded, self.config.batch_tokens):
                 self._answer_batch([pending[places[index]] for index in batch], journal)
-                report(sum(conversation.finished for conversation in conversations))
         return [conversation.outcome() for conversation in conversations]
 
     def _prompt_length(self, conversation: Conversation) -> int:
@@ -81,28 +77,28 @@ class Answerer:
     def _answer_batch(self, batch: Sequence[Conversation], journal: Journal) -> None:
         missing = [conversation for conversation in batch if conversation.key not in journal.answers]
         if missing:
-            if self.stop_requested():
-                raise StopRequested("regeneration stopped; all answers so far are kept")
-            journal.add(self._generated(missing))
+            self._generate(missing, journal)
         for conversation in batch:
             conversation.take(journal.answers[conversation.key])
 
-    def _generated(self, batch: Sequence[Conversation]) -> dict[Key, Answer]:
-        """The next answer of each conversation, from one batch."""
+    def _generate(self, batch: Sequence[Conversation], journal: Journal) -> None:
+        """Journal the next answer of each conversation, from one batch, as each ends. Raises StopRequested."""
+
+        def after_step(ended: Mapping[int, list[int]], tokens: int) -> None:
+            if ended:
+                journal.add({batch[row].key: self._answer(batch[row], answer) for row, answer in ended.items()})
+            self.progress.advance(tokens)
+            if self.stop_requested():
+                raise StopRequested("regeneration stopped; all answers so far are kept")
+
         config = self.config
         draws = [uniform_draws(config.seed or 0, *each.key, config.max_new_tokens) for each in batch]
         prompts = [self.prompts.sample(each.row, each.messages) for each in batch]
         sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p)
-        answers = generate(self.target, prompts, torch.stack(draws), sampling)
-        return {each.key: self._answer(each, tokens) for each, tokens in zip(batch, answers, strict=True)}
+        generate(self.target, prompts, torch.stack(draws), sampling, after_step)
 
     def _answer(self, conversation: Conversation, tokens: list[int]) -> Answer:
         stopped = bool(tokens) and tokens[-1] in self.target.eos_token_ids
         text = self.prompts.text(tokens[:-1] if stopped else tokens)
         answer = Answer(text, "stop" if stopped else "length", len(tokens))
         return conversation.judged(answer, lambda messages: self.prompts.gives(messages, tokens))
-
-
-def _added_to(before: int, progress: Callable[[int], None]) -> Callable[[int], None]:
-    """progress, called with samples in addition to those done before."""
-    return lambda finished: progress(before + finished)

@@ -1,13 +1,14 @@
 """Run `regenerate_answers`: the target's own answers in place of the data set's, shard by shard.
 
 A shard is a run of consecutive samples; the target's answers to each are one line of a file in the work folder,
-which appears whole or not at all. Answers of unfinished shards are kept as they arrive (shards.py), so a stage
-that was stopped or killed loses at most one batch, or the requests in flight. Filters are applied when the samples are
+which appears whole or not at all. Answers of unfinished shards are kept as they end (shards.py), so a stage
+that was stopped or killed loses only those that were being generated. Filters are applied when the samples are
 written. Workers share the shards as ops/lib/data/shared_shards.py says.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from ops.artifacts import ImageSamples, TargetModel
 from ops.lib.data.files import json_line, link_or_copy, read_jsonl, write_json
 from ops.lib.data.image_packs import link_packs
 from ops.lib.data.sample_account import Tally
-from ops.lib.data.shared_shards import SharedShards, published_rows
+from ops.lib.data.shared_shards import SharedShards
 from ops.lib.forecasts import ANSWERED, SamplesForecast, TargetStated, refuse_conflicts
 from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
@@ -31,7 +32,7 @@ from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, Prompts, tur
 from ops.regenerate_answers.endpoint import EndpointAnswerer, ServerUse
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.shards import Shard, shards
+from ops.regenerate_answers.shards import Progress, Shard, shards
 
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
@@ -69,20 +70,19 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     target: TargetModel | None = stage.inputs.get("target")
     refuse_conflicts(conflicts(config, _statements(samples, target)))
     prompts = Prompts.load(config, target, samples.path)
-    total = check_rows(samples.path, config, prompts)
+    progress = Progress(stage, check_rows(samples.path, config, prompts))
+    progress.report()
     work = partial(shards, samples.path, config, stage.work_dir, stage.worker)
     answer = answer_by_server if config.backend == "endpoint" else answer_here
     if stage.workers == 1:
-        served = answer(config, stage, prompts, work(), lambda done: stage.progress(done, total))
+        served = answer(config, stage, prompts, work(), progress)
+        progress.report()
         write_artifact(config, stage, samples.path, served)
         return
     shared = SharedShards(stage)
-
-    def progress(_: int) -> None:
-        stage.progress(published_rows(stage.work_dir, ".jsonl"), total)
-
     mine = shared.claimed(work, lambda shard: shard.path)
     served = answer(config, stage, prompts, mine, progress)
+    progress.report()
     shared.give("served", [asdict(each) for each in served])
 
     def write() -> None:
@@ -105,11 +105,11 @@ def answer_here(
     stage: Stage,
     prompts: Prompts,
     work: Iterable[Shard | None],
-    progress: Callable[[int], None],
+    progress: Progress,
 ) -> list[ServerUse]:
     """Answer with the target, loaded in this process: no server did anything."""
     target = Target.load(stage.inputs["target"], stage.device, getattr(torch, config.dtype))
-    Answerer(config, target, prompts, stage.stop_requested).answer_all(work, progress)
+    Answerer(config, target, prompts, stage.stop_requested, progress).answer_all(work)
     return []
 
 
@@ -118,12 +118,12 @@ def answer_by_server(
     stage: Stage,
     prompts: Prompts,
     work: Iterable[Shard | None],
-    progress: Callable[[int], None],
+    progress: Progress,
 ) -> list[ServerUse]:
     """Answer with a server; returns what it did for this worker."""
     client = ChatClient.of(config, stage.info if stage.worker == 0 else print)
-    answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested)
-    answerer.answer_all(work, progress)
+    answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested, progress)
+    answerer.answer_all(work)
     return [answerer.served()]
 
 
@@ -170,15 +170,15 @@ def write_given(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
     stage.progress(total, total)
 
 
-def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> int:
-    """The number of samples to answer. Raises DataError for images without a vision target."""
-    count = 0
+def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> Sequence[int]:
+    """The answers wanted before each sample, and then of all. Raises DataError for images without a vision target."""
+    before = array("q", [0])
     for row in read_jsonl(folder / "samples.jsonl"):
         if row["split"] in config.splits:
-            count += 1
+            before.append(before[-1] + sum(turn["role"] == "assistant" for turn in turns_of(row)))
             if row["images"]:
                 prompts.check_sees_images(row["id"])
-    return count
+    return before
 
 
 def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:

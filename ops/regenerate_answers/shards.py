@@ -1,22 +1,28 @@
 """Shards of the samples to answer: each is one file of outcomes in the work folder, complete or absent.
 
-The answers of an unfinished shard are kept batch by batch in its journal, which survives a stop or a kill: another
-worker continues with it.
+The answers of an unfinished shard are kept in its journal as each of them ends. It survives a stop, a kill and a crash
+of the machine, and another worker continues with it.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, define, field, frozen
 
-from ops.lib.data.files import json_line, read_jsonl, write_jsonl
-from ops.lib.data.shared_shards import partial_path, publish
+from dsl.files import append_lines, read_lines
+from dsl.stage import Stage
+from ops.lib.data.files import read_jsonl, write_jsonl
+from ops.lib.data.shared_shards import partial_path, publish, published_ranges
 from ops.regenerate_answers.op import RegenerateAnswers
+
+ANSWERS = ".answers"
+EVERY_S = 2.0
 
 
 @frozen
@@ -42,25 +48,18 @@ Key = tuple[str, int]  # the sample's id, and which of its answers, from 0
 
 @define
 class Journal:
-    """Answers in a file with one line per batch; an incomplete line, left by a kill, is truncated."""
+    """Answers in a file, one a line; an incomplete line, left by a kill, is passed over."""
 
     path: Path
     answers: dict[Key, Answer] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        if not self.path.exists():
-            return
-        written = self.path.read_bytes()
-        whole = written[: written.rfind(b"\n") + 1]
-        if len(whole) < len(written):
-            os.truncate(self.path, len(whole))  # not rewritten: a kill in between would lose all
-        for line in whole.splitlines():
-            self.answers |= {(sample_id, turn): Answer(**answer) for sample_id, turn, answer in json.loads(line)}
+        self.answers = {(line["id"], line["turn"]): Answer(**line["answer"]) for line in read_lines(self.path)}
 
     def add(self, answers: Mapping[Key, Answer]) -> None:
-        """Keep the answers of one batch."""
-        with self.path.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json_line([[*key, asdict(answer)] for key, answer in answers.items()]))
+        """Keep answers that ended together; they are on disk when this returns."""
+        lines = [{"id": key[0], "turn": key[1], "answer": asdict(answer)} for key, answer in answers.items()]
+        append_lines(self.path, lines, durable=True)
         self.answers |= answers
 
 
@@ -87,14 +86,51 @@ class Shard:
 
     def journal(self) -> Journal:
         """The answers of an earlier attempt, and the file for new ones."""
-        return Journal(self.path.with_suffix(".answers"))
+        return Journal(self.path.with_suffix(ANSWERS))
 
     def finish(self, outcomes: Iterable[dict[str, Any]]) -> None:
         """Write the outcomes, and remove the journal."""
         partial = partial_path(self.path, self.worker)
         write_jsonl(partial, outcomes)
         publish(partial, self.path)
-        self.path.with_suffix(".answers").unlink(missing_ok=True)
+        self.path.with_suffix(ANSWERS).unlink(missing_ok=True)
+
+
+@define
+class Progress:
+    """Reports how many answers of all workers have ended, at most every EVERY_S seconds.
+
+    answers_before: the answers wanted before each sample, and then of all. tokens: that this attempt has generated.
+    """
+
+    stage: Stage
+    answers_before: Sequence[int]
+    tokens: int = 0
+    _reported_at: float = -math.inf
+
+    def advance(self, tokens: int = 0) -> None:
+        """Take in generated tokens; to be called often."""
+        self.tokens += tokens
+        if time.monotonic() - self._reported_at >= EVERY_S:
+            self.report()
+
+    def report(self) -> None:
+        """Report what the work folder holds."""
+        self._reported_at = time.monotonic()
+        done = self._ended()
+        self.stage.progress(done, self.answers_before[-1])
+        if self.tokens and self.stage.workers == 1:
+            self.stage.log({"regenerate/tokens_of_attempt": self.tokens}, step=done)
+
+    def _ended(self) -> int:
+        """Answers in published shards, dropped ones included, and in journals."""
+        folder = self.stage.work_dir
+        finished = published_ranges(folder, ".jsonl")
+        count = sum(self.answers_before[stop] - self.answers_before[start] for start, stop in finished)
+        for start, stop in published_ranges(folder, ANSWERS) - finished:
+            with suppress(FileNotFoundError):  # its shard is published meanwhile
+                count += (folder / f"{start:08d}-{stop:08d}{ANSWERS}").read_bytes().count(b"\n")
+        return count
 
 
 def shards(folder: Path, config: RegenerateAnswers, work_dir: Path, worker: int = 0) -> Iterator[Shard]:

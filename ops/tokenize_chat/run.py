@@ -148,7 +148,7 @@ def account(
         return
     trial.kept()
     tally.keep(row["split"])
-    writer.add(sample, row["split"], label(row))
+    writer.add(sample, row["split"], {"label": label(row)} | ({"topic": row["topic"]} if "topic" in row else {}))
     if row["split"] == "train":
         preview.add(sample)
 
@@ -266,14 +266,14 @@ class ShardWriter:
         self._shard_bytes = shard_bytes
         self._patch_dim = patch_dim
         self._samples: list[TokenSample] = []
-        self._labels: list[str] = []
+        self._named: list[dict[str, str]] = []
         self._bytes = 0
         (folder / "samples.jsonl").touch()
 
-    def add(self, sample: TokenSample, split: str, label: str) -> None:
-        """Splits must come one after the other."""
+    def add(self, sample: TokenSample, split: str, named: dict[str, str]) -> None:
+        """Splits must come one after the other. named: further values of the record."""
         self._samples.append(sample)
-        self._labels.append(label)
+        self._named.append(named)
         self._bytes += sample.pixel_values.nbytes
         if len(self._samples) == self._shard_samples or self._bytes >= self._shard_bytes:
             self.flush(split)
@@ -289,11 +289,11 @@ class ShardWriter:
         tokens = sum(len(sample.input_ids) for sample in self._samples)
         self.shards.append({"file": name, "split": split, "samples": len(self._samples), "tokens": tokens})
         self.tokens += tokens
-        self._samples, self._labels, self._bytes = [], [], 0
+        self._samples, self._named, self._bytes = [], [], 0
 
     def _records(self) -> list[dict[str, Any]]:
         records = []
-        for row, (sample, label) in enumerate(zip(self._samples, self._labels, strict=True)):
+        for row, (sample, named) in enumerate(zip(self._samples, self._named, strict=True)):
             loss_tokens = int(sample.loss_mask.sum())
             self.loss_tokens += loss_tokens
             records.append(
@@ -304,7 +304,7 @@ class ShardWriter:
                     "tokens": len(sample.input_ids),
                     "prompt_tokens": sample.prompt_tokens,
                     "loss_tokens": loss_tokens,
-                    "label": label,
+                    **named,
                 }
             )
         return records

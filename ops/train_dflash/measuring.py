@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.evaluate.intervals import tau_names
-from ops.evaluate.prompts import Prompt, check_lengths, first_of_each
+from ops.evaluate.prompts import Prompt, check_lengths, spread_prompts
 from ops.evaluate.statistics import acceptance_length
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.backbone.model import DraftModel
@@ -230,7 +230,7 @@ class ShortEvaluation:
         if not config.measures_tau:
             return None
         reader = TokenReader(stage.inputs["tokens"], "val")
-        prompts = first_of_each(Prompt.held_out(reader), config.eval_prompts)
+        prompts = spread_prompts(Prompt.held_out(reader), config.eval_prompts)
         prompts.sort(key=lambda prompt: prompt.length)
         if not prompts:
             return None

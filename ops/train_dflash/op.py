@@ -355,7 +355,8 @@ class TrainDflash:
     eval_prompts: int = field(
         default=8,
         validator=validators.and_(validators.ge(0), *TAU_ONLY),
-        help="with eval_every: val prompts of each category to decode for tau, the first ones; 0: no tau",
+        help="with eval_every: val prompts of each category to decode for tau, at even distances in the split, so that "
+        'every source, and every "category" of the rows, has its share; 0: no tau',
     )
     eval_new_tokens: int = field(
         default=64,

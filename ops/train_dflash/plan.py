@@ -206,6 +206,6 @@ def _mistake(folder: Path, block_size: int, layers: int, training: str) -> str:
         check=False,
     )
     if done.returncode:
-        return f"{folder}: the process that tries it ended with exit code {done.returncode}: {done.stderr[-500:]}"
+        return f"{folder}: the process that tries it ended with exit code {done.returncode}: {done.stderr[-3000:]}"
     mistake: str = json.loads(done.stdout.splitlines()[-1])
     return mistake

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import tomli
 from corpus import CASES, OPS, Case, as_written, read_case
 
 from dsl.errors import PipelineError
+from dsl.finding import Field, File, Finding, Node, Position
 from dsl.read_toml import read_graph
 
 HEAD = 'pipeline = { name = "corpus", ops = ["../corpus_ops.py"] }\n\n'
@@ -88,3 +90,23 @@ def test_a_cycle_of_5000_nodes_is_shown_by_its_two_ends(tmp_path: Path, monkeypa
     path.insert(6, "... 4,988 more ...")
     message = f"the nodes form a cycle: {' -> '.join([*path, 'n0'])} (remove one of these references)"
     assert f"p.toml:4:1: node.n0.parts: {message}" == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        None,
+        Node("train"),
+        File("model.safetensors", "fc.weight"),
+        Field("node.train.lr"),
+        Field("node.train.lr", Position("p.toml", 3, 4)),
+        Field(position=Position("p.toml", 3, 4)),
+        Field("train.lr", Position("-s train.lr=x", is_argument=True)),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_read_from_json_as_it_was_with_its_key_and_its_place(where: Node | File | Field | None) -> None:
+    finding = Finding("expected a number", where, "write 0.1", "warning", "type")
+    again = Finding.from_json(json.loads(json.dumps(finding.to_json())))
+    assert (finding.path, str(finding.position), str(finding)) == (again.path, str(again.position), str(again))
+    assert finding.to_json() == again.to_json()

@@ -36,3 +36,18 @@ def spread(values: Sequence[T], count: int) -> list[T]:
     """`count` of the values, all of them if there are fewer, at even distances."""
     count = min(count, len(values))
     return [values[number * len(values) // count] for number in range(count)]
+
+
+def spread_over_each(groups: Sequence[tuple[str, str]], count: int | None) -> list[int]:
+    """Places of at most `count` entries of each category, in order; None: of all.
+
+    groups: (category, topic) of each entry. Every topic of a category has its share of them, and so has every source,
+    whose samples follow each other: they are at even distances in the order of topics.
+    """
+    places: dict[str, list[int]] = {}
+    for place, (category, _) in enumerate(groups):
+        places.setdefault(category, []).append(place)
+    if count is None:
+        return list(range(len(groups)))
+    chosen = (spread(sorted(each, key=lambda place: groups[place][1]), count) for each in places.values())
+    return sorted(place for each in chosen for place in each)

@@ -168,10 +168,15 @@ def publish(partial: Path, path: Path) -> None:
 
 
 def published_rows(folder: Path, suffix: str) -> int:
-    """Rows in the published files whose names end with the first row and the one after the last: 00000000-00000256."""
+    """Rows in the published files; see `published_ranges`."""
+    return sum(stop - start for start, stop in published_ranges(folder, suffix))
+
+
+def published_ranges(folder: Path, suffix: str) -> set[tuple[int, int]]:
+    """The first row and the one after the last of files whose names end with them: 00000000-00000256."""
     stems = (name.removesuffix(suffix) for name in _names(folder) if name.endswith(suffix))
     ranges = (RANGE.search(stem) for stem in stems)
-    return sum(int(found[2]) - int(found[1]) for found in ranges if found)
+    return {(int(found[1]), int(found[2])) for found in ranges if found}
 
 
 def _names(folder: Path) -> set[str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,8 @@ from ops.lib.drafts.algorithms import Algorithm, algorithm_class, own_options, p
 from ops.lib.drafts.backbone.config import DraftConfig, to_serving
 from ops.lib.drafts.losses.kinds import LossKind
 from ops.lib.drafts.own_config import draft_config, expect, placed
+
+GPU = "cuda"
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,14 +58,30 @@ def mistake_of(folder: Path, block_size: int, layers: int, training: Training) -
         except ConfigError:  # sizes that fit the target's, perhaps, and not these
             return ""
         with placed(str(folder)):
-            _try_functions(folder, config, training)
+            _try_on_devices(folder, config, training)
     except ConfigError as error:
         return str(error)
     return ""
 
 
-def _try_functions(folder: Path, config: DraftConfig, training: Training) -> None:
-    """Make a draft, and call its functions with random states on the CPU."""
+def _try_on_devices(folder: Path, config: DraftConfig, training: Training) -> None:
+    """Call its functions on the CPU. Code may be meant for a GPU alone: what it raises there counts only if it raises
+    on the GPU too, where there is one.
+    """
+    import torch
+
+    try:
+        _try_functions(folder, config, training, "cpu")
+    except ConfigError:  # of what it returned, or has
+        raise
+    except Exception:
+        if not torch.cuda.is_available():
+            raise
+        _try_functions(folder, config, training, GPU)
+
+
+def _try_functions(folder: Path, config: DraftConfig, training: Training, device: str) -> None:
+    """Make a draft, and call its functions with random states."""
     import torch
 
     from ops.lib.drafts.backbone.load import random_draft
@@ -76,7 +93,7 @@ def _try_functions(folder: Path, config: DraftConfig, training: Training) -> Non
 
     algorithm = config.algorithm
     torch.manual_seed(0)
-    draft = random_draft(config, seed=0)
+    draft = random_draft(config, 0, device)
     made = {name: tuple(tensor.shape) for name, tensor in draft.state_dict().items()}
     said = expected_shapes(to_serving(config))
     for name in dict.fromkeys([*made, *said]):
@@ -87,42 +104,37 @@ def _try_functions(folder: Path, config: DraftConfig, training: Training) -> Non
     for function in ("scores", "token_logits", "block_losses", *around):
         part_of(algorithm, f"reference:{function}")
     K, M, V = config.block_size, config.hidden_size, config.vocab_size
-    head_VM = torch.zeros(V, M)  # the system gives such memory only where it is written to
+    head_VM = torch.zeros(V, M, device=device)  # on a CPU the system gives such memory only where it is written to
     options = own_options(folder.name)
     loss = Loss(kind=training.loss, own=None if options is None else structure(options, training.own or {}))
     for name in first.around:
-        _try_around(algorithm, name, getattr(first, name), torch.randn(2, config.layout().queries, M))
-    weights_NK = torch.ones(2, K)
+        _try_around(algorithm, name, getattr(first, name), torch.randn(2, config.layout().queries, M, device=device))
+    weights_NK = torch.ones(2, K, device=device)
     weights_NK[:, 0] = 0
     asked = Asked(
-        hidden_WM=torch.randn(2 * K, M, requires_grad=True),
-        rows_W=torch.arange(2 * K),
-        tokens_NK=torch.randint(V, (2, K)),
+        hidden_WM=torch.randn(2 * K, M, device=device, requires_grad=True),
+        rows_W=torch.arange(2 * K, device=device),
+        tokens_NK=torch.randint(V, (2, K), device=device),
         weights_NK=weights_NK,
-        teacher_WM=torch.randn(2 * K, M) if loss.needs_teacher else None,
+        teacher_WM=torch.randn(2 * K, M, device=device) if loss.needs_teacher else None,
     )
     block_losses, propose = part_of(algorithm, "loss:block_losses"), part_of(algorithm, "model:propose")
     metrics = algorithm.metrics(loss.needs_teacher)
-    _try(
-        lambda: block_losses(draft, asked, head_VM, loss),
-        lambda outcome: check_outcome(algorithm, outcome, 2 * K, metrics),
-    )
-    hidden_BDM, logits_BDV = torch.randn(2, K - 1, M), torch.randn(2, K - 1, V)
-    _try(
-        lambda: propose(draft, hidden_BDM, logits_BDV, torch.tensor([0, 1]), GreedyChoice()),
-        lambda proposal: check_proposal(algorithm, proposal, 2, K - 1),
-    )
+    check_outcome(algorithm, block_losses(draft, asked, head_VM, loss), 2 * K, metrics)
+    hidden_BDM, logits_BDV = (torch.randn(2, K - 1, size, device=device) for size in (M, V))
+    anchors_B = torch.tensor([0, 1], device=device)
+    check_proposal(algorithm, propose(draft, hidden_BDM, logits_BDV, anchors_B, GreedyChoice()), 2, K - 1)
 
 
 def _try_around(algorithm: Algorithm, name: str, module: Around, x_NKM: Tensor) -> None:
     from ops.lib.drafts.check_returns import check_entered, check_left
 
     shape = tuple(x_NKM.shape)
-    entered = _try(lambda: module.enter(x_NKM), lambda pair: check_entered(algorithm, name, pair, shape))
-    if entered is not None:
-        _try(lambda: module.leave(*entered), lambda left: check_left(algorithm, name, left, shape))
-        farther = f'"{name}": enter reads more than the `reach` slots before, or what leave needs is no [N, K, ...]'
-        _try(lambda: _reaches_farther(module, x_NKM), lambda found: expect(not found, farther))
+    entered = module.enter(x_NKM)
+    check_entered(algorithm, name, entered, shape)
+    check_left(algorithm, name, module.leave(*entered), shape)
+    farther = f'"{name}": enter reads more than the `reach` slots before, or what leave needs is no [N, K, ...]'
+    expect(not _reaches_farther(module, x_NKM), farther)
 
 
 def _reaches_farther(module: Around, x_NKM: Tensor) -> bool:
@@ -140,22 +152,6 @@ def _reaches_farther(module: Around, x_NKM: Tensor) -> bool:
         one.shape[:2] == x_NKM.shape[:2] and torch.allclose(one, repeat_last(other, K), rtol=1e-4, atol=1e-5)
         for one, other in zip(whole, first, strict=True)
     )
-
-
-def _try(call: Callable[[], Any], check: Callable[[Any], None]) -> Any:
-    """What a call returns, once it is checked. Where there is a GPU, code may be meant for that alone: what it raises
-    on the CPU is no mistake then, and None is returned.
-    """
-    import torch
-
-    try:
-        returned = call()
-    except Exception:
-        if torch.cuda.is_available():
-            return None
-        raise
-    check(returned)
-    return returned
 
 
 if __name__ == "__main__":

@@ -48,7 +48,10 @@ def probe_config(config: Mapping[str, Any]) -> Probe:
     if not probe.failed:
         return probe
     # Two of a random model's experts or tokens may be nearly alike: another one in float64 says whether it was that.
-    again = probe_target(small_copy(config, seed=1, dtype=torch.float64), COPY)
+    try:
+        again = probe_target(small_copy(config, seed=1, dtype=torch.float64), COPY)
+    except DataError:  # of a model that float64 does not run on
+        return probe
     return probe if again.failed else again
 
 

@@ -2,7 +2,7 @@
 
 Counts are exact for Qwen's families, and for others by the shapes of their tensors: those in the files, or without
 files those of a model without weights, made in a process of its own, since that loads torch. Types whose config says
-enough, within a hundredth, are counted by it.
+enough, within a hundredth, are counted by it, and so are those that transformers does not know.
 
 Legend: M hidden size, W intermediate size, H query heads, G key/value heads, D head size, V vocabulary, E experts.
 """
@@ -23,6 +23,7 @@ from attrs import frozen
 from dsl.errors import DataError
 from ops.lib.data.files import shown_json
 from ops.lib.target.stored_weights import EMBED_ENDINGS, HEAD_ENDINGS
+from ops.lib.vision.config_classes import has_language_model
 from ops.lib.vision.family_config import is_qwen, is_tied, patch_dim, text_part, vision_part
 from ops.lib.vision.processor_files import check_sizes
 
@@ -125,7 +126,8 @@ def _qwen_parts(text: Config, seeing: Config | None) -> dict[str, int]:
 def _any_parts(config: Config, shapes: Shapes | None) -> dict[str, int]:
     """Parameters of the parts of a model that is not Qwen's, both ends left out."""
     text = text_part(config)
-    if shapes is None and config.get("model_type") in BY_CONFIG:
+    kind = config.get("model_type")
+    if shapes is None and (kind in BY_CONFIG or not has_language_model(kind)):
         layers = sum(_any_attention(text) + _any_mlp(text, layer) for layer in range(text["num_hidden_layers"]))
         return {"layers": layers, "vision": 0, "mtp": 0}
     if shapes is None:

@@ -29,7 +29,7 @@ OF_SIZE: Mapping[int, tuple[str, ...]] = {
     HEAD: (
         *("head_dim", "query_pre_attn_scalar", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
         *("linear_key_head_dim", "linear_value_head_dim", "mamba_d_state", "ssm_state_size", "mamba_chunk_size"),
-        "chunk_size",
+        *("chunk_size", "rotary_dim"),
     ),
     24: ("q_lora_rank",),
     32: ("moe_intermediate_size", "expert_ffn_hidden_size", "mamba_d_head", "mamba_head_dim", "global_head_dim"),
@@ -62,7 +62,8 @@ CREATION_ERRORS = (*LOADING_ERRORS, NotImplementedError, RuntimeError)
 def small_copy(config: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = torch.float32) -> Target:
     """The small model of a complete config.json, with weights so large that every token depends on all before it.
 
-    Raises DataError where transformers can make none of it.
+    Raises DataError where transformers can make none of it, or one that does not run: sizes of some types depend on
+    each other in ways that SMALL does not know, which says nothing of the target.
     """
     family = family_of(config)
     content = small_config(config)
@@ -71,14 +72,16 @@ def small_copy(config: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = to
         try:
             made = AutoConfig.for_model(**content)
             made.tie_word_embeddings = family.tied
-            model = family.auto_class.from_config(made, attn_implementation=chosen_attention(family))
+            model = family.auto_class.from_config(made, attn_implementation=chosen_attention(family)).to(dtype).eval()
+            _make_lively(model)
+            with torch.inference_mode():
+                model(input_ids=torch.arange(1, 20)[None], use_cache=False)
         except CREATION_ERRORS as error:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise DataError(f"no small copy of this {config.get('model_type')} can be made: {reason}") from error
-        _make_lively(model)
     text = text_part(with_defaults(content))
     info = {"num_layers": text["num_hidden_layers"], "hidden_size": text["hidden_size"], "eos_token_ids": []}
-    return Target(model.to(dtype).eval().requires_grad_(False), info, torch.device("cpu"))
+    return Target(model.requires_grad_(False), info, torch.device("cpu"))
 
 
 def small_config(config: Mapping[str, Any]) -> dict[str, Any]:

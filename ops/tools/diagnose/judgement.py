@@ -35,6 +35,7 @@ EXPLAINED_BY_TARGET = (FEATURES, OWN_ANSWERS, DECODING, LEARNT, HIDDEN_STATES)  
 NORMAL = "\nnormal: "
 TOO_FEW = "too few prompts to distinguish that from chance"
 MORE_PROMPTS = "diagnose with more prompts (--prompts)"
+MORE_TIME = "diagnose with more time (--budget), which allows more prompts"
 FRACTIONS = {"test": "test_fraction", "val": "val_fraction"}  # fields of ingest, by the split that they fill
 
 
@@ -76,6 +77,11 @@ def with_next_step(finding: Finding, wanted: int, found: Mapping[str, int]) -> F
         raised = f"raise {FRACTIONS[split]} of ingest, or " if split in FRACTIONS else ""
         steps.append(f"the split {split} has only {found[split]} samples: {raised}add samples to the data")
     return evolve(finding, advice="; ".join(steps) + ", and run the pipeline again") if steps else finding
+
+
+def more_time(finding: Finding) -> Finding:
+    """The finding where only the budget kept the prompts few."""
+    return evolve(finding, advice=MORE_TIME) if finding.advice == MORE_PROMPTS else finding
 
 
 def unjudged(finding: Finding) -> Finding:

@@ -3,14 +3,15 @@
     python -m ops.tools.diagnose.run REQUEST RESULT
 
 REQUEST is {"graph", "node", "artifacts": {node: [path, digest]}, "prompts", "split": as for Chain.of, "loss":
-[[step, train/loss], ...], "again": the command that writes the draft again}. RESULT gets what `diagnose` describes, or
-{"error"}. Before each measurement a line with NOW and its name is printed.
+[[step, train/loss], ...], "again": the command that writes the draft again, "budget": seconds}. RESULT gets what
+`diagnose` describes, or {"error"}. Before each measurement a line with NOW and its name is printed.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,14 @@ from dsl.stage import NOW
 from ops.artifacts import TokenShards
 from ops.evaluate.statistics import acceptance_length
 from ops.evaluate.verdicts import CEILING
+from ops.lib.data.batching import spread
 from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
-from ops.tools.diagnose.bench import Bench, spread_samples, tau_of
+from ops.tools.diagnose.bench import LEAST_PROMPTS, Bench, Setting, spread_samples, tau_of
 from ops.tools.diagnose.chain import Chain
 from ops.tools.diagnose.curve import curve_finding, flat_finding, skipped_finding
 from ops.tools.diagnose.export import loadable, of_import, put_first, target_finding, trained_of
@@ -43,6 +45,7 @@ from ops.tools.diagnose.judgement import (
     DECODING,
     HELD_OUT_GAP,
     OWN_ANSWERS,
+    more_time,
     sorted_findings,
     unjudged,
     unmeasured,
@@ -58,6 +61,7 @@ from ops.tools.diagnose.outcomes import (
 )
 from ops.tools.diagnose.training_data import anchors_by_category, kept_findings, mask_findings, own_finding
 
+WAYS = 12  # in which prompts are decoded: 7 to 9 settings, random weights, the training's prompts
 LEARNT = "train"  # the split that a draft is trained on
 RESAMPLINGS = 2000  # for the interval of tau
 TARGET, EXPORT, FED, RANDOM, FEATURES, TRAINING = STEPS = (
@@ -76,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         made = {name: (Path(place), digest) for name, (place, digest) in request["artifacts"].items()}
         chain = Chain.of(graph_from_json(request["graph"]), made, request["node"], request["split"])
-        result = diagnose(chain, request["prompts"], request["loss"], request["again"], _report)
+        result = diagnose(chain, request["prompts"], request["loss"], request["again"], _report, request["budget"])
     except DflowError as error:
         result = {"error": str(error)}
     result_file.write_text(json.dumps(result, allow_nan=False), "utf-8")  # not atomic: its folder may not be writable
@@ -103,10 +107,31 @@ class Steps:
         self._report(f"{self._now}: {what}")
 
 
+def affordable(bench: Bench, setting: Setting, prompts: Sequence[TokenSample], seconds: float) -> tuple[int, float]:
+    """(how many of the prompts can be decoded in all ways in so many seconds, the seconds that these take at most).
+
+    LEAST_PROMPTS of them are decoded to find out. Other inputs may have a tau of 1, and so take tau times as long.
+    """
+    trial = prompts if len(prompts) <= LEAST_PROMPTS else spread(prompts, LEAST_PROMPTS)
+    started = time.monotonic()
+    answers = bench.decode(setting, trial, "to see how long that takes")
+    taken = time.monotonic() - started
+    tau = tau_of(answers) if any(answer.steps for answer in answers) else 1.0
+    each = WAYS * taken * tau / len(trial)
+    count = min(len(prompts), max(LEAST_PROMPTS, int(seconds / each)))
+    return count, count * each
+
+
 def diagnose(
-    chain: Chain, prompts: int, curve: Sequence[Sequence[float]], again: str, report: Callable[[str], None]
+    chain: Chain,
+    prompts: int,
+    curve: Sequence[Sequence[float]],
+    again: str,
+    report: Callable[[str], None],
+    budget: float,
 ) -> dict[str, Any]:
-    """{"node", "split", "instead_of": the requested one if it has no prompt, or null, "prompts", "dtype",
+    """{"node", "split", "instead_of": the requested one if it has no prompt, or null, "prompts", "budget": the one that
+    allowed no more prompts, or null, "dtype",
     "device", "max_new_tokens", "tau": {"exported", "low", "high", "corrected"}, "block_size", "evaluation": that of the
     run, its fields, or null, "findings": [Finding.to_json(), ...], causes first, "gains": {name of a cause: the
     measured rise of tau if it is fixed}}. Other causes have none, as only another training could show it.
@@ -114,11 +139,12 @@ def diagnose(
     "corrected": with everything fixed that needs no training; if that is close to block_size, nothing that only
     explains a low tau is a cause: its level is then "info". What is wrong at any tau remains a cause.
 
-    prompts: number of held-out prompts to decode, and of training prompts. Raises DataError if nothing of the
+    prompts: number of held-out prompts to decode, and of training prompts; fewer, LEAST_PROMPTS at least, where they
+    would take more than `budget` seconds. Raises DataError if nothing of the
     draft can be loaded or fits the target, logits are not finite, or no split has a prompt.
     """
     device = "cuda" if torch.cuda.is_available() and chain.device != "cpu" else "cpu"
-    steps = Steps(report)
+    steps, started = Steps(report), time.monotonic()
     steps.begin(TARGET)
     target = Target.load(chain.target, device, getattr(torch, chain.dtype))
     split, held_out = _held_out(chain, target, prompts)
@@ -126,6 +152,11 @@ def diagnose(
     exported, of_export = loadable(chain.draft, target.info, trained, weights, again)
     bench = Bench(target, weights, DecodeSettings(chain.max_new_tokens), chain.batch_size, steps.part)
     steps.begin(EXPORT)
+    count, seconds = affordable(bench, exported, held_out, budget - (time.monotonic() - started))
+    steps.part(f"{count} of {len(held_out)} prompts, {max(1, round(seconds)):,} s at most")
+    is_cut = count < len(held_out)
+    if is_cut:
+        prompts, held_out = count, spread(held_out, count)
     as_exported = bench.decode(exported, held_out, "as exported")
     if not any(answer.steps for answer in as_exported):
         raise DataError(f"{chain.node}: every answer is one token long, which needs no draft")
@@ -160,6 +191,8 @@ def diagnose(
         with_next_step(finding, prompts, {split: len(held_out)})
         for finding in (map(of_import, found) if trained.is_imported else found)
     ]
+    if is_cut:
+        findings = [more_time(finding) for finding in findings]
     replaced = {finding.code for finding in of_export}
     gains = {name: gain for name, gain in correction.gains.items() if name not in replaced}
     return {
@@ -167,6 +200,7 @@ def diagnose(
         "split": split,
         "instead_of": None if split == chain.split else chain.split,
         "prompts": len(held_out),
+        "budget": budget if is_cut else None,
         "dtype": chain.dtype,
         "device": device,
         "max_new_tokens": chain.max_new_tokens,

@@ -31,6 +31,8 @@ def diagnosis_text(result: Mapping[str, Any]) -> str:
         f"{result['node']}: {measured} of at most {result['block_size']}, on {result['prompts']} prompts of "
         f"{result['split']}{_instead(result)} ({result['dtype']}, {result['device']})"
     )
+    if result["budget"] is not None:
+        head += f"; more prompts do not fit into --budget {result['budget']:g}"
     if tau["corrected"] != tau["exported"]:
         head += f"; {tau['corrected']:.2f} with corrected inputs"
     if result["evaluation"] is not None:

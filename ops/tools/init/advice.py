@@ -19,6 +19,7 @@ from ops.tools.init.survey import BY_CLASS, FRACTIONS, PixelRules, Survey, perce
 from ops.tools.init.target import MOST_LAYERS, Target
 from ops.train_dflash.verdicts import LEAST_BETWEEN, is_short
 
+FLOAT32 = "float32"
 HIDDEN = 4096  # of a target of 8 billion parameters, where none is given
 UNKNOWN_ANSWER = 512  # tokens, if the data has only prompts
 LONGEST_PROMPT, LONGEST_ANSWER, SHORTEST_LIMIT = 8192, 2048, 256
@@ -65,10 +66,32 @@ class Advice:
     online: bool
     capture_why: str
     features: int
+    precision: Precision
     notes: tuple[str, ...]
 
 
-def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
+SLOW_ON_CPU = "bfloat16 takes 3 to 20 times as long on most CPUs"
+
+
+@frozen
+class Precision:
+    """The dtype of the forward passes, and why; empty where it is the target's own."""
+
+    dtype: str
+    why: str = ""
+
+    @classmethod
+    def choose(cls, target: Target | None, wanted: str | None, *, has_gpu: bool) -> Precision:
+        """wanted: by the user. float32 on a machine without a GPU."""
+        own = "bfloat16" if target is None else target.dtype
+        if wanted is not None:
+            return cls(wanted, "as --dtype says")
+        if has_gpu or own == FLOAT32:
+            return cls(own)
+        return cls(FLOAT32, f"no GPU here, and {SLOW_ON_CPU}; with a GPU {own}, in every node")
+
+
+def advise(found: Survey, target: Target | None, free_disk: int, precision: Precision) -> Advice:
     """Raises DataError, with all reasons, if no draft can be trained for this target on this data."""
     _check(found, target)
     answers = [tokens for length in found.lengths for tokens in length.answers]
@@ -89,10 +112,11 @@ def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
     epochs = _epochs(training)
     per_step = _tokens_per_step(training, epochs.value, max_length)
     steps = max(1, training * epochs.value // per_step.value)
-    features, online, why = _capture(tokens, target, free_disk)
+    features, online, why = _capture(tokens, target, free_disk, precision.dtype)
     block_size = _block_size(answers)
     limits = [_context_note(context, max_length, wholes)] if context is not None and is_limited else []
     return Advice(
+        precision=precision,
         tokens=tokens,
         fractions=fractions,
         held_out=", ".join(f"{found.usable_in(fractions, name):,} {name}" for name in SPLITS),
@@ -234,15 +258,15 @@ def _measure_every(steps: int) -> Choice | None:
     return Choice(value, f"{kind}: a rule of thumb; each measurement decodes prompts of val")
 
 
-def _capture(tokens: int, target: Target | None, free: int) -> tuple[int, bool, str]:
+def _capture(tokens: int, target: Target | None, free: int, dtype: str) -> tuple[int, bool, str]:
     """(bytes of stored features, whether to capture online, why)."""
     if target is None:
-        per_token = MOST_LAYERS * HIDDEN * 2 + TOKEN_BYTES
-        of = f"{MOST_LAYERS} layers of {HIDDEN} in bfloat16, for example a target of 8 billion parameters"
+        per_token = MOST_LAYERS * HIDDEN * ITEM_SIZES[dtype] + TOKEN_BYTES
+        of = f"{MOST_LAYERS} layers of {HIDDEN} in {dtype}, for example a target of 8 billion parameters"
     else:
-        per_token = feature_bytes(target.sizes, target.num_layers, target.dtype)
+        per_token = feature_bytes(target.sizes, target.num_layers, dtype)
         hidden = int(target.sizes.text["hidden_size"])
-        of = f"{target.num_layers} layers of {hidden}, {ITEM_SIZES[target.dtype]} bytes each"
+        of = f"{target.num_layers} layers of {hidden}, {ITEM_SIZES[dtype]} bytes each"
     size = tokens * per_token
     online = size > FREE_SHARE * free
     amount = f"{tokens:,} tokens x {per_token:,} bytes ({of}) = {shown_bytes(size)}, and {shown_bytes(free)} are free"

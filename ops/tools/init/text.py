@@ -9,14 +9,13 @@ from dsl.check import FILL_IN
 from dsl.errors import DataError, on_one_line
 from dsl.shown import shown_bytes
 from ops.ingest.image_values import MISSING, OUTSIDE
-from ops.tools.init.advice import Advice, Choice
+from ops.tools.init.advice import FLOAT32, Advice, Choice
 from ops.tools.init.survey import QUESTION, REMEDIES, Survey, percentile
 from ops.tools.init.target import Target
 from ops.train_dflash.verdicts import LEAST_BETWEEN
 
 WIDTH = 118
 PLACEHOLDER = f"{FILL_IN} the directory of your target's checkpoint"
-FLOAT32 = "float32"
 # Who serves a draft's algorithm, what its step costs, and whether its loss reads the target's distribution.
 ALGORITHMS = {
     "dflash": "served by SGLang and vLLM, the cheapest step, no teacher",
@@ -36,7 +35,7 @@ def pipeline_text(
     Raises DataError for a name that a pipeline file cannot contain.
     """
     sees = found.with_images > 0
-    dtype = target.dtype if target is not None else "bfloat16"
+    dtype = advice.precision.dtype
     nodes = [
         _ingest(sources, found, advice),
         _inject(found),
@@ -67,6 +66,8 @@ def summary(found: Survey, target: Target | None, advice: Advice, *, comment: bo
     ]
     kind = "captured while training, not stored" if advice.online else "stored"
     lines.append(f"features: {kind}; {advice.capture_why}")
+    if advice.precision.why:
+        lines.append(f"dtype: {advice.precision.dtype}; {advice.precision.why}")
     lines.append(f"algorithm: {RECOMMENDED}, {ALGORITHMS[RECOMMENDED]}; {' and '.join(OTHERS)}: see [node.train]")
     lines += [f"note: {note}" for note in advice.notes]
     folded = [textwrap.wrap(on_one_line(line), WIDTH - len(mark), subsequent_indent="    ") for line in lines]
@@ -196,7 +197,7 @@ def _regenerate(found: Survey, target: Target | None, advice: Advice, dtype: str
         _line("max_prompt_tokens", advice.max_prompt_tokens),
         _line("max_new_tokens", advice.max_new_tokens),
     ]
-    return [*lines, *_thinking(found, target), *_dtype("dtype", dtype), *_pixels(advice, sees)]
+    return [*lines, *_thinking(found, target), *_reasoned_dtype(advice), *_pixels(advice, sees)]
 
 
 def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) -> list[str]:
@@ -327,6 +328,12 @@ def _line(field: str, choice: Choice) -> str:
 
 def _noted(line: str, note: str) -> str:
     return f"{line:33} # {note}"
+
+
+def _reasoned_dtype(advice: Advice) -> list[str]:
+    """Of the first node that has one, with the reason; the others follow it."""
+    dtype, why = advice.precision.dtype, advice.precision.why
+    return [_noted(f'dtype = "{dtype}"', why)] if why else _dtype("dtype", dtype)
 
 
 def _dtype(field: str, dtype: str) -> list[str]:

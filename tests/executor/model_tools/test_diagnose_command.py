@@ -33,6 +33,7 @@ def result(*findings, tau=2.0, corrected=2.0, evaluation=None, **gains):
     head |= {
         "evaluation": evaluation,
         "instead_of": None,
+        "budget": None,
         "gains": {name.replace("_", " "): gain for name, gain in gains.items()},
     }
     return {"node": "export", "findings": list(findings), **head}
@@ -76,7 +77,7 @@ def test_every_draft_of_a_run_is_measured_unless_one_is_named(tmp_path, export, 
     kept = json.loads((store.records / run / "diagnosis.json").read_text())["drafts"]
     assert ["export", "second"] == [each["node"] for each in kept]
     assert OK == dflow(store, run, "--node", "second", "--prompts", "4")
-    assert ("second", 4) == (process[-1]["node"], process[-1]["prompts"])
+    assert ("second", 4, 300) == tuple(process[-1][name] for name in ("node", "prompts", "budget"))
     assert made.keys() == process[-1]["artifacts"].keys()
 
 
@@ -134,6 +135,7 @@ def test_without_a_run_the_newest_with_a_finished_draft_is_measured_and_named(tm
     assert (store.records / run / "diagnosis.json").exists()
     assert (
         f"the latest run, {later.run} of served, has no finished draft; run {run} of served is used\n"
+        "takes about 5 min 0 s at most for each draft (--budget)\n"
         "export: 1 of 2, decoding\n" == capsys.readouterr().err
     )
     assert OK == dflow(store, "--node", "export")
@@ -216,6 +218,10 @@ def test_causes_are_told_with_what_to_do_and_what_was_not_measured_is_told():
         "export: no tau, as the export cannot be used, of at most 8, on 8 prompts of test (float32, cpu); 2.42 with "
     )
     assert diagnosis_text(result(fine, gone)).endswith("none of the usual causes of a low tau; not measured: features")
+
+
+def test_a_budget_that_left_prompts_out_is_told():
+    assert "; more prompts do not fit into --budget 60\n" in diagnosis_text(result(found("x")) | {"budget": 60})
 
 
 def test_another_split_than_asked_for_is_told_with_the_reason():

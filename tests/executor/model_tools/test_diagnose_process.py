@@ -30,7 +30,7 @@ for text in ("1 of 2, loading [the target]", "2 of 2, features"):
     print("dflow: now:", text, flush=True)
 measured = {"exported": 2.0, "low": 1.5, "high": 2.5, "corrected": 2.0}
 said = {"node": node, "split": "test", "prompts": 8, "dtype": "float32", "device": "cpu", "block_size": 8}
-said |= {"instead_of": None, "tau": measured, "evaluation": None, "findings": [], "gains": {}}
+said |= {"instead_of": None, "budget": None, "tau": measured, "evaluation": None, "findings": [], "gains": {}}
 answer.write_text(json.dumps(said))
 """
 HANGS = """
@@ -77,6 +77,7 @@ def test_what_is_measured_is_told_line_by_line_on_standard_error_and_json_stays_
     out, err = capsys.readouterr()
     assert ["export", "second"] == [draft["node"] for draft in json.loads(out)["drafts"]]
     assert [
+        "takes about 5 min 0 s at most for each draft (--budget)",
         "export: 1 of 2, loading [the target]",
         "export: 2 of 2, features",
         "second: 1 of 2, loading [the target]",
@@ -90,17 +91,21 @@ def test_on_a_terminal_it_is_one_line_that_is_taken_away(tmp_path, store, monkey
     monkeypatch.setattr(
         progress, "Console", lambda **_: Console(file=shown, force_terminal=True, width=80, _environ={})
     )
-    assert OK == main(["diagnose", "--store", str(store.path)])
+    assert OK == main(["diagnose", "--budget", "60", "--store", str(store.path)])
     assert "export: 1 of 2, loading [the target]" in shown.getvalue()
     assert shown.getvalue().endswith("\x1b[2K")
     out, err = capsys.readouterr()
-    assert ("", True) == (err, out.startswith("export: tau 2.00"))
+    assert ("takes about 1 min 0 s at most for each draft (--budget)\n", True) == (
+        err,
+        out.startswith("export: tau 2.00"),
+    )
 
 
 def test_the_end_of_what_a_broken_process_said_is_told(tmp_path, store, monkeypatch, capsys):
     stand_in(tmp_path, monkeypatch, BREAKS)
     assert FAILED == main(["diagnose", "--store", str(store.path)])
-    assert "dflow: export: the diagnosis ended with exit code 7:\n  MemoryError: no room\n" == capsys.readouterr().err
+    _, said = capsys.readouterr().err.split("\n", 1)
+    assert "dflow: export: the diagnosis ended with exit code 7:\n  MemoryError: no room\n" == said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

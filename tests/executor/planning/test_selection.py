@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from toy_ops import Toy
 
+from executor.cli import main
 from executor.store.artifact_store import FORMAT
 
 
@@ -27,6 +28,33 @@ def test_to_runs_a_node_and_all_above_it(toy: Toy) -> None:
     assert toy.caches() == {"a": ("done", "miss"), "b": ("done", "miss")}
     assert toy.dflow("run", str(toy.file), "--to", "c").returncode == 0
     assert toy.calls() == ["join"]
+
+
+def test_several_ends_are_the_union_of_what_is_above_them(toy: Toy) -> None:
+    assert planned(toy, "--to", "b", "--to", "d") == planned(toy, "--to", "d") | planned(toy, "--to", "b")
+    assert planned(toy, "--to", "a", "--to", "b") == {"a": "miss", "b": "miss"}
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    toy.calls()
+    assert toy.dflow("resume", "--from", "b", "--from", "d").returncode == 0
+    assert toy.calls() == ["upper", "join", "steps"]
+    assert toy.dflow("resume", "--from", "x", "--from", "y").stderr.count('has no node "') == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("run", "p.toml", "--name", "a", "--name", "b"), "--name"),
+        (("plan", "p.toml", "--store", "a", "--store=b"), "--store"),
+        (("diagnose", "--prompts", "8", "--prompts", "8"), "--prompts"),
+    ],
+)
+def test_an_option_of_one_value_is_refused_where_it_is_given_twice(arguments, option, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert 2 == ended.value.code
+    values = [text.rpartition("=")[2] for text in arguments if text[:2] != "--" or "=" in text][-2:]
+    expected = f"dflow: argument {option}: given twice, as {values[0]} and as {values[1]}; give it once\n"
+    assert capsys.readouterr().err.endswith(expected)
 
 
 def test_only_runs_these_nodes_and_says_what_is_not_there(toy: Toy) -> None:

@@ -109,7 +109,7 @@ def test_what_was_not_finished_beside_what_runs_anew_runs_too(toy):
     record = session.record
     execute(session, fail_at="x")
     assert record.state.nodes["x"].digest is None
-    session = run_from(Store.open(toy.store, write=True), record.run, "d", [])
+    session = run_from(Store.open(toy.store, write=True), record.run, ["d"], [])
     assert {node_id: each.cache for node_id, each in session.decisions.items()} == {
         "a": "hit", "b": "hit", "c": "hit", "d": "miss", "x": "miss"
     }  # fmt: skip

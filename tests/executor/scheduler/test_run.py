@@ -62,7 +62,7 @@ def test_the_manifest_says_what_the_artifact_was_made_of(done):
     manifest = json.loads((done.store / "objects" / nodes["c"]["digest"] / "manifest.json").read_text())
     assert sorted(manifest) == [
         "config", "digest", "ended", "files", "inputs", "key", "key_parts", "launch", "lease", "metrics",
-        "node", "op", "run", "started", "token",
+        "node", "op", "run", "seconds", "started", "token",
     ]  # fmt: skip
     assert manifest["inputs"] == {"texts": [nodes["a"]["digest"], nodes["b"]["digest"]], "extra": None}
     assert manifest["config"] == {"between": "-", "weight": 1.0}

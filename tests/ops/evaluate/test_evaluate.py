@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from dsl.errors import DataError
 from ops.artifacts import Draft, TargetModel
-from ops.evaluate.prompts import Prompt, first_of_each
+from ops.evaluate.prompts import Prompt, spread_prompts
 from ops.evaluate.statistics import acceptance_by_slot, acceptance_length
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import to_serving
@@ -49,7 +49,7 @@ def draft(draft_config, tmp_path_factory) -> Draft:
 def prompts(tokens):
     """Two prompts with an image and two without."""
     reader = TokenReader(tokens, "test")
-    return [prompt.sample() for prompt in first_of_each(Prompt.held_out(reader), 2)]
+    return [prompt.sample() for prompt in spread_prompts(Prompt.held_out(reader), 2)]
 
 
 def logits_without_cache(target: Target, sample, answer: list[int]):

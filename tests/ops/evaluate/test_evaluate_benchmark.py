@@ -20,7 +20,7 @@ from dsl.launch import Launch
 from dsl.op import Ref
 from ops.artifacts import Draft, ImageSamples, Samples, TargetModel, TokenShards
 from ops.evaluate.plan import estimate
-from ops.evaluate.prompts import first_of_each, read_benchmark
+from ops.evaluate.prompts import read_benchmark, spread_prompts
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
@@ -187,10 +187,10 @@ def test_a_benchmark_takes_the_place_of_the_split_and_its_categories_are_those_o
 def test_what_a_limit_leaves_out_of_a_benchmark_is_reported(encoder, tmp_path):
     reported: list[str] = []
     asked = read_benchmark(Path(written(tmp_path, good_rows())), encoder)
-    assert ["m1", "v1", "talk"] == [prompt.id for prompt in first_of_each(asked, 1, reported.append)]
-    assert asked == first_of_each(asked, 2, reported.append)
-    assert asked == first_of_each(asked, None, reported.append)
-    assert ["max_prompts selects the first prompts of each category: 1 of 2 of math, 1 of 2 of look"] == reported
+    assert ["m1", "v1", "talk"] == [prompt.id for prompt in spread_prompts(asked, 1, reported.append)]
+    assert asked == spread_prompts(asked, 2, reported.append)
+    assert asked == spread_prompts(asked, None, reported.append)
+    assert ["max_prompts selects prompts spread over each category: 1 of 2 of math, 1 of 2 of look"] == reported
 
 
 def test_rows_that_are_too_long_with_their_answers_are_named_by_file_and_line_before_anything_is_decoded(

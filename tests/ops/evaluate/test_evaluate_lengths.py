@@ -10,7 +10,7 @@ from attrs import frozen
 from evaluate_cases import make_draft, run_evaluate, small_draft
 
 from dsl.errors import DataError
-from ops.evaluate.prompts import Prompt, check_lengths, first_of_each
+from ops.evaluate.prompts import Prompt, check_lengths, spread_prompts
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.target.model import Target
@@ -98,7 +98,7 @@ def test_very_many_are_counted(draft_config):
 
 def test_samples_of_the_split_are_named_before_the_first_prompt_is_decoded(draft, target, tokens, tmp_path):
     reader = TokenReader(tokens, "test")
-    prompts = first_of_each(Prompt.held_out(reader), 2)
+    prompts = spread_prompts(Prompt.held_out(reader), 2)
     longest = max(prompts, key=lambda prompt: prompt.length)
     limit = longest.length + 20
     short = attrs.evolve(load_draft(draft.path).config, max_position_embeddings=limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections import Counter
 
 import attrs
 import pytest
@@ -16,18 +17,19 @@ from safetensors.torch import load_file, save_file
 
 from dsl.errors import ConfigError, DataError, StopRequested
 from dsl.finding import Finding
-from ops.artifacts import Draft, TargetModel
+from ops.artifacts import Draft, TargetModel, TokenShards
 from ops.check_export.run import check_report
 from ops.evaluate import turns
-from ops.evaluate.prompts import Prompt, first_of_each
+from ops.evaluate.prompts import Prompt, spread_prompts
 from ops.evaluate.show import report as evaluate_sections
 from ops.evaluate.statistics import is_repetition
-from ops.lib.data.files import read_json, read_jsonl
+from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import from_serving, to_serving
 from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.decoding.decode import decode_plain
 from ops.lib.drafts.dspark.config import Dspark
+from ops.lib.report_sections import Section
 from ops.lib.target.model import Target
 
 CONTENT = ("report.json", "prompts.jsonl", "prompts.html")
@@ -45,7 +47,7 @@ def draft(target, tokens, tmp_path_factory) -> Draft:
     BLOCK - 1, BLOCK - 1 and 1 of them, and behind them what chance gives, next to nothing.
     """
     reader, loaded = TokenReader(tokens, "test"), Target.load(target)
-    prompts = [prompt.sample() for prompt in first_of_each(Prompt.held_out(reader), 2)]
+    prompts = [prompt.sample() for prompt in spread_prompts(Prompt.held_out(reader), 2)]
     answers = [decode_plain(loaded, prompt, KNOWN - 1) for prompt in prompts]
     folder = tmp_path_factory.mktemp("draft")
     own = with_answers(folder / "tokens", reader.info, prompts, answers)
@@ -74,6 +76,36 @@ def test_the_report_holds_tau_by_category_and_the_random_draft(stage):
     assert [report["tau"]["image"]["tau"]] == stage.metric("eval/tau_image")
     assert (BLOCK, BLOCK, 0.0) == (report["block_size"], report["block_size_trained"], report["temperature"])
     assert ["acceptance_by_slot", "accepted_lengths", "tau_by_position"] == list(stage.figures)
+    assert "tau_by_topic" not in report
+    assert [] == [row for row in rows if "topic" in row]
+
+
+def test_tau_is_reported_by_the_category_of_the_users_rows(draft, target, tokens, tmp_path):
+    folder = tmp_path / "tokens"
+    shutil.copytree(tokens.path, folder)
+    topics = ["math", "Prüfung/2", "math"]
+    records = list(read_jsonl(folder / "samples.jsonl"))
+    texts = [row for row in records if (row["split"], row["category"]) == ("test", "text")]
+    for place, row in enumerate(texts):
+        row["topic"] = topics[place % 3]
+    write_jsonl(folder / "samples.jsonl", records)
+    stage = run_evaluate(tmp_path, draft, target, TokenShards(folder, "topics"), max_prompts=3)
+    report, rows = read_json(stage.out_dir / "report.json"), list(read_jsonl(stage.out_dir / "prompts.jsonl"))
+    assert {"all", "image", "text"} == set(report["tau"])
+    asked = Counter(row["topic"] for row in rows if "topic" in row)
+    assert asked == {topic: tau["prompts"] for topic, tau in report["tau_by_topic"].items()}
+    assert asked == {"math": 2, "Prüfung/2": 1}
+    of_math = [row for row in rows if row.get("topic") == "math"]
+    tau = report["tau_by_topic"]["math"]
+    assert tau["tau"] == sum(len(row["tokens"]) - 1 for row in of_math) / sum(len(row["accepted"]) for row in of_math)
+    assert tau["low"] <= tau["tau"] <= tau["high"]
+    assert [tau["low"]] == stage.metric("eval/tau_topic_low/math")
+    assert 1 == len([name for name in stage.logged[0][0] if name.startswith("eval/tau_topic/Pr_fung_2-")])
+    assert "tau_by_topic" in stage.figures
+    assert "text, Prüfung/2" in (stage.out_dir / "prompts.html").read_text("utf-8")
+    sections = [part for part in evaluate_sections(stage.out_dir) if isinstance(part, Section)]
+    [section] = [section for section in sections if section.title == "tau by topic"]
+    assert ["Prüfung/2", "math"] == sorted([row[0] for row in section.body.rows])
 
 
 def test_the_draft_of_these_tests_is_accepted_now_and_then(stage):

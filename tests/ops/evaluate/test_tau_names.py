@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,9 +13,10 @@ from ops.evaluate.summary import metrics
 from ops.train_dflash.measuring import metrics_of
 
 WORDS = st.lists(
-    st.sampled_from(["low", "high", "unclipped", "random", "of", "math", "a", "tau"]), min_size=1, max_size=3
+    st.sampled_from(["low", "high", "unclipped", "random", "of", "topic", "math", "a", "tau"]), min_size=1, max_size=3
 )
 CATEGORIES = st.sets(WORDS.map("_".join) | st.from_regex(CATEGORY, fullmatch=True).filter(lambda name: name != ALL))
+METRIC = re.compile(r"eval/tau_topic(_low|_high)?/[A-Za-z0-9_. -]*[A-Za-z0-9_-][A-Za-z0-9_. -]*")
 MEASURED = {
     **dict.fromkeys(("plain_seconds", "speculative_seconds", "plain_tokens", "speculative_tokens", "speedup"), 1.0),
     **dict.fromkeys(("speedup_low", "speedup_high")),
@@ -37,6 +40,21 @@ def test_no_figure_of_an_evaluation_takes_the_name_of_another(categories):
         value for row in (*tau.values(), *by_chance.values()) for key, value in row.items() if key != "unclipped"
     ]
     assert sorted([*expected, tau[ALL]["unclipped"]]) == logged
+
+
+TOPICS = st.sets(st.text(min_size=1, max_size=120) | st.from_regex(CATEGORY, fullmatch=True) | WORDS.map("_".join))
+
+
+@given(CATEGORIES, TOPICS)
+def test_every_topic_has_a_valid_name_of_its_own(categories, topics):
+    tau = taus(categories, 1000)
+    report = {"prompts": 3, "lossless": None, "tau": tau, "acceptance_by_slot": []}
+    without = metrics(report, MEASURED)
+    names = metrics(report | {"tau_by_topic": dict.fromkeys(topics, tau[ALL])}, MEASURED).keys() - without.keys()
+    assert 3 * len(topics) == len(names)
+    assert [] == [name for name in names if not METRIC.fullmatch(name)]
+    own = re.compile("eval/tau_topic(_low|_high)?")
+    assert [] == [name for name in without if own.fullmatch(name)]  # a folder of others is no metric
 
 
 @given(CATEGORIES)

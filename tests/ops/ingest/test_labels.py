@@ -40,6 +40,26 @@ def labels(folder, samples, processor):
     return {row["id"]: row["label"] for row in read_jsonl(stage.out_dir / "samples.jsonl")}
 
 
+KEPT = {"math": "math", " two words ": "two words", 7: "7"}
+IGNORED = (None, "", "  ", True, 1.5, ["math"], {"a": 1}, "x" * 201, "\ud800")
+
+
+def test_the_category_of_a_row_stays_with_its_sample_as_its_topic(checkpoint, tmp_path):
+    rows = [{"id": str(place), "messages": TURNS, "category": value} for place, value in enumerate([*KEPT, *IGNORED])]
+    rows.append({"id": "without", "messages": TURNS})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fractions = {"val_fraction": 0.0, "test_fraction": 0.0}
+    samples = injected(tmp_path, source=str(tmp_path / "rows.jsonl"), **fractions)
+    stage = FakeStage(tmp_path / "tokens", {"samples": samples})
+    tokenize_chat(TokenizeChat(samples=Ref("a"), processor=str(checkpoint), min_loss_tokens=1), stage)
+    records = list(read_jsonl(stage.out_dir / "samples.jsonl"))
+    assert len(rows) == len(records)
+    expected = {str(place): topic for place, topic in enumerate(KEPT.values())}
+    for found in (records, list(read_jsonl(samples.path / "samples.jsonl"))):
+        assert expected == {row["id"]: row["topic"] for row in found if "topic" in row}
+        assert {"text"} == {row["category"] for row in found}
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     return make_checkpoint("qwen3_vl", tmp_path_factory.mktemp("checkpoint"))

@@ -36,6 +36,7 @@ from ops.lib.target.model import Target, read_config
 from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.run import regenerate_answers
+from ops.regenerate_answers.shards import Journal
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 
@@ -69,7 +70,7 @@ def test_the_target_answers_as_it_was_taught_and_hears_its_own_earlier_answers(s
         assert [message for message in old["messages"] if message["role"] == "user"] == questions
     assert [0] == stage.metric("regenerate/retokenised_differently")
     assert (stage.out_dir / "images-00000.bin").read_bytes() == (samples.path / "images-00000.bin").read_bytes()
-    assert stage.progressed[-1] == (8, 8)
+    assert stage.progressed[-1] == (11, 11)
 
 
 def test_every_answer_is_that_of_transformers_generate_on_the_conversation_so_far(samples, target, tmp_path):
@@ -115,7 +116,20 @@ def reference_answer(loaded, processor, row, messages, new_tokens):
     return generated[0, prompt.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("stop_after", [1, 3, -1])
+def kept_answers(folder):
+    """(id, which) -> tokens of the answers in a work folder."""
+    found = {
+        (row["id"], turn): answer["tokens"]
+        for file in folder.glob("*.jsonl")
+        for row in read_jsonl(file)
+        for turn, answer in enumerate(row["answers"])
+    }
+    for file in folder.glob("*.answers"):
+        found |= {key: answer.tokens for key, answer in Journal(file).answers.items()}
+    return found
+
+
+@pytest.mark.parametrize("stop_after", [1, 12, 30, -1])
 def test_a_stopped_regeneration_loses_no_answer_and_ends_with_the_same_bytes(samples, target, tmp_path, stop_after):
     options = {"temperature": 1.0, "shard_samples": 6, "batch_tokens": 150}
     whole = run(tmp_path / "whole", samples, target, **options)
@@ -126,10 +140,13 @@ def test_a_stopped_regeneration_loses_no_answer_and_ends_with_the_same_bytes(sam
         regenerate_answers(config(**options), stage)
     finished = {file: file.stat().st_mtime_ns for file in stage.work_dir.glob("*.jsonl")}
     assert last == bool(finished)
+    kept = kept_answers(stage.work_dir)
+    assert (stop_after > 1) == bool(kept)
     again = run(tmp_path / "cut", samples, target, **options)
     assert finished == {file: file.stat().st_mtime_ns for file in finished}
-    # Asked once a batch: what the first attempt generated is not generated again.
-    assert whole.stop_asked == stop_after + again.stop_asked > stop_after
+    generated = whole.metric("regenerate/tokens_of_attempt")[-1]
+    assert generated - sum(kept.values()) == sum(again.metric("regenerate/tokens_of_attempt")[-1:])
+    assert generated == whole.metric("regenerate/tokens")[0]
     assert [] == list(stage.work_dir.glob("*.answers"))
     assert folder_digest(whole.out_dir) == folder_digest(again.out_dir)
     other = run(tmp_path / "other", samples, target, **{**options, "shard_samples": 5})
@@ -180,29 +197,51 @@ from ops.regenerate_answers.run import regenerate_answers
 
 class Killed(FakeStage):
     def stop_requested(self):
-        if len(list(self.work_dir.glob("*.jsonl"))) == 2:
+        if sum(len(file.read_text().splitlines()) for file in self.work_dir.glob(sys.argv[5])) >= int(sys.argv[6]):
             os.kill(os.getpid(), signal.SIGKILL)
         return False
 
 torch.set_num_threads(1)
-samples, target, folder = map(Path, sys.argv[1:])
+samples, target, folder = map(Path, sys.argv[1:4])
 stage = Killed(folder, {"samples": ImageSamples(samples, "a"), "target": TargetModel(target, "b")})
-config = RegenerateAnswers(samples=Ref("a"), target=Ref("b"), max_new_tokens=40, seed=0, shard_samples=2)
+config = RegenerateAnswers(samples=Ref("a"), target=Ref("b"), max_new_tokens=40, seed=0, shard_samples=int(sys.argv[4]))
 regenerate_answers(config, stage)
 """
 
 
-def test_a_killed_regeneration_goes_on_behind_its_finished_shards(samples, target, tmp_path):
+def killed(samples, target, folder, shard_samples, files, lines):
+    """Run in a process that kills itself once these files of its work folder have so many lines."""
+    arguments = (samples.path, target.path, folder, shard_samples, files, lines)
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(samples.path), str(target.path), str(tmp_path / "cut")],
+        [sys.executable, "-c", KILLED, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": PYTHON_PATH},
         capture_output=True,
     )
     assert -signal.SIGKILL == done.returncode
+
+
+def test_answers_that_ended_before_a_kill_in_the_middle_of_a_batch_are_not_generated_again(samples, target, tmp_path):
+    whole = run(tmp_path / "whole", samples, target)
+    killed(samples, target, tmp_path / "cut", 256, "*.answers", 3)
+    work = tmp_path / "cut" / "work"
+    kept = kept_answers(work)
+    assert 3 <= len(kept) < 8  # of the eight first turns, which are one batch
+    [journal] = work.glob("*.answers")
+    with journal.open("a") as file:
+        file.write('{"id": "text-1", "turn": 0, "answer": {"text": "half a li')
+    again = run(tmp_path / "cut", samples, target)
+    assert (len(kept), 11) == again.progressed[0]
+    generated = whole.metric("regenerate/tokens_of_attempt")[-1]
+    assert generated - sum(kept.values()) == again.metric("regenerate/tokens_of_attempt")[-1]
+    assert folder_digest(whole.out_dir) == folder_digest(again.out_dir)
+
+
+def test_a_killed_regeneration_goes_on_behind_its_finished_shards(samples, target, tmp_path):
+    killed(samples, target, tmp_path / "cut", 2, "*.jsonl", 4)
     finished = {file: file.stat().st_mtime_ns for file in (tmp_path / "cut" / "work").glob("*.jsonl")}
     assert ["00000000-00000002.jsonl", "00000002-00000004.jsonl"] == sorted(file.name for file in finished)
     (tmp_path / "cut" / "work" / "00000004-00000006.partial").write_text("half a line")
-    (tmp_path / "cut" / "work" / "00000004-00000006.answers").write_text('[["text-1", 0, {"text": "half a li')
+    (tmp_path / "cut" / "work" / "00000004-00000006.answers").write_text('{"id": "text-1", "turn": 0, "answer": {"te')
     again = run(tmp_path / "cut", samples, target, shard_samples=2)
     assert finished == {file: file.stat().st_mtime_ns for file in finished}
     assert folder_digest(run(tmp_path / "whole", samples, target, shard_samples=2).out_dir) == folder_digest(
@@ -210,15 +249,16 @@ def test_a_killed_regeneration_goes_on_behind_its_finished_shards(samples, targe
     )
 
 
-def test_sampled_answers_depend_on_the_seed_and_the_sample_and_not_on_the_batch(samples, target, tmp_path):
+def test_sampled_answers_depend_on_the_seed_and_the_sample_and_not_on_the_batch(samples, target, tmp_path, monkeypatch):
     options = {"temperature": 1.5, "max_new_tokens": 24, "finish_reasons": ("stop", "length")}
+    monkeypatch.setattr("ops.regenerate_answers.shards.EVERY_S", 0.0)
     one = answers_of(run(tmp_path / "one", samples, target, **options))
     alone = run(tmp_path / "single", samples, target, batch_tokens=1, **options)
     single = answers_of(alone)
     other = answers_of(run(tmp_path / "other", samples, target, **{**options, "seed": 1}))
     assert one == single
     assert sorted(alone.progressed) == alone.progressed
-    assert set(range(1, 9)) <= {done for done, _ in alone.progressed}
+    assert set(range(12)) == {done for done, _ in alone.progressed}
     assert one != other
     assert not torch.equal(uniform_draws(0, "a", 0, 8), uniform_draws(0, "a", 1, 8))
     assert not torch.equal(uniform_draws(0, "a", 0, 8), uniform_draws(0, "b", 0, 8))

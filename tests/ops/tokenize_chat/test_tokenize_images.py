@@ -135,7 +135,7 @@ def test_large_pixels_end_a_shard_early(tmp_path, processor_dir):
     sample = TokenReader(stage.artifact(TokenShards)).sample(0)
     assert (16, 96) == sample.pixel_values.shape
     for _ in range(5):
-        writer.add(sample, "train", "Yes.")
+        writer.add(sample, "train", {"label": "Yes."})
     writer.flush("train")
     assert [2, 2, 1] == [shard["samples"] for shard in writer.shards]
     assert [0, 1, 0, 1, 0] == [record["row"] for record in read_jsonl(tmp_path / "samples.jsonl")]

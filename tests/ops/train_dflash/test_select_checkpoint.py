@@ -179,7 +179,7 @@ def measured(real, tmp_path_factory):
     return train_real(tmp_path_factory.mktemp("measured"), real, dtype="float64", select="tau", **MEASURED)
 
 
-def test_tau_is_that_of_real_speculative_decoding_of_the_first_val_prompts(real, measured):
+def test_tau_is_that_of_real_speculative_decoding_of_val_prompts_spread_over_the_split(real, measured):
     training = read_json(measured.out_dir / "training.json")
     draft = DraftModel(from_serving(read_json(measured.out_dir / "config.json")))
     draft.load_state_dict(load_file(measured.out_dir / "model.safetensors"))
@@ -187,10 +187,13 @@ def test_tau_is_that_of_real_speculative_decoding_of_the_first_val_prompts(real,
     target, reader = Target.load(real["target"]), TokenReader(real["tokens"], "val")
     steps = {"image": 0, "text": 0}
     generated, prompts = dict(steps), dict(steps)
-    for place, record in enumerate(reader.records):
-        category = record["category"]
-        if prompts[category] == 6:
-            continue
+    places = {kind: [place for place, row in enumerate(reader.records) if row["category"] == kind] for kind in steps}
+    counts = {kind: min(6, len(each)) for kind, each in places.items()}
+    for category, place in (
+        (kind, each[number * len(each) // counts[kind]])
+        for kind, each in places.items()
+        for number in range(counts[kind])
+    ):
         answer = decode_speculative(target, draft, reader.sample(place), 10)
         steps[category] += answer.steps
         generated[category] += answer.generated

@@ -79,7 +79,7 @@ def with_config(chain: Chain, folder: Path, **fields: Any) -> Chain:
 
 
 def diagnosed(chain: Chain, **options: Any) -> Mapping[str, Any]:
-    given = {"prompts": PROMPTS, "curve": FLAT, "again": AGAIN, "report": lambda _text: None}
+    given = {"prompts": PROMPTS, "curve": FLAT, "again": AGAIN, "report": lambda _text: None, "budget": 1e9}
     return diagnose(chain, **{**given, **options})
 
 

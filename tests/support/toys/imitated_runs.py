@@ -44,7 +44,7 @@ def begin(toy: Toy, *overrides: str, name: str = "toy") -> Session:
 
 def run_again(toy: Toy, record: Record, node: str, contents: str) -> Record:
     """`dflow resume --from`, whose results may differ from those before."""
-    return execute(run_from(Store.open(toy.store, write=True), record.run, node, []), None, contents)
+    return execute(run_from(Store.open(toy.store, write=True), record.run, [node], []), None, contents)
 
 
 def execute(session: Session, fail_at: str | None = None, contents: str = "") -> Record:

@@ -94,6 +94,10 @@ class Answers:
         """Tokens of each open answer, int64 [B]."""
         return torch.tensor([len(self._growing[prompt].tokens) for prompt in self.open], device=device)
 
+    def tokens(self, prompt: int) -> list[int]:
+        """Those of one answer, as it is now."""
+        return self._growing[prompt].tokens
+
     def decoded(self) -> list[Decoded]:
         """The answers as they are now."""
         return [self._decoded(one, min(len(one.tokens), self.most_tokens)) for one in self._growing]

@@ -9,7 +9,7 @@ Rows accept different numbers of draft tokens, and leave the batch when their an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from attrs import field, frozen, validators
@@ -150,6 +150,7 @@ def _choice(settings: DecodeSettings, samples: Sequence[TokenSample], count: int
 
 
 ChooseRows = Callable[[Tensor, Tensor, int], Tensor]
+AfterStep = Callable[[Mapping[int, list[int]], int], None]
 
 
 @torch.inference_mode()
@@ -161,11 +162,13 @@ def decode_stepwise(
     choose: ChooseRows,
     clock: DecodeClock | None = None,
     within: float = 0.0,
+    after_step: AfterStep | None = None,
 ) -> list[Decoded]:
     """What the target answers to each prompt, with at most that many tokens, the EOS included.
 
     choose(logits_BV, rows_B, step): the token of each row, int64 [B]; rows_B are the rows of `prompts` that are left.
-    within: as in `Answers`.
+    within: as in `Answers`. after_step(ended, tokens): gets the answers that ended with this step, by their row of
+    `prompts`, and how many tokens the step gave; it may raise to stop.
     """
     start(clock)
     begun = prefill(target, prompts, own_cache(target))
@@ -176,7 +179,11 @@ def decode_stepwise(
     rows_B = torch.arange(len(names), device=logits_BV.device)
     for step in range(most_tokens):
         nearest = answers.nearest(logits_BV[:, None])
+        were_open = answers.open
         left = answers.add_one(tokens_B := choose(logits_BV, rows_B, step), nearest)
+        if after_step is not None:
+            ended = set(were_open) - set(answers.open)
+            after_step({row: answers.tokens(row) for row in sorted(ended)}, len(were_open))
         if not answers.open:
             break
         if left is not None:

@@ -1,4 +1,4 @@
-"""What a kill left half written is cut off without the whole lines being written anew."""
+"""What a kill left half written does not count, and the whole lines are not written anew."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from ops.regenerate_answers.shards import Answer
 from ops.regenerate_answers.shards import Journal as Answers
 
 CASES = {
-    "answers": (Answers, {("a", 0): Answer("yes", "stop", 2)}),
-    "decoded": (lambda path: Decoded(path, []), BatchResult((), BatchTime(1.0, 2, 1.0, 2), {})),
+    "answers": (Answers, {("a", 0): Answer("yes", "stop", 2)}, lambda journal: journal.answers),
+    "decoded": (
+        lambda path: Decoded(path, []),
+        BatchResult((), BatchTime(1.0, 2, 1.0, 2), {}),
+        lambda journal: journal.batches,
+    ),
 }
 
 
@@ -31,12 +35,16 @@ def full_disk():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_half_a_line_is_cut_off_even_where_nothing_can_be_written(tmp_path, case):
-    path, (opened, batch) = tmp_path / "journal", CASES[case]
+def test_half_a_line_is_left_out_even_where_nothing_can_be_written(tmp_path, case):
+    path, (opened, batch, kept) = tmp_path / "journal", CASES[case]
     opened(path).add(batch)
-    whole = path.read_bytes()
+    whole, expected = path.read_bytes(), kept(opened(path))
     with path.open("ab") as file:
         file.write(b'{"half": ')
     with full_disk():
-        opened(path)
-    assert whole == path.read_bytes()
+        assert expected == kept(opened(path))
+    assert path.read_bytes().startswith(whole)
+    opened(path).add(batch)
+    assert path.read_bytes().count(b"\n") >= 2
+    again = kept(opened(path))
+    assert (expected if isinstance(again, dict) else [batch, batch]) == again

