@@ -49,11 +49,11 @@ _FIELDS: dict[type, list[str]] = {
 
 @frozen
 class ModuleSource:
-    """What keys need of one source file.
+    """What cache keys need to know of one source file.
 
-    digest: of its syntax tree. sha256: of its bytes. imports: what it imports as dotted names, relative ones with their
-    dots: `from ..a import b` is "..a.b". data: the files that it reads. names: what it binds at the top; "*" where it
-    binds more.
+    digest: hash of its syntax tree. sha256: hash of its bytes. imports: the dotted names that it imports; relative ones
+    keep their dots: `from ..a import b` is "..a.b". data: the data files that it reads. names: the names bound at its
+    top level; "*" where more may be bound.
     """
 
     digest: str
@@ -65,8 +65,9 @@ class ModuleSource:
 
 @frozen
 class Closure:
-    """The code that a run function can import. digests: by file, as a path from the folder in which it was found. read:
-    the SHA-256 of each file.
+    """The code that a run function can import.
+
+    digests: the digest of each file, by its path relative to its search folder. read: the SHA-256 of each file.
     """
 
     digests: dict[str, str]
@@ -109,10 +110,10 @@ def parse_source(path: Path, source: bytes) -> ModuleSource:
 
 
 class Project:
-    """The source files under the roots, as Python looks for modules: the first root first.
+    """The source files under some root folders, searched in Python's order: the first root wins.
 
-    A root that is the standard library's or holds installed packages hides what has the same name behind it, and is not
-    followed. Every file and folder is looked at once in the life of an object.
+    A root of the standard library or of installed packages is not followed, but it hides modules of the same name in
+    later roots. An object reads every file and folder only once.
     """
 
     def __init__(self, roots: Sequence[Path], read: Callable[[Path], ModuleSource] = read_source) -> None:
@@ -256,7 +257,7 @@ def _last_name(function: ast.expr) -> str:
 
 
 def _top_names(tree: ast.Module) -> Iterator[str]:
-    """The names that a module binds outside functions and classes; "*" where it can have others."""
+    """The names that a module binds outside functions and classes; "*" among them where it may bind others."""
     pending: list[ast.AST] = list(tree.body)
     while pending:
         node = pending.pop()
@@ -271,10 +272,10 @@ def _top_names(tree: ast.Module) -> Iterator[str]:
 
 
 def encode_tree(tree: ast.AST) -> bytes:
-    """The canonical bytes of a syntax tree; equal exactly for code that says the same, word for word.
+    """The canonical bytes of a syntax tree; two trees give equal bytes only if their code is the same.
 
-    A node is its class and the names of its fields that are there, followed by their values in the same order. A field
-    that is empty or None is left out, so that one which a later Python adds changes nothing. No recursion.
+    A node is encoded as its class, the names of its non-empty fields, and their values in the same order. Empty fields
+    and None are left out, so that a field which a later Python adds changes nothing. No recursion.
     """
     parts: list[bytes] = []
     pending: list[Any] = [tree]
@@ -297,7 +298,7 @@ def encode_tree(tree: ast.AST) -> bytes:
 
 
 def _written_fields(node: ast.AST) -> tuple[tuple[str, ...], list[Any]]:
-    """The names of the fields that count, and their values; not those that are empty."""
+    """The names and values of a syntax node's fields that enter its encoding; empty fields are left out."""
     names, values = [], []
     for name in _FIELDS[type(node)]:
         value = getattr(node, name, None)

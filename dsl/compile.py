@@ -36,9 +36,9 @@ def compile_pipeline(
 
 
 def override_graph(graph: Graph, overrides: Sequence[str], absent: Absent | None = None) -> Graph:
-    """A compiled graph, such as a recorded one, with other values, checked again as a whole.
+    """A compiled graph, such as a recorded one, with some values replaced and everything checked again.
 
-    Relative paths start at the graph's root. Errors are those of `compiled`.
+    Relative paths start at the graph's root. Raises the errors of `compiled`.
     """
     if not overrides:
         return graph
@@ -53,10 +53,10 @@ def override_graph(graph: Graph, overrides: Sequence[str], absent: Absent | None
 def compiled(
     tree: Tree, overrides: Sequence[str] = (), sweeps: Sequence[str] = (), absent: Absent | None = None
 ) -> Graph:
-    """The graph of a tree, which is rewritten. Raises PipelineError with all mistakes, in the order of the file,
-    those of arguments last.
+    """The compiled graph of a parsed pipeline; the tree is changed in place.
 
-    absent: if given, collects missing files and folders, which by themselves are then no mistakes.
+    Raises PipelineError with all mistakes: first those of the file in its order, then those of arguments. absent: if
+    given, missing files and folders are collected in it and are not mistakes by themselves.
     """
     given, wrong = parsed_overrides(overrides)
     tree.mistakes += wrong
@@ -96,8 +96,9 @@ def compiled(
 
 
 def tree_of(made: Pipeline | Graph) -> Tree:
-    """A pipeline of Python, or a recorded one, as a file would have it, in which no text but those of arguments is a
-    reference.
+    """The tree that a pipeline file would give for a pipeline made in Python, or for a recorded graph.
+
+    `${...}` is a reference only in command line arguments then, not in the values.
     """
     mlflow = {name: getattr(made, name) for name in ("tracking", "tracking_uri", "tags", "notes", "upload")}
     if made.experiment != made.name:
@@ -115,8 +116,9 @@ def tree_of(made: Pipeline | Graph) -> Tree:
 
 
 def _table(node: Node | GraphNode) -> dict[str, Any]:
-    """The node as a table. A chosen table in it that is as if it were left out is left out, so that another may be
-    chosen.
+    """A node as the table that a pipeline file would hold.
+
+    A table that another field chooses is left out where it has only defaults, so that an override may choose another.
     """
     values = attrs.asdict(node.config, recurse=False)
     for name, field in node.op.fields.items():
@@ -137,7 +139,7 @@ def _graph_node(node: NodeCheck, tree: Tree) -> GraphNode:
 
 
 def _check_upload(mlflow: NodeCheck, nodes: Sequence[str]) -> None:
-    """Report what `upload` names that is no node. nodes: ids, those of templates included."""
+    """Report the names in `upload` that are no nodes. nodes: ids, including nodes that were expanded into copies."""
     known = shortened(f"nodes: {', '.join(nodes) or 'none'}", 300)
     for name in mlflow.values.get("upload", ()):
         if name not in nodes:

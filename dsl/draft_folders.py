@@ -33,7 +33,7 @@ def draft_folders(op_files: Sequence[Path]) -> dict[str, Path]:
 
 
 def use_draft_folders(op_files: Sequence[Path]) -> None:
-    """Make the draft algorithms of these op files, and no others, known in this process from now on."""
+    """Register the draft algorithms in these op files for this process, in place of all registered before."""
     _used.clear()
     _used.update(draft_folders(op_files))
     for folder in _used.values():

@@ -28,7 +28,7 @@ from dsl.errors import ConfigError
 
 @frozen
 class Encoded:
-    """A value's encoding, to be put in the value's place where it is encoded often."""
+    """The finished encoding of a value that occurs often; it stands in the value's place and is not computed again."""
 
     encoding: bytes
 

@@ -61,8 +61,9 @@ class ChosenBy(Only):
 
 
 class Given:
-    """A rule for another value than the default. The fields of `given` are neither None nor empty then, and those of
-    `left_out` have the value that stands there.
+    """A validator of a field: another value than the field's default puts requirements on other fields.
+
+    The fields in `given` must then be neither None nor empty. Those in `left_out` must have the values stated there.
     """
 
     def __init__(self, message: str, given: Sequence[str] = (), left_out: Mapping[str, Any] | None = None) -> None:
@@ -81,7 +82,7 @@ class Given:
 
 
 def validators_of(validator: Any) -> Iterator[Any]:
-    """Each one, also of those that stand in a list or are for values that are given."""
+    """Every single validator inside a validator, including those in lists, in `and_` and in `optional`."""
     if isinstance(validator, (list, tuple)):
         for each in validator:
             yield from validators_of(each)

@@ -77,7 +77,7 @@ def new_file(path: Path) -> IO[bytes]:
 
 
 def remove_link(path: Path) -> None:
-    """Remove a link; anything else is kept, also a folder that another process puts in its place meanwhile."""
+    """Remove a symbolic link. Any other file or folder stays, even one that takes the link's place meanwhile."""
     if path.is_symlink():
         with suppress(FileNotFoundError, IsADirectoryError):
             path.unlink()

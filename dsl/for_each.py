@@ -44,9 +44,9 @@ SWEEP, FOR_EACH = "sweep", "for_each"
 
 @frozen
 class Variant:
-    """What one variant changes: node id -> the node's table as far as it is another one. place: where it stands.
+    """A variant of a group: the values that it changes in nodes, as node id -> a partial table of the node.
 
-    shown: what a user reads of it, such as the value of a sweep; in a group no two are alike.
+    place: where the variant is written. shown: the text that users see, such as a sweep's value; unique in its group.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Variant:
     shown: str
 
     def origins(self, node_id: str) -> dict[tuple[str, ...], KeyPath]:
-        """The places of the values that it changes in a node, and of those in tables, by their paths there."""
+        """The place in the file of every value that the variant changes in a node, by the value's path in the node."""
         is_swept = self.place[0] == SWEEP
         paths = [path for path, _ in _cells(self.changes[node_id])]
         return {path: self.place if is_swept else (*self.place, node_id, *path) for path in paths}
@@ -63,7 +63,7 @@ class Variant:
 
 @frozen
 class Group:
-    """Variants of which every copy has one."""
+    """A group of variants; every copy of a node takes one of them."""
 
     name: str
     variants: tuple[Variant, ...]
@@ -259,7 +259,7 @@ class _Expansion:
                     yield from (found for found in _references(value) if found in self.nodes)
 
     def _users(self) -> dict[str, list[str]]:
-        """Field, as "node.field" or "node.table.field" -> the fields whose texts refer to it."""
+        """A mapping from a field, "node.field" or "node.table.field", to the fields whose text refers to it."""
         users: dict[str, list[str]] = {}
         for node_id in self.nodes:
             for table in self._tables_of(node_id):
@@ -338,16 +338,16 @@ class _Expansion:
         return token[0] if found is None else f"${{{self._copy_id(found[1], names)}.{found[2]}{token['end']}"
 
     def _copy_id(self, node_id: str, names: Mapping[str, str]) -> str:
-        """The copy of a node that belongs to these variants; the node itself where it is shared.
+        """The id of a node's copy for the chosen variants; the node's own id where all copies share it.
 
-        A node that only takes a value which is the same in all copies is in none of their groups: any copy will do.
+        names: group -> the chosen variant. A group that does not touch the node is not part of the id.
         """
         groups = self.member_of.get(node_id, ())
         return "-".join([node_id, *(names.get(group.name, group.variants[0].name) for group in groups)])
 
 
 def _cells(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values by (field,), and those in tables by (field, key) too."""
+    """The values of a table by path: (field,) for each, and (field, key) for those in nested tables."""
     for name, value in table.items():
         yield (name,), value
         if isinstance(value, dict):

@@ -51,7 +51,9 @@ class GraphNode:
         return tuple(dict.fromkeys(parent for parents in self.inputs.values() for parent in parents))
 
     def by_edge(self, known: Mapping[str, T]) -> dict[str, T | tuple[T, ...] | None]:
-        """What is known of the producer of each edge, None where nothing is; all that is known for a `tuple` edge."""
+        """The known values of the nodes that each edge reads; None for an edge without one, a tuple for a
+        `tuple` edge.
+        """
         found: dict[str, T | tuple[T, ...] | None] = {}
         for name, edge in self.op.edges.items():
             read = tuple(known[parent] for parent in self.inputs.get(name, ()) if parent in known)
@@ -61,9 +63,9 @@ class GraphNode:
 
 @frozen
 class Graph:
-    """A compiled pipeline; nodes come after all their parents, otherwise in the order they were written.
+    """A compiled pipeline; nodes come after all that they read, otherwise in the order in which they were written.
 
-    tree: what it was compiled from; None for a recorded one.
+    tree: the parsed pipeline that it was compiled from; None for a recorded graph.
     """
 
     name: str
@@ -83,7 +85,9 @@ class Graph:
 
     @property
     def result_nodes(self) -> tuple[str, ...]:
-        """The nodes whose figures are the pipeline's: those that no other reads, and those of ops that say so."""
+        """The nodes whose metrics are the pipeline's results: those that no node reads, and all of ops with
+        shows_results.
+        """
         read = {parent for node in self.nodes.values() for parent in node.parents}
         return tuple(node.id for node in self.nodes.values() if node.id not in read or node.op.shows_results)
 
@@ -103,7 +107,7 @@ class Graph:
         return not set(self.upload).isdisjoint(_names(node))
 
     def selected_by(self, name: str) -> tuple[str, ...]:
-        """The ids of the node of that name, or of all copies of it; empty where there is neither."""
+        """The ids of the node with this name, or of all its copies; empty for an unknown name."""
         return selected_by(name, {node.id: node.copy for node in self.nodes.values()})
 
     def below(self, node_id: str) -> frozenset[str]:
@@ -111,7 +115,7 @@ class Graph:
         return below({node.id: node.parents for node in self.nodes.values()}, self.nodes[node_id].id)
 
     def up_to(self, node_ids: Iterable[str]) -> Graph:
-        """The pipeline with these nodes and all above them only. Raises KeyError for an unknown node."""
+        """The graph reduced to these nodes and all above them. Raises KeyError for an unknown node."""
         parents = {node.id: node.parents for node in self.nodes.values()}
         kept = frozenset().union(*(above(parents, self.nodes[node_id].id) for node_id in node_ids))
         nodes = {node_id: node for node_id, node in self.nodes.items() if node_id in kept}
@@ -139,8 +143,8 @@ class NodeData:
         return cls(node.id, node.op.name, node.op.version, unstructure(node.config), node.launch, node.copy)
 
     def node(self, load: Callable[[str], OpSpec]) -> GraphNode:
-        """The node as a graph has it. load: what finds an op by its name. Raises PipelineError where the config does
-        not fit the op.
+        """The node as part of a graph. load: finds an op by name. Raises PipelineError where the config does not fit
+        the op.
         """
         op = load(self.op)
         try:
@@ -154,7 +158,7 @@ class NodeData:
 
 @frozen(kw_only=True)
 class StageData:
-    """One node with what loads its op."""
+    """The JSON form of one node, with the op files that its op needs."""
 
     format: int = FORMAT
     op_files: tuple[Path, ...]
@@ -163,7 +167,7 @@ class StageData:
 
 @frozen(kw_only=True)
 class GraphData:
-    """The graph in JSON, its fields those of Graph."""
+    """The JSON form of a Graph, with the same fields."""
 
     format: int = FORMAT
     name: str
@@ -195,9 +199,9 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
 
 
 def graph_from_json(values: Mapping[str, Any]) -> Graph:
-    """The graph of a record as it is: paths in it need not exist any more.
+    """The graph of a run's record, unchanged: its paths need not exist any more.
 
-    Raises PipelineError where the record does not fit the ops as they are now.
+    Raises PipelineError where the record does not fit the current ops.
     """
     data = _read(GraphData, values)
     try:
@@ -210,7 +214,7 @@ def graph_from_json(values: Mapping[str, Any]) -> Graph:
 
 
 def node_to_json(graph: Graph, node_id: str) -> dict[str, Any]:
-    """One node for its stage, which need not read the whole graph."""
+    """The JSON form of one node for its stage, which then need not read the whole graph."""
     data: dict[str, Any] = unstructure(StageData(op_files=graph.op_files, node=NodeData.of(graph.nodes[node_id])))
     return data
 

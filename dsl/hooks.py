@@ -22,9 +22,9 @@ def method(op: OpSpec, name: str) -> Callable[..., Any] | None:
 
 
 def hook(op: OpSpec, name: str) -> Callable[..., Any] | None:
-    """The method of the op's config class, else the function in the file beside a built-in op's op.py, else None.
+    """The hook `name` of an op: a method of its config class, or a function in a file beside a built-in op's op.py.
 
-    The file is imported here, when it is needed. The caller declares the type.
+    None without one. The file is imported only here. The caller declares the function's type.
     """
     own = method(op, name)
     if own is not None:

@@ -44,7 +44,7 @@ _given: dict[str, bytes] = {}
 
 
 def search_path(op_files: Sequence[Path]) -> list[str]:
-    """The absolute folders in which the stages of a pipeline look for modules, the first one first."""
+    """The absolute folders in which a pipeline's stages look for modules, in search order."""
     here = [_absolute(entry) for entry in sys.path]
     end = _end_of_front(here)
     given = {_absolute(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
@@ -58,7 +58,7 @@ def search_path(op_files: Sequence[Path]) -> list[str]:
 
 
 def take_search_path(folders: Sequence[str]) -> None:
-    """Look for modules in the executor's folders; the interpreter's own folders are those of this one."""
+    """Set sys.path to the executor's folders, but keep this interpreter's own folders in place of the executor's."""
     end = _end_of_front(folders)
     sys.path[:] = _in_order(folders[:end], [entry for entry in sys.path if is_interpreters(entry)], folders[end:])
 
@@ -96,9 +96,9 @@ def path_without_added() -> list[str]:
 
 
 def hidden_module(name: str, is_own: Callable[[Path], bool]) -> str | None:
-    """What a user's module of that name would hide: one of Python or an installed one; None where there is none.
+    """A description of the Python or installed module that a user's module of this name would hide; None without one.
 
-    is_own: whether the file of an installed module is the user's own, or as good as that.
+    is_own: tells whether an installed module's file counts as the user's own.
     """
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:
         return f"Python's own module {name}"
@@ -109,7 +109,7 @@ def hidden_module(name: str, is_own: Callable[[Path], bool]) -> str | None:
 
 
 class FromSource(SourceFileLoader):
-    """Neither reads nor writes bytecode."""
+    """A loader that neither reads nor writes bytecode."""
 
     def path_stats(self, path: str) -> NoReturn:
         """Raises OSError, by which a SourceLoader knows that bytecode cannot be used."""
@@ -120,7 +120,7 @@ class FromSource(SourceFileLoader):
 
 
 class _Finder(FileFinder):
-    """Finds the sources that were given first, also where their files are gone."""
+    """A finder of modules whose source was passed to `import_from_source`, even where the file no longer exists."""
 
     def find_spec(self, fullname: str, target: ModuleType | None = None) -> ModuleSpec | None:
         place = f"{self.path}{os.sep}{fullname.rpartition('.')[2]}"
@@ -135,8 +135,9 @@ class _Finder(FileFinder):
 
 
 def import_from_source(given: Mapping[str, bytes] | None = None) -> None:
-    """Import the project's modules from their sources from now on, as far as this process has not yet imported them.
-    given: sources by their files' paths.
+    """Import the project's modules from source, not from bytecode, from now on. Imported modules stay as they are.
+
+    given: source bytes by file path, used in place of the files.
     """
     if given:
         _given.update(given)
@@ -148,7 +149,7 @@ def import_from_source(given: Mapping[str, bytes] | None = None) -> None:
 
 
 def source_of(file: Path) -> bytes:
-    """What was given as the file's source, else what it holds. Raises OSError."""
+    """The source of a file: the bytes passed to `import_from_source`, else the file's content. Raises OSError."""
     source = _given.get(str(file))
     return file.read_bytes() if source is None else source
 
@@ -173,8 +174,9 @@ def _holds_given(folder: str, files: Sequence[str]) -> bool:
 
 
 def _in_order(front: Sequence[str], own: Sequence[str], behind: Sequence[str]) -> list[str]:
-    """The search path of these folders, the project's first, each folder once. own: the interpreter's folders; those of
-    other interpreters in the two others are left out.
+    """The search path made of these folders: the project, then `front`, `own` and `behind`, each folder once.
+
+    own: this interpreter's folders; those of other interpreters in `front` and `behind` are left out.
     """
     first, last = ([entry for entry in entries if not is_interpreters(entry)] for entries in (front, behind))
     return list(dict.fromkeys([str(PROJECT), *first, *own, *last]))
@@ -196,7 +198,7 @@ def _editable_folders() -> list[str]:
 
 
 def _mapping(module: ModuleType) -> dict[str, str]:
-    """The packages of such a finder's module and where they are; none of any other module."""
+    """The packages and their folders that an editable install's finder module lists; empty for any other module."""
     is_editable = module.__name__.startswith("__editable__")
     mapping: dict[str, str] = getattr(module, "MAPPING", {}) if is_editable else {}
     return mapping

@@ -52,12 +52,12 @@ def append_lines(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bo
 
 
 def compact(value: Any) -> bytes:
-    """A value as one line of JSON with its line end; a lone surrogate, which UTF-8 cannot encode, is escaped."""
+    """A value as one line of JSON with a line end, in UTF-8; a lone surrogate is escaped."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace") + b"\n"
 
 
 def known_fields(cls: type[attrs.AttrsInstance], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The members of a JSON object that are fields of the class; a newer version of dflow may have written others."""
+    """The members of a JSON object that are fields of the class; others, as of a newer dflow, are left out."""
     names = _field_names(cls)
     return {name: value for name, value in data.items() if name in names}
 
@@ -107,7 +107,7 @@ class LineReader:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """The value of a JSON text. Raises JSONDecodeError, also where it is nested too deeply, and UnicodeDecodeError."""
+    """Parse a JSON text. Raises JSONDecodeError, also for one nested too deeply, and UnicodeDecodeError."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -133,7 +133,9 @@ def write_json(path: Path, value: Any, *, durable: bool = False, in_one_line: bo
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file, None where it does not exist. Raises ValueError as `parse_json`, and for no file."""
+    """Read a JSON file; None where it does not exist. Raises ValueError for invalid JSON and for what is no
+    plain file.
+    """
     try:
         return parse_json(read_plain(path).decode())
     except OSError as error:
@@ -145,7 +147,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, None where it does not exist, is empty after a crash, or holds something else."""
+    """Read the object in a JSON file; None where the file is missing, damaged, or holds anything else."""
     try:
         value = read_json(path)
     except ValueError:

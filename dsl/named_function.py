@@ -7,11 +7,10 @@ from typing import Any
 
 
 def named_function(place: str) -> Any:
-    """What "module:name" names. Raises ImportError or AttributeError, as imports do.
+    """The object named "module:name". Raises ImportError or AttributeError.
 
-    It keeps a module out of a process that does not need it, and its code out of keys: `dsl/closure.py` does not
-    follow names that are constants or computed. It returns Any because mypy does not follow them either, so every
-    caller declares the type of what it gets.
+    Importing by name keeps a module out of processes that do not need it, and its code out of cache keys:
+    `dsl/closure.py` does not follow such names. mypy does not either, so every caller declares the type.
     """
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -72,16 +72,14 @@ def field(
     validator: Any = None,
     schema: Mapping[str, Any] = NOTHING_MORE,
 ) -> Any:
-    """A config field of an op.
+    """Declare a config field of an op.
 
-    neutral: the value changes results by rounding only, so it stays outside the key.
-    external: the string, or each of a tuple, names a file or folder (relative to the pipeline file) whose content
-    enters the key;
-    "builtin" and "builtin:..." name no path. model_id: where no such path exists, "owner/name" is a model id;
-    pinned_by names the config field that then has to hold a commit, 40 hex digits: the key sees the id and the commit,
-    and would not see what a branch holds tomorrow.
-    schema: what the JSON schema asks of the value beside its type, the bounds of attrs' own validators, and what
-    dsl/field_rules.py lets a value ask of other fields.
+    neutral: the value changes results by rounding only, so it stays outside the key. external: the string, or each of a
+    tuple, names a file or folder whose content enters the key. Its path starts from the pipeline file; "builtin" and
+    "builtin:..." name no path. model_id: "owner/name" is a model id where no such path exists. pinned_by: the config
+    field that must then hold a commit of 40 hex digits. The key holds only the id and the commit, so a branch's name
+    would not show changes. schema: additions to the value's JSON schema beside its type, the bounds of attrs
+    validators, and the rules of dsl/field_rules.py.
     """
     metadata = {
         "help": help,
@@ -167,17 +165,15 @@ class ConfigField(Member):
 
 @frozen
 class OpSpec:
-    """What is known of an op: the arguments of `@op`, and what its config class says (dsl/op_class.py).
+    """A declared op: the arguments of `@op`, and what its config class says (dsl/op_class.py).
 
     run: the run function, as "module:function".
-    key_libraries: distributions whose versions enter the key.
-    resumable: a killed stage continues from its work_dir.
-    single_process: the run function does not share its work between ranks, so a launch on several ranks is refused when
-    the pipeline is compiled.
-    shares_shards: worker processes share the shards; for any other op a launch with shard_workers > 1 is refused.
-    sequence_parallel: groups of `stage.sp_degree` ranks share a sequence; for any other op a launch with sp_degree > 1
-    is refused.
-    gpu: it computes on a GPU where there is one: without launch.gpus, the node gets one for each rank to itself.
+    - key_libraries: distributions whose versions enter the key.
+    - resumable: a killed stage continues from its work_dir.
+    - single_process: the run function cannot share its work between ranks; a launch on several is refused.
+    - shares_shards: worker processes share the shards; without it, shard_workers > 1 is refused.
+    - sequence_parallel: groups of `stage.sp_degree` ranks share a sequence; without it, sp_degree > 1 is refused.
+    - gpu: it computes on a GPU if there is one; without launch.gpus, the node gets one for each rank.
     """
 
     name: str
@@ -202,7 +198,7 @@ class OpSpec:
 
     @property
     def all_fields(self) -> dict[str, ConfigField]:
-        """The config fields, each table followed by its own ones as "table.field"."""
+        """The config fields by name, each table followed by its own fields as "table.field"."""
         return with_tables(self.fields)
 
 
@@ -281,7 +277,7 @@ def config_fields(cls: type) -> dict[str, ConfigField]:
 
 
 def with_tables(fields: Mapping[str, ConfigField]) -> dict[str, ConfigField]:
-    """The fields by name, each table followed by its own ones as "table.field"."""
+    """The fields by name, each table followed by its own fields as "table.field"."""
     found: dict[str, ConfigField] = {}
     for name, field in fields.items():
         found |= {name: field, **{f"{name}.{key}": each for key, each in field.fields.items()}}

@@ -70,27 +70,30 @@ class OpClass(Protocol):
 
     @staticmethod
     def launch_mistakes(values: Mapping[str, Any], launch: Mapping[str, Any]) -> Mapping[str, str]:
-        """Field -> what does not fit the launch. values, launch: those that are given and valid."""
+        """Mistakes between config and launch, as field -> text. values, launch: the given values that are valid."""
 
     @staticmethod
     def mistakes_with_nodes_above(
         values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]
     ) -> Mapping[str, str]:
-        """Field -> what does not fit a node above. `above("draft", "draft")` returns the values, defaults included, of
-        the node that these edges lead to; empty if there is no such node.
+        """Mistakes between this node's values and those of nodes that it reads, as field -> text.
+
+        `above("draft", "draft")` follows these edges, and returns the values of the node there, with defaults; empty
+        without one.
         """
 
     def missing_here(self) -> Mapping[str, str]:
-        """Field -> what is missing on this machine or in a file that only this node reads, and what to do; one sentence
-        per line. Called before a run's first stage.
+        """Things that are missing on this machine or in a file that only this node reads, as field -> what to do.
+
+        One sentence per line. Called before a run's first stage.
         """
 
     def conflicts(self, forecast: Mapping[str, Any]) -> Mapping[str, str]:
-        """Field -> what does not fit the node's inputs, as `missing_here` returns it.
+        """Conflicts between the config and the node's inputs, as field -> text in the form of `missing_here`.
 
-        forecast: edge -> what the `estimate` of the input's node forecasts of it, None where it forecasts nothing, a
-        tuple for a `tuple` edge. What is not known refuses nothing. The stage of a built-in op calls the same function
-        on what its inputs hold.
+        forecast: edge -> what the `estimate` of the node read there forecasts; None without a forecast, a tuple for a
+        `tuple` edge. Unknown values refuse nothing. The stage of a built-in op calls the same function on its real
+        inputs.
         """
 
     def estimate(self, context: PlanContext) -> Estimate | None:
@@ -146,13 +149,13 @@ def class_attributes(cls: type, fields: Iterable[str]) -> dict[str, Any]:
 
 
 def _members_of(cls: type, fields: Iterable[str]) -> set[str]:
-    """The public names of a config class beside its fields and `output`."""
+    """The public attributes of a config class that are neither its fields nor `output`."""
     names = {name for base in cls.__mro__[:-1] for name in vars(base) if not name.startswith("_")}
     return names - {*fields, "output"}
 
 
 def _check_parameters(name: str, given: object) -> None:
-    """Raises StructureError where dflow could not call a method of this name as it will."""
+    """Check that dflow could call a hook with its parameters. Raises StructureError where it could not."""
     expected = METHODS[name]
     kind = "" if "self" in expected.parameters else "@staticmethod "
     message = f"expected {kind}def {name}{expected}"

@@ -28,7 +28,7 @@ def load_op(name: str, op_files: Sequence[Path] = ()) -> OpSpec:
 
 
 def all_ops(op_files: Sequence[Path] = ()) -> dict[str, OpSpec]:
-    """Every op by name: the built-in ones in the order the data flows, then the user's in the order of the files."""
+    """All ops by name: the built-in ones in the order of the data flow, then the user's in the order of their files."""
     return {name: _load_built_in(place) for name, place in _built_in_table().items()} | user_ops(op_files)
 
 
@@ -86,7 +86,7 @@ def new_module(name: str, file: Path) -> ModuleType:
 
 
 def run_source(module: ModuleType, file: Path) -> None:
-    """Run a file in a module, from its source: cached bytecode goes by seconds and can be older than a quick edit."""
+    """Run a file as the code of a module, always from its source: cached bytecode may be older than a quick edit."""
     exec(compile(source_of(file), file, "exec", dont_inherit=True), vars(module))
 
 
@@ -143,7 +143,7 @@ def _load_op_file(file: Path) -> ModuleType:
 
 
 def _is_copy(file: Path, other: Path) -> bool:
-    """Whether both are one file, or hold the same: a project that was copied may lie on the path twice."""
+    """Whether both paths are one file or have equal content, as where a copied project is on the path twice."""
     return file.samefile(other) or file.read_bytes() == other.read_bytes()
 
 

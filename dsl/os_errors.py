@@ -77,7 +77,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free disk at a folder, or at its nearest parent that exists; 0 where none can be read."""
+    """Free bytes on the disk of a folder, or of its nearest existing parent; 0 where that cannot be read."""
     here = folder.absolute()
     for place in (here, *here.parents):
         try:

@@ -29,7 +29,7 @@ NONE = "none"
 
 @frozen
 class Override:
-    """One `-s owner.field=value`, the owner being a node or a table such as "pipeline"."""
+    """An override from the command line, `-s owner.field=value`. owner: a node, or a table such as "pipeline"."""
 
     owner: str
     field: str

@@ -33,9 +33,9 @@ TAKEN_ID = 'node id "{0}": that is the table [{0}], in -s and in ${{...}}'
 
 @frozen
 class Copy:
-    """Which copy of a written node a node is: that node's id, and by group, of a sweep the field, what it differs in.
+    """The origin of a copied node: the id of the node in the file, and the variant chosen in each group.
 
-    Copy("train", {"train.lr": "0.001"}).
+    Copy("train", {"train.lr": "0.001"}) is a sweep's copy; a sweep's group is named by its field.
     """
 
     template: str
@@ -58,7 +58,7 @@ def wrong_id(node_id: str) -> str:
 
 @frozen
 class Node:
-    """One node as written."""
+    """One node of a pipeline before it is compiled."""
 
     id: str
     config: Any
@@ -75,7 +75,7 @@ _file_folder: ContextVar[Path | None] = ContextVar("file_folder", default=None)
 
 @contextmanager
 def relative_to(folder: Path) -> Iterator[None]:
-    """Pipelines that are made inside have their paths from the folder: that of a pipeline file in Python."""
+    """Let pipelines that are made in this context resolve relative paths from `folder`, that of their Python file."""
     token = _file_folder.set(folder)
     try:
         yield

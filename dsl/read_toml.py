@@ -51,9 +51,9 @@ def op_files_of(file: Path) -> tuple[Path, ...]:
 
 
 def tracking_uri_of(file: Path) -> str | None:
-    """The URI to which a TOML pipeline sends its runs, whatever else is wrong with it; None where it does not say.
+    """The URI to which a TOML pipeline sends its runs, even if other values are wrong; None where none is set.
 
-    Raises PipelineError where that itself is wrong, and for what is no TOML.
+    Raises PipelineError where the URI itself is wrong, or the file is not TOML.
     """
     tree = read_tree(file)
     tree.values = {name: tree.table(name) for name in TABLE_NAMES if name in tree.values}

@@ -88,7 +88,7 @@ TABLE_HELP = {
 
 
 def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
-    """The schema of a pipeline file whose nodes have these ops."""
+    """The JSON schema of a pipeline file, with these ops for its nodes."""
     return {
         "$schema": DRAFT,
         "title": "dflow pipeline",
@@ -138,7 +138,7 @@ def _table(name: str) -> Schema:
 
 
 def _node(ops: Mapping[str, OpSpec]) -> Schema:
-    """A node's keys depend on its op; a node without an op changes one of the file that is extended."""
+    """The JSON schema of a node; its keys depend on its op. Without an op it changes a node of the extended file."""
     return {
         "type": "object",
         "properties": {"op": _op_names(ops), "launch": LAUNCH},
@@ -153,7 +153,7 @@ def _node(ops: Mapping[str, OpSpec]) -> Schema:
 
 
 def _whole_node(ops: Mapping[str, OpSpec]) -> Schema:
-    """What a node must hold in a file that extends none and copies none, where nothing else can give it."""
+    """The JSON schema of the keys that a node must have in a file that neither extends another nor makes copies."""
     required = {
         name: [
             *(edge.name for edge in spec.edges.values() if not edge.optional),
@@ -178,7 +178,7 @@ def _whole_node(ops: Mapping[str, OpSpec]) -> Schema:
 
 
 def _needs(cls: type, fields: Mapping[str, ConfigField]) -> Schema:
-    """What the values of some fields require of others, and a table of itself."""
+    """The JSON schema of what values of some fields require of other fields, and of fields inside a table."""
     rules: list[Schema] = [
         {"properties": {field.name: {"if": REFERENCE, "else": inside}}}
         for field in fields.values()
@@ -209,8 +209,9 @@ def _inside(field: ConfigField) -> Schema:
 
 
 def _required(given: Sequence[str], left_out: Mapping[str, Any]) -> Schema:
-    """A schema that requires the keys of `given`, and allows those of `left_out` one value. left_out: name -> the only
-    value that it may have; None: there is none in TOML.
+    """A JSON schema that requires the keys in `given` and fixes the values of those in `left_out`.
+
+    left_out: name -> its only allowed value; None stands for a key that must be missing, as TOML has no null.
     """
     values = {name: _value(default) for name, default in left_out.items()}
     required = {"required": list(given), "properties": values}
@@ -277,7 +278,7 @@ def _object(cls: type, fields: Mapping[str, ConfigField]) -> Schema:
 
 
 def _field(field: ConfigField) -> Schema:
-    """The type, or a text that stands for a value of it."""
+    """The JSON schema of one field: its type, or a text that refers to another value."""
     schema = {**_ranged(_type(field.type), field.validator), **field.schema}
     if field.external and schema == {"type": "string"}:
         schema = {**schema, "minLength": 1, "pattern": r"^[^\u0000]*$"}
@@ -309,8 +310,9 @@ def _type(expected: Any) -> Schema:
 
 
 def _or_reference(schema: Schema) -> Schema:
-    """A schema that also accepts a reference. Not `anyOf`: an editor would report that neither of two matches, not the
-    rule that the value breaks.
+    """The JSON schema extended to accept a reference as well.
+
+    It avoids `anyOf`: an editor would then not name the rule that the value breaks.
     """
     return schema if schema in ({}, {"type": "string"}) else {"if": REFERENCE, "else": schema}
 

@@ -58,10 +58,10 @@ def without_credentials(text: str) -> str:
 
 
 def redact(text: str, values: Sequence[str]) -> str:
-    """The text with `***` in place of every value, however it is written there.
+    """The text with `***` in place of every secret value, in any of its `written_forms`.
 
-    Also where line ends or the sequences by which terminals colour a text are between its characters. Other texts
-    between them are not recognised, nor are other encodings than those of `written_forms`.
+    Line ends and terminal colour sequences between a value's characters do not hide it. Other texts between them do,
+    and so do other encodings.
     """
     forms = written_forms(tuple(values))
     for form in forms:
@@ -78,7 +78,7 @@ def _split_forms(forms: tuple[str, ...]) -> re.Pattern[str]:
 
 @functools.cache
 def written_forms(values: tuple[str, ...]) -> tuple[str, ...]:
-    """The values as they stand in a text, longest first: as they are, in Python, in JSON, in a URL and in Base64."""
+    """The forms in which the values may stand in a text, longest first: plain, in Python, JSON, a URL and Base64."""
     forms = set(values)
     for value in values:
         forms |= {repr(value)[1:-1], ascii(value)[1:-1], repr(value + "'\"")[1:-4]}
@@ -115,7 +115,7 @@ def secret_names(value: object) -> tuple[str, ...]:
 
 
 def without_secrets(value: Any) -> Any:
-    """The value as it enters a key: "secret" in place of every secret."""
+    """The value as it enters a cache key, with the text "secret" in place of every secret."""
     return _replaced(value, lambda _name: "secret") if may_hold_secrets(value) and secret_names(value) else value
 
 
@@ -127,12 +127,12 @@ def may_hold_secrets(value: object) -> bool:
 
 
 def resolved_text(text: str) -> str:
-    """A single text with its secrets in it, such as a tracking URI. Raises ConfigError where a variable is not set."""
+    """The text, such as a tracking URI, with its secrets filled in. Raises ConfigError where a variable is not set."""
     return _replaced_in_text(text, _value_of)
 
 
 def _with_secrets(config: object) -> Iterator[tuple[str, Any]]:
-    """Fields whose value holds a secret, or a text that would be one without its second `$`."""
+    """The fields of a config whose texts hold a secret or an escaped one (`$$`), with their values."""
     for attribute in attrs.fields(type(config)):  # type: ignore[arg-type]
         value = getattr(config, attribute.name)
         if any(_SECRET.search(text) for text in texts(value)):

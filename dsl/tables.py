@@ -34,7 +34,7 @@ def check_tags(tags: Mapping[str, str]) -> None:
 
 
 def check_tracking_uri(uri: str) -> None:
-    """Raises ConfigError for a scheme that neither MLflow nor an installed plugin of it has. A path has none."""
+    """Check the scheme of a tracking URI. Raises ConfigError if neither MLflow nor a plugin has it; a path has none."""
     found = SCHEME.match(uri)
     if found is None:
         return
@@ -83,7 +83,7 @@ class MlflowTable:
 
 @frozen(kw_only=True)
 class _Node:
-    """What every node has beside the fields and edges of its op."""
+    """The keys that every node has beside those of its op."""
 
     launch: Launch = attrs.field(factory=Launch)
 

@@ -19,8 +19,9 @@ from dsl.op_class import Folders
 
 
 def useful_threads(node: GraphNode, made: Mapping[str, Path]) -> int | None:
-    """The most threads of a rank, None where the op names no limit. made: artifacts by node id, those that the node
-    reads among them; one that is gone counts as none. Raises ConfigError where the hook fails.
+    """The number of threads beyond which a rank gains nothing; None where the op sets no limit.
+
+    made: artifact folders by node id; a missing one counts as unknown. Raises ConfigError where the op's hook fails.
     """
     try:
         limit: Callable[[Any, Folders], int | None] | None = hook(node.op, "threads")

@@ -96,7 +96,7 @@ def _explained(error: tomli.TOMLDecodeError) -> tuple[str, str]:
 
 
 def key_positions(text: str, file: str) -> dict[KeyPath, Position]:
-    """Path of every key, with list indices as ints, -> the place where it is first written."""
+    """The place where each key is first written, by its path; list indices in the path are ints."""
     scanner = _Scanner(text.replace("\r\n", "\n"), file)
     scanner.read_document()
     return scanner.positions

@@ -33,7 +33,7 @@ Origin = tuple[KeyPath, Position | None]
 
 @define(slots=False)
 class SourceFile:
-    """One TOML file: its text, and the values in it."""
+    """A TOML file: its text, and its values."""
 
     path: Path
     text: str
@@ -58,16 +58,13 @@ class SourceFile:
 
 @define
 class Tree:
-    """The tables of a pipeline by name, its nodes under "node"; an `op` is a name, or the op itself.
+    """The tables of a pipeline by name, its nodes under "node"; a node's `op` is a name or an OpSpec.
 
-    files: those it was read from, the extending one first. root: the folder that relative paths start from.
-    find_op: the op of a node's `op`, None for what is none.
-    knows_all_ops: whether all op files could be read.
-    is_literal: its texts are what they say, as in Python; only in arguments `${...}` is a reference.
-    origins: of a value that stands elsewhere than at its path, the path that it was taken from, and the argument that
-    gave it.
-    copies: which copy a node is.
-    mistakes: found so far; a value that is among them already is NOTHING.
+    files: the files that were read, the extending file first. root: the folder that relative paths start from. find_op:
+    finds an op by the value of `op`, or returns None. knows_all_ops: whether all op files could be read. is_literal:
+    texts hold no references, as in Python; `${...}` is one only in arguments. origins: for a moved value, the path it
+    came from and the argument that set it. copies: copied node -> its origin. mistakes: all found so far; a value with
+    a mistake is NOTHING.
     """
 
     values: dict[str, Any]
@@ -96,14 +93,14 @@ class Tree:
         return self.find_op(self.table("node", node_id).get("op"))
 
     def fields(self, owner: str) -> Mapping[str, ConfigField]:
-        """The fields of a node, its launch among them, or of a table beside the nodes."""
+        """The fields of a node, including its launch table, or the fields of a table beside the nodes."""
         if owner in FIELDS:
             return FIELDS[owner]
         op = self.op(owner)
         return {LAUNCH: LAUNCH_FIELD, **({} if op is None else op.fields)}
 
     def template(self, node_id: str) -> str:
-        """The id in the file of a node, which of a copy is that of the node that it is a copy of."""
+        """The node's id in the file; for a copy, the id of the node that it is a copy of."""
         return self.copies[node_id].template if node_id in self.copies else node_id
 
     def templates(self, node_ids: Iterable[str]) -> list[str]:
@@ -111,7 +108,7 @@ class Tree:
         return list(dict.fromkeys(map(self.template, node_ids)))
 
     def field(self, path: KeyPath) -> ConfigField | None:
-        """The declaration of a field, or of one in a table of a node; None for anything else."""
+        """The declaration of a field of a node, or of a field in one of its tables; None for any other path."""
         owner, *names = map(str, path[1:] if path[0] == "node" else path)
         fields, found = self.fields(owner), None
         for name in names:
@@ -166,7 +163,7 @@ class Tree:
         self.mistakes.append(self.mistake(path, message, hint))
 
     def mistake(self, path: KeyPath, message: str, hint: str = "") -> Finding:
-        """A mistake at a value, under the path that the user wrote, and with its position where that is known."""
+        """A mistake at a value, with the path that the user wrote, and its place in the file if known."""
         where, _ = self.origin(path)
         position = self.position(path)
         if position is not None and position.is_argument:
@@ -200,14 +197,14 @@ def cells(values: Mapping[str, Any], fields: Mapping[str, ConfigField]) -> Itera
 
 
 def table_values(value: Any) -> dict[str, Any] | None:
-    """The values in a table, which is an object or as TOML has it; None for what is no table."""
+    """The values of a table, given as a dict or as an attrs object; None for any other value."""
     if isinstance(value, dict):
         return value
     return attrs.asdict(value, recurse=False) if attrs.has(type(value)) else None
 
 
 def read_tree(file: Path) -> Tree:
-    """Read a file and all that it extends. Raises PipelineError where one of them cannot be read."""
+    """Parse a pipeline file and all files that it extends. Raises PipelineError where one of them cannot be read."""
     files = [_read(file, None)]
     seen = [os.path.realpath(file)]
     while EXTENDS in files[-1].values:
@@ -228,9 +225,7 @@ def read_tree(file: Path) -> Tree:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any], path: KeyPath = ()) -> dict[str, Any]:
-    """The tables as one, key by key; neither of them is changed, and those of `over` are copied. The recursion is as
-    deep as the tables are nested.
-    """
+    """The tables merged key by key; values of `over` win and are copied. Neither argument is changed."""
     result = dict(base)
     for key, value in over.items():
         before = base.get(key)
