@@ -63,10 +63,9 @@ MOVED = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point. Exit code 0 on success, 1 after a failure, 2 for a mistake in usage or in a pipeline, or
-    for a store that is not trusted.
+    """The entry point of the command line. Returns the exit code.
 
-    130 after Ctrl-C.
+    0: success; 1: failure; 2: a mistake in usage or in a pipeline, or a store that is not trusted; 130: Ctrl-C.
     """
     if arguments is None:
         gc.disable()  # the process ends with the command: a last search for cycles would be a third of a `plan`
@@ -122,7 +121,7 @@ def _check_directory() -> None:
 
 
 def _spare_local_servers() -> None:
-    """Have this process, its children and their libraries (MLflow, fsspec) use no proxy for servers of this machine."""
+    """Exclude this machine's own servers from proxies, for this process, its children and libraries such as MLflow."""
     if not any(os.environ.get(name) for name in (*PROXIES, *map(str.upper, PROXIES))):
         return
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""

@@ -82,9 +82,10 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def check_store(options: argparse.Namespace, path: Path) -> None:
-    """Let a command use a store that somebody else made: with --trust, or once a user at a terminal agrees, for good.
+    """Check that the user trusts a store that somebody else made: by --trust, or by an answer at the terminal, which is
+    kept.
 
-    Raises NotTrusted where it may not.
+    Raises NotTrusted where the user refuses or there is no terminal.
     """
     if is_own_store(path):
         return
@@ -118,8 +119,9 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 
 def store_of(options: argparse.Namespace) -> Path:
-    """The folder of the store by --store, or by the place of the pipeline file where the command has one; commands that
-    are printed from now on name it where they have to.
+    """The store's folder: that of --store, else one found from the pipeline file, if the command has one.
+
+    Commands that are printed from now on name this store where necessary.
     """
     path = store_path(options.store, getattr(options, "file", None))
     name_store(path, store_path(None, None))

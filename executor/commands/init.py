@@ -113,7 +113,9 @@ def _output_mistakes(output: Path, force: bool) -> list[str]:
 
 
 def _pipeline_name(output: Path, data: Path) -> str:
-    """The file's own name where the user chose one, else that of the data, so that pipelines differ in MLflow."""
+    """A name for the new pipeline: the output file's if the user chose one, else the data's, so that MLflow tells them
+    apart.
+    """
     source = Path(os.path.abspath(data))  # noqa: PTH100  "." has no name
     chosen = source.name if source.is_dir() else source.stem
     if output.name != DEFAULT_OUTPUT.name:
@@ -122,7 +124,9 @@ def _pipeline_name(output: Path, data: Path) -> str:
 
 
 def _data_path(output: Path, data: Path) -> str:
-    """The data as the pipeline file names it: relative where it lies in the file's folder, so that both can move."""
+    """The path of the data for the pipeline file: relative if the data lies in the file's folder, so that both can
+    move.
+    """
     here, there = output.absolute().parent, Path(os.path.abspath(data))  # noqa: PTH100  links stay as they are
     return there.relative_to(here).as_posix() if there.is_relative_to(here) else str(there)
 
@@ -140,7 +144,7 @@ def _write_schema(path: Path, force: bool) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replaces a link instead of writing where it leads."""
+    """Write a new file in the place of an old one; a link there is replaced, not followed."""
     path.unlink(missing_ok=True)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)

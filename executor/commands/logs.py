@@ -57,8 +57,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _follow(record: Record, node_id: str, log: _Log) -> None:
-    """Print new output across attempts, and how far the node is with its newest metrics, until it is done, has failed
-    for good, or has no executor any more.
+    """Print a node's output across attempts, with its progress and newest metrics, until the node has ended.
+
+    It has ended when it is done, has failed for good, or no executor works on it any more.
     """
     reader, live, shown_at = EventReader(record.events_path), Live(), 0.0
     is_new = False
@@ -163,9 +164,9 @@ class _Log:
             self._offset = file.tell()
 
     def _write(self, data: bytes) -> None:
-        """The bytes as they are; on a terminal without sequences that would move its cursor or do worse.
+        """Write log output as it is, or without control sequences if the output is a terminal.
 
-        A carriage return there ends the line: what a progress bar overwrites is shown line by line.
+        On a terminal a carriage return ends the line, so that each state of a progress bar is a line of its own.
         """
         if self._on_terminal:
             text = self._decoder.decode(data).replace("\r\n", "\n").replace("\r", "\n")

@@ -57,7 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 2 where a node that would run lacks something here. A drawing shows what would run in any case."""
+    """Run `dflow plan`. Exit code 2 where a node that would run lacks something on this machine.
+
+    With a drawing requested, what would run is drawn in any case.
+    """
     use_cluster(options.ray)
     if options.picture is not None and options.picture.suffix.lower() not in PICTURES:
         raise DflowError(f"{options.picture}: the name of a picture must end in {', '.join(PICTURES)}")
@@ -103,7 +106,7 @@ def main(options: argparse.Namespace) -> int:
 def _memory(
     graph: Graph, needs: Mapping[str, Estimate], history: PreviousNodes
 ) -> tuple[dict[str, int | None], list[str]]:
-    """What a rank of each node took when it ran last, and the nodes that do not fit on this machine."""
+    """The peak memory of a rank when each node last ran, and a line for each node that does not fit on this machine."""
     from executor.planning.preflight import measured_memory, too_large
     from executor.system.hardware import gpu_memory, machine_memory
 
@@ -126,7 +129,7 @@ def _cluster_lines(graph: Graph) -> list[str]:
 
 
 def _explain(store: Store, planner: Planner, options: argparse.Namespace, absent_inputs: list[Finding]) -> int:
-    """Print the causes of one node. Raises PipelineError where data is gone that a node would have to read."""
+    """Print why one node would run or is cached. Raises PipelineError where data that a node must read is missing."""
     from executor.explain.explanation import explain, explanation_text
 
     if absent_inputs:

@@ -46,7 +46,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _with_results(store: Store, latest: Record) -> str:
-    """A line on the newest run that has the results which the latest one lacks; empty where it lacks none."""
+    """A line that names the newest run with the results that the latest run lacks; empty if it lacks none."""
     wanted = latest.state.result_nodes
 
     def is_done(record: Record) -> bool:

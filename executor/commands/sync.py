@@ -37,7 +37,10 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _send_all(store: Store, *, everything: bool) -> int:
-    """Oldest first, since a cached node names the MLflow run that computed it. An unreachable server is tried once."""
+    """Send all runs of a store to MLflow, the oldest first: cached nodes name the run that computed them.
+
+    A server that cannot be reached is tried only once. Returns the exit code.
+    """
     code = OK
     unreachable: set[str | None] = set()
     checked = 0

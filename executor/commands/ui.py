@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def allowed_hosts(host: str) -> str:
-    """The names by which this machine is reached at that host, for MLflow's list of them.
+    """The host names to accept in requests to MLflow's server at this host.
 
-    MLflow's own list has patterns of private addresses, 10.*, which also fit names of strangers, 10.evil.example: their
-    pages could read everything once that name leads here (DNS rebinding).
+    MLflow's own default accepts 10.*, and so 10.evil.example: pages of that site could read everything once its name
+    leads here (DNS rebinding).
     """
     names = {*LOOPBACK, host}
     if is_reachable_by_others(host):

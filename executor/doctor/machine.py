@@ -45,7 +45,7 @@ SHARED = Path("/dev/shm")
 
 
 def start_probes() -> dict[str, subprocess.Popen[str]]:
-    """One process for each installed library that takes seconds to load, all at once."""
+    """Start a process for each installed library that is slow to import, all at once; returned by library."""
     return {
         name: subprocess.Popen(
             module_command("executor.doctor.probe", name, str(os.getpid())),
@@ -61,7 +61,7 @@ def start_probes() -> dict[str, subprocess.Popen[str]]:
 
 
 def version_findings() -> Iterator[Finding]:
-    """Python, dflow's required libraries, and those of its extras."""
+    """Findings on the versions of Python, of dflow's required libraries, and of those of its extras."""
     python, requirements = declared()
     version = ".".join(map(str, sys.version_info[:3]))
     if python.contains(version):
@@ -92,8 +92,9 @@ def version_findings() -> Iterator[Finding]:
 
 
 def declared() -> tuple[SpecifierSet, dict[str, list[Requirement]]]:
-    """(Python's version bounds, extra -> its requirements; dflow's own under ""): of pyproject.toml in a
-    checkout, else of the installed distribution.
+    """Python's version bounds, and the requirements of each extra; dflow's own stand under "".
+
+    They are read from pyproject.toml in a checkout, else from the installed distribution.
     """
     file = PROJECT / "pyproject.toml"
     if file.is_file():

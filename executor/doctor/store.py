@@ -98,7 +98,9 @@ def _faults(folder: Path) -> Iterator[str]:
 
 
 def _leases(path: Path) -> Iterator[Finding]:
-    """Which runs work here, and leases that another host holds or never released; locks nothing."""
+    """Findings on leases: the runs at work here, and leases that another host holds or never released.
+    Locks nothing.
+    """
     for lease in sorted((path / "work").glob("*/lease")):
         holder = Holder.read(lease.parent)
         key = shown_digest(lease.parent.name)
@@ -176,7 +178,7 @@ def _database(path: Path) -> Finding:
 
 
 def _revisions() -> tuple[set[str], set[str]]:
-    """(all revisions that the installed MLflow knows, the newest of them)."""
+    """The database revisions that the installed MLflow knows, and the newest of them."""
     spec = importlib.util.find_spec("mlflow")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     known: set[str] = set()

@@ -27,7 +27,10 @@ InputState = Literal["runs", "may change", "changed", "added", "removed"]
 
 @frozen
 class InputChange:
-    """A node that this one reads or read; old and new digests where they are known, and why it is another one."""
+    """An input of a node that changed between two runs.
+
+    old, new: the artifact's digests where known. cause: why the artifact is another one.
+    """
 
     producer: str
     state: InputState
@@ -51,9 +54,9 @@ class Made:
 
 @frozen
 class Explanation:
-    """What is known of one node. reason: that of the plan, for what no difference accounts for.
+    """The explanation of one node's planned state. reason: the plan's reason, where no difference explains it.
 
-    against: the run with which the node was compared, where that is not the latest.
+    against: the run with which the node was compared, if that is not the latest.
     """
 
     node: str
@@ -164,7 +167,7 @@ def explanation_text(explanations: Sequence[Explanation]) -> str:
 
 
 def accepted_text(user: str, at: float, reason: str) -> str:
-    """Who declared an artifact valid for other code."""
+    """A line that says who accepted an artifact as valid for changed code, when, and why."""
     return f"accepted by {user} on {moment(at)}: {reason or 'no reason given'}"
 
 

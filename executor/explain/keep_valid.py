@@ -27,7 +27,10 @@ RECORDS_SEARCHED = 200
 
 @frozen
 class Offer:
-    """A finished artifact that differs from what a node would make by code only. line: that of old_key."""
+    """A finished artifact that differs only by code from what a node would make now.
+
+    line: the index line of old_key, under which the artifact is stored.
+    """
 
     node: str
     key: str
@@ -38,9 +41,10 @@ class Offer:
 
 
 def offers(store: Store, planner: Planner) -> list[Offer]:
-    """What may be kept valid of all nodes, in their order, each with what is offered above it as its inputs.
+    """The artifacts that could be kept valid despite changed code, in the order of the nodes.
 
-    Raises ConfigError where there is nothing, StoreError where artifacts are damaged.
+    An offered artifact counts as the input of nodes below it. Raises ConfigError where there is none, and StoreError
+    where artifacts are damaged.
     """
     digests: dict[str, str] = {}
     found = []
@@ -153,7 +157,10 @@ def _newest_finished(store: Store, op: str, without_code: str) -> tuple[str, Ind
 
 
 def _code(store: Store, key: str, manifest: Manifest) -> Mapping[str, str]:
-    """The code hashes of a key: in the manifest, or where the same content was there before, in the run's plan."""
+    """The code digests that belong to a key, from the artifact's manifest.
+
+    Where another key made the same content first, they are in the plan of the run that used this key.
+    """
     code = manifest.key_parts.code
     line = store.newest(key)
     if manifest.key == key or line is None:

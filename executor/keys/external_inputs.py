@@ -35,7 +35,7 @@ MOST_PATHS = 1000  # by which links lead to one folder
 
 @frozen
 class File:
-    """A file of an external input, as it is now."""
+    """A file of an external input. stamp: its size, time and inode when it was looked at."""
 
     path: str
     stamp: Stamp
@@ -47,9 +47,10 @@ Tree = File | None | Mapping[str, "Tree"]  # a folder is its files by relative n
 
 @frozen
 class Look:
-    """The state of a path: a hash over names, sizes, times of change and inodes, and the file that changed last.
+    """The state of a path. listing: a hash over names, sizes, times of change and inodes. newest: the last changed
+    file.
 
-    ctime does not count: new permissions or another link to a file are no change of it.
+    ctime does not count: new permissions or another link do not change a file.
     """
 
     listing: str
@@ -68,8 +69,9 @@ class ExternalDigests:
         self._listings_memo = Memo(memo.with_name("external_listings.jsonl") if memo is not None else None, "path")
 
     def of(self, external: External) -> str:
-        """The digest of a file's content, of a folder's files by relative name, or one of many files or folders by
-        name. Raises DataError if one is gone.
+        """The digest of a file's content, of a folder's files by relative name, or of several files or folders by name.
+
+        Raises DataError if one is missing.
         """
         asked_at = self._now()
         label = str(external)
@@ -133,7 +135,7 @@ def folder_digest(files: Mapping[str, str]) -> str:
 
 
 def tree_of(path: Path) -> Tree:
-    """A file with its stamp, or a folder's. Raises DataError if it is missing or neither."""
+    """A file with its stamp, or a folder's members, recursively. Raises DataError if it is missing or neither."""
     try:
         status = path.stat()
         if S_ISREG(status.st_mode):
@@ -186,8 +188,9 @@ def _listing(tree: Tree, asked_at: float) -> tuple[str, bool]:
 
 
 def changed_since(folder: Path, at: float) -> list[str]:
-    """Names of the files in a folder that were written or put there after a time in seconds since 1970; none of a file
-    or of what cannot be read.
+    """The names of files directly in a folder that were written or moved there after a time (seconds since 1970).
+
+    Empty for a file or for what cannot be read.
     """
     try:
         tree = tree_of(folder)
@@ -206,7 +209,7 @@ def look_at(external: External, list_path: Callable[[Path], Tree] = tree_of) -> 
 
 
 def _flat(tree: Tree) -> Iterator[tuple[str, File | str]]:
-    """Every file, folder and name without a file, by its names from above; a folder as the number of its members."""
+    """All files and folders of a tree with their paths; the value is the file, or the number of a folder's members."""
     pending: list[tuple[str, Tree]] = [("", tree)]
     while pending:
         name, member = pending.pop()

@@ -36,8 +36,8 @@ Inputs = Mapping[str, str | tuple[str, ...] | None]  # digests by edge
 class KeyParts:
     """The parts of a node's key that do not depend on other nodes.
 
-    code maps a source file to a digest (dsl/closure.py; an earlier dflow wrote "module:symbol"), external a field, or
-    its member, to the digest of its content, libraries a distribution to its version.
+    code: source file -> digest (dsl/closure.py; an earlier dflow wrote "module:symbol"). external: a field or a list
+    member -> digest of its content. libraries: distribution -> version.
     """
 
     op: str
@@ -53,7 +53,7 @@ class KeyParts:
         return self._hash(inputs, code)
 
     def key_without_code(self, inputs: Inputs) -> str:
-        """A digest that is the same for every state of the code: by it, unfinished work is found again after a fix."""
+        """The key of a node without its code; by it, unfinished work is found again after a change of code."""
         return self._hash(inputs, CodeDigests())
 
     def _hash(self, inputs: Inputs, code: CodeDigests) -> str:
@@ -91,7 +91,7 @@ class LibraryVersions(dict[str, str]):
 
 @frozen
 class Sources:
-    """What keys are made of beside the graph, each file in its state at the first use."""
+    """The sources of cache keys beside the graph. Each file is read once, and keeps that state."""
 
     externals: ExternalDigests
     code: CodeMemo
@@ -132,9 +132,10 @@ def node_parts(
     roots: Sequence[Path] | None = None,
     known: Mapping[str, str] = {},
 ) -> KeyParts:
-    """The key parts of one node. roots: the graph's `code_roots`, if known. known: as of `graph_parts`.
+    """The key parts of one node.
 
-    Raises DataError where an external file cannot be read.
+    roots: the graph's `code_roots`, if known. known: digests of external fields that are taken as given, so that these
+    paths are not read. Raises DataError where an external file cannot be read.
     """
     node = graph.nodes[node_id]
     external = {name: sources.externals.of(each) for name, each in externals_of(node, without=known).items()}
@@ -149,14 +150,14 @@ def node_parts(
 
 
 def run_symbols(node: GraphNode) -> tuple[str, ...]:
-    """The names where a node's code begins beside its classes: its run function, and what the config chooses."""
+    """The functions from which a node's code is collected: its run function, and those that its config chooses."""
     chosen: Callable[[Any], tuple[str, ...]] | None = method(node.op, "chosen_code")
     return (node.op.run, *(chosen(node.config) if chosen is not None else ()))
 
 
 def class_symbols(node: GraphNode) -> tuple[str, ...]:
-    """The classes whose methods a run function may call: those of its config and the tables that this has, of its
-    inputs and its output.
+    """The classes whose methods a run function may call: those of config, tables, inputs and output, as
+    "module:class".
     """
     op = node.op
     given = (getattr(node.config, field.name) for field in op.fields.values() if field.table is not None)
@@ -171,7 +172,7 @@ def code_roots(graph: Graph) -> list[Path]:
 
 
 def node_inputs(node: GraphNode, of: Callable[[str], T]) -> dict[str, T | tuple[T, ...] | None]:
-    """Every edge with `of` its producer's id: one, None for an edge not given, a tuple for a `tuple` edge."""
+    """The inputs of a node by edge, each as `of(id)`; None for an edge not given, a tuple for a `tuple` edge."""
     inputs: dict[str, T | tuple[T, ...] | None] = {}
     for name, edge in node.op.edges.items():
         producers = node.inputs.get(name, ())
@@ -183,7 +184,10 @@ def node_inputs(node: GraphNode, of: Callable[[str], T]) -> dict[str, T | tuple[
 
 
 def externals_of(node: GraphNode, without: Container[str] = ()) -> dict[str, External]:
-    """The paths that the config names, by field or its member, and its external files; none of those in `without`."""
+    """The external paths of a node: those that its config names, by field or list member, and its external files.
+
+    Names in `without` are left out.
+    """
     found: dict[str, External] = {name: path for name, path in named_paths(node).items() if name not in without}
     files: Callable[[Any], Mapping[str, Path | None]] | None = method(node.op, EXTERNAL_FILES)
     if files is not None and EXTERNAL_FILES not in without:
@@ -192,10 +196,10 @@ def externals_of(node: GraphNode, without: Container[str] = ()) -> dict[str, Ext
 
 
 def key_config(node: GraphNode) -> dict[str, object]:
-    """The config as it enters the key: without neutral fields, edges and external paths; tables with their defaults.
+    """The config as it enters the key: tables with their defaults, but no neutral fields, edges or external paths.
 
-    Edges and external paths enter by the digest of their content. An external field that names something built in,
-    or a model id, enters by that name. Of a list of paths the places are left.
+    Edges and external paths enter the key by the digest of their content. An external field that names something built
+    in, or a model id, enters by that name. A list of paths leaves its length.
     """
     return _keyed(node.op.fields, node.config)
 

@@ -38,7 +38,7 @@ class Backends:
         return [mistake for backend, group in groups.items() for mistake in backend.check(group)]
 
     def describe(self, launches: Iterable[Launch]) -> list[str]:
-        """A line on each cluster that these use: what it has, and what of that is free."""
+        """A line on each cluster that these launches use: what it has, and how much of that is free."""
         return [self._ray.describe()] if any(self.of(launch) is self._ray for launch in launches) else []
 
     def recover(self, work: Path, go_on: Callable[[], None]) -> None:
@@ -79,9 +79,10 @@ class LocalBackend:
                 waiting.close()
 
     def prepare(self, node: str, share: Share, libraries: Sequence[str]) -> None:
-        """Have a worker import these libraries and wait for the node, which is expected to get this share.
+        """Start a worker that imports libraries ahead of time and waits for the node. share: the resources that it will
+        get.
 
-        The kernel ends it with the calling thread.
+        The kernel ends the worker with the calling thread.
         """
         environment = stage_environment(share.threads, share.gpus)
         with self._lock:

@@ -48,7 +48,7 @@ def accepts_open(machine: Machine) -> bool:
 
 
 def remember_cluster(machine: Machine) -> None:
-    """Note that the user uses the cluster, so that a record may name it."""
+    """Remember that the user used this cluster, so that a run's record may use it again."""
     address = cluster_address(machine)
     trust(USED, address)
     if accepts_open(machine):
@@ -56,7 +56,7 @@ def remember_cluster(machine: Machine) -> None:
 
 
 def recorded_machine(machine: Machine) -> Machine:
-    """The table of a record as it may be used. Raises ClusterError if only the record names its cluster."""
+    """A record's machine table with the cluster to use. Raises ClusterError if only the record names that cluster."""
     named = os.environ.get(ADDRESS_VARIABLE)
     if not named and machine.ray != OWN_CLUSTER and not is_trusted(USED, machine.ray):
         raise ClusterError(
@@ -68,7 +68,7 @@ def recorded_machine(machine: Machine) -> Machine:
 
 
 def with_cluster(graph: Graph) -> Graph:
-    """The graph with the address that its nodes use now, so that a resume of its record uses it too."""
+    """The graph with the cluster address in use now, so that a resumed run uses the same cluster."""
     if not uses_cluster(graph):
         return graph
     address, is_open = cluster_address(graph.machine), accepts_open(graph.machine)

@@ -141,8 +141,9 @@ def error_names(error: BaseException) -> tuple[str, ...]:
 
 @frozen
 class RankFailure:
-    """How a rank failed. text, names: as of `failure`; trace: the lines of the traceback, if any; is_secondary:
-    apparently because another rank had failed before.
+    """The failure of a rank. text, names: what `failure` takes. trace: lines of the traceback, if any.
+
+    is_secondary: whether another rank's earlier failure apparently caused it.
     """
 
     rank: int
@@ -156,10 +157,10 @@ class RankFailure:
 def first_failed(
     results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts: Sequence[str] = ()
 ) -> RankFailure | None:
-    """The rank that failed first, with the ranks that ended after it in its text; None where no rank failed.
+    """The rank that failed first; its text also names the ranks that ended after it. None where no rank failed.
 
-    results: in the order of the ranks. hosts: of each rank, where there are several. Times of different hosts are
-    compared by their clocks.
+    results: in the order of the ranks. hosts: the host of each rank, if there are several. Times of different hosts are
+    compared by their own clocks.
     """
     failed = _failed(results, exits, hosts)
     if not failed:
@@ -179,7 +180,7 @@ def only_lost_connections(results: Sequence[RankResult | None], exits: Sequence[
 
 
 def ended_by(code: int | None) -> Finding:
-    """The failure of a stage that ended without a result, by its exit code; None where nobody saw it end."""
+    """The failure of a stage that ended without a result. code: its exit code, None where nobody saw it end."""
     if code is None:
         return failure("its processes have ended, and nobody saw how", (KILLED,))
     if code < 0:

@@ -90,10 +90,10 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def rank_environment(
     rank: int, ranks: int, first: int = 0, here: int | None = None, meet: str | None = None
 ) -> dict[str, str]:
-    """The variables that number a rank and say where it meets the others.
+    """The environment variables that number a rank and say where it meets the others.
 
-    first, here: the ranks of this host; meet: see above. If all are on this host, their communication is kept on the
-    loopback interface.
+    first, here: the first rank of this host, and the number of its ranks. meet: the address where ranks meet. If all
+    are on this host, they communicate by the loopback interface only.
     """
     here = ranks if here is None else here
     variables = {
@@ -163,7 +163,10 @@ class Watch:
         return self._ended_badly
 
     def _ends_others(self, ended: RankExit) -> bool:
-        """Workers go on without one that was killed, and not after an error, which they would meet too."""
+        """Whether the other processes must end because this one did.
+
+        Workers continue when one is killed, but not after an error, which they would meet as well.
+        """
         return self._results is None or ended.code > 0
 
     def _time_left(self) -> float | None:

@@ -61,7 +61,7 @@ class RayBackend:
 
     @property
     def is_own(self) -> bool:
-        """Whether the cluster is one of dflow's own on this machine."""
+        """Whether the cluster is dflow's own, started on this machine."""
         return cluster_address(self._machine) == OWN_CLUSTER
 
     def capacity(self) -> ClusterCapacity:
@@ -76,7 +76,7 @@ class RayBackend:
         return find_hosts(cluster_address(self._machine), accepts_open=accepts_open(self._machine))
 
     def describe(self) -> str:
-        """One line on what the cluster has, and what of it is free, or why that is not known."""
+        """A line on what the cluster has and how much of that is free, or why that is unknown."""
         if self.is_own:
             size = Capacity.of_this_machine(self._machine)
             return f"cluster: one of dflow's own on this machine, started with the first node that needs it: {size}"
@@ -169,7 +169,7 @@ class RayStage:
         return HostExit.read(self._order.results / HOSTS) or self._without_report(self._driver)
 
     def _start_within(self, seconds: float) -> HostExit | None:
-        """Start the driver where the cluster has started by then; how the stage ended where it never does."""
+        """Start the driver once the cluster has started; returns how the stage ended if the cluster never starts."""
         try:
             address = self._cluster.address_within(seconds)
         except StageError as error:
@@ -189,7 +189,10 @@ class RayStage:
         return how
 
     def _without_report(self, driver: Child) -> HostExit:
-        """The driver was killed: its actors end without it, and with them the ranks, which here are not waited for."""
+        """The exit of a stage whose driver was killed without a report.
+
+        Its actors end without it, and so do their ranks, which are not waited for here.
+        """
         end_marked(self._order.folder)
         if isinstance(self._cluster, GivenCluster) and actors_path(self._order).exists():
             actors = Actors(address=self._cluster.address, names=tuple(actor_names(self._order)))
@@ -221,9 +224,9 @@ class RayStage:
 
 @attrs.frozen
 class ClusterCapacity(Capacity):
-    """What all hosts of a cluster have. hosts: each of them; a part of a stage runs on one.
+    """The resources of all hosts of a cluster. hosts: those of each host; a part of a stage runs on one host.
 
-    The numbers of GPUs count those of all hosts; which devices a part gets is decided where it starts.
+    GPUs are numbered over all hosts; a part learns its devices only where it starts.
     """
 
     hosts: tuple[Capacity, ...] = ()
@@ -251,7 +254,8 @@ class ClusterCapacity(Capacity):
         return [Finding(message, Field(f"node.{node.id}.launch.{field}"), hint)]
 
     def _host_for(self, node: GraphNode) -> Capacity:
-        """What a part of the node may use: the largest host that makes parts of which all fit, else the largest.
+        """The resources that a part of the node may use on one host: the largest host on which all parts fit, else the
+        largest.
 
         A part without limits takes a whole host. Workers that share shards divide the CPUs of the hosts.
         """

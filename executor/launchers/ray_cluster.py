@@ -120,7 +120,9 @@ def check_hosts(address: str, file: Path, folder: Path) -> tuple[HostFacts, ...]
 
 
 def is_open(address: str) -> bool:
-    """Whether a cluster lets in who has no token, asked without one. Raises ClusterError where it does not answer."""
+    """Whether a cluster lets in clients without a token, found by asking without one. Raises ClusterError if it is
+    silent.
+    """
     return bool(json.loads(_asked(address, "open")))
 
 
@@ -137,9 +139,10 @@ def require_authentication(address: str) -> None:
 
 
 def unended(actors: Actors, go_on: Callable[[], None], *, accepts_open: bool) -> tuple[str, ...]:
-    """The actors of an earlier attempt that cannot be ended. Raises StageError as `find_hosts`.
+    """The actors of an earlier attempt that cannot be ended. Raises StageError.
 
-    Without its head a cluster's raylets end themselves, and the actors with them. go_on: as in `Backend.recover`.
+    Without its head, a cluster's raylets end themselves and their actors. go_on: called while waiting; as in
+    `Backend.recover`.
     """
     deadline = time.monotonic() + RAYLETS_END_WITHIN_S
     while not listens(actors.address):
@@ -216,8 +219,9 @@ class OwnCluster:
             )
 
     def address_within(self, seconds: float) -> str | None:
-        """The cluster's address; None where it has not started within that time. Raises StageError where it does not
-        start, or was closed.
+        """The cluster's address; None where it has not started within `seconds`.
+
+        Raises StageError where it failed to start, or was closed.
         """
         with self._lock:
             if self._address:
@@ -250,7 +254,9 @@ class OwnCluster:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Ray, connected to a cluster as one of its hosts, and quiet. Raises ConnectionError."""
+    """Open a context with Ray connected to a cluster as one of its hosts, without its output. Raises
+    ConnectionError.
+    """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.chdir(PROJECT)  # Ray puts the driver's directory into the path of the actors, where `ops` may be the user's
     if not listens(address):  # Ray would go on asking

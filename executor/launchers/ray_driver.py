@@ -56,7 +56,7 @@ RAY_ID = re.compile(r"\b[0-9a-f]{24,} ")
 
 
 class Host:
-    """The actor of one part of a stage."""
+    """The Ray actor that runs one part of a stage."""
 
     def __init__(self) -> None:
         import ray

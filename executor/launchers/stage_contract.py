@@ -130,7 +130,7 @@ class RankExit:
 
 
 def read_exits(path: Path) -> list[RankExit]:
-    """The failed ranks of one host."""
+    """Read the exits of one host's failed ranks."""
     return list(structure(tuple[RankExit, ...], read_json(path) or []))
 
 
@@ -139,7 +139,7 @@ def write_exits(path: Path, exits: list[RankExit]) -> None:
 
 
 def report_lost(results: Path, worker: int) -> None:
-    """Let the other workers do its shards again. On a full disk they learn nothing, and fail by themselves."""
+    """Report a worker as lost, so that the others redo its shards. On a full disk they learn nothing, and fail."""
     with suppress(OSError):
         (results / f"{LOST}{worker}").touch()
 

@@ -44,8 +44,10 @@ WATCH_S = 0.5
 
 @frozen
 class StageExit:
-    """How a stage ended. log_tail: the last lines of the log; memory, gpu_memory: peak bytes of all ranks together;
-    loaded: the files of the user's modules that it imported.
+    """The end of a stage.
+
+    log_tail: the last lines of its log. memory, gpu_memory: peak bytes of all ranks together. loaded: the files of the
+    user's modules that it imported.
     """
 
     status: Literal["done", "stopped", "failed"]
@@ -166,7 +168,7 @@ class StageProcess:
             self._stage.request_stop()
 
     def stopping_for(self) -> float:
-        """Seconds since the stage was requested to stop, 0 where it was not."""
+        """Seconds since the stage was asked to stop; 0 where it was not."""
         return 0.0 if self._stop_requested_at is None else time.monotonic() - self._stop_requested_at
 
     def kill(self) -> None:
@@ -177,9 +179,9 @@ class StageProcess:
         return last_lines(self._log, self._log_start)
 
     def _shown(self, first: RankFailure | None) -> tuple[str, ...]:
-        """The traceback of the failed one of several ranks, else the end of its log.
+        """The lines to show of a failed stage: the traceback of the rank that failed first, else the end of its log.
 
-        The log has more: the others report its end, often before it does.
+        With several ranks the log's end is less useful: other ranks often report the failure before the failed one.
         """
         host = 0 if first is None else first.rank // self._launch.processes_of_part
         log = host_log(self._log, host)
@@ -188,7 +190,7 @@ class StageProcess:
         return (*shown, f"log of that host: {log}") if host else shown
 
     def _ended_alone(self, hosts: HostExit, results: Sequence[RankResult | None]) -> Finding:
-        """Why a stage failed in which no rank failed by itself."""
+        """The failure of a stage in which no single rank failed."""
         if hosts.error:
             return failure(f"StageError: {hosts.error}", (NOT_RUN,))
         if hosts.lost:

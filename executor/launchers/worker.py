@@ -202,7 +202,7 @@ def _awaited_job(libraries: Sequence[str]) -> Sequence[str]:
 
 
 def _block_signals() -> None:
-    """Keep signals pending until the child has its own handlers; else they would be lost."""
+    """Block the ending signals until the child has its own handlers, so that none is lost."""
     BLOCKED.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
@@ -266,10 +266,10 @@ def _loaded_files(path: Sequence[str], declared: frozenset[str]) -> tuple[str, .
 
 
 def _memory() -> int:
-    """Peak bytes of this rank, plus those of its largest child where that is the larger one.
+    """Peak bytes of this rank, plus those of its largest child if that is larger.
 
-    A smaller child cannot be measured: until it runs its own program, Linux counts the memory of its parent as its own.
-    For the same reason this rank's own peak is not taken from getrusage.
+    A smaller child cannot be measured: until it runs its own program, Linux counts its parent's memory as its own. For
+    the same reason this rank's own peak is not taken from getrusage.
     """
     rows = Path("/proc/self/status").read_text().splitlines()
     own = next(int(row.split()[1]) for row in rows if row.startswith("VmHWM:"))
@@ -284,7 +284,7 @@ def _gpu_memory() -> int | None:
 
 
 def _inputs(node: GraphNode, artifacts: Mapping[str, InputArtifact]) -> dict[str, Any]:
-    """Each edge's artifact in the type that the edge declares; None for an absent one, a tuple for a list."""
+    """The input artifacts by edge, in the edge's type; None for an absent one, a tuple for a list."""
     inputs: dict[str, Any] = {}
     for name, producers in node_inputs(node, artifacts.__getitem__).items():
         kind = node.op.edges[name].type
@@ -350,7 +350,10 @@ def _keep_watch(wake_up: int, results: Path, number: int) -> None:
 def _report_error(
     result: Path, secrets: Sequence[str], kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """The excepthook: dflow's own errors are shown as they are, others with their traceback."""
+    """Write an uncaught exception to the result file; used as sys.excepthook.
+
+    dflow's own errors are shown as a message, others with their traceback.
+    """
     now = time.time()
     text = "".join(traceback.format_exception(kind, error, _op_traceback(trace)))
     expected = issubclass(kind, DflowError)

@@ -47,7 +47,7 @@ ACCEPTED = "accepted"
 
 @frozen
 class Item:
-    """An item in the store. size: bytes. label: what it is. why: why it stays; empty where it goes."""
+    """A file or folder of the store. size: bytes. label: what it is. why: why gc keeps it; empty if gc removes it."""
 
     path: Path
     kind: Kind
@@ -58,7 +58,7 @@ class Item:
 
 @frozen
 class Survey:
-    """What would go and what stays. dropped: the digests whose index lines go, by key."""
+    """What gc would remove and keep. dropped: key -> the digests whose index lines would be removed."""
 
     goes: tuple[Item, ...]
     stays: tuple[Item, ...]
@@ -163,7 +163,7 @@ def _artifact_label(folder: Path) -> str:
 
 
 def _hidden(item: Item) -> Path | None:
-    """Rename an item to a hidden name; None where it came into use meanwhile, or is gone."""
+    """Rename an item to a hidden name before its removal; None where it is gone or has come into use."""
     if item.kind == "work":
         return move_away(item.path)
     if item.kind == "leftover":
@@ -214,10 +214,10 @@ class InUse:
 
 
 def all_records(records: Path, damaged: list[Path] | None = None) -> list[Record]:
-    """Every run, the newest first. damaged: gets the folders of damaged records. Without it raises StoreError for the
-    first, since what it uses is unknown.
+    """All runs, the newest first.
 
-    A record without a state is of a run that never started.
+    damaged: collects the folders of damaged records. Without it, the first damaged one raises StoreError, since its
+    artifacts are unknown. A record without a state belongs to a run that never started.
     """
     folders = sorted(records.iterdir(), reverse=True) if records.is_dir() else []
     begun = [folder for folder in folders if is_begun(folder)]
@@ -309,7 +309,7 @@ def read_index(store: Store) -> dict[str, list[IndexLine]]:
 
 
 def _digests(run: Kept, records: Sequence[Record], index: Mapping[str, Sequence[IndexLine]]) -> Iterator[str]:
-    """The artifacts of one run's nodes, and those that it may reuse."""
+    """The digests of the artifacts of one run's nodes, and of those that the run may still reuse."""
     state = run.record.state
     yield from (node.digest for node in state.nodes.values() if node.digest is not None)
     yield from state.pinned.values()
@@ -333,11 +333,10 @@ def _before(state: RunState, records: Sequence[Record]) -> dict[str, str]:
 
 
 def remove_run(store: Store, folder: Path) -> None:
-    """Remove a run's record, logs and figures, also where the record is damaged.
+    """Remove a run's record, logs and figures, even if the record is damaged.
 
-    It is renamed out of its place first; the remains of a killed removal are deleted when the store is next opened.
-    Where the record is a link, only the link is removed.
-    Raises StoreError where the run is in progress, being served, or tagged.
+    The folder is renamed first; if the removal is killed, the rest is deleted when the store is next opened. Of a link
+    only the link is removed. Raises StoreError where the run is in progress, being served, or tagged.
     """
     record = Record(folder, RunState(run=folder.name, pipeline="", experiment=""))  # its content does not matter
     with exclusive_gc_lock(store.path), clear_errors(folder):

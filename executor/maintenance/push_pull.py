@@ -70,9 +70,9 @@ class Wanted:
 
 
 def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
-    """The artifacts of a run's finished nodes, or of `node` or its copies, with their lines in this store's index.
+    """The artifacts of a run's finished nodes, with their lines in this store's index.
 
-    Raises PipelineError where the run has no such node.
+    node: only this node's, or those of its copies. Raises PipelineError where the run has no such node.
     """
     copies = {node_id: each.copy for node_id, each in recorded_nodes(record.folder).items()}
     chosen = required_nodes({node_id: copies.get(node_id) for node_id in record.state.nodes}, node)
@@ -92,7 +92,7 @@ def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
 
 
 def accepted(store: Store, wanted: Sequence[Wanted]) -> list[Wanted]:
-    """The other keys for which a user accepted one of these artifacts."""
+    """Further keys for which a user accepted one of these artifacts, as entries of their own."""
     by_digest = {each.digest: each for each in reversed(wanted)}
     keys = {each.key for each in wanted}
     newest_lines = {key: lines[-1] for key, lines in read_index(store).items() if lines and key not in keys}
@@ -104,7 +104,7 @@ def accepted(store: Store, wanted: Sequence[Wanted]) -> list[Wanted]:
 
 
 def required_nodes(nodes: Mapping[str, Copy | None], node: str | None) -> tuple[str, ...]:
-    """The ids of `node` or its copies, or all. Raises PipelineError where `node` selects none of them."""
+    """The ids of `node` or of its copies; all ids for None. Raises PipelineError for an unknown node."""
     if node is None:
         return tuple(nodes)
     if chosen := selected_by(node, nodes):
@@ -113,7 +113,7 @@ def required_nodes(nodes: Mapping[str, Copy | None], node: str | None) -> tuple[
 
 
 def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bool:
-    """Send one artifact; False where the remote had it. Raises StoreError where it is damaged here."""
+    """Send one artifact; False where the remote already has it. Raises StoreError where the local copy is damaged."""
     damages = check(store, [wanted.digest])
     if damages:
         raise StoreError(
@@ -168,9 +168,9 @@ def push_key(remote: Remote, wanted: Wanted) -> bool:
 
 
 def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
-    """The artifact at the remote of each node that is missing here, or the node's id where there is none.
+    """For each node missing in the store, its artifact at the remote, or the node's id if the remote lacks it.
 
-    The next key does not need the artifact itself, since its digest is in the index.
+    Keys of nodes below need no download, since the digest is in the remote's index.
     """
     digests: dict[str, str] = {}
     for node_id in planner.graph.nodes:
@@ -188,9 +188,9 @@ def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
 
 
 def everything(remote: Remote, node: str | None) -> list[Wanted]:
-    """The newest artifact of every key at the remote, or of the keys of `node`, by the node that made it.
+    """The newest artifact of every key at the remote. node: only those that this node made.
 
-    Raises PipelineError where no artifact there is of `node`.
+    Raises PipelineError where the remote has no artifact of `node`.
     """
     found = []
     for key in remote.index_keys():
@@ -216,7 +216,7 @@ def missing_bytes(remote: Remote, wanted: Iterable[Wanted]) -> int:
 
 
 def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, report: Callable[[str], None]) -> bool:
-    """Fetch one artifact; False where the store has it. Raises StoreError where it is damaged or incomplete there."""
+    """Fetch one artifact; False where the store already has it. Raises StoreError if it is damaged at the remote."""
     with store.lease(wanted.key, f"dflow pull {remote.url}") as lease:
         lease.acquire(lambda holder: report(f"{wanted.node}: waiting, {holder}"))
         lease.wait_for_ranks()
@@ -274,7 +274,7 @@ def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, Mapping[str, FileE
 
 
 def _check_sizes(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry]) -> None:
-    """Raises StoreError where a file is larger there than its entry says, before any of it is fetched."""
+    """Check before a download that no file at the remote is larger than its entry says. Raises StoreError."""
     there = remote.sizes(wanted.digest)
     wrong = [
         f"{name} has {there[name]} bytes instead of {entry.size}"
@@ -304,7 +304,7 @@ def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: P
 
 
 def _seal(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry], fresh: Path) -> None:
-    """Write the fetched files through to disk (fsync) and verify them. Wrong ones are removed, to be fetched again."""
+    """Sync the fetched files to disk and verify them. Wrong files are removed, so that they are fetched again."""
     (fresh / MANIFEST).unlink(missing_ok=True)
     found = seal_artifact_files(fresh)
     wrong = sorted(name for name in {*files, *found} if files.get(name) != found.get(name))

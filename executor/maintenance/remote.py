@@ -161,7 +161,10 @@ class Remote:
             return bool(self._files.exists(self._path(name)))
 
     def _path(self, name: str) -> str:
-        """Raises StoreError in a directory where a link leads out of it, or something is neither file nor folder."""
+        """The full path of a name at the remote.
+
+        Raises StoreError in a local remote for a link that leads out of it, or for what is neither file nor folder.
+        """
         path = f"{self._root}/{name}".rstrip("/")
         if self._folder is not None:
             leads_to = Path(os.path.realpath(path))
@@ -254,7 +257,7 @@ def index_line(line: Mapping[str, Any]) -> IndexLine:
 
 
 def pulled_manifest(data: bytes, op: str | None) -> Manifest:
-    """The manifest in a file's bytes; op: that of the node, None where it is not known. Raises NotAsExpected."""
+    """Parse an artifact's manifest from a remote. op: the node's op, None if unknown. Raises NotAsExpected."""
     try:
         values = parse_json(data)
     except ValueError:

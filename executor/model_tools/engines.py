@@ -31,9 +31,11 @@ ADDRESS = {"--port": "give --port before the --", "--host": "give --host before 
 
 
 class Engine(ABC):
-    """An engine that can serve drafts. key_variable: the environment variable that holds the API key. own: arguments
-    that dflow sets itself, and what to do instead. secret: those whose value is not repeated. refusals: lines of a
-    server's log without a GPU.
+    """An inference engine that can serve drafts.
+
+    key_variable: the environment variable for the API key. own: arguments that dflow sets itself -> what to do instead.
+    secret: arguments whose values are not printed. refusals: matches log lines of a server that cannot run without a
+    GPU.
     """
 
     dialect: ClassVar[Dialect]
@@ -48,7 +50,9 @@ class Engine(ABC):
         return self.dialect.engine
 
     def refuse_own(self, extra: Sequence[str]) -> None:
-        """Raises ConfigError for arguments that begin one of `own`: with "=", with underscores, and abbreviated."""
+        """Check the user's extra arguments. Raises ConfigError for one in `own`, even with "=", underscores or
+        abbreviated.
+        """
         wrong = []
         for argument in extra:
             name = self.long_name(argument).partition("=")[0].partition(".")[0].replace("_", "-")
@@ -70,7 +74,7 @@ class Engine(ABC):
 
     @abstractmethod
     def program(self, run: ServedRun) -> list[str]:
-        """The program as it lies on this machine. Raises DataError where the version that dflow supports is missing."""
+        """The command that starts the engine here. Raises DataError where the supported version is not installed."""
 
     def environment(self, run: ServedRun) -> Mapping[str, str]:
         """Environment variables that the server needs for this target."""
@@ -89,7 +93,7 @@ class Engine(ABC):
         return []
 
     def refusal(self, log: str) -> str | None:
-        """The last line of a server's log by which the engine refuses the draft on this machine, None without one."""
+        """The last log line that says why the engine refuses the draft on this machine; None if there is none."""
         found = self.refusals.findall(log)
         return found[-1].strip() if found else None
 
@@ -131,8 +135,9 @@ class SGLangEngine(Engine):
         )
 
     def key_arguments(self, key: str, extra: Sequence[str], folder: Path) -> list[str]:
-        """The arguments that give a server its API key. Empty without a key, or where `extra` names a file of
-        arguments, which may have it.
+        """The arguments that give a server its API key.
+
+        Empty without a key, or where `extra` names a config file, which may hold the key.
         """
         if not key or any(argument.partition("=")[0] == "--config" for argument in extra):
             return []
@@ -142,13 +147,15 @@ class SGLangEngine(Engine):
 
 
 def _for_installed(run: ServedRun) -> Served:
-    """The settings with only the installed version of SGLang, if that is one of those that may serve."""
+    """The serving settings, reduced to the installed version of SGLang; unchanged if that version may not serve the
+    draft.
+    """
     found = installed_version()
     return evolve(run.served, versions=(found,)) if found in run.served.versions else run.served
 
 
 class VLLMEngine(Engine):
-    """vLLM reads its API key from the same variable itself."""
+    """The vLLM engine; it reads its API key from the environment variable itself."""
 
     dialect = VLLM
     key_variable = "VLLM_API_KEY"

@@ -43,7 +43,9 @@ class ServeOptions:
 
 
 class EngineServer(Server):
-    """A server of an engine, whose refusals are reported as such. algorithm: that of the draft, as SGLang names it."""
+    """A running server of an engine; refusals of the engine are raised as such. algorithm: the draft's, as SGLang names
+    it.
+    """
 
     def __init__(
         self,
@@ -68,11 +70,11 @@ class EngineServer(Server):
 
 
 def serve_run(options: ServeOptions) -> None:
-    """Start the server, send it one prompt, and serve until interrupted, or with `check` until it has answered.
+    """Start a server for a run's draft, send it one prompt, and serve until interrupted.
 
-    Raises ConfigError for an argument of the engine's that dflow gives, StoreError where the run has nothing to serve,
-    DataError where the engine is not installed in a version that the draft is for, and ServerError where the server
-    does not start or does not use the draft.
+    With `check` it stops once the server has answered. Raises ConfigError for an argument that dflow sets itself,
+    StoreError where the run has nothing to serve, DataError without a suitable engine, and ServerError where the server
+    fails or does not use the draft.
     """
     engine = ENGINES[options.engine]
     engine.refuse_own(options.extra)

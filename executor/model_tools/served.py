@@ -35,10 +35,11 @@ DEFAULT_RUN = "the newest with a finished draft"
 
 @frozen(kw_only=True)
 class ServedRun:
-    """What a server needs of a run. algorithm: the draft's, as train_dflash names it. warnings: why the draft may not
-    be fit to serve. tau: as `evaluate` measured it, None where it did not. engine: that of export_draft.
+    """The parts of a run that a server needs.
 
-    prompts: held-out ones; none where the store holds no samples.
+    algorithm: the draft's, as train_dflash names it. warnings: doubts whether the draft is fit to serve. tau: measured
+    by `evaluate`, else None. engine: the one set in export_draft. prompts: held-out ones; none where the store holds no
+    samples.
     """
 
     target: Path
@@ -52,10 +53,10 @@ class ServedRun:
 
 
 def find_served(store: Store, record: Record, node: str | None, prompts: int = 1) -> ServedRun:
-    """Find the draft that the node, or else the run's only one, made or checked, and at most `prompts` prompts.
+    """Find the draft to serve, that of the node or the run's only one, and at most `prompts` prompts.
 
-    Raises StoreError where the run has no such draft, or several, or where the store lacks it or its target, and
-    DataError where one of them would bring code that nobody trusts, or where no server serves the draft's algorithm.
+    Raises StoreError where the run has no such draft or several, or the store lacks it or its target. Raises DataError
+    where one of them has untrusted code, or no server supports its algorithm.
     """
     made = _Made(store, record, record.graph())
     export, check = made.choose(node)
@@ -79,7 +80,10 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
 
 
 def _draft_option(draft: Path, config: Mapping[str, Any]) -> DraftOption:
-    """The block size is that of plain DFlash's form, which counts what is verified."""
+    """The engine's options for a draft.
+
+    The block size is counted as in plain DFlash: the tokens that are verified in a step.
+    """
     algorithm = algorithm_of(config)
     if not algorithm.engine:
         raise DataError(f"{draft}: {NO_SERVER} ({algorithm.name}): evaluate measures its accepted lengths")
@@ -94,8 +98,9 @@ class _Made:
     graph: Graph
 
     def choose(self, named: str | None) -> tuple[GraphNode, GraphNode | None]:
-        """The node that exported the draft, and the one that checked it, if there is one. Without a name not one from
-        whose draft another was trained.
+        """The node that exported the draft to serve, and the node that checked it, if any.
+
+        Without a name, drafts from which another one was trained are left out.
         """
         exports = [node for node in self.graph.nodes.values() if node.op.output is Draft]
         last = last_drafts_of(self.graph)
@@ -115,7 +120,7 @@ class _Made:
         raise StoreError(f"run {self.record.run} exports several drafts: {', '.join(last)}; choose one with --node")
 
     def draft_of(self, export: GraphNode, check: GraphNode | None) -> tuple[Path, list[str]]:
-        """The serving directory: as it was checked where it passed, else as it was exported, with a warning."""
+        """The draft's serving directory, and warnings: the checked one if it passed, else the exported one."""
         if check is None:
             return self.path(export.id), [
                 f"no node checks the draft of {export.id} (op check_export): SGLang does not report a draft that it "
@@ -154,8 +159,9 @@ class _Made:
         return [self.store.object_path(digest) / name for name in self.store.altered(digest)] if digest else []
 
     def captured(self, export: GraphNode) -> dict[str, Any]:
-        """How the images of the training were prepared: by its training.json, or where the store has lost the training,
-        by tokens.json of the evaluation, which has the same fields.
+        """The image settings of the training, from its training.json.
+
+        If the store has lost it, they come from tokens.json of the evaluation, which has the same fields.
         """
         for producer in export.inputs.get("draft", ()):
             training = self._stored(producer)
@@ -185,7 +191,7 @@ class _Made:
                     yield self.graph.nodes[node]
 
     def _samples(self, export: GraphNode) -> Iterator[Path]:
-        """The conversations behind those tokens, where the store has them."""
+        """The folders of conversations from which the evaluated tokens were made, as far as the store has them."""
         for tokens in self._tokens(export):
             for producer in tokens.inputs.get("samples", ()):
                 samples = self._stored(producer)
@@ -218,7 +224,7 @@ class _Made:
 
 
 def _one_line(text: str) -> str:
-    """The lines of an error in one line, cut where they are many."""
+    """The lines of an error joined into one, and cut if too long."""
     joined = " | ".join(line.strip() for line in text.splitlines() if line.strip())
     return joined if len(joined) <= LONGEST_ERROR else joined[:LONGEST_ERROR] + " ..."
 
@@ -233,11 +239,10 @@ def _read(path: Path) -> dict[str, Any]:
 def find_draft_run(
     records: Path, run: str | None, node: str | None, outputs: Iterable[type[Artifact]]
 ) -> tuple[Record, str]:
-    """The record, and a note where it is not the latest.
+    """The record of a run with a draft, and a note where it is not the latest run.
 
-    run: see `find_record`. None: the newest run in which a node with one of the outputs is done, the named one where
-    node is not None; the latest where no run has one, or the latest cannot be read without the user's trust. Raises
-    StoreError.
+    run: as in `find_record`; None: the newest run in which a node with one of `outputs` is done. node: only this node
+    counts. If no run has one, or the latest cannot be read without trust, it is the latest. Raises StoreError.
     """
     latest = find_record(records, run)
     wanted = tuple(outputs)

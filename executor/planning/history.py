@@ -33,7 +33,7 @@ class Earlier:
 
 @frozen
 class Content:
-    """The digests of a node's external content by field or its member, and the run whose record has them."""
+    """The digests of a node's external content, by field or list member. run: the run whose record has them."""
 
     digests: Mapping[str, str]
     run: str
@@ -47,9 +47,9 @@ class SourceRuns:
         self._made: dict[str, dict[str | None, NodeState]] = {}
 
     def take(self, record: Record, node_id: str, decision: Decision) -> None:
-        """Make the node's state in the record that of a hit.
+        """Mark the node in the record as a cache hit.
 
-        If this run itself committed the artifact, just before it was killed, the node is its own.
+        If this run itself committed the artifact, just before it was killed, the node counts as computed by it.
         """
         state = record.state.nodes[node_id]
         state.state, state.key, state.digest, state.failure = "done", decision.key, decision.digest, None
@@ -102,7 +102,7 @@ class SourceRuns:
 
 
 class PreviousNodes:
-    """Each node as in the newest record of the pipeline that finished it, else in the newest that began it."""
+    """The earlier states of each node: from the newest record that finished it, else the newest that began it."""
 
     def __init__(self, store: Store, pipeline: str) -> None:
         self._store = store
@@ -134,7 +134,7 @@ class PreviousNodes:
         return best
 
     def computed(self, node_id: str) -> NodeState | None:
-        """The node as it was computed last: how long it took, and its memory; None if that is not known."""
+        """The node's state when it was last computed, with duration and memory; None if that is not known."""
         for earlier in self._records():
             state = earlier.nodes.get(node_id)
             if state is not None and state.state == "done":
@@ -144,8 +144,10 @@ class PreviousNodes:
         return None
 
     def content(self, node: GraphNode) -> Content | None:
-        """The digests of what lies outside the store as the newest record has them in which the node names the same
-        paths; None where there is no such record, or other values chose the external files in it.
+        """The recorded digests of a node's external data, from the newest record in which the node names the same
+        paths.
+
+        None without one, or where other config values chose the external files.
         """
         from executor.keys.differences import is_different  # only where data is gone
 
@@ -198,7 +200,7 @@ def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None
 
 
 def _texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of a config by field, and those in its lists by member."""
+    """The text values of a config by field, and those in its lists by member, such as "field[0]"."""
     lists = {name: value for name, value in config.items() if isinstance(value, list)}
     members = {f"{name}[{place}]": member for name, value in lists.items() for place, member in enumerate(value)}
     return {name: value for name, value in {**config, **members}.items() if isinstance(value, str)}

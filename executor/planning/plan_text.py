@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def print_plan(graph: Graph, decisions: Mapping[str, Decision], missing: Sequence[str], note: str) -> None:
-    """Print a table of what is cached, what runs and why, what may stay cached; then a note, and what is missing."""
+    """Print the plan as a table: cached nodes, those that will run and why, and those that may stay cached.
+
+    A note and the missing inputs follow.
+    """
     rows = [
         (node_id, graph.nodes[node_id].op.name, WORDS[each.cache], shown_digest(each.digest), each.reason)
         for node_id, each in decisions.items()
@@ -38,7 +41,7 @@ def print_estimates(
     free_disk: int,
     store: Path,
 ) -> None:
-    """Print what one rank holds, what it took last, and the disk space that nodes need: a table, then parts and notes.
+    """Print the memory of a rank, its peak in the last run, and the disk space of each node, then details and notes.
 
     Prints nothing if no op gives an estimate.
     """

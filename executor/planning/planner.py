@@ -56,17 +56,14 @@ class Decision:
 
 @frozen(kw_only=True)
 class Planner:
-    """Decides node after node. `parts` are by node id.
+    """Decides for each node whether it is cached or runs.
 
-    previous: of earlier records, only to explain why a node is not cached.
-    pinned: nodes whose artifact is kept, whatever their key would be now (digest by node id).
-    forced: nodes that run even if they are cached.
-    absent: nodes whose data is missing, so that they have no parts.
-    recorded: nodes whose data is missing, but whose parts an earlier record has: its run by node id.
-    source: the run that made the pinned artifacts.
-    run: the planned run; empty before it has a record.
-    trusting: nodes whose config lets a checkpoint's code run.
-    given: of a trial run, the configs as the user gave them.
+    parts: key parts by node id. previous: earlier records, used only to explain why a node is not cached. pinned: node
+    id -> digest of the artifact that is kept, whatever the node's key is now. forced: nodes that run even if they are
+    cached. absent: nodes whose data is missing, and which have no parts. recorded: nodes whose data is missing, but
+    whose parts a record has: node id -> its run. source: the run that made the pinned artifacts. run: the planned run;
+    empty before it has a record. trusting: nodes whose config lets a checkpoint's code run. given: the configs as the
+    user gave them, in a trial run.
     """
 
     graph: Graph
@@ -97,7 +94,7 @@ class Planner:
         return decisions
 
     def decide(self, node_id: str, digests: Mapping[str, str]) -> Decision:
-        """The decision for one node; digests: the known ones of nodes before it."""
+        """Decide for one node whether it is cached. digests: the known artifact digests of nodes before it."""
         node = self.graph.nodes[node_id]
         if node_id in self.pinned:
             return self._pinned(node_id)
@@ -121,8 +118,9 @@ class Planner:
         return Decision("miss", self._why(node, digests), key)
 
     def hit(self, node_id: str, key: str) -> Decision | None:
-        """The hit for the node's key, if the store has its artifact. For a forced node, only an artifact of this run
-        counts, and none with code that the config does not trust.
+        """The cache hit for a node's key, None without one.
+
+        A forced node accepts only an artifact of this run. Artifacts with untrusted code are never used.
         """
         line = self.store.newest(key)
         if line is None or not self.store.has(line.digest) or (node_id in self.forced and line.run != self.run):
@@ -167,7 +165,9 @@ class Planner:
         return self.previous.nearest(node.id, count)
 
     def _why(self, node: GraphNode, digests: Mapping[str, str], unknown: Sequence[str] = ()) -> str:
-        """Why a node runs that is neither forced nor lost its artifact. unknown: the parents that will run."""
+        """The reason why a node runs, unless it is forced or its artifact is lost. unknown: parents that
+        will run too.
+        """
         from executor.keys.differences import differences, reasons, with_given, with_paths
 
         previous = self.compared_with(node, digests)
@@ -187,7 +187,9 @@ class Planner:
 
 
 def earlier_rule_note(decisions: Mapping[str, Decision], file: str = "FILE") -> str:
-    """How what an earlier dflow made is kept; empty where no node runs for the rule of its code only."""
+    """A note on how to keep artifacts of an earlier dflow; empty unless some node runs only because code is hashed
+    anew.
+    """
     if all(decision.cache == "hit" for decision in decisions.values()):
         return ""
     from executor.keys.differences import OTHER_RULE

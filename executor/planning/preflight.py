@@ -45,8 +45,8 @@ class Estimates:
 def preflight(
     store: Store, graph: Graph, decisions: Mapping[str, Decision], free_disk: int
 ) -> tuple[list[Finding], Estimates]:
-    """What the nodes that will run lack on this machine, in their files or inputs, or on its disk; and the estimates of
-    the graph.
+    """Check this machine before a run: findings on what nodes lack in files, inputs or disk, and the
+    graph's estimates.
     """
     estimates = graph_estimates(graph, cached_artifacts(store, decisions), free_disk)
     lacking = _missing_here(graph, decisions, estimates)
@@ -123,7 +123,7 @@ def estimate_row(need: Estimate, measured: int | None = None) -> dict[str, Any]:
 
 
 def measured_memory(node: GraphNode, last: NodeState | None) -> int | None:
-    """The peak bytes of one rank when the node was computed last: on its GPU, or of the process where it has none."""
+    """Peak bytes of one rank when the node was last computed: on its GPU, or of the process if it uses none."""
     if last is None:
         return None
     peak = last.gpu_memory if _computes_on_gpu_here(node) else last.memory
@@ -137,10 +137,10 @@ def too_large(
     memory: int,
     measured: Mapping[str, int | None] = {},
 ) -> list[str]:
-    """A line for each node whose ranks do not fit on this machine, by what they hold and by what they took last.
+    """A line for each node whose ranks do not fit on this machine, by their estimate or their last peak.
 
-    gpu_memory: bytes of the smallest GPU here, None where that is unknown. memory: bytes of the machine, for ranks that
-    compute on the CPU; a node on several hosts has nproc ranks on each. measured: as of `measured_memory`.
+    gpu_memory: bytes of the smallest GPU here, None if unknown. memory: bytes of the machine, for ranks on the CPU; a
+    node on several hosts has nproc ranks on each. measured: peak bytes of a rank by node, see `measured_memory`.
     """
     held = {node_id: sum(need.memory.values()) for node_id, need in needs.items()}
     needed = {node_id: most for node_id, size in held.items() if (most := max(size, measured.get(node_id) or 0))}
@@ -163,7 +163,7 @@ def too_large(
 def disk_mistakes(
     store: Store, decisions: Mapping[str, Decision], needs: Mapping[str, Estimate], free: int
 ) -> list[Finding]:
-    """A mistake for each node that will run and whose output does not fit beside those of the nodes before it."""
+    """A mistake for each node whose output will not fit on the disk beside those of the nodes before it."""
     mistakes, before = [], 0
     for node_id, decision in decisions.items():
         need = needs.get(node_id, Estimate())
@@ -180,9 +180,9 @@ def disk_mistakes(
 
 
 def check_space(graph: Graph, node_id: str, made: Mapping[str, Path], work_dir: Path) -> None:
-    """Raises DiskFull where the node, which is about to start, is known to write more than is free at its work folder.
+    """Check the disk before a node starts. Raises DiskFull where it is known to write more than is free.
 
-    made: the artifacts of the nodes above it.
+    made: the artifacts of the nodes above it. work_dir: a folder on that disk.
     """
     if hook(graph.nodes[node_id].op, "estimate") is None:
         return
@@ -221,7 +221,7 @@ def _lack(need: Estimate, size: int, free: int, place: Path, before: int = 0) ->
 
 
 def _missing_here(graph: Graph, decisions: Mapping[str, Decision], estimates: Estimates) -> list[Finding]:
-    """The mistakes of tracking, then those of all nodes that are not cached, in the order of the graph."""
+    """Findings on what tracking lacks, then on what each node that will run lacks, in the order of the graph."""
     running = {node_id: graph.nodes[node_id] for node_id, decision in decisions.items() if decision.cache != "hit"}
     lacking = _of_tracking(graph)
     for node in running.values():
@@ -253,7 +253,7 @@ def _asks_for_something(node: GraphNode) -> bool:
 
 
 def _of_node(node: GraphNode, estimates: Estimates) -> Iterator[Finding]:
-    """What it lacks by itself, then what does not fit its inputs."""
+    """Findings on what a node lacks on this machine, then on what does not fit its inputs."""
     lacking: Callable[[Any], Mapping[str, str]] | None = hook(node.op, "missing_here")
     conflicts: Callable[[Any, Mapping[str, Any]], Mapping[str, str]] | None = hook(node.op, "conflicts")
     for found in (
@@ -265,6 +265,6 @@ def _of_node(node: GraphNode, estimates: Estimates) -> Iterator[Finding]:
 
 
 def _lines(text: str) -> list[str]:
-    """An error's lines; a first one that only introduces the others is left out."""
+    """The lines of an error; a first line that only introduces the others is left out."""
     first, *others = text.splitlines() or [""]
     return [line.strip() for line in others] if others and first.endswith(":") else [text]

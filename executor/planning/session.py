@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 @frozen
 class Session:
-    """What scheduler/run_loop.py needs of a run. The record has the plan's hits as done. notes: on nodes that are kept
-    though their data is gone, and on nodes that run though an earlier dflow may have made the same.
+    """The data of a run that the scheduler (run_loop.py) needs. Cached nodes are already marked as done in the record.
+
+    notes: on nodes kept although their data is gone, and on nodes that run although an earlier dflow may have made the
+    same.
     """
 
     store: Store
@@ -89,11 +91,11 @@ def make_planner(
     absent: Absent | None = None,
     source: str = "RUN",
 ) -> Planner:
-    """A planner for the graph with current code and data; those of pinned nodes are not read.
+    """A planner for the graph with current code and data; the data of pinned nodes is not read.
 
-    absent: nodes whose data is missing: their keys are made with its digests in the newest record of the same paths,
-    and they have none without one. source: the run that made the pinned artifacts.
-    Raises PipelineError if an external input cannot be read.
+    absent: nodes whose data is missing. Their keys use the digests in the newest record with the same paths; without
+    one they have no keys. source: the run that made the pinned artifacts. Raises PipelineError if an external input
+    cannot be read.
     """
     pinned, absent = pinned or {}, absent or {}
     previous = PreviousNodes(store, graph.name)
@@ -135,11 +137,11 @@ def new_run(
     name: str = "",
     overrides: Sequence[str] = (),
 ) -> Session:
-    """A new record for a graph. only: the nodes that may run (default: all). given: of a trial run, the full graph.
-    absent: missing files and folders; a node that names some is taken as it is in the store, or refused. name,
-    overrides: as the user gave them.
+    """Plan a new run of a graph, and write its record.
 
-    Raises PipelineError if another node would have to run, or this machine lacks something that a node needs.
+    only: the nodes that may run (default: all). given: in a trial run, the full graph. absent: missing files and
+    folders; a node that names some is taken from the store, or refused. name, overrides: as the user gave them. Raises
+    PipelineError if another node would have to run, or this machine lacks something that a node needs.
     """
     with shared_gc_lock(store.path):
         planner = make_planner(store, graph, absent=absent)
@@ -199,10 +201,10 @@ def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Ses
 
 
 def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[str]) -> Session:
-    """A new record in which `node_id` and all below it run again; the artifacts of other nodes are those of the source.
+    """Plan a new run in which `node_id` and all nodes below it run again; other artifacts are those of the source run.
 
-    Other nodes that the source did not finish run as well.
-    Raises PipelineError for an unknown node or an override above it, StoreError if an artifact is missing.
+    Other nodes that the source did not finish run as well. Raises PipelineError for an unknown node or an override
+    above it, and StoreError if an artifact is missing.
     """
     source = find_record(store.records, run)
     recorded = with_recorded_cluster(source.graph())
@@ -238,10 +240,11 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
 def check_inputs(
     store: Store, record: Record, start: str | None, overrides: Sequence[str], report: Callable[[str], None]
 ) -> None:
-    """Verify what the nodes that a resume will run read; a damaged artifact is reported and set aside, so that its node
-    runs again.
+    """Verify the artifacts that a resumed run will read. A damaged one is reported and set aside, so that its node
+    reruns.
 
-    start: the node of --from, or the one whose copies are. Raises StoreError if a damaged artifact cannot be set aside.
+    start: the node given to --from, or the node whose copies rerun. Raises StoreError if an artifact cannot be set
+    aside.
     """
     from executor.store.integrity import check, set_aside  # of no use to a plan
 
