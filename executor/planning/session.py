@@ -316,9 +316,10 @@ def _new(
 def _session(
     store: Store, record: Record, planner: Planner, decisions: Mapping[str, Decision], earlier: Mapping[str, PlanRow]
 ) -> Session:
-    """Lock the record, write the plan and its hits. Pinned nodes keep their rows of the earlier plan.
+    """A session for a run: locks its record, and writes the plan with its cache hits. Pinned nodes keep their plan
+    rows.
 
-    The log of a run that is done, and of which everything is still there, stays as it is.
+    The log of a finished run stays unchanged, as long as all its artifacts still exist.
     """
     record.lock()
     sources = SourceRuns(store)
@@ -342,8 +343,10 @@ def _session(
 def _checked_plan(
     store: Store, planner: Planner, absent: Absent | None = None, only: Collection[str] = ()
 ) -> dict[str, Decision]:
-    """The plan. Raises PipelineError if a node would have to run whose data is missing, or that `only` does not name,
-    or if this machine lacks something that a node needs.
+    """The plan of a run, checked before it starts.
+
+    Raises PipelineError if a node would run whose data is missing or that `only` does not name, or if this machine
+    lacks something that a node needs.
     """
     decisions = planner.plan()
     require_others(decisions, only)
@@ -366,7 +369,7 @@ def refusals(
 
 
 def missing_data(decisions: Mapping[str, Decision], absent: Absent) -> list[Finding]:
-    """Mistakes about missing files and folders of the nodes that would have to run, and why a record does not do."""
+    """Mistakes about missing data of nodes that would have to run, and why a recorded artifact cannot replace it."""
     needed = {node_id: each for node_id, each in decisions.items() if node_id in absent and each.cache != "hit"}
     kept = "bring the data back, or keep what the last run made: dflow resume --from NODE"
     reasons = [

@@ -105,7 +105,7 @@ class Differs:
 
 @frozen(kw_only=True)
 class Accepted:
-    """`user` declared that the artifact holds for this key too, see store/index_line.py."""
+    """A user's declaration that an artifact is valid for another key, whose code differs; see store/index_line.py."""
 
     key: str = field(validator=TEXT)
     digest: str = field(default="", validator=TEXT)
@@ -179,9 +179,10 @@ def final_metrics(events_path: Path, node: str, start: int = 0) -> dict[str, flo
 
 
 def worked_seconds(events: Iterable[Event], until: float | None = None) -> float:
-    """How long a run was worked on: not between its end and its resumption.
+    """The seconds during which a run was worked on, without the time between its end and its resumption.
 
-    until: now, of a run in progress; any other ended with its last event at the latest, also one that was killed.
+    until: the present time, for a run in progress. Any other run is taken to end with its last event, even a killed
+    one.
     """
     worked = 0.0
     last: float | None = None  # time of the event before, while the run continues
@@ -197,7 +198,7 @@ def worked_seconds(events: Iterable[Event], until: float | None = None) -> float
 
 
 def valid_points(events: Iterable[Event]) -> list[Metric]:
-    """The metrics of one node that count, in order: of what a resumed attempt repeated, the last."""
+    """The valid metrics of one node, in order; of steps that a resumed attempt repeated, only the last values."""
     points: list[Metric] = []
     for event in events:
         match event.body:
@@ -210,7 +211,7 @@ def valid_points(events: Iterable[Event]) -> list[Metric]:
 
 @frozen
 class Point:
-    """Values of one step; several points may have the same step. time: seconds since 1970."""
+    """The metric values of one step; several points may have the same step. time: seconds since 1970."""
 
     time: float
     step: int
@@ -219,17 +220,17 @@ class Point:
 
 @define
 class NodeEvents:
-    """One node's events so far: the points that MLflow gets, whose steps never go backwards, and what else it is sent.
+    """One node's events so far: points for MLflow, whose steps never go backwards, and other values to send.
 
-    MLflow cannot delete a point. So of steps that a retried or resumed attempt of the same key repeats, the points of
-    the first attempt are kept, and the repeated ones are skipped: a deterministic op gives the same values, and of
-    measurements (seconds, tokens per second) the first one counts. Points stay in the same order as more events arrive.
+    MLflow cannot delete a point. When a retried or resumed attempt of the same key repeats steps, the first attempt's
+    points are kept and the repeated ones skipped. A deterministic op repeats the same values; of measurements such as
+    seconds the first one counts. Points keep their order as more events arrive.
 
-    A node that continues with another key (its code was fixed between two attempts) computes something else. Then the
-    cut points are dropped, and its MLflow run, which may have some of them, is created again.
+    A node that continues with another key, since its code was fixed, computes something else. Then the points from the
+    cut on are dropped, and the node's MLflow run is created anew.
 
-    restarts: how often points were dropped, as the key had changed. accepted: with the time of each. figures: their
-    names, each once. names: of all metrics, in the order of their first points.
+    restarts: how often points were dropped. accepted: each acceptance with its time. figures: names of figures, without
+    repetition. names: of all metrics, in the order of their first points.
     """
 
     points: list[Point] = field(factory=list)

@@ -22,7 +22,7 @@ GRAPH = "graph.json"
 
 @frozen
 class RecordedNode:
-    """A node as graph.json has it; its op need not exist any more. In its config a reference is "@node"."""
+    """A node as graph.json holds it; its op need not exist any more. In its config a reference is "@node"."""
 
     op: str = ""
     config: Mapping[str, Any] = {}
@@ -41,8 +41,10 @@ def save_graph(folder: Path, graph: Graph) -> None:
 
 
 def load_graph(folder: Path) -> Graph:
-    """Raises StoreError where it is damaged, PipelineError where it does not match the current ops, NotTrusted where
-    its op files would be imported for a store of somebody else.
+    """Load the graph of a run's record.
+
+    Raises StoreError where it is damaged, PipelineError where it does not fit the current ops, and NotTrusted where its
+    op files would be imported from somebody else's store.
     """
     from dsl.graph import graph_from_json
 
@@ -93,7 +95,7 @@ def recorded_nodes(folder: Path) -> dict[str, RecordedNode]:
 
 
 def recorded_table(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON file of a record; empty where it does not exist. Raises StoreError where it is damaged."""
+    """Read a JSON file of a record; empty where it does not exist. Raises StoreError where it is damaged."""
     try:
         value = read_json(folder / name)
     except ValueError as error:

@@ -87,10 +87,11 @@ WAITS: Mapping[str, State] = {"retry": "pending", "outdated": "pending"}
 
 @define(kw_only=True)
 class NodeState:
-    """The state of one node. cache: "hit", "miss" or "resumed"; source_run: the run that computed a hit's artifact.
+    """The state of one node of a run.
 
-    seconds: by a monotonic clock. memory and gpu_memory: peak bytes of all ranks of the stage.
-    acceptance: as in the index. warnings: the texts of `stage.warn`, each once. failure: also of one that is retried.
+    cache: "hit", "miss" or "resumed". source_run: the run that computed a hit's artifact. seconds: by a monotonic
+    clock. memory, gpu_memory: peak bytes of all ranks of the stage. acceptance: as in the store's index. warnings:
+    texts of `stage.warn`, without repetition. failure: also set while a failed node is retried.
     """
 
     state: State = "pending"
@@ -122,12 +123,13 @@ class NodeState:
 
 @define(kw_only=True)
 class RunState:
-    """The state of a run. pinned: digests used unconditionally; forced: nodes that run whatever the store has.
+    """The state of a run.
 
-    goes_on_from: the run that `resume -s` continued with other values. result_nodes: those whose figures are the
-    pipeline's. results_run: the run that computed them. judged_by: the metrics that measure their quality.
-    tracking: whether it is sent to MLflow automatically. started_by: the command that made it, or the run that it goes
-    on from. name: as the user gave it. overrides: the values of nodes that `-s` changed, the earlier run's first.
+    pinned: node -> digest that is used unconditionally. forced: nodes that run even if cached. goes_on_from: the run
+    that `resume -s` continued with other values. result_nodes: nodes whose metrics are the pipeline's results.
+    results_run: the run that computed these. judged_by: metrics that measure the quality of the results. tracking:
+    whether MLflow gets the run automatically. started_by: the command that made it. name: as the user gave it.
+    overrides: values that `-s` changed in nodes, an earlier run's first.
     """
 
     run: str
@@ -162,8 +164,9 @@ class RunState:
 
 @frozen(kw_only=True)
 class PlanRow:
-    """What plan.json holds of a node. parents: ids. reason, parts: only of a node that was not cached, since the key
-    parts of a cached node are in the manifest of its artifact.
+    """The row of a node in plan.json. parents: ids.
+
+    reason, parts: only for a node that was not cached; the manifest of a cached artifact holds its key parts.
     """
 
     cache: str
@@ -219,10 +222,10 @@ class Record:
         return cls(folder, state)
 
     def find_results_run(self, graph: Graph) -> str | None:
-        """The run that MLflow gets the results of: this one if a stage ran in it, else the one that made the last
-        node's artifact.
+        """The run whose results MLflow shows: this one if a stage ran in it, else the run that made the last node's
+        artifact.
 
-        The combinations of a sweep belong to another run if that made them all and has the same nodes. A sweep that
+        For a sweep, it is another run only if that run has the same nodes and made all the combinations. A sweep that
         combines artifacts of several runs is a comparison of its own.
         """
         nodes = self.state.nodes
@@ -254,7 +257,7 @@ class Record:
         return load_graph(self.folder)
 
     def op_names(self) -> dict[str, str]:
-        """The name of each node's op; the ops themselves need not exist any more."""
+        """The name of each node's op, by node id; the ops themselves need not exist any more."""
         return {node_id: node.op for node_id, node in recorded_nodes(self.folder).items()}
 
     def plan(self) -> dict[str, PlanRow]:
@@ -338,13 +341,13 @@ class Record:
             self._lock = None
 
     def status(self) -> Status:
-        """The recorded status, but "killed" where it is recorded as running and no process works on it."""
+        """The recorded status; "killed" if the record says "running" but no process works on the run."""
         is_killed = self.state.status == "running" and not self.is_alive()
         return "killed" if is_killed else self.state.status
 
     @property
     def repeats(self) -> bool:
-        """Whether nothing ran in it, and its nodes are those of another run of this store, by their keys."""
+        """Whether nothing ran in this run, and another run of the store has the same nodes with the same keys."""
         state = self.state
         if state.status != "done" or state.is_for_mlflow or state.results_run is None:
             return False
@@ -353,17 +356,19 @@ class Record:
         return all(node.key is not None and keys.get(node_id) == node.key for node_id, node in state.nodes.items())
 
     def stopped_at(self) -> float:
-        """When work on it ended, seconds since 1970: of a killed run, when its record was last written."""
+        """The time at which work on the run ended, in seconds since 1970; for a killed run, the record's
+        last change.
+        """
         if self.state.ended is not None:
             return self.state.ended
         files = [file for file in (self.folder / OLDER_STATE, self.events_path) if file.exists()]
         return max((file.stat().st_mtime for file in files), default=self.state.started)
 
     def seconds(self) -> float:
-        """How long an executor worked on the run, until now if one does: without the time between its end, or when it
-        was killed, and its resumption. Where nothing ran, from its start to its end.
+        """The seconds for which an executor worked on the run, up to now if it is running.
 
-        The one figure that `dflow runs`, `dflow status`, the report and MLflow show.
+        The time between an end and a resumption does not count. If nothing ran, the seconds from start to end. `dflow
+        runs`, `dflow status`, the report and MLflow all show this value.
         """
         from executor.records.events import read_events, worked_seconds
 
@@ -432,9 +437,9 @@ def _checked(cls: type[T], line: Mapping[str, Any]) -> T:
 
 
 def fold(lines: Iterable[Mapping[str, Any]], run: str) -> RunState | None:
-    """The state of a run, from the lines of its log that hold states: of the run and of each node the newest counts.
+    """The state of a run, made from its log: for the run and for each node the newest state line counts.
 
-    None where no line is the run's. Raises ValueError for values that dflow does not write.
+    None where no line holds the run's state. Raises ValueError for values that dflow does not write.
     """
     newest: dict[tuple[str, str], Mapping[str, Any]] = {}
     for line in lines:
@@ -467,8 +472,10 @@ def _line(kind: str, node: str, attempt: int, change: str, state: Mapping[str, A
 
 
 def _older_lines(folder: Path) -> list[dict[str, Any]]:
-    """The newest state of the run and of each node in the state.jsonl of a version before, as lines of the log; none
-    where there is no such file. They count more than what the log of that version has on states.
+    """The newest states of a run and its nodes from an older version's state.jsonl, as log lines; empty without that
+    file.
+
+    They take precedence over the states in that version's log.
     """
     run: dict[str, Any] | None = None
     nodes: dict[str, dict[str, Any]] = {}
@@ -537,7 +544,7 @@ def load_begun(folder: Path) -> Record | None:
 
 
 def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Record]:
-    """Records from the newest to the oldest, of one pipeline where its name is given."""
+    """The records from the newest to the oldest. pipeline: only runs of this pipeline."""
     if not records.is_dir():
         return
     for folder in sorted(records.iterdir(), reverse=True):
@@ -552,14 +559,14 @@ def linked_logs(records: Path) -> list[Path]:
 
 
 def newest_that_ran(records: Path) -> Iterator[Record]:
-    """Records from the newest to the oldest, without those in which nothing ran."""
+    """The records from the newest to the oldest, without runs in which nothing ran."""
     return (record for record in newest_records(records) if not record.repeats)
 
 
 def find_record(records: Path, run: str | None) -> Record:
-    """The record of a run by its tag, its id or a part of it; None: the latest, in which something ran if there is one.
+    """The record of a run by its tag, its id or a part of the id.
 
-    Raises StoreError.
+    None: the latest run in which something ran, else the latest run. Raises StoreError.
     """
     if run is not None:
         return Record.load(find_folder(records, run))
@@ -576,7 +583,7 @@ def no_run_text(store: Path) -> str:
 
 
 def find_folder(records: Path, run: str) -> Path:
-    """The folder of a run's record by its tag, its id or a part of it, even if damaged. Raises StoreError."""
+    """The folder of a run's record by tag, id or a part of the id, even if the record is damaged. Raises StoreError."""
     tagged = tagged_folder(records, run)
     if tagged is not None:
         return tagged

@@ -48,7 +48,7 @@ def add_tag(folder: Path, name: str) -> None:
 
 
 def remove_tag(folder: Path, name: str) -> None:
-    """Call it under the store's lock. Raises StoreError where the run has no such tag."""
+    """Remove a tag from a run; call it under the store's lock. Raises StoreError where the run has no such tag."""
     tags = tags_of(folder)
     if name not in tags:
         raise StoreError(f'run {folder.name} has no tag "{name}"; its tags: {", ".join(tags) or "none"}')

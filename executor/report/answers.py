@@ -45,7 +45,7 @@ WORST_FIRST = ("fatal", "error", "warning", "unknown", "info", "good")
 
 @frozen
 class Line:
-    """A verdict on one thing. title: what was judged. node: empty where no node has it."""
+    """A verdict in the report. title: what was judged. node: the node that it concerns, or ""."""
 
     node: str
     title: str
@@ -76,8 +76,9 @@ def answers(columns: Sequence[RunFacts], shown: ShownByOps) -> Markup:
 
 
 def in_short(store: Store, record: Record, advised: Advised = by_field) -> Iterator[str]:
-    """The first screen as text, for the end of a command: a line for each question, its verdicts below it, and what to
-    do next. advised: as of `lines_of`.
+    """The report's first screen as text for a terminal: a line for each question, its verdicts, and what to do next.
+
+    advised: see `lines_of`.
     """
     runs = read_runs(store, [record])
     shown, _ = sections_of(runs)
@@ -94,9 +95,10 @@ def in_short(store: Store, record: Record, advised: Advised = by_field) -> Itera
 
 
 def lines_of(column: RunFacts, shown: ShownByOps, advised: Advised = by_field) -> list[Line]:
-    """The verdicts in the order of the data, with what was not measured; those of `dflow diagnose` last.
+    """The verdicts of a run in the order of the data, including things not measured; `dflow diagnose` comes last.
 
-    advised: makes of a node ("" for an op that is not there), a title and a verdict the one that names what to change.
+    advised: maps a node ("" for an op that the pipeline lacks), a title and a verdict to a verdict with concrete
+    advice.
     """
     lines: list[Line] = []
     for name, node in column.nodes.items():
@@ -181,7 +183,9 @@ def _unknown(question: Question, column: RunFacts, node: NodeFacts, failed: str)
 
 
 def _unasked(column: RunFacts) -> Iterator[Line]:
-    """What no node measures, though a built-in op would; none in a pipeline whose answers are only its own ops'."""
+    """Lines for questions that no node of the pipeline answers although a built-in op could; none without
+    built-in ops.
+    """
     present = {node.op for node in column.nodes.values()}
     built_in = {op: questions for op in op_names() if (questions := _answered_by(op, ()))}
     for op, questions in built_in.items() if present & built_in.keys() else ():
@@ -208,8 +212,9 @@ def _diagnosed(column: RunFacts) -> Iterator[Line]:
 
 
 def next_steps(column: RunFacts, lines: Sequence[Line]) -> list[str]:
-    """The advice, each once, that of the worst verdicts first, of those by their question; to serve a draft about
-    which nothing is open.
+    """The advice of all verdicts without repetition, the worst verdicts first, then in the order of the questions.
+
+    If nothing about the draft is open, a step to serve it is added.
     """
     by_question = sorted(lines, key=lambda line: list(QUESTIONS).index(line.verdict.code))
     advice = [line.verdict.advice for line in sorted(by_question, key=_badness) if line.verdict.advice]

@@ -20,7 +20,7 @@ RIGHT_PASSES, RIGHT_ENDS = "┤", "┘"
 
 
 def drawn_graph(graph: Graph, states: Mapping[str, str]) -> str:
-    """One line for each node: its lanes, its id, its op, its state, what it reads."""
+    """The graph as text with one line per node: its lanes, id, op, state, and the nodes that it reads."""
     pictures = lanes({node.id: node.parents for node in graph.nodes.values()})
     rows = [
         (pictures[node.id], node.id, node.op.name, states.get(node.id, ""), ", ".join(node.parents))

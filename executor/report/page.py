@@ -68,7 +68,7 @@ Final = Mapping[str, float]
 
 @frozen
 class Block:
-    """A part of the page, linked in its head; left out where it is empty."""
+    """A part of the report page, with a link in the page's head; left out where it is empty."""
 
     id: str
     title: str
@@ -76,11 +76,11 @@ class Block:
 
 
 def write_report(store: Path, run_ids: Sequence[str], path: Path) -> None:
-    """Write the report of the runs with these ids, parts of ids or tags; the newest one for none.
+    """Write the report of runs, given by id, part of an id, or tag; of the newest run if none is given.
 
-    The first is the one that the others are compared with. A run that is running, failed or was killed, or whose
-    artifacts were collected, is shown as far as it is known. Raises StoreError that names every missing run, and
-    DflowError where the file cannot be written.
+    The others are compared with the first. A run that is running, failed or was killed, or whose artifacts were
+    collected, is shown as far as it is known. Raises StoreError that names every missing run, and DflowError where the
+    file cannot be written.
     """
     opened = Store.open(store, write=False)
     text = report_text(opened, find_records(opened.records, run_ids))
@@ -198,7 +198,7 @@ def _notes(run: RunFacts, more: int, shown: int) -> list[str]:
 
 
 def differences(store: Store, runs: Sequence[RunFacts]) -> Markup:
-    """Each run against the first, as `dflow diff` has it. A run whose record is damaged is named, but not compared."""
+    """The differences of each run from the first, as in `dflow diff`; runs with damaged records are only named."""
     damages = [(run, _damage(run)) for run in runs]
     parts = [
         render("sentence", f"{run.label} cannot be compared with others: {damage}") for run, damage in damages if damage
@@ -227,7 +227,9 @@ def results(columns: Sequence[RunFacts]) -> Markup:
 
 
 def _results_of_node(columns: Sequence[RunFacts], node_id: str) -> Markup:
-    """A column for each artifact with the metrics that a run measured; runs may have measured others for the same."""
+    """A table of a node's metrics with a column for each artifact, or for each run that measured other
+    values for it.
+    """
     owners: dict[object, list[RunFacts]] = {}
     for column in columns:
         if node_id in column.nodes:
@@ -269,7 +271,7 @@ def figures_table(finals: Sequence[tuple[str, Final]], *, is_one: bool, judged: 
 
 
 def _cell(shown: Sequence[str] | None, pair: MetricPair) -> Markup | None:
-    """The value, its interval, and how far it is from that of the first run."""
+    """A table cell with a value, its interval, and its difference from the first run's value."""
     if shown is None:
         return None
     value, interval = shown
@@ -281,7 +283,7 @@ def _cell(shown: Sequence[str] | None, pair: MetricPair) -> Markup | None:
 
 
 def pipeline(run: RunFacts) -> Markup:
-    """The graph beside or above a table of the nodes: time, memory and disk of each."""
+    """The graph of a run, beside or above a table of its nodes with the time, memory and disk of each."""
     return render("beside", _graph(run), _table(run))
 
 
@@ -346,7 +348,7 @@ def curves(run: RunFacts) -> Markup:
 
 
 def _logged(node: NodeFacts) -> dict[str, list[tuple[float, float]]]:
-    """The points that count of each metric, as step and value, in order; without what the machine was used for."""
+    """The valid points of each logged metric as (step, value), in order; machine usage is left out."""
     found: dict[str, list[tuple[float, float]]] = {}
     for point in node.events.points:
         for name, value in point.metrics.items():
@@ -385,7 +387,7 @@ def troubles(run: RunFacts) -> Markup:
 
 
 def configs(run: RunFacts) -> Markup:
-    """The values of each node, folded."""
+    """The config values of each node, in sections that are folded."""
 
     def of_node(node_id: str) -> Markup:
         node = run.nodes[node_id]

@@ -65,7 +65,7 @@ class Box:
 
 
 def embedded(figure: Figure, alt: str) -> Markup:
-    """The figure within the page, in its own size, which scrolls where it is wide."""
+    """A figure as an image within the page, in its own size; it scrolls if it is too wide."""
     file = io.BytesIO()
     _save(figure, file, DPI)
     return embedded_file("image/png", file.getvalue(), alt, round(figure.get_figwidth() * SHOWN))
@@ -87,7 +87,7 @@ def _save(figure: Figure, file: Path | io.BytesIO, dpi: float) -> None:
 
 
 def shown_name(node_id: str, copy: Copy | None) -> list[str]:
-    """The name of a node; for a copy that of its template, and below it each value that was chosen for it."""
+    """A node's name as lines; for a copy the name of the node in the file, then each value chosen for it."""
     if copy is None:
         return [node_id]
     ends = Counter(group.rpartition(".")[2] for group in copy.values)
@@ -102,8 +102,10 @@ def graph_figure(
     notes: Mapping[str, str],
     title: str = "",
 ) -> Figure:
-    """A level to a row, the data flows down. parents come first in the order; names: the lines of each, as
-    `shown_name`; states: decide the colours; notes: the last line of each box.
+    """A drawing of the graph with one row per level; the data flows down.
+
+    parents: in an order in which parents come first. names: lines of each node's box, see `shown_name`. states: decide
+    the colours. notes: the last line of each box.
     """
     rows = list(rows_of(parents, levels(parents)).values())
     lines = {
@@ -153,8 +155,8 @@ def _draw_box(axes: Axes, box: Box, fill: str, lines: Sequence[tuple[str, bool]]
 
 
 def _draw_edge(axes: Axes, above: Box, below: Box, name: str) -> None:
-    """Draw an edge from the bottom of a box to the top of another; around those between them if they stand in one
-    column.
+    """Draw an edge from the bottom of a box to the top of another; if both are in one column, around the
+    boxes between.
     """
     start, end = (above.left + WIDTH / 2, above.top + above.height), (below.left + WIDTH / 2, below.top)
     style = "arc3"
@@ -200,7 +202,7 @@ def curves_figure(panels: Mapping[str, Sequence[Curve]]) -> Figure:
 
 
 def _drawable(value: float) -> float:
-    """The value, or a gap where it is not finite or too large for an axis."""
+    """The value, or NaN where it is not finite or too large for an axis."""
     return float(value) if abs(value) <= MOST else math.nan
 
 

@@ -54,7 +54,7 @@ def joined(parts: Iterable[Markup]) -> Markup:
 
 
 def table(columns: Sequence[object], rows: Sequence[Sequence[object]], class_: str | None = None) -> Markup:
-    """A table that scrolls where it is wide; numbers are aligned right if the columns have names."""
+    """An HTML table that scrolls if it is too wide; numbers are aligned right if the columns have names."""
     return render("table", columns, rows, class_)
 
 

@@ -16,7 +16,10 @@ WINDOW = 30  # reports of progress that the speed is taken from
 
 @define
 class Live:
-    """The fold of one attempt's events. done of total: None without progress; metrics: those of the newest event."""
+    """The progress of one attempt, made from its events. metrics: those of the newest event.
+
+    done, total: units of work; None without progress.
+    """
 
     done: int | None = None
     total: int | None = None

@@ -74,7 +74,7 @@ class Shown:
 
 
 def shown_by_ops(requests: Sequence[Request]) -> dict[Request, Shown]:
-    """What each op answers; no sections where it has no such hook."""
+    """The sections that each op shows for its request; empty where the op has no such hook."""
     found: dict[Request, Shown] = {}
     pending = list(dict.fromkeys(requests))
     end = time.monotonic() + TOTAL_S
@@ -92,7 +92,7 @@ def shown_by_ops(requests: Sequence[Request]) -> dict[Request, Shown]:
 
 
 def _run(requests: Sequence[Request], within_s: float) -> tuple[dict[Request, Shown], str]:
-    """The answers of one process, and why it ended before it had answered all."""
+    """Answer requests in one process. Returns the answers, and why the process ended before it had answered all."""
     with tempfile.TemporaryDirectory() as folder:
         file, answers = Path(folder, "requests.json"), Path(folder, "answers.jsonl")
         write_json(file, unstructure(requests))
@@ -134,7 +134,7 @@ def section_to_json(section: Section, folder: Path) -> dict[str, Any]:
 
 
 def section_from_json(data: Mapping[str, Any], folder: Path) -> Section:
-    """The values as they are: a table of an op has 3, not 3.0, where the op gave an int."""
+    """A section of the report, read from JSON. Values keep their types: an int of an op's table stays an int."""
     values = dict(data["body"])
     if data["kind"] == "Picture":
         values["path"] = folder / values["path"]

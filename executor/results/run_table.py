@@ -21,15 +21,15 @@ MOST_COLUMNS = 5  # of copies in a table of results
 
 
 def print_results(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
-    """The table of the nodes; then the figures of those that are named, and the warnings of all."""
+    """Print the table of all nodes, then the metrics of the named nodes, and all warnings."""
     print_lines(nodes_text(state))
     print_figures(state, result_nodes, graph)
 
 
 def nodes_text(state: RunState) -> str:
-    """One row per node: state, origin of its artifact, seconds, digest, and its error, why it ran, or its source run.
+    """The nodes as a table: state, cache, seconds, digest, and a last column that explains the row.
 
-    In a long pipeline, cached nodes are only counted.
+    That is the error, the reason for the run, or the source run. A long pipeline's cached nodes are only counted.
     """
     names = list(state.nodes)
     if len(names) > ROWS_SHOWN:
@@ -61,17 +61,16 @@ def first_line(text: str) -> str:
 
 
 def failures_text(state: RunState) -> str:
-    """Why each failed node failed, and what to do about it; empty where none failed."""
+    """The failure of each failed node, with advice; empty where none failed."""
     failed = [node.failure for node in state.nodes.values() if node.state == "failed" and node.failure is not None]
     return "\n".join(block(failure, state.run) for failure in failed)
 
 
 def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
-    """The final metrics of those of these nodes that are done, copies of a node in one table; then the warnings of all
-    nodes that are done, each text once with the names of its nodes.
+    """Print the final metrics of the finished ones of these nodes, then the warnings of all finished nodes.
 
-    The metrics by which the result is judged are in the first table.
-    graph: if given, copies are shown as the combinations that they belong to.
+    Copies of a node share a table, and the metrics that judge the result come in the first. A warning is printed once,
+    with the names of its nodes. graph: if given, copies are shown as combinations of the sweep.
     """
     copies_in_sweep = frozenset({node.id for node in graph.nodes.values() if node.copy} if graph is not None else ())
     judged = frozenset(state.judged_by) or JUDGED
@@ -101,9 +100,9 @@ def _print_warnings(state: RunState) -> None:
 
 
 def figures_text(copies: Mapping[str, Sequence[tuple[str, str, str]]]) -> str:
-    """The table of one node, or of several whose metrics have the same names: a column each, where they are many a row.
+    """The metrics of one node as a table, or of several copies with the same metrics.
 
-    copies: by node id, the rows of `result_rows`.
+    Each copy is a column, or a row if there are many. copies: node id -> its rows, see `result_rows`.
     """
     (first, rows), *others = copies.items()
     if not others:
@@ -132,8 +131,10 @@ def _is_judged(copies: Mapping[str, Sequence[tuple[str, str, str]]], judged: Col
 
 
 def result_rows(metrics: Mapping[str, float], judged: Collection[str] = JUDGED) -> list[tuple[str, str, str]]:
-    """Name, value and interval of each metric, as `figures_in_order` has them: `x_low` and `x_high` are the interval
-    of `x`, and a numbered series such as `x_01`, `x_02`, ... is one row with its first and its last value.
+    """Rows of name, value and interval, in the order of `figures_in_order`.
+
+    `x_low` and `x_high` become the interval of `x`. A numbered series such as `x_01`, `x_02`, ... becomes one row with
+    its first and last value.
     """
     rows = {}
     series: dict[str, list[str]] = {}
@@ -156,10 +157,10 @@ def result_rows(metrics: Mapping[str, float], judged: Collection[str] = JUDGED) 
 
 
 def figures_in_order(names: Iterable[str], judged: Collection[str] = JUDGED) -> list[str]:
-    """What is judged by (`eval/tau`), its parts (`eval/tau_image`), all others; of each those with an interval come
-    first, and then it goes by name.
+    """The names of metrics in display order: the judging metric (`eval/tau`), its parts (`eval/tau_image`), all others.
 
-    names: the ends of intervals, `x_low` and `x_high`, included. Each may have a node as prefix: `eval_long/eval/tau`.
+    Within each, metrics with an interval come first, then the order is alphabetical. names: includes interval ends,
+    `x_low` and `x_high`. A node may be the prefix: `eval_long/eval/tau`.
     """
     known = set(names)
 
@@ -180,7 +181,10 @@ def _rank(name: str, judged: Collection[str]) -> int:
 
 
 def is_main(name: str, main_figures: str) -> bool:
-    """Whether it is one of an op's main figures or an end of its interval; it may have a node as prefix."""
+    """Whether a metric is one of an op's main figures, or an end of its interval. name: may have a node as prefix.
+
+    main_figures: a regular expression; "" matches every name.
+    """
     return not main_figures or re.fullmatch(rf"(.+/)?({main_figures})(_low|_high)?", name) is not None
 
 

@@ -29,10 +29,10 @@ CombinationsTable = tuple[tuple[str, ...], list[tuple[str, ...]], int]  # header
 
 @define
 class Combination:
-    """One choice of a variant in every group. values: by group, of a sweep the field, what was chosen.
+    """A combination of a sweep: one variant chosen in every group. values: group (a sweep's field) -> chosen value.
 
-    name: `lr=0.001, block_size=8`, with the node before a field that two nodes have; no two have the same.
-    nodes: the copies that it has, in the order of the graph. own: those of them that no other combination has.
+    name: unique, such as `lr=0.001, block_size=8`; a field's node is added where two nodes have such a field. nodes:
+    its copies, in the order of the graph. own: those copies that belong to no other combination.
     """
 
     name: str = ""
@@ -70,8 +70,9 @@ def by_combination(chosen: Mapping[str, Choice]) -> dict[Choice, list[str]]:
 
 
 def _name(found: Iterable[Combination]) -> None:
-    """Name combinations by what the nodes have now. `resume -s` may have given a copy another value, even that of
-    another copy.
+    """Name combinations by the current values of their nodes.
+
+    `resume -s` may have changed a copy's value, even to that of another copy.
     """
     chosen = [_chosen(combination.nodes) for combination in found]
     groups = dict.fromkeys(group for each in chosen for group in each)
@@ -136,7 +137,7 @@ def values(node: GraphNode, *, edges: bool = True) -> dict[str, Any]:
 
 
 def differing_params(found: Iterable[Combination]) -> list[dict[str, str]]:
-    """Parameters of each combination's copies, as node.field, that are not the same in all combinations."""
+    """The parameters of each combination, as node.field, that are not equal in all combinations."""
     flat = [
         {f"{shown_id(node)}.{name}": value for node in each.nodes for name, value in params(node, edges=False).items()}
         for each in found
@@ -147,10 +148,10 @@ def differing_params(found: Iterable[Combination]) -> list[dict[str, str]]:
 
 
 def final_metrics(nodes: Iterable[GraphNode], states: Mapping[str, NodeState]) -> dict[str, tuple[str, float]]:
-    """The final metrics by the names under which they are shown: the node that has one, and its value.
+    """The final metrics of finished nodes: displayed name -> (node id, value).
 
-    Where several nodes have a metric of one name, or one op, each gets its node as prefix: `eval_long/eval/tau`. So it
-    has that name also where the other node is not done.
+    A node's id becomes the prefix where several nodes share a metric or an op: `eval_long/eval/tau`. It does so even
+    while the other node is not done.
     """
     listed = list(nodes)
     ops = Counter(node.op.name for node in listed)
@@ -173,7 +174,7 @@ def shown_id(node: GraphNode) -> str:
 
 @frozen
 class Row:
-    """A combination, the final metrics of its result nodes, and its state: empty where all of it is done.
+    """A combination of a sweep with its final metrics. state: "" where all of its nodes are done.
 
     main: the names of the metrics that are shown first.
     """
@@ -200,8 +201,9 @@ def sweep_table(graph: Graph, states: Mapping[str, NodeState]) -> str:
 
 
 def sweep_cells(graph: Graph, rows: Sequence[Row], sort_by: str, *, has_state: bool) -> CombinationsTable:
-    """The header and a row of cells for each combination: swept values, state, first metrics with their intervals; and
-    the number of the other metrics.
+    """The table of a sweep: the header, a row for each combination, and the number of metrics that are not shown.
+
+    A row holds the swept values, the state, and the first metrics with their intervals.
     """
     groups = list(dict.fromkeys(group for row in rows for group in row.combination.values))
     shown = [
@@ -222,9 +224,9 @@ def sweep_cells(graph: Graph, rows: Sequence[Row], sort_by: str, *, has_state: b
 
 
 def ordered_metrics(rows: Iterable[Row], names: Iterable[str], sort_by: str) -> list[str]:
-    """The names in the order of a table's columns: the metric that sorts it, then those of its group, then the rest.
+    """The metric names in the order of a table's columns: the sorting metric, then those of its group, then the rest.
 
-    A group is what stands before the last "/". Within it, metrics that an op calls its main figures come first.
+    A group is the part before the last "/". Within it, the ops' main figures come first.
     """
     group = sort_by.rpartition("/")[0]
     main = frozenset().union(*(row.main for row in rows))
@@ -236,9 +238,9 @@ def ordered_metrics(rows: Iterable[Row], names: Iterable[str], sort_by: str) -> 
 
 
 def sorted_rows(graph: Graph, states: Mapping[str, NodeState], found: Sequence[Combination]) -> tuple[list[Row], str]:
-    """The rows, the best first, those without the metric last; and the metric that they are sorted by, if any.
+    """The combinations as rows, the best first, and the metric that sorts them, "" for none.
 
-    If no combination has the requested one, see `sorting`.
+    Rows without that metric come last. `sorting` chooses it if no combination has the requested one.
     """
     rows = [_row(each, graph, states) for each in found]
     sort_by, is_least_first = sorting(graph, (name for row in rows for name in row.metrics))
@@ -291,9 +293,9 @@ def sort_warning(graph: Graph) -> str:
 
 
 def sorting(graph: Graph, names: Iterable[str]) -> tuple[str, bool]:
-    """(metric, whether the least comes first). names: of the metrics that the combinations have.
+    """The metric that sorts a sweep's table, and whether the least value comes first. names: the available metrics.
 
-    If none of them has the requested one, it is the one that an op is judged by; empty for none.
+    It is the requested metric, else the first one by which an op is judged; "" if none is available.
     """
     found = set(names)
     wanted = [*filter(None, [graph.sort_by]), *_judged_by(graph)]
@@ -318,7 +320,7 @@ def sort_note(graph: Graph, names: Iterable[str]) -> str:
 
 
 def _found(graph: Graph, metric: str, names: Collection[str]) -> str:
-    """The metric by its name in the table; if nodes prefix it, that of the first in the graph. Empty for none."""
+    """The name of a metric in the table; where nodes prefix it, that of the graph's first node. "" for none."""
     behind = (f"{shown_id(node)}/{metric}" for node in graph.nodes.values())
     return next((name for name in (metric, *behind) if name in names), "")
 

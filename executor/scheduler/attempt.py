@@ -103,7 +103,7 @@ class Attempt(threading.Thread):
                 self._stage.kill()
 
     def look_after(self) -> None:
-        """Called a few times a second: ends a stage that takes too long."""
+        """End the stage if it takes longer than its timeout. Called a few times a second."""
         stage, launch = self._stage, self.task.node.launch
         if stage is None:
             return
@@ -207,10 +207,10 @@ class Attempt(threading.Thread):
     def _finish(
         self, start: AttemptStart, ended: StageExit, measures: StageMeasures, before: Snapshot
     ) -> AttemptResult:
-        """Commit what the stage made, unless it may have read other data than its key names.
+        """Commit what the stage made, unless the data or code that its key names has changed meanwhile.
 
-        A file that was rewritten with the same content may have had another one in between. That is unlikely, so it
-        counts only for an op that cannot resume, which runs again at little cost.
+        A file rewritten with the same content may have had other content in between. That is unlikely, so it counts
+        only for an op that cannot resume, and so runs again at little cost.
         """
         task = self.task
         parts, rewritten = before.since(task.store)

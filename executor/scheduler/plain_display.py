@@ -68,7 +68,7 @@ class Display:
             self.note(f"{node_id}: stopped after {shown_seconds(node)}")
 
     def show(self, events: Iterable[Event]) -> None:
-        """Show what the running stages reported; of the metrics, those of the newest event."""
+        """Show what the running stages reported. Of the metrics, only the newest event's are shown."""
         for event in events:
             if event.node in self._state.nodes:
                 self._live[event.node].add(event)
@@ -81,7 +81,7 @@ class Display:
         self._print(f"warning: {text}", error=True)
 
     def warn_of(self, node_id: str, text: str) -> None:
-        """A warning of a stage. A text is shown once, even if several stages warn of it: the results name them all."""
+        """Show a stage's warning. A text is shown once, even if several stages send it: the results name them all."""
         if text not in self._warned:
             self._warned.add(text)
             self.note(f"{node_id}: warning: {for_run(text, self._state.run)}")
@@ -116,7 +116,7 @@ def make_display(state: RunState) -> Display:
 
 
 def failure_text(found: Finding, run: str, tail: Sequence[str], log: Path) -> str:
-    """The failure, the log's last lines if they say more than the error, what to do, and where the log is."""
+    """The text of a failure: the finding, the log's last lines if they say more, advice, and the path of the log."""
     more = tail if any(each.strip() not in found.what for each in tail) else ()
     return f"{block(found, run, below=more)}\n  log: {log}"
 

@@ -60,7 +60,7 @@ def run_and_report(
 
 
 def _close(session: Session) -> bool:
-    """Record that the run is done, unless a part of it has to be sent to MLflow first."""
+    """Record that the run is done, unless MLflow must be sent something first. Returns whether it is recorded."""
     record = session.record
     state = record.state
     is_new = state.status != "done"

@@ -55,11 +55,11 @@ def run_session(
     keep_going: bool = False,
     verify_inputs: bool = False,
 ) -> int:
-    """Run what is stale. Returns the exit code: 0 if every node is done, 1 if a node failed, 128 + the signal's number
-    if the run was stopped.
+    """Run all nodes that are not cached. Returns the exit code.
 
-    keep_going: after a failure, nodes that do not depend on the failed one still run. verify_inputs: all that a stage
-    will read is read and compared with its digest before.
+    0: every node is done; 1: a node failed; 128 + the signal's number: the run was stopped. keep_going: after a
+    failure, nodes that do not depend on the failed one still run. verify_inputs: read all input files of a stage before
+    it starts, and compare them with their digests.
     """
     gc.enable()  # off so far (executor/cli.py); from here on the process may live for days
     loop = RunLoop(session, display, adopt=adopt, keep_going=keep_going, verify_inputs=verify_inputs)
@@ -81,7 +81,7 @@ class Waiting:
 
 
 class RunLoop:
-    """One pass over the nodes of a session."""
+    """The loop of one run: starts the nodes of a session as their inputs become available."""
 
     def __init__(
         self, session: Session, display: Display, *, adopt: bool, keep_going: bool, verify_inputs: bool
@@ -327,9 +327,9 @@ class RunLoop:
         self._display.changed(node_id)
 
     def _replan(self, node_id: str, result: AttemptResult) -> None:
-        """Decide again: another run committed the node's artifact, or code or data changed before or during its run.
+        """Decide again about a node: another run committed its artifact, or its code or data changed.
 
-        The output of a stage whose data changed belongs to neither state.
+        The output of a stage whose data changed while it ran is not used.
         """
         state = self._state(node_id)
         if result.changes:
@@ -352,7 +352,7 @@ class RunLoop:
         self._add_ready([node_id])
 
     def _use_parts(self, node_id: str, parts: KeyParts) -> None:
-        """Plan the node by its key parts as an attempt found them."""
+        """Replace a node's key parts by those that an attempt found, and plan the node again."""
         self._planner = self._planner.with_parts(node_id, parts)
         decision = self._planner.decide(node_id, self._digests)
         self._record.save_plan({**self._record.plan(), node_id: plan_row(self._planner, node_id, decision)})

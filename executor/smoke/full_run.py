@@ -40,11 +40,11 @@ ENOUGH = 4  # reports that distinguish the first step from the others
 
 @frozen(kw_only=True)
 class NodeEstimate:
-    """What the full run of a node will take.
+    """The predicted needs of a node in the full run.
 
-    cached: the store holds it already, so the other values are zero. tried: seconds of the trial. disk: bytes in the
-    store at the end, those of checkpoints with it. memory, gpu_memory: peak bytes of the trial, its ranks together,
-    None where they were not measured; needed: bytes that a rank of the full run needs, as its op estimates.
+    cached: the store holds its artifact, so all else is zero. tried: seconds of the trial. disk: bytes in the store at
+    the end, checkpoints included. memory, gpu_memory: peak bytes of the trial's ranks together, None where not
+    measured. needed: bytes that a rank of the full run needs, as its op estimates.
     """
 
     cached: bool
@@ -69,7 +69,7 @@ class Report:
 
 
 def reports(events: Iterable[Event], node: str, attempt: int) -> list[Report]:
-    """The progress that one attempt of a node reported, from the events of its run."""
+    """The progress reports of one attempt at a node, from the run's events."""
     return [
         Report(event.time, event.body.done, event.body.total)
         for event in events
@@ -88,9 +88,9 @@ def series_of(reported: Sequence[Report]) -> list[list[Report]]:
 
 
 def full_time(started: float, ended: float, reported: Sequence[Report], growth: Growth) -> Spread:
-    """The time of the full run. Series without an amount of their own stay as they are.
+    """The time of the full run, from a trial's progress reports. Series that do not grow keep their time.
 
-    An amount without a series, of a stage that reported no progress, may be all of the time or nothing of it.
+    An amount without a series, from a stage that reported no progress, may account for all of the time or none of it.
     """
     series = series_of(reported)
     stays = max(0.0, ended - started)
@@ -107,10 +107,10 @@ def full_time(started: float, ended: float, reported: Sequence[Report], growth: 
 
 
 def _grown(begun: float, reported: Sequence[Report], amount: Amount) -> tuple[float, Spread]:
-    """(seconds of the trial that belong to the series, its time in the full run).
+    """The seconds of the trial that belong to a series of progress, and its time in the full run.
 
-    The lower bound is by the usual pace, the upper one by the mean: a checkpoint waits for the disk once in the trial,
-    and an unknown number of times in the full run. The extra time of the first step counts once: it compiles, and fills
+    The lower bound uses the usual pace, the upper one the mean: a checkpoint waits for the disk once in the trial, and
+    an unknown number of times in the full run. The extra time of the first step counts once, as it compiles and fills
     caches.
     """
     first, last = reported[0], reported[-1]

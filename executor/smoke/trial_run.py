@@ -49,7 +49,7 @@ class Measured:
 
 
 def smoke_run(path: Path, graph: Graph, samples: int) -> int:
-    """The exit code: 0 where the small run succeeded, 1 where a node of it failed, 128 + a signal's number.
+    """Run a small trial of the graph. Returns 0 for success, 1 if a node failed, 128 + a signal's number if stopped.
 
     Raises PipelineError for too few samples.
     """
@@ -117,7 +117,7 @@ def _small(node: GraphNode, samples: int) -> Any:
 
 
 def estimates(store: Store, graph: Graph, session: Session) -> dict[str, NodeEstimate]:
-    """What the full run of each node will take, in the order of the data; session: the small run, which is done."""
+    """Predict the needs of each node in the full run, in the order of the data. session: the finished trial run."""
     made = cached_artifacts(store, make_planner(store, graph).plan())
     measured = {node_id: _measured(session, node_id) for node_id in graph.nodes}
     artifacts = {node_id: one.artifact for node_id, one in measured.items()}

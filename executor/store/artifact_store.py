@@ -53,10 +53,10 @@ PROJECT_MARKS = ("pyproject.toml", ".git")
 
 
 def store_path(given: str | None, pipeline_file: Path | None) -> Path:
-    """The folder of the store: --store, else DFLOW_STORE, else runs/ in the project root.
+    """The store's folder: `given` (--store), else DFLOW_STORE, else runs/ in the project's root.
 
-    The project root is the nearest folder above the pipeline file (without one, above the working directory) that holds
-    a pyproject.toml or .git, else that folder itself.
+    The root is the nearest folder with a pyproject.toml or .git at or above the pipeline file, else that file's own
+    folder. Without a file the search starts at the working directory.
     """
     named = given or os.environ.get("DFLOW_STORE")
     if named:
@@ -84,8 +84,10 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, *, write: bool) -> Store:
-        """Raises StoreError if the store is newer than this program, cannot be written, or has no working locks; also
-        where one of its folders is a link, since its target does not belong to the store.
+        """Open a store. write: also for writing.
+
+        Raises StoreError if the store is newer than this program, cannot be written, or has no working locks. It does
+        so too where one of its folders is a link, whose target does not belong to the store.
         """
         refuse_links(
             (path / name for name in NO_LINKS),
@@ -103,9 +105,9 @@ class Store:
 
     @cached_property
     def memos(self) -> Path | None:
-        """The folder of memos: in the user's cache, so that others who can write to the store cannot forge them.
+        """The folder for cached digests of this store, in the user's own cache; None where there is no such cache.
 
-        None if there is no such cache.
+        Others who can write to the store cannot forge them there.
         """
         return user_cache("stores", hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:16])
 
@@ -135,7 +137,7 @@ class Store:
         return files is not None and _is_intact(folder, files)
 
     def files(self, digest: str) -> list[str]:
-        """Names of all files in the artifact's folder, also of those that its manifest lacks, and of links."""
+        """The names of all files in an artifact's folder, including links and files that its manifest does not list."""
         folder = self.object_path(digest)
         found = (Path(here, name) for here, folders, names in os.walk(folder) for name in (*folders, *names))
         return [path.relative_to(folder).as_posix() for path in found if path.is_symlink() or not path.is_dir()]
@@ -169,7 +171,7 @@ class Store:
         return key
 
     def accept(self, key: str, line: IndexLine) -> None:
-        """Enter an artifact that was computed for another key into the index of this one."""
+        """Add an index line by which an artifact computed for another key is valid for this one."""
         with shared_gc_lock(self.path):
             self._append(key, line)
 
@@ -206,9 +208,9 @@ class Store:
         return digest
 
     def place(self, sealed: Path, key: str, entry: IndexLine) -> None:
-        """Make a folder, whose files and manifest are on disk, the artifact of a key: a rename, then the index line.
+        """Make a folder the artifact of a key, by a rename and an index line.
 
-        The files were read just now.
+        Its files and manifest are already on disk, and were read just now.
         """
         fail_point("commit:placing")
         with shared_gc_lock(self.path):
@@ -249,8 +251,8 @@ class Store:
         fail_point("commit:indexed")
 
     def _place(self, out: Path, digest: str) -> None:
-        """Rename a sealed out_dir into objects/, and remember its stamps. If the same content exists already, that is
-        kept.
+        """Rename a finished out_dir into objects/, and remember the stamps of its files; equal content there is kept
+        instead.
         """
         target = self.object_path(digest)
         with clear_errors(target):

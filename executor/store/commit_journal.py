@@ -71,7 +71,9 @@ class PendingCommit:
 
 
 def _files(out: Path) -> dict[str, list[int]]:
-    """Size, time and inode of each file, links not followed; sealing changes none of them."""
+    """Size, modification time and inode of each file below a folder; links are not followed. Sealing changes none of
+    them.
+    """
     found = {}
     for here, _, names in os.walk(out):
         for name in names:

@@ -16,11 +16,12 @@ PULLED = "pulled"  # the acceptance of a line whose artifact another store compu
 
 @frozen
 class IndexLine:
-    """A run computed `digest` for the key; empty, as the time, before the commit.
+    """A line of the index: the artifact `digest` was computed for a key by a run. digest, time: empty before the
+    commit.
 
-    acceptance: "computed", "forced" by --from, "pulled" from `source`, a URL, or "accepted": `user` declared, for
-    `reason`, that what was computed for accepted_key holds for this key too, of which only the code differs.
-    without_code: the key for any code.
+    acceptance: "computed"; "forced" by --from; "pulled" from `source`, a URL; or "accepted", if `user` declared for
+    `reason` that the artifact of accepted_key, which differs by code only, is valid for this key. without_code: the key
+    with the code left out.
     """
 
     digest: str

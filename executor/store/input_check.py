@@ -18,9 +18,10 @@ from executor.store.seen_stamps import SeenStamps, stamps_of
 def check_before_use(
     store: Store, digests: Iterable[str], *, read_all: bool, progress: Progress
 ) -> dict[str, list[Finding]]:
-    """The damages of these artifacts; damaged ones are set aside. read_all: read every file, whatever is known of it.
+    """Check artifacts before they are read, and set damaged ones aside. Returns the damages by digest.
 
-    Raises StoreError where a file may not be read, or a damaged artifact cannot be set aside.
+    read_all: read every file, even if it is known to be intact. Raises StoreError where a file may not be read, or a
+    damaged artifact cannot be set aside.
     """
     seen = SeenStamps(store.memos)
     known = seen.newest()

@@ -55,12 +55,11 @@ def check(
     progress: Progress = lambda size: None,
     on_unread: Callable[[str], None] = lambda name: None,
 ) -> dict[str, list[Finding]]:
-    """The files that are not as they were committed, by the digest of each damaged artifact.
+    """The damaged files of artifacts, by digest.
 
-    Files whose stamp is known from an earlier check are not read again.
-
-    read_all: read every file. sizes_only: read only the manifests. on_unread: called with the name of each file that
-    is not read again. Raises StoreError if a file may not be read.
+    Files that are unchanged since an earlier check are not read again. read_all: read every file. sizes_only: read only
+    the manifests. on_unread: called with the name of each file that is not read again. Raises StoreError if a file may
+    not be read.
     """
     known = {} if read_all else _known_stamps(store)
     found = {}
@@ -73,7 +72,7 @@ def check(
 
 
 def artifact_digests(store: Store) -> list[str]:
-    """The digests of all artifacts in the store."""
+    """The digests of all artifacts in the store, sorted."""
     folder = store.path / "objects"
     return sorted(path.name for path in folder.iterdir() if DIGEST.fullmatch(path.name)) if folder.is_dir() else []
 
@@ -95,7 +94,7 @@ def set_aside(store: Store, digests: Iterable[str]) -> None:
 
 
 class _Artifact:
-    """One check of one artifact. verified: stamps of the files that were read and found intact."""
+    """The check of one artifact. verified: stamps of files that were read and found intact."""
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class Holder:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether a process of another host had the lease and did not release it."""
+        """Whether a process on another host holds the lease, or ended without releasing it."""
         return self.host not in ("", os.uname().nodename) and not self.released
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ _CHECKS: Mapping[str, Check] = {
 
 
 class Lease:
-    """The lease on the work folder of one key; a context manager that gives it back."""
+    """The lease on the work folder of one key, which only one process can hold; leaving its context releases it."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
         self.folder = folder
@@ -120,9 +120,9 @@ class Lease:
         return self.folder / f"{kind}-{self.token}-{self.id[:8]}{suffix}"
 
     def try_acquire(self) -> bool:
-        """Take the lease; False if another process holds it.
+        """Take the lease; False if another process of this host holds it.
 
-        Raises LeaseLost if a process of another host had it and did not release it: whether that process still runs
+        Raises LeaseLost if a process of another host took it and never released it: whether that process still runs
         cannot be known here.
         """
         with clear_errors(self.folder):
@@ -170,7 +170,7 @@ class Lease:
         self._given_up.set()
 
     def go_on(self) -> None:
-        """Called by long work. Raises StopRequested if the lease was given up."""
+        """Raise StopRequested if the lease was given up. Called now and then by long work."""
         if self._given_up.is_set():
             raise StopRequested(f"{self.folder}: the run was stopped; the next one continues here")
 

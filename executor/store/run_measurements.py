@@ -22,7 +22,10 @@ FOLDER = "outside_digest"
 
 
 def keep_own_files(record: Path, key: str, out: Path) -> None:
-    """Copy those of a sealed out_dir into a run's record, replacing those of an earlier attempt."""
+    """Copy the files outside the digest (measurements) of a finished out_dir into the run's record.
+
+    They replace those of an earlier attempt.
+    """
     if not is_folder(record):
         return
     kept = record / FOLDER / key
@@ -36,10 +39,10 @@ def keep_own_files(record: Path, key: str, out: Path) -> None:
 
 
 def own_files(records: Path, run: str | None, key: str | None, folder: Path) -> dict[str, Path]:
-    """The files of a run by name; folder: that of the artifact.
+    """A run's own measurement files of an artifact, by name. folder: the artifact's folder.
 
-    They are in the artifact if the store kept this run's or the run is not known, else in the run's record. Those of
-    another run are never used.
+    They are in the artifact if this run made it or no run is given, else in the run's record. Files of another run are
+    never used.
     """
     in_artifact = _files_in(folder)
     manifest = Manifest.of(folder)

@@ -68,14 +68,14 @@ def printable(text: str) -> str:
 
 
 def name_store(path: Path, default: Path) -> None:
-    """Let commands in texts for the user name the store in `path` from now on, unless they take it anyway."""
+    """Set the store that printed commands name from now on; none if they would use `path` by default."""
     here = Path.cwd()
     shown = path.relative_to(here) if path.is_relative_to(here) else path
     STORE_OPTION[:] = [] if path == default else [f"--store {shlex.quote(str(shown))}"]
 
 
 def as_typed(text: str) -> str:
-    """The text with each of dflow's commands in it as the user has to type it: with the store that it is about."""
+    """The text with dflow's commands as the user has to type them, with --store where necessary."""
     return COMMAND.sub(lambda found: " ".join([found[0], *STORE_OPTION]), text) if STORE_OPTION else text
 
 
@@ -86,7 +86,7 @@ def one_line(text: str, length: int) -> str:
 
 
 def indented(text: str) -> str:
-    """The text with all further lines indented, so that none of them looks like a line of dflow."""
+    """The text with every further line indented, so that none of them looks like a line of dflow itself."""
     first, *others = text.splitlines() or [""]
     return "\n".join([first, *(line if line[:1].isspace() else f"    {line}" for line in others)])
 
@@ -129,7 +129,7 @@ def write_on(stream: IO[AnyStr], text: AnyStr) -> None:
 
 
 class Enduring:
-    """A stream for libraries that write to it themselves: a closed terminal does not make them fail."""
+    """A stream for libraries that write to it themselves; it ignores a closed terminal instead of failing."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -150,8 +150,9 @@ class Enduring:
 
 
 def prepare_streams() -> None:
-    """Make streams accept any text. Descriptors that were closed at start are sent to the null device: else the next
-    file that is opened would get their number.
+    """Prepare the standard streams: they accept any text, and closed descriptors lead to the null device.
+
+    Otherwise the next opened file would get a closed descriptor's number.
     """
     for number in range(3):
         try:
@@ -170,7 +171,7 @@ def prepare_streams() -> None:
 
 
 def output_errors_text() -> str:
-    """Which streams could not be written, though their readers exist; empty where none."""
+    """A text that names each output stream that could not be written although its reader exists; "" for none."""
     return "; ".join(f"{NAMES[number]} cannot be written: {why}" for number, why in OUTPUT_ERRORS.items())
 
 
@@ -205,14 +206,14 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: Contain
 
 
 class Unrepeated:
-    """Filters the progress lines of one task for logs and pipes."""
+    """A filter for the progress lines of one task in logs and pipes: equal lines are rarely repeated."""
 
     def __init__(self) -> None:
         self._last = ""
         self._shown_at = 0.0
 
     def line(self, text: str) -> str:
-        """The text where it differs from the last one; once a minute with the time where it does not; else empty."""
+        """The text to print: itself where it changed, once a minute with the time where it did not, else ""."""
         now = time.monotonic()
         is_same = text == self._last
         if is_same and now - self._shown_at < UNCHANGED_S:

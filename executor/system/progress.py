@@ -82,7 +82,7 @@ class Activity(_LiveLine):
             print_lines(line, error=True)
 
     def show(self, text: str) -> None:
-        """Print a result; the live line is hidden meanwhile, since both may be on one terminal."""
+        """Print a result above the live progress line, which is hidden while it prints."""
         is_shown = self._bar is not None and self._bar.live.is_started
         if self._bar is not None:
             self._bar.stop()

@@ -22,7 +22,7 @@ def write_sealed(path: Path, value: Any) -> str:
 
 
 def read_sealed(path: Path, digest: str) -> Any:
-    """The value, None where the file does not exist. Raises StoreError where it is not the one that was written."""
+    """Read a JSON file, and check its digest; None where it does not exist. Raises StoreError for another digest."""
     try:
         data = read_plain(path)
     except OSError as error:

@@ -26,8 +26,9 @@ HOST_REMEDY = "set --host to an address of this machine: 127.0.0.1, or 0.0.0.0 f
 
 
 class Server(ChildGroup):
-    """A server process. environment: added to that of this process. All output of the server goes to the log, or to the
-    pipe of one who writes the log.
+    """A server process. environment: additions to this process's.
+
+    All output of the server goes to the file `log`, or to `pipe` if another thread writes the log.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ def wait_until_ready(server: Server, url: str, *, show: bool = True) -> None:
 
 
 def is_healthy(url: str) -> bool:
-    """Whether the server reports that it is ready; False also while nothing listens."""
+    """Whether the server reports itself ready; False while nothing listens at its address."""
     try:
         with open_directly(f"{url}/health", timeout=HEALTH_WITHIN_S) as response:
             return bool(response.status == 200)

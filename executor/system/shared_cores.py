@@ -26,7 +26,10 @@ YIELDS_S = 0.6  # a run that waits looks every 0.25 s
 
 
 class SharedCores:
-    """What one run holds. It always gets its first stage; another one only where the stages of all runs fit."""
+    """The CPU cores that one run holds among all runs of this machine.
+
+    It always gets cores for a first stage; for further ones only if the stages of all runs fit.
+    """
 
     def __init__(self, cpus: int) -> None:
         """Begin without any cores held. cpus: those that the run may use, which may be more than exist."""
@@ -37,9 +40,9 @@ class SharedCores:
         self._file: tuple[Path, int] | None = None
 
     def take(self, cpus: int) -> str:
-        """Hold `cpus` more, for a stage. Returns why the stage has to wait for other runs, or "".
+        """Hold `cpus` more cores for a stage. Returns why the stage must wait for other runs, or "".
 
-        A run of which a stage has just ended lets others go first: it is the first to see that there is room.
+        A run whose stage has just ended lets other runs go first, since it is the first to notice free cores.
         """
         reason = ""
         with suppress(OSError, ValueError), _locked() as folder:  # no locks, a full disk: as if no other run was there
@@ -71,7 +74,7 @@ class SharedCores:
             os.close(descriptor)
 
     def _held_by_others(self, folder: Path) -> int:
-        """CPUs, without those of runs that share none of this one's (`taskset`)."""
+        """The number of CPUs held by other runs, except runs that use none of this run's CPUs (`taskset`)."""
         boot, held = boot_id(), 0
         for path in folder.glob(f"{boot}.*"):
             if self._file is not None and path == self._file[0]:

@@ -60,10 +60,10 @@ class Finished(NamedTuple):
 
 
 class ChildGroup:
-    """A command and all that it starts, in a process group of its own that never outlives this process.
+    """A command and all processes that it starts, in a process group that never outlives this process.
 
-    environment: the complete one, see `child_environment`. files: further descriptors that the command inherits.
-    grace_s: seconds between SIGTERM and SIGKILL; 0 for an immediate SIGKILL.
+    environment: complete, see `child_environment`. files: further descriptors that the command inherits. grace_s:
+    seconds between SIGTERM and SIGKILL; 0 for an immediate SIGKILL.
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class ChildGroup:
 
 
 class Child:
-    """A module of dflow in a process group of its own, which the kernel kills when the thread that started it ends.
+    """A module of dflow in its own process group, which the kernel kills when the starting thread ends.
 
-    Its `main` calls `begin_as_child` first. It has no descriptor but its input, by default the null device, and its
-    output. When it has ended, the rest of its group is ended too. One thread waits; any thread may send signals.
+    The module's `main` calls `begin_as_child` first. The process inherits only its input, by default the null device,
+    and its output. When it has ended, the rest of its group is killed. One thread waits; any thread may send signals.
 
     environment: as in ChildGroup. output: a descriptor for stdout and stderr.
     """
@@ -185,9 +185,9 @@ class Child:
 
 
 def begin_as_child() -> None:
-    """Tie this process to the one that started it, and reset its signals to a fresh interpreter's, except ENDING.
+    """Tie this process to its parent, and reset its signals to a fresh interpreter's, except ENDING.
 
-    Those stay blocked until the caller has its handlers.
+    The signals in ENDING stay blocked until the caller has installed handlers.
     """
     end_with_parent(int(os.environ[PARENT]))
     for number in signal.valid_signals() - {*PYTHON_IGNORES, signal.SIGKILL, signal.SIGSTOP}:
@@ -243,15 +243,18 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def child_environment(**variables: str) -> dict[str, str]:
-    """This process's environment, in which `ops` in the working directory cannot shadow dflow's."""
+    """This process's environment, changed so that `ops` in the working directory cannot shadow dflow's.
+
+    variables: set in addition.
+    """
     path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1", **variables}
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; exit at once where the parent is gone.
+    """Let the kernel kill this process when the thread that started it ends; exit at once if the parent is gone.
 
-    parent: its process id.
+    parent: the parent's process id.
     """
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

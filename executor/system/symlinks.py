@@ -28,9 +28,9 @@ def is_folder(path: Path) -> bool:
 
 
 def plain_status(folder: Path, name: str) -> os.stat_result:
-    """The status of a file below a folder; name: relative, with "/".
+    """The status of a regular file below a folder. name: relative, with "/".
 
-    Raises OSError where it does not exist, with ELOOP where it is no regular file or its path contains a link.
+    Raises OSError where it does not exist, and with ELOOP where it is no regular file or its path contains a link.
     """
     path = str(folder)
     parts = name.split("/")
@@ -67,7 +67,7 @@ def remove(path: Path, *, ignore_errors: bool = False) -> None:
 
 
 def links_in(folder: Path) -> Iterator[Path]:
-    """Every link at or below a path, without following links."""
+    """Every symbolic link at or below a path; links are not followed."""
     if folder.is_symlink():
         yield folder
         return
@@ -79,7 +79,7 @@ def links_in(folder: Path) -> Iterator[Path]:
 
 
 def remove_links_out_of(folder: Path) -> None:
-    """Remove the links below a folder that lead out of it; others are kept."""
+    """Remove all links below a folder that lead out of it; links within it stay."""
     inside = Path(os.path.realpath(folder))
     for link in links_in(folder):
         if not Path(os.path.realpath(link)).is_relative_to(inside):

@@ -31,7 +31,7 @@ READINGS: dict[str, Callable[[Any, Any], float]] = {
 
 @frozen
 class Used:
-    """One process: CPU time since its start, in seconds, and resident memory in bytes."""
+    """The resource use of one process. seconds: CPU time since its start. memory: resident bytes."""
 
     seconds: float
     memory: int
@@ -60,7 +60,7 @@ class Watched:
 
 
 class Usage(threading.Thread):
-    """Calls `report` with what a stage uses, until `close`. gpus: the devices it sees, None for all of them."""
+    """A thread that reports the resource use of a stage until `close`. gpus: the devices it sees, None for all."""
 
     def __init__(self, pid: int, gpus: Sequence[str] | None, report: Callable[[Mapping[str, float]], None]) -> None:
         super().__init__(daemon=True, name="usage of a stage")
@@ -84,7 +84,7 @@ class Usage(threading.Thread):
 
 
 def used_below(pid: int) -> dict[int, Used]:
-    """Resource use of a process and all its descendants, by process id. Empty where it has ended."""
+    """The resource use of a process and all its descendants, by process id; empty where it has ended."""
     import psutil
 
     found: dict[int, Used] = {}
@@ -98,7 +98,7 @@ def used_below(pid: int) -> dict[int, Used]:
 
 
 def gpu_metrics(gpus: Sequence[str] | None) -> dict[str, float]:
-    """The metrics of these GPUs, None for all of them; empty without a driver. Named by the machine's indices."""
+    """The metrics of these GPUs, named by the machine's GPU indices. gpus: None for all. Empty without a driver."""
     library = nvml()
     if library is None:
         return {}

@@ -62,7 +62,7 @@ def trust_store(path: Path) -> None:
 
 
 def is_own_store(path: Path) -> bool:
-    """Whether the user made the store, or trusts it; also one that does not exist yet."""
+    """Whether the user made or trusts the store; True for a store that does not exist yet."""
     return not os.path.lexists(path / "format") or is_trusted(STORE, _identity(path))
 
 

@@ -21,12 +21,12 @@ COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # Triton's cache lies below, where TRITON_
 
 
 def user_cache(*names: str) -> Path | None:
-    """The folder of these names in the user's cache, created where it is missing; None where it is not writable."""
+    """A folder in the user's cache, created if missing. names: its path there. None where it is not writable."""
     return _own_folder("XDG_CACHE_HOME", ".cache", names)
 
 
 def user_state() -> Path | None:
-    """The folder for what is kept, created where it is missing; None where it is not writable."""
+    """The folder for lasting data of the user (XDG_STATE_HOME), created if missing; None where it is not writable."""
     return _own_folder("XDG_STATE_HOME", ".local/state", ())
 
 

@@ -50,7 +50,7 @@ Measured = tuple[float, Mapping[str, float]]  # when a node ended, and its final
 
 @frozen
 class Dataset:
-    """Something that a node read. context: the edge or field that names it; path: None where several files are one."""
+    """A data set that a node read. context: the edge or field that names it. path: None for several files."""
 
     context: str
     name: str
@@ -78,9 +78,9 @@ class ModelFiles:
 
 @frozen(kw_only=True)
 class Ending:
-    """What an MLflow run has once it no longer runs. results: by node. best: figures of a sweep's best combination.
+    """The final contents of an MLflow run. results: by node. best: figures of a sweep's best combination.
 
-    files: by their names in MLflow. references: the files that are too large for it.
+    files: by their names in MLflow. references: of files too large to upload.
     """
 
     ended: float
@@ -94,11 +94,11 @@ class Ending:
 
 @frozen(kw_only=True)
 class MlflowRun:
-    """What MLflow is to hold of the whole run, of a combination or of a node.
+    """The contents of one MLflow run: that of the whole dflow run, of a combination, or of a node.
 
-    below: the run that it lies below. first_tags: those with which it is made; the user may change them. tags: those
-    that follow the record. reads: the artifacts that a node reads. ending: takes the ids of the experiment and of the
-    whole run in MLflow.
+    below: the run that it is nested in. first_tags: set once, when it is created; the user may change them. tags: kept
+    equal to the record. reads: artifacts that the node reads. ending: computes the final contents, from the ids of the
+    experiment and of the whole run in MLflow.
     """
 
     place: Place
@@ -114,7 +114,7 @@ class MlflowRun:
 
 
 class Contents:
-    """What MLflow is to hold of the run of a graph, as far as its record has come."""
+    """Everything that MLflow should hold of a run, as far as the run's record has come."""
 
     def __init__(self, store: Path, graph: Graph) -> None:
         self.graph = graph
@@ -299,8 +299,9 @@ def _accepted_text(at: float, event: Accepted) -> str:
 
 
 def columns(record: Record, graph: Graph, found: Iterable[Combination]) -> tuple[list[str], list[str]]:
-    """The metrics and parameters by which runs of the experiment are compared: what judges the result, the fields of a
-    sweep, and the values that `-s` changed.
+    """The metrics and parameters by which an experiment's runs are compared.
+
+    They are the metrics that judge the result, the fields of a sweep, and the values that `-s` changed.
     """
     swept = dict.fromkeys(name for combination in found for name in combination.values)
     changed = (_param(text.partition("=")[0].strip()) for text in record.state.overrides)
@@ -316,10 +317,10 @@ def _param(path: str) -> str:
 
 
 def results(record: Record, graph: Graph, nodes: Iterable[GraphNode]) -> dict[str, Measured]:
-    """The results of each node: when it ended and its final metrics.
+    """The final metrics of each node, and when it ended.
 
-    Main metrics come first: MLflow's charts start with the first metric. What judges the result also has a short name,
-    `tau`: one column of all runs, whatever their nodes.
+    Main metrics come first, since MLflow's charts start with the first metric. A metric that judges the result also
+    gets a short name, such as `tau`, so that all runs share a column.
     """
     states = record.state.nodes
     found = final_metrics(nodes, states)
@@ -368,7 +369,7 @@ def _short(found: Mapping[str, tuple[str, float]], graph: Graph) -> dict[str, tu
 
 
 def judgement(graph: Graph, judged: Iterable[Measured]) -> dict[str, str]:
-    """The figures that ops declare in `judged_by`, such as tau.
+    """The metrics that ops declare in `judged_by`, such as tau, as text by name.
 
     Where several nodes have one, the first also gets the plain name, so that models can be compared by it.
     """
@@ -395,9 +396,9 @@ def files_read(store: Path, node: GraphNode, digest: str) -> Iterable[Dataset]:
 
 
 def node_files(record: Record, node_id: str, figures: Iterable[str]) -> tuple[dict[str, Path], dict[str, Reference]]:
-    """Files by their names in MLflow, and references.json for the large ones; of a cached node only the manifest.
+    """The files to upload for a node, by their names in MLflow, and references.json for large ones.
 
-    figures: their names; the files lie in the record.
+    A cached node uploads only its manifest. figures: their names; the files lie in the record.
     """
     state, records = record.state.nodes[node_id], record.folder.parent
     paths = [record.figures_path(node_id) / f"{name}.png" for name in figures]
@@ -419,9 +420,9 @@ def node_files(record: Record, node_id: str, figures: Iterable[str]) -> tuple[di
 
 
 def artifact_files(folder: Path, own: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, Reference]]:
-    """The small files of an artifact by their names in MLflow, and the others.
+    """The small files of an artifact by their names in MLflow, and references to the large ones.
 
-    own: the files outside its digest to include, see store/run_measurements.py.
+    own: files outside the digest to include, see store/run_measurements.py.
     """
     manifest = Manifest.read(own.get(MANIFEST, folder / MANIFEST))
     files = {} if manifest is None else manifest.files
@@ -435,7 +436,7 @@ def artifact_files(folder: Path, own: Mapping[str, Path]) -> tuple[dict[str, Pat
 
 
 def whole_artifact(record: Record, node_id: str) -> dict[str, Path]:
-    """The files of an artifact by their names in MLflow, in order; none where the store no longer holds it."""
+    """All files of an artifact by their names in MLflow, in order; empty where the store no longer holds it."""
     state, records = record.state.nodes[node_id], record.folder.parent
     assert state.digest is not None
     folder = records.parent / "objects" / state.digest

@@ -108,10 +108,9 @@ class Tracker:
         self.sent = sent
 
     def experiment(self, name: str, metrics: Iterable[str], params: Iterable[str] = ()) -> str:
-        """The id of the experiment, created where it does not exist. Raises StoreError where it was deleted.
+        """The id of an MLflow experiment, created if missing. Raises StoreError where it was deleted.
 
-        metrics, params: the columns of its table of runs in the view that `dflow ui` links to, beside those that
-        earlier runs put there.
+        metrics, params: further columns for the table of runs in the view that `dflow ui` opens.
         """
         columns = [
             *VIEW_COLUMNS,
@@ -137,12 +136,12 @@ class Tracker:
         return str(known.experiment_id)
 
     def _artifact_location(self) -> str | None:
-        """Files go to the store, unless a server or a folder of runs has its own place for them."""
+        """The place for MLflow's files: a folder of the store, or None where a server or folder of runs has its own."""
         has_place = urlsplit(self._uri).scheme in ("http", "https", "file")
         return None if has_place else (self._store / "mlartifacts").as_uri()
 
     def runs_of(self, experiment: str, run: str) -> dict[Place, list[HeldRun]]:
-        """The MLflow runs of a dflow run, by what they represent."""
+        """The MLflow runs that belong to a dflow run, by the part that each represents."""
         found: dict[Place, list[HeldRun]] = {}
         token = None
         while True:
@@ -201,14 +200,17 @@ class Tracker:
         held.params |= given
 
     def log_points(self, run_id: str, points: Sequence[Point], names: Iterable[str]) -> None:
-        """Send points to an MLflow run. names: those of all points of the run, in an order that only grows. A database
-        ignores those that it has.
+        """Send points to an MLflow run; a database ignores points that it already has.
+
+        names: the metric names of all points of the run, in an order that only grows.
         """
         chosen = self._names(names)
         self._log_metrics(run_id, [metric for point in points for metric in _metrics(point, chosen)])
 
     def _log_metrics(self, run_id: str, metrics: Sequence[Metric]) -> None:
-        """One that MLflow does not take costs no other: what was refused is sent again metric by metric."""
+        """Send metrics in one call; if MLflow refuses one, send them again one by one, so that only that
+        one is lost.
+        """
         try:
             self.client.log_batch(run_id, metrics=metrics)
         except mlflow.exceptions.MlflowException as error:
@@ -279,14 +281,14 @@ class Tracker:
             self.client.set_logged_model_tags(model_id, _cut(tags))
 
     def log_output(self, run_id: str, model_id: str) -> None:
-        """Link a model to a run, as its output or as one that it evaluates."""
+        """Link a logged model to an MLflow run, as the run's output or as a model that it evaluates."""
         outputs = self.client.get_run(run_id).outputs
         linked = {output.model_id for output in outputs.model_outputs} if outputs is not None else set()
         if model_id not in linked:
             self.client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
 
     def log_note(self, held: HeldRun, note: str, known: Sequence[str]) -> None:
-        """Set the run's description, unless a user wrote one that is not in `known`."""
+        """Set the MLflow run's description, unless a user changed it. known: the descriptions that dflow wrote."""
         held.tags[NOTE] = self.client.get_run(held.run_id).data.tags.get(NOTE, "")
         if held.tags[NOTE] in known:
             self.log_tags(held, {NOTE: note})
@@ -307,16 +309,17 @@ class Tracker:
         return str(self.client.get_run(run_id).data.tags.get(name, ""))
 
     def files_of(self, held: HeldRun, folder: str) -> dict[str, int]:
-        """The sizes of the files that MLflow has of a run in a folder and below it, by their names."""
+        """The sizes of an MLflow run's files in a folder and below it, by name."""
         found: dict[str, int] = {}
         for entry in self.client.list_artifacts(held.run_id, folder):
             found |= self.files_of(held, entry.path) if entry.is_dir else {str(entry.path): int(entry.file_size or 0)}
         return found
 
     def log_files(self, held: HeldRun, files: Mapping[str, Path], references: Mapping[str, Reference]) -> None:
-        """Send all files in one call, by their names in MLflow.
+        """Send files to an MLflow run in one call, by their names there.
 
-        What is missing is skipped, and what is no plain file of the store: a record of strangers may name any file.
+        Missing files are skipped, and so are all that are no regular files of the store: a stranger's record may name
+        any file.
         """
         existing = {
             name: path for name, path in files.items() if is_plain(path, self._store) and ".." not in Path(name).parts
@@ -333,7 +336,7 @@ class Tracker:
 
 @contextmanager
 def _linked(files: Mapping[str, Path]) -> Iterator[Path]:
-    """A temporary folder with links of these names to these files."""
+    """Open a temporary folder with symbolic links to files, by these names."""
     with tempfile.TemporaryDirectory() as folder:
         for name, path in files.items():
             link = Path(folder, name)
@@ -383,7 +386,9 @@ def tracking_uri(store: Path, uri: str | None, root: Path) -> str:
 
 
 def open_client(store: Path, uri: str) -> MlflowClient:
-    """A connected client. A database is created or migrated under a lock, since concurrent ones would fail."""
+    """A connected MLflow client. Its database is created or migrated under a lock, as that cannot be done twice at
+    once.
+    """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     is_file = uri.startswith("sqlite:") and "?" not in uri
     with _locked(store, uri):
@@ -396,9 +401,9 @@ def open_client(store: Path, uri: str) -> MlflowClient:
 
 
 def _make_database(path: Path) -> None:
-    """Create it under another name: a first migration that was killed cannot be completed, and MLflow refuses it.
+    """Create an MLflow database under a temporary name, since MLflow refuses one whose migration was interrupted.
 
-    All migrations of MLflow take seconds, so an empty database is kept in the user's cache and copied from there.
+    MLflow's migrations take seconds, so an empty database is kept in the user's cache and copied from there.
     """
     fresh = path.with_name(f".{path.name}.new")
     for leftover in (fresh, fresh.with_name(f"{fresh.name}-journal")):
@@ -430,7 +435,7 @@ def _migrate(fresh: Path) -> None:
 
 
 def _without_waiting(connection: Any, _record: Any) -> None:
-    """No fsync per change: the new database is used only once it is complete."""
+    """Switch off fsync for a new SQLite database; it is not used before it is complete."""
     connection.execute("PRAGMA synchronous = OFF")
 
 
@@ -458,8 +463,9 @@ def _metrics(point: Point, names: Mapping[str, str], model_id: str | None = None
 
 
 def mlflow_names(names: Iterable[str]) -> dict[str, str]:
-    """Names that MLflow accepts, each another one: the first of those that would be the same has the name itself, the
-    next ones have their number behind it.
+    """Names that MLflow accepts, by the given names, all different.
+
+    If several would become equal, the first keeps the name and the others get a number at the end.
     """
     chosen: dict[str, str] = {}
     taken: set[str] = set()
@@ -475,14 +481,14 @@ def mlflow_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _name(name: str) -> str:
-    """The name as MLflow accepts it: acc@1 becomes acc_1, and a path stays below where it starts: ../x becomes __/x."""
+    """The name in a form that MLflow accepts: acc@1 becomes acc_1, and ../x becomes __/x, which stays in its folder."""
     parts = ["__" if part == ".." else part for part in _in_allowed_characters(name).split("/") if part != "."]
     joined = "/".join(part for part in parts if part) or "_"
     return f"__{joined[2:]}" if joined.startswith("..") else joined
 
 
 def _in_allowed_characters(name: str) -> str:
-    """A path as posixpath.normpath has it, which MLflow requires of a name."""
+    """The name with other characters replaced by "_", shortened, and normalised as posixpath.normpath does."""
     return posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", name)[:NAME_LENGTH]).lstrip("/")
 
 

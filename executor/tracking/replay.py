@@ -179,7 +179,9 @@ class Replay:
         self._save()
 
     def _find_runs(self) -> None:
-        """Ask MLflow which runs it has; of several for one place, which an unconfirmed call may leave, one is kept."""
+        """Ask MLflow for the runs that it has of this run. Of several for the same part, which a failed call may leave,
+        one stays.
+        """
         if self._held is not None:
             return
         tracker = self._tracker  # which may have lost what was sent
@@ -238,8 +240,9 @@ class Replay:
         self._sent.write(self._folder)
 
     def _bring_up_to_date(self, run: MlflowRun, *, is_last: bool) -> None:
-        """Send what an MLflow run lacks. is_last: the whole run has ended since it was sent, so that the figures of
-        several nodes may be others.
+        """Send whatever an MLflow run lacks.
+
+        is_last: the whole run has ended, so figures that combine several nodes may have changed.
         """
         held = self._held_of(run)
         changed = {name for name, value in run.tags.items() if held.tags.get(name) != value} - {ACCEPTED}
@@ -260,7 +263,7 @@ class Replay:
             self._sent_points[run.place] += len(points)
 
     def _end(self, run: MlflowRun, held: HeldRun, outdated: list[str]) -> None:
-        """Send what the run has in the end, and close it. All of it can be sent again."""
+        """Send the final contents of an MLflow run, and close it. All of it may be sent a second time."""
         tracker, (kind, name) = self._tracker, run.place
         ending = run.ending(self._sent.experiment, self._sent.parent)
         if kind == "node" and held.tags.get("dflow.digest") != run.tags["dflow.digest"]:
@@ -294,7 +297,7 @@ class Replay:
     # Artifacts that are models.
 
     def _judge_models(self, held: HeldRun, found: Mapping[str, Measured]) -> None:
-        """Link final metrics to each model that they evaluate: those of nodes downstream of it."""
+        """Link final metrics to each logged model that they evaluate: those of nodes below the model's node."""
         graph, tracker = self._contents.graph, self._tracker
         for node in graph.nodes.values():
             judged = [each for node_id, each in found.items() if node_id in graph.below(node.id)]
@@ -305,7 +308,7 @@ class Replay:
                 tracker.log_output(held.run_id, model_id)
 
     def _model(self, node: GraphNode) -> str | None:
-        """The id of the logged model that a node's artifact is; None where it is none, or could not be made."""
+        """The id of a node's artifact as a logged model of MLflow; None where it is no model, or could not be made."""
         state = self._record.state.nodes[node.id]
         if state.state != "done" or state.digest is None or hook(node.op, "logged_model") is None:
             return None
@@ -380,7 +383,7 @@ class Replay:
             self._tracker.log_tags(held, {UPLOADED: whole})
 
     def _is_uploaded_by_maker(self, state: NodeState) -> bool:
-        """Whether the run that computed a cached artifact has uploaded it, to the same place."""
+        """Whether the run that computed a cached artifact has uploaded it to the same MLflow."""
         run = state.source_run if state.cache == "hit" else None
         maker = load_begun(self._store / "records" / run) if run is not None else None
         if maker is None or maker.state.tracking_uri != self._record.state.tracking_uri:

@@ -24,9 +24,10 @@ SPECIAL = re.compile(r"[\\|`]|!(?=\[)|\](?=[(\[])")  # an interval, [1, 2], stay
 
 
 def run_name(state: RunState) -> str:
-    """The name of the whole run in MLflow, which those below it have behind their own.
+    """The name of the whole run in MLflow, to which nested runs append.
 
-    MLflow's list cuts names, so what tells runs apart comes first; the experiment usually has the pipeline's name.
+    MLflow cuts long names, so the part that tells runs apart comes first. The pipeline is left out if the experiment
+    has its name.
     """
     names = [state.name, state.run, "" if state.experiment == state.pipeline else state.pipeline]
     return " ".join(name for name in names if name)
@@ -66,7 +67,7 @@ def combination_note(combination: Combination, state: RunState, graph: Graph, ex
 
 
 def _open(combination: Combination, state: RunState) -> str:
-    """Which of its nodes are not done, and why."""
+    """A text that lists the unfinished nodes of a combination, and why they are not done."""
     nodes = {node.id: state.nodes[node.id] for node in combination.nodes}
     failed = [node_id for node_id, node in nodes.items() if node.state == "failed"]
     blocked = {node_id: node.reason for node_id, node in nodes.items() if node.is_blocked}
@@ -121,5 +122,5 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text of unknown origin as Markdown of one line, without links, images and HTML."""
+    """The text as one line of Markdown, with links, images and HTML made harmless."""
     return SPECIAL.sub(r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")

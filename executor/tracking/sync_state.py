@@ -55,10 +55,10 @@ class SentPart:
 
 @define
 class SentRun:
-    """What was sent of a run. experiment, parent: ids in MLflow, empty until they are known; notes: as above, newest
-    last.
+    """The record of what was sent to MLflow. experiment, parent: ids in MLflow, "" until known.
 
-    events: the size of the log when all of it was sent, None until then.
+    notes: descriptions that dflow wrote, the newest last. events: size of the log when all of it was sent, None until
+    then.
     """
 
     experiment: str = ""
@@ -70,7 +70,7 @@ class SentRun:
 
     @classmethod
     def read(cls, folder: Path) -> SentRun | None:
-        """Read what was sent; None where nothing was sent, or the file is damaged: then the runs are found by their
+        """Read the record of what was sent; None without one, or if it is damaged: the runs are then found by their
         tags.
         """
         data = read_object(folder / FILE)
@@ -115,9 +115,9 @@ def send_rest(
 
 @contextmanager
 def sync_lock(folder: Path) -> Iterator[None]:
-    """Wait until no other process sends this run.
+    """Hold a lock while sending a run, and wait until no other process sends it.
 
-    The process beside a run ends with its executor, but not at the same moment: the record's lock may be free before.
+    The sending process ends with its executor, but not at the same moment: the record's lock may be free earlier.
     """
     with os.fdopen(open_own(folder / "mlflow.lock", os.O_WRONLY | os.O_CREAT), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
