@@ -55,7 +55,7 @@ def read_text(path: Path) -> str:
 
 
 def check_size(path: Path) -> None:
-    """Raises DataError for what is no regular file, or has more than LARGEST_JSON bytes. Nothing is read of it."""
+    """Check that a file is a regular one with at most LARGEST_JSON bytes, without reading it. Raises DataError."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path}: is no regular file; replace it by one")
@@ -71,10 +71,10 @@ def read_json(path: Path) -> Any:
 
 
 def artifact_file(folder: Path, name: object) -> Path:
-    """The file of an artifact that its JSON names, for whoever opens it: only this function joins such names.
+    """The path of a file of an artifact, from a name in the artifact's JSON. All such names must pass this function.
 
-    Raises DataError for what is not the plain name of a regular file in the folder: the artifact may come from somebody
-    else, and could name a private file, or one without end.
+    Raises DataError unless it is the plain name of a regular file in the folder. The artifact may come from somebody
+    else, and could name a private file or an endless device.
     """
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
         raise DataError(f"{folder}: {shown_json(name)} is no plain name of a file of this artifact; verify the store")
@@ -106,8 +106,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_json_files(folder: Path) -> None:
-    """Raises DataError for a file of a checkpoint that libraries would read whole and that is too large or no regular
-    file, and for one that is no JSON object, or nested so deeply that they may fail.
+    """Check a checkpoint's text and JSON files before libraries read them. Raises DataError.
+
+    It refuses files that are too large or not regular, and JSON files that hold no object or are nested too deeply.
     """
     for path in sorted({path for pattern in TEXTS_OF_CHECKPOINTS for path in folder.glob(pattern)}):
         if path.exists():  # a broken link is as good as none
@@ -122,12 +123,12 @@ def check_json_files(folder: Path) -> None:
 
 
 def json_line(value: object) -> str:
-    """One line of a JSONL file, with its newline. Raises ValueError as `write_json`."""
+    """The value as a line of a JSONL file, with its newline. Raises ValueError as `write_json` does."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:
-    """One compact object with sorted keys a line."""
+    """Write rows to a JSONL file: one compact JSON object with sorted keys in each line."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(json_line(row) for row in rows)
 

@@ -73,9 +73,9 @@ class LimitedProcess:
             self._running()
 
     def map(self, shared: Any, items: Sequence[Any], seconds: Sequence[float] | None = None) -> list[Reply]:
-        """function(shared, item) of each item. seconds: what is left for each after earlier calls; default: all.
+        """function(shared, item) for each item, computed in the process. seconds: the time left for each; default: all.
 
-        Raises Exhausted for the first one that needs too much.
+        Raises Exhausted for the first item that needs too much time or memory.
         """
         request = _line([shared, items, seconds or [self._seconds] * len(items)])
         with self._lock:
@@ -99,7 +99,7 @@ class LimitedProcess:
         return replies
 
     def _running(self) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
-        """The process, its input and its output."""
+        """The running process with its input and output; started here if there is none."""
         process = self._process
         is_new = process is None
         if process is None:

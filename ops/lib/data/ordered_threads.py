@@ -20,10 +20,10 @@ def available_cores() -> int:
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
-    """work(item) for each item. An error is raised at its item's turn; later items are finished or dropped.
+    """work(item) of each item, in order, computed in several threads. An error is raised when its item's turn comes.
 
-    Threads, not processes: decoding, resizing and tokenising run outside Python's lock, a process would take seconds to
-    start, and pixels would have to be sent back.
+    Threads suffice, since decoding, resizing and tokenising run outside Python's lock. A process would need seconds to
+    start, and would have to send pixels back.
     """
     if workers == 1:
         yield from map(work, items)

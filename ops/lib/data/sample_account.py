@@ -28,7 +28,9 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins for a spreads
 
 @frozen
 class Loss:
-    """More than MOST_LOST of what a node had. of: what was lost; text: how much, and why; remedy: what to do."""
+    """A loss of more than the share MOST_LOST of a node's samples or answers. of: what was lost. text: how much and
+    why.
+    """
 
     of: Literal["samples", "answers"]
     text: str
@@ -40,7 +42,7 @@ class Loss:
 
 
 def losses_of(summary: Mapping[str, Any]) -> list[Loss]:
-    """The losses in a summary.json; of one that names none, as older ones, those that its counts show."""
+    """The losses that a summary.json names; for an older one, those that follow from its counts."""
     named = summary.get("losses")
     if isinstance(named, list):
         texts = [[str(each.get(key)) for key in ("text", "remedy")] for each in named if isinstance(each, Mapping)]
@@ -53,7 +55,7 @@ def losses_of(summary: Mapping[str, Any]) -> list[Loss]:
 
 
 def _dropped_samples(dropped: Counter[str], total: int, remedies: Mapping[str, str]) -> list[Loss]:
-    """The loss of samples that were dropped for their own fault, of `total` that were read; empty for a small one."""
+    """The loss of samples dropped for their own faults, out of `total` samples read; empty for a small loss."""
     total -= sum(dropped[reason] for reason in NO_LOSS)
     reasons = [(reason, count) for reason, count in dropped.items() if reason not in NO_LOSS]
     lost = sum(count for _, count in reasons)
@@ -95,7 +97,7 @@ def shown_id(sample_id: str) -> str:
 
 
 def summary_splits(artifact: Path) -> dict[str, int] | None:
-    """Samples by split, as a Tally counted them; None for an artifact without such a summary."""
+    """The number of samples in each split, as a Tally wrote it; None for an artifact without such a summary."""
     file = artifact / "summary.json"
     splits = read_object(file).get("splits") if file.is_file() else None
     return splits if isinstance(splits, dict) else None
@@ -113,11 +115,10 @@ def source_splits(artifact: Path) -> dict[str, int] | None:
 
 
 class Tally:
-    """Counts samples, and writes dropped ones to dropped.csv immediately: id, reason, detail.
+    """Counts samples, and writes each dropped one to dropped.csv at once: id, reason, detail.
 
-    A text that a spreadsheet would take for a formula is written with an apostrophe before it. `group` names the
-    metrics (`ingest/kept`). The file exists, with its header, even if nothing was dropped. remedies: what to do about
-    samples that are dropped for a reason.
+    A text that a spreadsheet would read as a formula gets a leading apostrophe. The file always exists, with its
+    header. group: prefix of the metrics (`ingest/kept`). remedies: what to do about samples dropped for a reason.
     """
 
     def __init__(self, stage: Stage, group: str, remedies: Mapping[str, str] | None = None) -> None:
@@ -146,9 +147,9 @@ class Tally:
             )
 
     def drop(self, reason: str, sample_id: str, detail: str = "") -> None:
-        """Counts a dropped sample and writes it to dropped.csv.
+        """Count a dropped sample, and write it to dropped.csv.
 
-        `reason` is counted, so use few different ones; `detail` describes this sample.
+        reason: counted, so use few different ones. detail: describes this sample.
         """
         self.dropped[reason] += 1
         shown = shown_id(sample_id)
@@ -160,10 +161,10 @@ class Tally:
             self._shown.append(f'  sample "{shown}": {reason}{why}')
 
     def finish(self, max_dropped: int | None) -> None:
-        """Writes summary.json and logs the counts; warns of a loss of more than MOST_LOST.
+        """Write summary.json and log the counts; warn if more than the share MOST_LOST is lost.
 
-        Raises DataError with the reasons if nothing is left, or if more than max_dropped samples were dropped
-        for their own fault.
+        Raises DataError with the reasons if no sample is left, or more than max_dropped were dropped for their own
+        fault.
         """
         kept, dropped = sum(self.splits.values()), sum(self.dropped.values())
         at_fault = dropped - self.dropped[NOT_TAKEN]
@@ -213,7 +214,7 @@ class Tally:
         return "\n".join([self.reasons(), "the first of them:", *self._shown, f"all of them: {self._table}"])
 
     def reasons(self) -> str:
-        """One line per reason with its count and the first sample, the most frequent reason first."""
+        """The reasons for dropped samples, one a line with its count and first sample, the most frequent first."""
         lines = (
             f'  {count:6d}  {reason} (first: sample "{self._first[reason]}")'
             for reason, count in sorted(self.dropped.items(), key=lambda item: (-item[1], item[0]))

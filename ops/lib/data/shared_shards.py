@@ -34,7 +34,9 @@ RANGE = re.compile(r"(\d{8})-(\d{8})")
 
 @define(eq=False)
 class SharedShards:
-    """One worker's view of the shards of its stage. `_claims`: the newest known claim of a name and its owner."""
+    """One worker's view of the shards that the workers of a stage share. _claims: name -> newest claim and
+    its owner.
+    """
 
     stage: Stage
     _claims: dict[str, tuple[int, int]] = field(init=False, factory=dict)
@@ -48,10 +50,10 @@ class SharedShards:
         (self.stage.shared_dir / f"worker-{self.stage.worker}").touch()
 
     def claimed(self, stream: Callable[[], Iterable[T]], path: Callable[[T], Path]) -> Iterator[T | None]:
-        """The items of the stream that this worker is to make, until the files of all of them are published.
+        """The items of the stream that this worker has to make, until the files of all items are published.
 
-        path(item): its file in stage.work_dir. None: no item is free now, and another worker, or this one in the
-        background, has not published all of its own; ask again later.
+        path(item): its file in stage.work_dir. None is yielded while no item is free, but other items are still being
+        made by other workers or in the background; ask again later.
         """
         while True:
             seen = []
@@ -69,7 +71,7 @@ class SharedShards:
                 return
 
     def write_artifact(self, write: Callable[[], None]) -> None:
-        """Call `write` in one worker, with an empty out_dir; in the others wait until it is done.
+        """Call `write` in only one worker, with an empty out_dir; the other workers wait until it is done.
 
         Raises StopRequested while waiting.
         """
@@ -87,7 +89,9 @@ class SharedShards:
         write_json(self.stage.shared_dir / f"{name}-{self.stage.worker}.json", value)
 
     def given(self, name: str) -> list[Any]:
-        """What the workers gave, in the order of their numbers; waits for those that work and are not lost."""
+        """The values that all workers gave under a name, in the order of their numbers; waits for all that are not
+        lost.
+        """
         while True:
             lost = self.stage.lost_workers()
             found = _names(self.stage.shared_dir)
@@ -103,7 +107,7 @@ class SharedShards:
         return [read_json(self.stage.shared_dir / each) for each in names if each in found]
 
     def _claim(self, name: str) -> bool:
-        """Whether the claim is this worker's from now on; False if it has it already."""
+        """Claim a name for this worker. Returns False if another worker has it, or this one already claimed it."""
         claim, owner = self._claims.get(name, (-1, None))
         while owner is None or owner in self.stage.lost_workers():
             claim += 1
@@ -133,7 +137,7 @@ class SharedShards:
 
 
 def waited(items: Iterable[T | None], stop_requested: Callable[[], bool]) -> Iterator[T]:
-    """The items without the Nones of `claimed`, at each of which it pauses. Raises StopRequested."""
+    """The items of `claimed` without its Nones, at each of which it waits a moment. Raises StopRequested."""
     for item in items:
         if item is None:
             pause(stop_requested)
@@ -154,7 +158,7 @@ def partial_path(path: Path, worker: int) -> Path:
 
 
 def publish(partial: Path, path: Path) -> None:
-    """Flush a written file to disk and give it its name; if another one has that name already, drop it."""
+    """Sync a finished file to disk, and rename it to its final name; it is dropped if that name already exists."""
     sync(partial)
     try:
         os.link(partial, path)
@@ -168,7 +172,9 @@ def publish(partial: Path, path: Path) -> None:
 
 
 def published_rows(folder: Path, suffix: str) -> int:
-    """Rows in the published files whose names end with the first row and the one after the last: 00000000-00000256."""
+    """The number of rows in published files; names end with the first row and the one after the last, as
+    00000000-00000256.
+    """
     stems = (name.removesuffix(suffix) for name in _names(folder) if name.endswith(suffix))
     ranges = (RANGE.search(stem) for stem in stems)
     return sum(int(found[2]) - int(found[1]) for found in ranges if found)

@@ -59,20 +59,23 @@ class Algorithm(Protocol):
         """Layout of a block of `block_size` verified tokens: which slot predicts which token."""
 
     def metrics(self, with_teacher: bool) -> tuple[str, ...]:
-        """What its loss finds of every token, in this order, where it reads the target's distribution or does not."""
+        """The names of the metrics that the algorithm's loss gives for each token, in order.
+
+        with_teacher: whether the loss reads the target's distribution.
+        """
 
     def mistakes(self, draft: DraftConfig) -> list[str]:
         """What does not fit in this draft, each as "field: what is wrong"."""
 
     def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
-        """config.json of the contract from that of plain DFlash."""
+        """The algorithm's serving config.json, made from that of plain DFlash."""
 
     @classmethod
     def from_serving(cls, data: Mapping[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
         """The algorithm of a config.json, and that of plain DFlash: the inverse. Raises KeyError or TypeError."""
 
     def slot_flops(self, draft: DraftConfig) -> float:
-        """Floating-point operations of one slot's forward and backward pass beside the backbone and the head."""
+        """Floating-point operations of one slot, forward and backward, apart from the backbone and the head."""
 
 
 @runtime_checkable
@@ -83,7 +86,7 @@ class InSpeculators(Protocol):
     speculators_architecture: ClassVar[str]
 
     def to_speculators(self) -> dict[str, Any]:
-        """The fields of its own in that format."""
+        """The algorithm's own config fields, in the format of the library speculators."""
 
 
 def algorithm_names() -> tuple[str, ...]:
@@ -92,7 +95,10 @@ def algorithm_names() -> tuple[str, ...]:
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    """Raises ConfigError for a name that no algorithm has, and for an own one whose config.py cannot be used."""
+    """The config class of an algorithm by its name.
+
+    Raises ConfigError for an unknown name, and for a user's algorithm whose config.py cannot be used.
+    """
     names = algorithm_names()
     if name not in names:
         hint = did_you_mean(name, names) or f"one of {', '.join(names)}"
@@ -168,7 +174,7 @@ def name_and_fields(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def part_of(algorithm: Algorithm | type[Algorithm], place: str) -> Any:
-    """What "file:name" is in the algorithm's folder, that of the class of its config."""
+    """The object "file:name" in the folder of an algorithm."""
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
     return named_function(f"{cls.__module__.rpartition('.')[0]}.{place}")
 
@@ -179,7 +185,10 @@ def file_of(algorithm: Algorithm, name: str) -> str:
 
 
 def code_of(names: Iterable[str], *files: str) -> tuple[str, ...]:
-    """The code of algorithms as `chosen_code` names it: their config.py, and those of `FILES` that an op imports."""
+    """The code of some algorithms, as "module:name": their config.py, and those of `FILES` that an op imports.
+
+    files: names of the latter.
+    """
     code: list[str] = []
     for name in names:
         folder = _place(name).rpartition(".config:")[0]

@@ -7,10 +7,9 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class Layout:
-    """Slot q of a block of `queries` slots predicts the token at anchor + q + shift, the slots before `first` nothing.
+    """The layout of a block of `queries` slots: slot q predicts the token at anchor + q + shift, if q >= first.
 
-    A block's tokens are numbered 0..block_size - 1 behind the anchor, the anchor's number is 0, so the proposals are
-    the tokens 1..block_size - 1 in every layout.
+    A block's tokens have numbers 0 to block_size - 1, the anchor 0; proposals are 1 to block_size - 1 in every layout.
     """
 
     queries: int

@@ -49,9 +49,10 @@ def choose_attention(device: torch.device, config: DraftConfig, dtype: torch.dty
 def dense_attention(
     q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: ContextRange, window: int | None
 ) -> Tensor:
-    """Attention with the whole mask [N * K, T + N * K], [N, K, H, D]; the definition of the others, on any device.
+    """Attention of blocks to context and themselves, with a full mask [N * K, T + N * K]; returns [N, K, H, D].
 
-    Scores and softmax are at least float32. Cost and memory: N K H (T + N K) scores.
+    It defines what the faster versions compute, on any device. Scores and softmax are at least float32; the cost is N K
+    H (T + N K) scores.
     """
     N, K, _, D = q_NKHD.shape
     G, T, _ = k_GTD.shape

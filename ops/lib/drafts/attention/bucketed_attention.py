@@ -33,20 +33,20 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 def split_attention(
     q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: ContextRange, window: int | None
 ) -> Tensor:
-    """Attention bucket by bucket, [N, K, H, D]; CPU only; float32, float64, bfloat16 or float16.
+    """Attention of blocks to context and themselves, bucket by bucket; [N, K, H, D]. CPU only, all float types.
 
-    For the backward pass only the inputs, the output and the log-sum-exp [G, N * K * R] are kept. Both passes need,
-    beyond inputs, outputs and gradients, what one bucket needs: a few [G, X, D], and masks [X, E].
-    Cost: that of the visible scores, plus BUCKET_ROWS / (K * R) - 1 gaps between anchors per query.
+    The backward pass needs only the inputs, the output and the log-sum-exp [G, N * K * R]. Temporary memory is that of
+    one bucket: a few [G, X, D], and masks [X, E]. The cost is that of the visible scores, plus BUCKET_ROWS / (K * R) -
+    1 gaps between anchors per query.
     """
     return _Split.apply(q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD, seen, window)
 
 
 @frozen(eq=False)
 class Edge:
-    """Context [low, high) that only some rows of a bucket see.
+    """The part [low, high) of the context that only some rows of a bucket see.
 
-    bias: 0 or -inf, [B, high - low] where all slots of a block see the same, else [B * K, high - low].
+    bias: 0 or -inf; [B, high - low] where all slots of a block see the same, else [B * K, high - low].
     """
 
     low: int
@@ -54,7 +54,9 @@ class Edge:
     bias: Tensor
 
     def mask(self, rows: int) -> Tensor:
-        """The bias for every row, [X, E]: made when needed, since it is as large as the scores of one head."""
+        """The bias for every row, [X, E]. It is made only when needed, since it is as large as the scores
+        of one head.
+        """
         lines, width = self.bias.shape
         return self.bias[:, None].expand(lines, rows // lines, width).reshape(rows, width)
 
@@ -238,7 +240,7 @@ def _unfold(x_GXD: Tensor, into_NKHD: Tensor, bucket: Bucket) -> None:
 
 
 def _per_block(x_GX: Tensor, KR: int) -> Tensor:
-    """[G, B * K * R, ...] as a batch of blocks [B, G, K * R, ...]; a view."""
+    """A view of [G, B * K * R, ...] as a batch of blocks, [B, G, K * R, ...]."""
     return x_GX.view(x_GX.shape[0], -1, KR, *x_GX.shape[2:]).transpose(0, 1)
 
 
@@ -248,7 +250,7 @@ def _slots(x_NKGD: Tensor, bucket: Bucket) -> Tensor:
 
 
 def _merge(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Output [G, X, D] and log-sum-exp [G, X] over the keys of all parts, in the type of the log-sum-exp."""
+    """Merge attention over parts of the keys: output [G, X, D] and log-sum-exp [G, X] over all keys."""
     lse_GX = lses[0]
     for part_GX in lses[1:]:
         lse_GX = torch.logaddexp(lse_GX, part_GX)

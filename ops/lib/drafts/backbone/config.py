@@ -62,16 +62,15 @@ class DraftConfigError(ConfigError):
 
 @frozen(kw_only=True)
 class DraftConfig:
-    """Everything that decides the draft's weights and its forward pass.
+    """The configuration of a draft: all that decides its weights and its forward pass.
 
-    hidden_size and vocab_size are the target's, because embedding and head are shared. target_layer_ids name the layers
-    whose outputs are the context features, ascending, since engines hand them over in the order of the layers.
-    rope_scaling holds {"rope_type", ...} for anything but plain RoPE. positions is always "sequential": absolute 1-D.
-    A full layer sees all of the context and all of its block. In a sliding layer a query at position p sees the keys at
-    positions j with 0 <= p - j < sliding_window, in the context and in its own block, which is causal there;
-    without such a layer sliding_window has no meaning, as in the engines. block_size: tokens that are verified at once,
-    the anchor among them. algorithm: what it adds, and its layout.
-    Raises ConfigError that lists every value that does not fit.
+    hidden_size and vocab_size equal the target's, because embedding and head are shared. target_layer_ids are the
+    layers whose outputs are the context features; ascending, as engines deliver them. rope_scaling holds {"rope_type",
+    ...} for anything but plain RoPE. positions is always "sequential": absolute, one-dimensional. A full layer sees all
+    of the context and of its block. In a sliding layer, a query at position p sees keys at positions j with 0 <= p - j
+    < sliding_window, in the context and in its own block. Without such a layer sliding_window has no effect.
+    block_size: tokens verified at once, including the anchor. algorithm: its own settings and layout. Raises
+    ConfigError that lists every value that does not fit.
     """
 
     hidden_size: int
@@ -119,7 +118,9 @@ class DraftConfig:
         return SLIDING_ATTENTION in self.layer_types
 
     def window(self, layer: int) -> int | None:
-        """Tokens that a query of this layer sees, its own included; None: all of the context and of its block."""
+        """The number of tokens that a query of this layer sees, including its own; None for a layer without
+        a window.
+        """
         return self.sliding_window if self.layer_types[layer] == SLIDING_ATTENTION else None
 
     @property
@@ -221,7 +222,7 @@ def unfit_fields(draft: DraftConfig, target: Mapping[str, Any]) -> dict[str, str
 
 
 def unlike_sizes(sizes: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]:
-    """The sizes, of those given, that are not those of the target of this target.json, and why."""
+    """The given sizes that differ from the target's in its target.json, as name -> both values."""
     return {
         name: f"{sizes[name]}, and the target's is {target[of_target]}"
         for name, of_target in OF_TARGET.items()
@@ -236,7 +237,7 @@ def check_draft_fits(draft: DraftConfig, target: Mapping[str, Any]) -> None:
 
 
 def draft_misfit(draft: DraftConfig, target: Mapping[str, Any]) -> str:
-    """Each field which does not fit, and what to do; empty for a draft that fits."""
+    """A text that lists the fields which do not fit the target, and what to do; empty for a draft that fits."""
     wrong = unfit_text(unfit_fields(draft, target))
     remedy = "give train_dflash, export_draft and evaluate the same target"
     return f"the draft does not fit the target: {wrong}; {remedy}" if wrong else ""
@@ -279,16 +280,18 @@ def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
 
 
 def serving_causality(config: DraftConfig) -> bool | None:
-    """is_causal of a draft with windows: engines and the reference class read true and false as that of every layer,
-    and null as their own default, by which sliding layers are causal and full ones are not.
+    """The value of is_causal for the config.json of a draft with sliding windows.
+
+    Engines and the reference class apply true and false to every layer. By null they use their default: sliding layers
+    are causal, full layers are not.
     """
     return None if FULL_ATTENTION in config.layer_types else True
 
 
 def from_serving(data: Mapping[str, Any]) -> DraftConfig:
-    """The DraftConfig of a config.json of the serving contract.
+    """The DraftConfig that a serving config.json describes.
 
-    Raises ConfigError that lists the fields that are missing, or those of another type, or the values that do not fit.
+    Raises ConfigError that lists missing fields, or fields of a wrong type, or values that do not fit.
     """
     missing = missing_fields(data)
     if missing:
@@ -328,9 +331,7 @@ def missing_fields(data: Mapping[str, Any]) -> list[str]:
 
 
 def wrong_types(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The present fields whose JSON type is not the contract's, and what is wrong with each; an integer is accepted for
-    a float.
-    """
+    """The fields whose JSON type is wrong, each with a description. An integer is accepted for a float."""
     for name, typical in example(data).items():
         inner = data.get(name)
         if not isinstance(typical, dict):
@@ -377,7 +378,7 @@ def table_of(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def lookup(data: Mapping[str, Any], name: str) -> tuple[bool, Any]:
-    """Whether a config.json has a field such as "dflash_config.mask_token_id", and its value."""
+    """Whether a config.json has a field such as "dflash_config.mask_token_id", and the field's value."""
     nest, _, inner = name.rpartition(".")
     table = table_of(data, nest) if nest else data
     return inner in table, table.get(inner)
@@ -390,7 +391,9 @@ def full_name(name: str, data: Mapping[str, Any]) -> str:
 
 
 def example(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every field of the serving contract for the algorithm of a config.json, with a value of its type."""
+    """Every field of the serving config.json for the algorithm that `data` names, with an example value of the right
+    type.
+    """
     return _example(algorithm_of(data))
 
 

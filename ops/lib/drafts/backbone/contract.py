@@ -210,9 +210,10 @@ def training_record(
     server_args: Mapping[str, Any] | None = None,
     formats: Sequence[str] = (SGLANG,),
 ) -> dict[str, Any]:
-    """What goes under `dflow` beside format and positions: the target's digest, every field as it was trained, digests
-    of these fields and of the exported tensors, SGLang's arguments for the capture, if any, and the formats, if there
-    are several.
+    """The training record for the "dflow" table of a serving config.json.
+
+    It holds the target's digest, the fields as trained, digests of these fields and of the exported tensors, and
+    SGLang's arguments of the capture, if any. Several formats are listed as well.
     """
     serving = to_serving(config)
     trained = {name: lookup(serving, place)[1] for name, place in _trained_fields(serving).items()}
@@ -246,10 +247,10 @@ def config_mistakes(
     target_digest: str,
     pad_token_ids: Collection[int] = (),
 ) -> list[Finding]:
-    """What is wrong with a config.json, by itself, beside the training, and beside the target.
+    """The mistakes in a serving config.json: in itself, against the training, and against the target.
 
-    target: its target.json, None where only its digest is known. A later check adds nothing to a field that an earlier
-    one already reported.
+    target: the target's target.json, None where only its digest is known. A field that an earlier check reported is not
+    reported again.
     """
     found: dict[str, list[Finding]] = {}
 
@@ -310,7 +311,7 @@ def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Wrong:
 
 
 def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any] | None) -> Wrong:
-    """Values that are not the only one that there is, by the algorithm or by the target; windows without is_causal."""
+    """Mistakes in fields that allow a single value, by the algorithm or by the target; windows need is_causal."""
     expected = {name: lookup(example(config), name)[1] for name in CONSTANT}
     if target is not None:
         expected |= {name: target[of_target] for name, of_target in OF_TARGET.items()}
@@ -395,7 +396,7 @@ def _unknown_fields(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _without(name: str, config: Mapping[str, Any]) -> str:
-    """What SGLang does without a field, by its name with the table in which it stands."""
+    """A text on what SGLang does if a field is missing. name: with the table that holds it."""
     own: Mapping[str, str] = contract_part(config, "MISSING")
     return own.get(name) or EFFECTS.get(_last(name), (DEFAULT, ""))[0]
 
@@ -407,7 +408,7 @@ def _with_wrong(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _trained_fields(config: Mapping[str, Any]) -> dict[str, str]:
-    """What is recorded of a training, and where config.json has it: the fields of DraftConfig and the algorithm's."""
+    """The trained fields, of DraftConfig and of the algorithm, with their places in config.json."""
     of_backbone = [attribute.name for attribute in attrs.fields(DraftConfig) if attribute.name != ALGORITHM]
     places = {name: full_name(name, config) for name in of_backbone}
     own = set(_names(example(config))) - set(_names(example({}))) - set(places.values())

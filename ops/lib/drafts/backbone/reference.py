@@ -69,9 +69,9 @@ class Sample:
 
 @frozen(eq=False)
 class Step:
-    """loss = numerator / denominator, or a differentiable 0 where no slot has a weight.
+    """The outcome of a step: loss = numerator / denominator, or a differentiable 0 where no slot has a weight.
 
-    correct_K and seen_K, int64: slots with a weight whose best token is the label, and slots with a weight.
+    seen_K, int64: weighted slots by place in the block. correct_K: those whose best token is the label.
     """
 
     loss: Tensor
@@ -94,11 +94,11 @@ def reference_step(
     dpace_alpha: float = 0.5,
     own: Terms | None = None,
 ) -> Step:
-    """The loss of a batch of at least one sample, differentiable with respect to the weights.
+    """The loss of a batch of samples by a slow reference; differentiable with respect to the weights.
 
-    weights: the tensors of the serving contract; their dtype is that of the computation, and the softmax over the
-    vocabulary is in float32 at least. Memory: [H, Q, L] scores per layer and [Q, V] logits.
-    Raises DataError for a loss that reads the teacher, and a sample without one.
+    weights: the exported tensors; their dtype is that of the computation, but the vocabulary's softmax has at least
+    float32. Memory: [H, Q, L] scores per layer and [Q, V] logits. Raises DataError for a loss that needs a teacher if a
+    sample has none.
     """
     dtype = weights["fc.weight"].dtype
     K = config.block_size
@@ -137,11 +137,11 @@ def reference_step(
 
 
 def reference_slot_losses(kind: LossKind, logits_NV: Tensor, labels_N: Tensor, teacher_NV: Tensor | None) -> Tensor:
-    """The loss of each slot, differentiable, before the weights: of the logits, with their bias if there is one.
+    """The loss of each slot before weighting, differentiable. logits_NV: with their bias, if there is one.
 
-    teacher_NV: the target's logits, for the kinds that read them. With q the draft's probabilities and p the target's:
-    kl: sum p log(p / q). l1: sum |q - p|. lk: w KL + (1 - w) l1 / 2, w = exp(-3 a), a = sum min(p, q) without
-    gradient. nla: -log a. All others: the cross-entropy.
+    teacher_NV: the target's logits, for the kinds that need them. With q the draft's probabilities and p the target's:
+    kl: sum p log(p / q). l1: sum |q - p|. lk: w KL + (1 - w) l1 / 2, w = exp(-3 a), a = sum min(p, q) without gradient.
+    nla: -log a. All others: the cross-entropy.
     """
     log_q_NV = logits_NV.log_softmax(-1)
     if kind not in ("kl", "l1", "lk", "nla"):
@@ -170,7 +170,7 @@ def dpace_weights(ce_NK: Tensor, valid_NK: Tensor, alpha: float) -> Tensor:
 def reference_hidden(
     weights: Mapping[str, Tensor], config: DraftConfig, embed_VM: Tensor, samples: Sequence[Sample]
 ) -> Tensor:
-    """Hidden states after the final norm of all slots of all blocks, [N, K, M]; K: slots of the layout."""
+    """The hidden states after the final norm of all slots of all blocks, [N, K, M]; K: slots of the layout."""
     dtype = weights["fc.weight"].dtype
     K, eps = config.layout().queries, config.rms_norm_eps
     own_reference = sys.modules[part_of(config.algorithm, "reference:__name__")]
@@ -206,7 +206,7 @@ def _leave_plain(own: Mapping[str, Tensor], sublayer: str, y_NKM: Tensor, kept: 
 
 
 def visible(samples: Sequence[Sample], block_size: int, window: int | None) -> Tensor:
-    """Which keys each slot sees, bool [Q, L] over [all contexts | all blocks]."""
+    """A mask of the keys that each slot sees, bool [Q, L] over [all contexts | all blocks]."""
     counts = torch.tensor([len(sample.anchors_A) for sample in samples])
     lengths = torch.tensor([len(sample.input_ids_S) for sample in samples])
     sample_T = torch.arange(len(samples)).repeat_interleave(lengths)
@@ -262,7 +262,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotation(config: DraftConfig, positions_L: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin, [L, 1, Z / 2], of rotary size Z; the angles are computed in float32, in float64 for float64."""
+    """cos and sin of the rotary angles, [L, 1, Z / 2] for rotary size Z; the angles have at least float32."""
     frequencies, scale = rope_frequencies(config)
     precise = torch.promote_types(dtype, torch.float32)
     angles = positions_L[:, None, None].to(precise) * frequencies.to(precise)

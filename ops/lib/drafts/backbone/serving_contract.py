@@ -92,10 +92,10 @@ class ServedTarget:
 
 
 def check_serving(directory: Path, target: TargetModel, tokens: TokenShards | None = None) -> None:
-    """Check a serving directory against the contract and its target; tokens: of the prompts, for their pad id.
+    """Check a serving directory against the serving contract and its target. tokens: of the prompts, for their pad id.
 
-    Reads everything, the tensors' values included. Raises DataError that lists all mistakes, each with what SGLang
-    would do about it and with its remedy.
+    Everything is read, even the tensors' values. Raises DataError that lists all mistakes, each with what SGLang would
+    do and how to correct it.
     """
     refuse(directory, serving_mistakes(directory, ServedTarget.of(target, tokens)), is_imported=is_imported(directory))
 
@@ -155,7 +155,7 @@ def _speculators_mistakes(
 
 
 def formats_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The formats of an export, by its config.json: the contract's own, and others as folders beside it."""
+    """The formats of an export, from its config.json: the main one, and others that lie in subfolders."""
     named = table_of(config, "dflow").get("formats")
     return tuple(map(str, named)) if isinstance(named, list) else (SGLANG,)
 
@@ -163,7 +163,7 @@ def formats_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 def _file_mistakes(
     directory: Path, needed: Mapping[str, str], passed: set[str], prefix: str = "", engine: str = "SGLang"
 ) -> tuple[set[str], list[Finding]]:
-    """The regular files among those that are needed, and what is wrong with the names in a directory.
+    """The required files that exist as regular files, and the mistakes among the names in a directory.
 
     needed: name -> what the engine does without it. passed: names that are checked elsewhere.
     """
@@ -249,9 +249,9 @@ COPY = "silently leaves a missing tensor with arbitrary values, and loads what f
 
 
 def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Finding]:
-    """What is wrong with the tensors beside a config.json.
+    """The mistakes in the tensors that belong to a config.json.
 
-    If the config lacks a size, also one of the algorithm, they cannot be compared; the config's own mistakes report it.
+    If the config lacks a size, the tensors cannot be compared; the check of the config reports that.
     """
     ids = lookup(config, full_name("target_layer_ids", config))[1]
     if not isinstance(ids, list) or not all(type(config.get(name)) is int for name in SHAPE_FIELDS):
@@ -302,7 +302,9 @@ def value_mistakes(path: Path) -> list[Finding]:
 
 
 def tensors_digest_mistakes(config: Mapping[str, Any], found: str) -> list[Finding]:
-    """Whether tensors of this digest are those that were exported; not checked if the config has no digest of them."""
+    """A mistake if the tensors' digest differs from the one recorded at the export; empty if the config
+    records none.
+    """
     digests = table_of(config, "dflow").get("digest")
     if not isinstance(digests, Mapping) or "tensors" not in digests:
         return []  # the config's own mistakes report it

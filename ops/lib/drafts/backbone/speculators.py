@@ -61,7 +61,9 @@ NOT_THIS = 'leave "speculators" out of formats of export_draft, and write the ex
 
 @frozen
 class Verifier:
-    """The target, as the format names it: None without a model id, since a path is of one machine."""
+    """The target as the format speculators names it. name_or_path: None without a model id, as a path is of one
+    machine.
+    """
 
     name_or_path: str | None
     architectures: tuple[str, ...]

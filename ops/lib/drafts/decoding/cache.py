@@ -26,7 +26,9 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 
 @define(eq=False)
 class Rows:
-    """Which columns hold each row's tokens: [start_B, end_B), int64. longest: the last end, known to the host."""
+    """The columns of a cache that hold each row's tokens: [start_B, end_B), int64. longest: the largest
+    end, as an int.
+    """
 
     start_B: Tensor
     end_B: Tensor
@@ -53,7 +55,7 @@ class Rows:
 
 
 class RowLayer(DynamicLayer):
-    """One layer of a `RowCache`."""
+    """One layer of a `RowCache`: keys and values with room for more tokens."""
 
     def __init__(self, filled: DynamicLayer, room: int, rows: Rows) -> None:
         super().__init__()
@@ -78,7 +80,9 @@ def row_cache(filled: Cache, room: int, rows: Rows) -> Cache:
 
 
 def causal_mask(rows: Rows, count: int) -> Tensor:
-    """bool [B, 1, K, W]: which columns the next `count` tokens of each row see; each sees itself at least."""
+    """The mask for the next `count` tokens of each row: the columns that each sees, itself included; bool
+    [B, 1, K, W].
+    """
     column_W = torch.arange(rows.longest + count, device=rows.end_B.device)
     from_start_B1W = column_W >= rows.start_B[:, None, None]
     return (from_start_B1W & (column_W <= rows.next(count)[..., None]))[:, None]
@@ -111,9 +115,9 @@ def save(cache: DynamicCache) -> Saved:
 
 
 def roll_back(cache: DynamicCache, saved: Saved, accepted: int) -> bool:
-    """Undo a verification but for its first `accepted` tokens.
+    """Remove the tokens of a verification from a cache, except its first `accepted` ones.
 
-    True where these tokens have to run again, because the cache is back at where it was saved.
+    Returns True where the cache went back to the saved state, so that the accepted tokens must run again.
     """
     for index, layer in enumerate(cache.layers):
         if index in saved.layers:

@@ -32,11 +32,11 @@ Scores = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, list[int]]
 class Decoded:
     """The answer to one prompt.
 
-    tokens: the answer, the first token (from the prefill) and EOS included. accepted: draft tokens accepted in each
-    verification step, those after EOS included. margins: distance of the target's two best logits where each token
-    was chosen. near: place in the answer -> the tokens, the chosen one among them, whose logits lie closer to the best
-    one than was requested, with their distance; of places where there are several. confidence: of a batch whose draft
-    has a confidence head, for each step what it says of the accepted tokens and of the one that was refused, if any.
+    tokens: includes the first token (from the prefill) and EOS. accepted: draft tokens accepted in each verification
+    step, even after EOS. margins: distance of the target's two best logits for each token. near: place -> the tokens
+    whose logits are within the requested distance of the best one, with their distance; only places with several.
+    confidence: for each step, the draft's confidence in the accepted tokens and in the refused one, if it has a
+    confidence head.
     """
 
     tokens: tuple[int, ...]
@@ -136,9 +136,9 @@ class DraftContext:
 def propose(
     target: Target, draft: DraftModel, context: DraftContext, anchor: int, use: DraftUse | None = None
 ) -> list[int]:
-    """The draft's K - 1 greedy tokens behind the anchor, one after the other, from one forward pass.
+    """The draft's K - 1 greedy tokens after the anchor, chosen in order from one forward pass.
 
-    Raises DataError where what they are chosen by is not finite.
+    Raises DataError where the scores are not finite.
     """
     use = use or DraftUse.of(draft.config)
     anchor_M, mask_M = target.embed_weight[[anchor, use.mask_token_id]].to(draft.fc.weight.dtype)
@@ -157,7 +157,7 @@ def propose(
 
 
 def margins_of(logits_SV: Tensor, sample_id: str, first: int) -> list[float]:
-    """The distance of the two best logits of each row, by which the answer's tokens from `first` on are chosen.
+    """The distance of the two best logits of each row. first: the number of the row's first token in the answer.
 
     Raises DataError where it is not finite.
     """

@@ -81,9 +81,9 @@ def decode_speculative_batch(
 
 
 def _batches(target: Target, samples: Sequence[TokenSample]) -> list[Sequence[TokenSample]]:
-    """All samples at once; one by one for a target with layers that cannot leave columns out.
+    """All samples as one batch; single samples for a target whose layers cannot skip padding columns.
 
-    Plain answers too, although these layers could take batches there: the times of the two are compared.
+    This holds for plain answers too, although they could be batched then: the times of both are compared.
     """
     if keeps_all_columns(DynamicCache(config=target.model.config.get_text_config())):
         return [samples] if samples else []
@@ -99,7 +99,7 @@ def _speculate(
     use: DraftUse,
     clock: DecodeClock | None,
 ) -> list[Decoded]:
-    """One batch: prefill, then draft, verify and accept until every answer has ended."""
+    """Decode one batch: prefill, then draft, verify and accept until every answer has ended."""
     names, most_tokens = [sample.id for sample in samples], settings.max_new_tokens + 1
     answers = Answers.of(names, most_tokens, target.eos_token_ids, settings.within)
     room = most_tokens + use.block_size

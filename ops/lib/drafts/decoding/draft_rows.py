@@ -28,7 +28,7 @@ Propose = Callable[[DraftModel, Tensor, Tensor, Tensor, Choice], Proposal]
 
 @define(eq=False)
 class DraftRows:
-    """Keys and values of every draft layer, in the columns in which the target holds the same tokens."""
+    """The keys and values of every draft layer, in the same columns as the target's cache."""
 
     draft: DraftModel
     use: DraftUse
@@ -36,14 +36,14 @@ class DraftRows:
     kv: list[tuple[Tensor, Tensor]] = field(factory=list)  # by layer, each [B, G, T, D]
 
     def fill(self, features_BSF: Tensor, room: int) -> None:
-        """Take in a prefill, whose padding is no context, and make room for as many columns behind it."""
+        """Fill the cache from a prefill, without its padding, with room for `room` further columns."""
         columns_BS = torch.arange(features_BSF.shape[1], device=features_BSF.device).expand(features_BSF.shape[:2])
         padding_BS = columns_BS < self.rows.start_B[:, None]
         new = self._project(features_BSF.masked_fill(padding_BS[..., None], 0.0), columns_BS)
         self.kv = [(with_room(k, room), with_room(v, room)) for k, v in new]
 
     def append(self, features_BKF: Tensor) -> None:
-        """Take in the features of the columns behind each row's end; what is refused of them is written over later."""
+        """Add the features of the columns after each row's end; refused tokens are overwritten later."""
         columns_BK = self.rows.next(features_BKF.shape[1])
         for buffers, new in zip(self.kv, self._project(features_BKF, columns_BK), strict=True):
             for buffer, part in zip(buffers, new, strict=True):

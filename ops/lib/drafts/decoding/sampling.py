@@ -19,10 +19,11 @@ from torch import Tensor
 
 
 def uniform_draws(seed: int, sample_id: str, purpose: int | str, count: int) -> Tensor:
-    """float64 [count] in [0, 1), a function of only the arguments; a longer row begins with the shorter one.
+    """Random numbers in [0, 1), float64 [count], which depend on the arguments only; a shorter row is a prefix of a
+    longer.
 
-    They are the bytes of a hash, since torch's generator on a CPU looks at 32 bits of its seed: of 100,000 samples two
-    would have the same row.
+    They are bytes of a hash: torch's CPU generator reads only 32 bits of its seed, so of 100,000 samples two would have
+    the same row.
     """
     stream = hashlib.shake_256(f"{seed}\0{purpose}\0{sample_id}".encode()).digest(8 * count)
     bits = np.frombuffer(stream, dtype="<u8") >> 11  # as many as a float64 holds
@@ -30,9 +31,10 @@ def uniform_draws(seed: int, sample_id: str, purpose: int | str, count: int) -> 
 
 
 def choose(logits_PV: Tensor, draws_P: Tensor, temperature: float, top_p: float = 1.0) -> Tensor:
-    """One token for each distribution, int64 [P]: the likeliest at temperature 0, else the one that the draw falls on.
+    """One token from each distribution, int64 [P]: the most likely one at temperature 0, else the one that the draw
+    hits.
 
-    top_p keeps the likeliest tokens that reach this probability.
+    top_p: only the most likely tokens that together reach this probability count.
     """
     if temperature == 0:
         return logits_PV.argmax(-1)
@@ -51,9 +53,9 @@ def probabilities(logits_PV: Tensor, temperature: float) -> Tensor:
 
 
 def token_at(weights_PV: Tensor, draws_P: Tensor) -> Tensor:
-    """The token in whose share of the weights the draw falls, int64 [P]; weights need not add up to 1.
+    """The token in whose share of the weights the draw falls, int64 [P]; weights need not sum to 1.
 
-    Shares stand in the order of the vocabulary, so a draw gives the same token wherever rounding moves no border past
+    Shares follow the order of the vocabulary, so a draw gives the same token as long as rounding moves no border past
     it.
     """
     borders_PV = weights_PV.cumsum(-1)
@@ -65,12 +67,12 @@ def token_at(weights_PV: Tensor, draws_P: Tensor) -> Tensor:
 def accept_sampled(
     proposal_BD: Tensor, target_BKV: Tensor, draft_BDV: Tensor, accept_draws_BD: Tensor, token_draws_BK: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """How many draft tokens are accepted, int64 [B], and the token behind them, int64 [B].
+    """The number of accepted draft tokens, int64 [B], and the token after them, int64 [B].
 
-    target_BKV and draft_BDV: the distributions p and q that each place of the block is drawn from, the proposal having
-    been drawn from q. A token x is accepted with probability min(1, p(x) / q(x)); the first that is not is drawn again
-    from (p - q)+, and behind a block that was accepted whole the next token is drawn from p. So every token follows p.
-    Source: Leviathan, Kalman and Matias, arXiv 2211.17192, algorithm 1 and appendix A.1.
+    target_BKV, draft_BDV: the distributions p and q of each place; the proposal was drawn from q. A token x is accepted
+    with probability min(1, p(x) / q(x)). The first refused token is replaced by a draw from (p - q)+; after a fully
+    accepted block the next token is drawn from p. So every token follows p. Source: Leviathan, Kalman and Matias, arXiv
+    2211.17192, algorithm 1 and appendix A.1.
     """
     D = proposal_BD.shape[1]
     p_BD = target_BKV[:, :D].gather(-1, proposal_BD[..., None])[..., 0]
@@ -97,8 +99,10 @@ def _leading(accepted_BD: Tensor) -> Tensor:
 
 
 class Choice(Protocol):
-    """How the tokens of a batch are chosen. `begin` starts a block; a draft then proposes all of its tokens at once, or
-    one after the other, as `place` counts them from 0; `accept` ends it.
+    """The rule by which the tokens of a batch are chosen.
+
+    `begin` starts a block. A draft then proposes all of its tokens at once, or one after the other, with `place`
+    counting from 0. `accept` ends the block.
     """
 
     def first(self, logits_BV: Tensor) -> Tensor:
@@ -130,7 +134,7 @@ class GreedyChoice:
         return logits_BV.argmax(-1)
 
     def begin(self, done_B: Tensor) -> None:
-        """Does nothing: there is nothing to remember."""
+        """Do nothing: greedy choice has no state."""
 
     def propose(self, logits_BDV: Tensor) -> Tensor:
         return logits_BDV.argmax(-1)
@@ -145,7 +149,7 @@ class GreedyChoice:
         return accept_greedy(proposal_BD, logits_BKV.argmax(-1))
 
     def select(self, places: Tensor) -> None:
-        """Does nothing: there is nothing to leave out."""
+        """Do nothing: greedy choice has no state of rows."""
 
 
 @define(eq=False)

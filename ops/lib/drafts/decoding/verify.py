@@ -52,7 +52,7 @@ class BatchVerifier:
 
 @define(eq=False)
 class SingleVerifier:
-    """Verifier of a batch of one, over a cache that is rolled back."""
+    """The verifier for a batch of one prompt, whose cache is rolled back after each step."""
 
     target: Target
     cache: DynamicCache
@@ -73,7 +73,7 @@ class SingleVerifier:
             self._run(block_BK[:, :kept])
 
     def select(self, places: Tensor) -> None:
-        """A batch of one loses no row before it ends."""
+        """Do nothing: a batch of one keeps its row until it ends."""
 
     def _run(self, block_BK: Tensor) -> Tensor:
         return self.target.model(

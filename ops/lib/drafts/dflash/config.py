@@ -17,7 +17,7 @@ ARCHITECTURE = "DFlashDraftModel"
 
 @frozen
 class Dflash:
-    """Config of DFlash, which has no fields of its own."""
+    """The config of the algorithm DFlash, which has no fields of its own."""
 
     name: ClassVar[str] = "dflash"
     architecture: ClassVar[str] = ARCHITECTURE

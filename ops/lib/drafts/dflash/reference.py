@@ -21,7 +21,7 @@ def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Te
 def token_logits(
     config: DraftConfig, weights: Weights, hidden_NKM: Tensor, head_VM: Tensor, tokens_NK: Tensor
 ) -> Tensor:
-    """What the loss of every token is computed of, [N, K, V], where the tokens before it are the true ones."""
+    """The logits for the loss of every token, [N, K, V], given the true tokens before it."""
     return hidden_NKM @ head_VM.T
 
 
@@ -35,5 +35,7 @@ def block_losses(
     teacher_NKV: Tensor | None,
     options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """More loss of each token, and whether the draft would propose it, [N, K]; valid_NK: what has a weight."""
+    """The additional loss of each token, and whether the draft would propose it; both [N, K]. valid_NK: weighted
+    tokens.
+    """
     return torch.zeros(tokens_NK.shape, dtype=hidden_NKM.dtype), (hidden_NKM @ head_VM.T).argmax(-1) == tokens_NK

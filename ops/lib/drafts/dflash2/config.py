@@ -26,10 +26,10 @@ POWER_OF_2 = "must be a power of two, or SGLang's walk on CUDA cannot start"
 
 @frozen(kw_only=True)
 class Dflash2:
-    """Sizes of DFlash2.
+    """The sizes of the algorithm DFlash2.
 
-    taps: slots that a convolution reads, the own one among them. group: neighbouring dimensions that share a kernel
-    made of the slot. rank: of the selector's tables. candidates: tokens of each slot that the selector chooses among.
+    taps: slots that a convolution reads, including its own. group: neighbouring dimensions that share a kernel value
+    made from the slot. rank: of the selector's tables. candidates: tokens of each slot from which the selector chooses.
     """
 
     taps: int = 2

@@ -31,7 +31,7 @@ def leave(own: Weights, sublayer: str, y_NKM: Tensor, kept: Tensor) -> Tensor:
 
 
 def _convolved(kernels: Tensor, y_NKM: Tensor) -> Tensor:
-    """Convolution of each slot with the slots before it, [N, K, M]. kernels: [N, K, taps, M]."""
+    """The convolution of each slot with the slots before it, [N, K, M]. kernels: [N, K, taps, M]."""
     slots = []
     for slot in range(y_NKM.shape[1]):
         terms = [kernels[:, slot, tap] * y_NKM[:, slot - tap] for tap in range(min(kernels.shape[2], slot + 1))]
@@ -67,7 +67,9 @@ def block_losses(
     teacher_NKV: Tensor | None,
     options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The selector's cross-entropy of each token, and whether the walk takes it behind the true ones, [N, K]."""
+    """The selector's cross-entropy of each token, and whether it would choose the token after the true ones; both [N,
+    K].
+    """
     assert isinstance(options, Dflash2Options)
     added_NK = torch.zeros(tokens_NK.shape, dtype=hidden_NKM.dtype)
     right_NK = torch.zeros(tokens_NK.shape, dtype=torch.bool)

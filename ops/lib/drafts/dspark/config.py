@@ -24,10 +24,10 @@ OWN = (
 
 @frozen(kw_only=True)
 class Dspark:
-    """Sizes of DSpark.
+    """The sizes of the algorithm DSpark.
 
-    rank: of the tables that hold the bias. sample_from_anchor: the anchor's slot predicts too. confidence_head: one is
-    trained beside it.
+    rank: of the two tables whose product is the bias. sample_from_anchor: whether the anchor's slot predicts too.
+    confidence_head: whether one is trained.
     """
 
     rank: int = 256
@@ -51,7 +51,7 @@ class Dspark:
         return [] if self.rank >= 1 else [f"dspark.rank (markov_rank): must be at least 1, got {self.rank}"]
 
     def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
-        """block_size counts proposals in both layouts, as SGLang reads it."""
+        """DSpark's serving config.json; its block_size counts proposals, as SGLang reads it."""
         top = dict(serving)
         block_size = self.layout(serving["block_size"]).proposals
         return top | {**top.pop(NEST), "block_size": block_size, **self.to_speculators()}
@@ -129,7 +129,7 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _objective(instance: Any, _attribute: object, weight: float) -> None:
-    """Something is trained, and no confidence head is exported as it was made."""
+    """A validator: the loss must train something, and an exported confidence head must be trained."""
     has_head = getattr(instance, "confidence_head", False)
     if weight == 0 and has_head:
         raise ValueError("confidence = 0 trains no confidence head: set confidence_head = false")

@@ -41,7 +41,10 @@ class MarkovHead(Drawn):
 
 
 class ConfidenceHead(Drawn):
-    """The logit that a proposal is accepted if those before it are, from its hidden state and latent."""
+    """A head that predicts whether a proposal is accepted if those before it are, as a logit.
+
+    It reads the slot's hidden state and its latent vector.
+    """
 
     def __init__(self, hidden_size: int, rank: int) -> None:
         super().__init__()
@@ -81,7 +84,7 @@ def confidence_head(draft: nn.Module) -> ConfidenceHead | None:
 
 
 def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Proposal:
-    """Choose the tokens from the anchor left to right, each by its logits and the bias of the token before."""
+    """Choose tokens from left to right, each by its logits plus the bias that the token before it gives."""
     head = markov_head(draft)
     table_VR = head.markov_w2.weight.to(logits_BDV.dtype)
     tokens = [anchors_B]

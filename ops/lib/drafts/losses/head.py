@@ -32,14 +32,14 @@ CUDA_TILE = (8192, 8192)  # 256 MiB in float32: large enough for the products' f
 def head_cross_entropy(
     hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, *, checked: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """-log softmax(hidden head^T)[label] of every slot [W], and whether its best token is its label, bool [W].
+    """The cross-entropy of every slot, -log softmax(hidden head^T)[label], [W], and whether its best token is the
+    label.
 
-    The cross-entropy is float32 (float64 for float64 inputs). Only hidden_WM gets a gradient, made in the forward
-    pass if it is requested. Of equal best tokens the first counts, as in torch.argmax. V must be at least 2.
-    Products: in the inputs' dtype; on the CPU at least float32. Memory: the gradient [W, M], one tile of
-    logits, and a tile's rows of sums [R, M].
-    checked: the caller knows that all labels are tokens; checking them waits for the device.
-    Raises IndexError for a label outside the vocabulary, unless checked.
+    It is float32 (float64 for float64 inputs). Only hidden_WM gets a gradient, made in the forward pass if requested.
+    Of equal best tokens the first counts, as in torch.argmax. V must be at least 2. Products have the inputs' dtype; on
+    the CPU at least float32. Memory: the gradient [W, M], one tile of logits, and a tile's rows of sums [R, M].
+    checked: the caller knows that all labels are valid; checking them waits for the device. Raises IndexError for a
+    label outside the vocabulary, unless checked.
     """
     ce_W, correct_W, _ = head_cross_entropy_and_best(hidden_WM, head_VM, labels_W, 0, checked=checked)
     return ce_W, correct_W
@@ -70,7 +70,7 @@ def head_kl(
 
 
 def choose_head(device: torch.device) -> tuple[str, Sweep]:
-    """How logits are gone through on this device: a name for the log, and what goes over one tile of them."""
+    """The way to process logits on a device: a name for the log, and the function that processes a tile."""
     name, sweep = choose_sweep(device)
     rows, columns = _tile(device)
     return f"tiles of {rows} x {columns}, sweep: {name}", sweep
@@ -161,9 +161,9 @@ class _Divergence(torch.autograd.Function):
 
 
 class Tiles:
-    """How the rows and the vocabulary are cut on this device, the dtypes, the sweep, and the memory of the tiles.
+    """The tiles of rows and vocabulary on a device, with dtypes, the sweep function, and buffers.
 
-    `dtype` is that of logits, sums and loss, `product` that of the factors of the matrix products.
+    dtype: of logits, sums and loss. product: of the factors of matrix products.
     """
 
     def __init__(self, hidden_WM: Tensor, head_VM: Tensor):
@@ -196,14 +196,16 @@ class Tiles:
 
 @frozen(eq=False)
 class Bias:
-    """What a draft adds to the frozen head's logits of its slots: latent_Wr table_Vr^T, both differentiable."""
+    """The term that a draft adds to the frozen head's logits of its slots: latent_Wr table_Vr^T, both
+    differentiable.
+    """
 
     latent_Wr: Tensor
     table_Vr: Tensor
 
 
 class HeadSoftmax:
-    """The softmax over the logits of a chunk of rows, and the head's rows summed with it, tile by tile."""
+    """The softmax over a chunk of rows, and the head's rows weighted by it, computed tile by tile."""
 
     def __init__(
         self,
@@ -227,7 +229,7 @@ class HeadSoftmax:
         return out
 
     def add(self, logits_RC: Tensor, start: int, head_CM: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Take a tile into the sums; its exponentials, and the scale of the sums made before, as a Sweep gives them."""
+        """Add a tile to the sums. Returns its exponentials, and the scale for earlier sums, as a Sweep gives them."""
         p_RC, scale_R = self.tiles.sweep(self.state, logits_RC, start, head_CM.dtype)
         if self.sum_RM is not None:
             if scale_R is not None:
@@ -260,9 +262,9 @@ def set_product(out: Tensor, hidden_RM: Tensor, head_CM: Tensor) -> None:
 
 
 def add_product(sum_RM: Tensor, p_RC: Tensor, head_CM: Tensor) -> None:
-    """sum_RM += p_RC head_CM, in place; factors narrower than the sum are multiplied with the sum's precision.
+    """sum_RM += p_RC head_CM, in place, with the precision of the sum.
 
-    CUDA adds to the sum in the product itself (out_dtype, which no other device has), without a temporary [R, M].
+    CUDA adds within the product (out_dtype, which other devices lack), without a temporary [R, M].
     """
     if head_CM.dtype == sum_RM.dtype:
         sum_RM.addmm_(p_RC, head_CM)

@@ -22,7 +22,9 @@ class Terms(Protocol):
 
 
 def needs_teacher(kind: LossKind, terms: Terms | None = None) -> bool:
-    """Whether the loss reads the target's distribution, which its final hidden states give; the others read labels."""
+    """Whether a loss needs the target's distribution, computed from its final hidden states; other losses need labels
+    only.
+    """
     return kind in OF_TEACHER or (terms is not None and terms.needs_teacher)
 
 
